@@ -1,0 +1,22 @@
+"""One paper, one file; and the names under which they are known."""
+
+from __future__ import annotations
+
+from fedgg.algorithms.fedavg import FedAvg
+from fedgg.algorithms.fedavgm import FedAvgM
+from fedgg.algorithms.fedgg import FedGG
+from fedgg.algorithms.fedprox import FedProx
+from fedgg.algorithms.fedsgd import FedSGD
+from fedgg.algorithms.scaffold import SCAFFOLD
+from fedgg.core.algorithm import Algorithm
+
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "fedsgd": FedSGD,
+    "fedavg": FedAvg,
+    "fedavgm": FedAvgM,
+    "fedprox": FedProx,
+    "scaffold": SCAFFOLD,
+    "fedgg": FedGG,
+}
+
+__all__ = ["ALGORITHMS", "SCAFFOLD", "FedAvg", "FedAvgM", "FedGG", "FedProx", "FedSGD"]

@@ -1,0 +1,33 @@
+"""FedAvgM: Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution, 2019.
+
+The server treats the average update as a gradient and gives it momentum:
+
+    v <- beta v + delta
+    w <- w + lr v
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedgg.core.algorithm import Algorithm, Hub, Number, setting
+from fedgg.core.rows import Rows
+
+
+@dataclass(frozen=True)
+class FedAvgM(Algorithm):
+    """Differs from FedAvg: the server's step has momentum. Neutral at momentum 0, server_lr 1."""
+
+    momentum: Number = setting(0.9, "server momentum beta", "Hsu et al. 2019, Sec. 4.3: the setting shown throughout")
+    server_lr: Number = setting(1.0, "server learning rate", "Hsu et al. 2019: 1")
+
+    def server_memory(self, w: Tensor) -> Rows:
+        return {"velocity": torch.zeros_like(w)}
+
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+        delta = torch.sum(share * up["delta"], dim=0, keepdim=True)
+        velocity = self.momentum * hub.memory["velocity"] + delta
+        return w + self.server_lr * velocity, {"velocity": velocity}

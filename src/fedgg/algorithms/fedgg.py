@@ -1,0 +1,119 @@
+"""FedGG: Wu, Liu and Xue, Global Update Guided Federated Learning, CCC 2022, Algorithm 1.
+
+    min_{w_i}  L_sup(w_i) + lambda (1 - cos(w^r - w^{r-1}, w_i - w^r))                        (Eq. 6 and 7)
+    lambda = mu |w_i(m-1) - w^r| |w_i(m-1) - w_i(m-2)|, a constant in the differentiation     (Eq. 10)
+
+With u = w_i - w^r, g the last global update, hats for unit vectors and c = <g^, u^>, the gradient is
+
+    grad L_sup - (lambda / |u|) (g^ - c u^)
+
+so that under the adaptive weight |u| cancels, and nothing divides by a small number. Where the paper contradicts itself
+or stays silent, each reading has a name; docs/readings.md says what each does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedgg.core.algorithm import Algorithm, Hub, Number, Site, setting
+from fedgg.core.rows import Rows, dot, length
+
+EPSILON = 1e-8  # the floor under both lengths in torch.nn.functional.cosine_similarity
+
+
+@dataclass(frozen=True)
+class FedGG(Algorithm):
+    """Differs from FedAvg: the gradient turns a client's drift towards the last global update. Neutral at mu 0."""
+
+    mu: Number = setting(0.01, "factor of the adaptive weight (Eq. 10)", "paper, Sec. 4.2: best of 0.001 to 1")
+    lam: Number = setting(5e-8, "the fixed weight lambda, used when weight is fixed", "paper, Sec. 4.4: the best")
+    weight: Literal["adaptive", "fixed"] = setting("adaptive", "which of the two weights", "paper: adaptive")
+    gradient: Literal["exact", "printed"] = setting(
+        "exact", "exact: of Eq. 6; printed: + c u^ as Eq. 9 and 11 print it", "Algorithm 1: gradient of l_cos"
+    )
+    first_step: Literal["skip", "epsilon", "push", "relative_push"] = setting(
+        "skip",
+        "at u = 0. skip: no term; epsilon: PyTorch's clamped cosine (fixed weight only); push: carry the client "
+        "`push` along g^; relative_push: carry it `push` |g|",
+        "Algorithm 1: m > 1",
+    )
+    push: Number = setting(
+        0.3, "length of the two pushes: what they move a client over the round, momentum included", "ours"
+    )
+    scope: Literal["model", "layer"] = setting("model", "one cosine for the model, or one for each layer", "Eq. 5")
+    direction: Literal["received", "sent"] = setting(
+        "received",
+        "received: a client subtracts the last model it received (no bytes); sent: the server sends the direction",
+        "paper, Sec. 3.3",
+    )
+
+    def server_memory(self, w: Tensor) -> Rows:
+        return {"update": torch.zeros_like(w)} if self.direction == "sent" else {}
+
+    def client_memory(self, w: Tensor) -> Rows:
+        return {} if self.direction == "sent" else {"received": w}  # at a first meeting: g = 0, so no term
+
+    def send_down(self, w: Tensor, hub: Hub) -> Rows:
+        return {"update": hub.memory["update"]} if self.direction == "sent" else {}
+
+    def begin(self, w: Tensor, site: Site) -> Rows:
+        update = site.down["update"] if self.direction == "sent" else w - site.memory["received"]
+        reach = self._dot(update, update, site).sqrt()
+        return {"anchor": w, "direction": update * self._inverse(reach), "reach": reach}
+
+    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+        direction, drift = site.notes["direction"], w - site.notes["anchor"]
+        inverse_drift = self._inverse(self._dot(drift, drift, site).sqrt())
+        cosine = self._dot(direction, drift, site) * inverse_drift
+        pull = self._pull(inverse_drift, site)
+        turn = pull * cosine * inverse_drift
+        if self.gradient == "printed":
+            turn = -turn
+        return grad - pull * direction + turn * drift
+
+    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
+        up, _ = super().finish(w, site)
+        return up, {} if self.direction == "sent" else {"received": site.notes["anchor"]}
+
+    def readings(self, w: Tensor, site: Site) -> Rows:
+        """As they stand after the last local step, for the whole model: c, lambda, |u| and the last step's length."""
+        drift = w - site.notes["anchor"]
+        far, direction = length(drift), site.notes["direction"]
+        cosine = dot(direction, drift) / (far * length(direction)).clamp_min(torch.finfo(w.dtype).tiny)
+        weight = self.mu * far * site.last_move if self.weight == "adaptive" else self.lam + 0 * far
+        return {"cosine": cosine, "weight": weight, "drift": far, "step": site.last_move}
+
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+        new, memory = super().aggregate(w, up, share, hub)
+        return new, {"update": new - w} if self.direction == "sent" else memory
+
+    def _pull(self, inverse_drift: Tensor, site: Site) -> Tensor:
+        """lambda / |u|, the length of the term: the first step has its own."""
+        if self.weight == "adaptive":
+            pull = self.mu * self._dot(site.last_step, site.last_step, site).sqrt()
+        else:
+            pull = self.lam * inverse_drift
+        if self.first_step == "epsilon":
+            return pull
+        return torch.where(site.step == 0, self._first_pull(site), pull)
+
+    def _first_pull(self, site: Site) -> Tensor:
+        if self.first_step == "skip":
+            return torch.zeros_like(site.lr)
+        # A gradient of length 1 at the first step moves a client by lr / (1 - b) until momentum has died away.
+        pull = self.push * (1 - site.momentum) / site.lr
+        return pull * site.notes["reach"] if self.first_step == "relative_push" else pull
+
+    def _dot(self, a: Tensor, b: Tensor, site: Site) -> Tensor:
+        """`[K, 1]`, or `[K, P]` with every parameter carrying the value of its own layer."""
+        return dot(a, b) if self.scope == "model" else site.net.layout.layer_dot(a, b)
+
+    def _inverse(self, distance: Tensor) -> Tensor:
+        """1 / distance; at zero what the reading says: PyTorch's 1 / epsilon, or nothing at all."""
+        if self.first_step == "epsilon":
+            return 1 / distance.clamp_min(EPSILON)
+        return torch.where(distance > 0, 1 / distance, 0)

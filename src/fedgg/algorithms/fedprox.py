@@ -1,0 +1,22 @@
+"""FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Eq. 2.
+
+    min_w  L_i(w) + (mu / 2) |w - w^r|^2
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedgg.core.algorithm import Algorithm, Number, Site, setting
+
+
+@dataclass(frozen=True)
+class FedProx(Algorithm):
+    """Differs from FedAvg: the gradient is pulled back to the global model. Neutral at mu 0."""
+
+    mu: Number = setting(0.01, "weight of the proximal term", "the FedGG paper's setting; Li et al. tried 0.001 to 1")
+
+    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+        return grad + self.mu * (w - site.notes["anchor"])

@@ -1,0 +1,120 @@
+"""The one interface: an algorithm is a frozen dataclass of pure functions over rows.
+
+As it stands, `Algorithm` is FedAvg (McMahan et al. 2017). Another algorithm overrides the one or two functions in which
+it differs. Fields are hyper-parameters and nothing else; numeric ones may be `[K, 1]` columns, which is how many
+experiments train as one program.
+
+Laws, each of them a test: functions leave their arguments alone; rows never look at each other; a scalar per client is
+`[K, 1]`; what is returned is flat and made of tensors; delta = new - old, always.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgg.core.net import Forward
+from fedgg.core.plan import Work
+from fedgg.core.probe import Probe
+from fedgg.core.rows import Rows, length
+
+Number = float | Tensor  # a hyper-parameter: one value, or one for each row [K, 1]
+
+
+def setting(default: Any, about: str, origin: str) -> Any:
+    """A hyper-parameter with its meaning and where its default comes from (shown by `fedgg list`)."""
+    return field(default=default, metadata={"about": about, "origin": origin})
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch for each row; `mask` is 1 for examples that count and 0 for padding."""
+
+    x: Tensor  # [K, B, ...]
+    y: Tensor  # [K, B]
+    mask: Tensor  # [K, B]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a client may read."""
+
+    net: Forward
+    probe: Probe | None  # present where a single client is looked at
+    down: Rows  # received with the model
+    memory: Rows  # kept between rounds
+    notes: Rows  # kept during this round: what `begin` returned
+    steps: Tensor  # [K, 1] local steps of this round
+    effective_steps: Tensor  # [K, 1] what they are worth under momentum
+    lr: Tensor  # [K, 1]
+    momentum: Tensor  # [K, 1]
+    examples: Tensor  # [K, 1]
+    step: Tensor  # [K, 1] local steps done so far
+    last_step: Tensor  # [K, P] w - (w before the last local step); zero before the first
+
+    @property
+    def last_move(self) -> Tensor:
+        """Length of the last local step, `[K, 1]`."""
+        return length(self.last_step)
+
+
+@dataclass(frozen=True)
+class Hub:
+    """What the server may read."""
+
+    memory: Rows
+    clients: int  # how many there are, in this round's cohort or not
+    coverage: float  # share of all examples that this round's cohort holds
+    round: int
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """FedAvg, to be read as the list of places in which an algorithm may differ from it. `w` is `[K, P]` throughout."""
+
+    def work(self, work: Work) -> Work:
+        """Epochs and batch size of a client in a round."""
+        return work
+
+    def server_memory(self, w: Tensor) -> Rows:
+        """What the server keeps between rounds, before the first."""
+        return {}
+
+    def client_memory(self, w: Tensor) -> Rows:
+        """What a client keeps between rounds, when the server meets it for the first time."""
+        return {}
+
+    def send_down(self, w: Tensor, hub: Hub) -> Rows:
+        """What travels to every client besides the model."""
+        return {}
+
+    def begin(self, w: Tensor, site: Site) -> Rows:
+        """Notes for this round. `anchor` is the global model as received."""
+        return {"anchor": w}
+
+    def loss(self, w: Tensor, batch: Batch, site: Site) -> Tensor:
+        """The local objective, `[K, 1]`; differentiated in `w` by the training loop."""
+        return site.net.loss(w, batch.x, batch.y, batch.mask)
+
+    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+        """The gradient that goes into the optimiser."""
+        return grad
+
+    def nudge(self, move: Tensor, w: Tensor, site: Site) -> Tensor:
+        """The step that comes out of the optimiser, `w_new - w`."""
+        return move
+
+    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
+        """What travels up, and the client's memory."""
+        return {"delta": w - site.notes["anchor"]}, site.memory
+
+    def readings(self, w: Tensor, site: Site) -> Rows:
+        """What is worth looking at when a client is done, `[K, 1]` each; recorded, never sent."""
+        return {"drift": length(w - site.notes["anchor"])}
+
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+        """The next global model `[1, P]` and the server's memory; `share` `[K, 1]` sums to one."""
+        return w + torch.sum(share * up["delta"], dim=0, keepdim=True), hub.memory

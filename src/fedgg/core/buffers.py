@@ -1,0 +1,44 @@
+"""What happens to a model's buffers (BatchNorm's running statistics), by name.
+
+average  every client starts from the server's, and the server averages what comes back by share (the default);
+local    every client keeps its own and starts from them; the server still averages the latest ones, for evaluation only;
+frozen   nobody moves them: normalisation layers use the starting statistics, in training as in evaluation.
+
+Counters (integers) cannot be averaged: the largest one counts.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedgg.core.rows import Rows
+
+BufferPolicy = Literal["average", "local", "frozen"]
+
+
+def open_buffers(policy: BufferPolicy, server: Rows, kept: Rows | None) -> Rows:
+    """A client's own copy to train with."""
+    source = kept if policy == "local" and kept is not None else server
+    return {name: rows.clone() for name, rows in source.items()}
+
+
+def close_buffers(policy: BufferPolicy, server: Rows, trained: Rows, share: Tensor) -> Rows:
+    """The server's buffers after a round; `trained` has one row per client."""
+    if policy == "frozen":
+        return server
+    return {name: _merge(rows, share) for name, rows in trained.items()}
+
+
+def _merge(rows: Tensor, share: Tensor) -> Tensor:
+    if not rows.is_floating_point():
+        return rows.amax(dim=0, keepdim=True)
+    weights = share.to(rows.dtype).view(-1, *[1] * (rows.ndim - 1))
+    return torch.sum(weights * rows, dim=0, keepdim=True)
+
+
+def travels(policy: BufferPolicy) -> tuple[bool, bool]:
+    """Whether buffers go (down, up)."""
+    return policy == "average", policy != "frozen"

@@ -1,0 +1,75 @@
+"""How a module's trainable parameters lie in a flat row, and its buffers beside it.
+
+Parameters that do not require a gradient are no part of the row: they stay in the module, never move and never travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from fedgg.core.rows import Rows, dot
+from fedgg.errors import UserError
+
+
+@dataclass(frozen=True)
+class Layout:
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    buffers: tuple[str, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if not trainable:
+            raise UserError(f"{type(module).__name__} has no trainable parameters: nothing to learn")
+        return cls(
+            names=tuple(trainable),
+            shapes=tuple(p.shape for p in trainable.values()),
+            buffers=tuple(name for name, _ in module.named_buffers()),
+        )
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(shape.numel() for shape in self.shapes)
+
+    @property
+    def total(self) -> int:
+        """P, the length of a row."""
+        return sum(self.sizes)
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """One row `[1, P]` from tensors by name."""
+        return torch.cat([tensors[name].detach().reshape(1, -1) for name in self.names], dim=1)
+
+    def unflatten(self, w: Tensor) -> dict[str, Tensor]:
+        """Views `[K, *shape]` into rows `[K, P]`; one `split` so that the backward pass is one concatenation."""
+        parts = w.split(self.sizes, dim=-1)
+        lead = w.shape[:-1]
+        return {n: part.view(*lead, *shape) for n, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+
+    def buffer_rows(self, module: nn.Module) -> Rows:
+        """Copies of the module's buffers, `[1, ...]` each (a scalar counter becomes `[1]`)."""
+        return {name: buffer.detach().clone().unsqueeze(0) for name, buffer in module.named_buffers()}
+
+    @cached_property
+    def layers(self) -> tuple[tuple[int, int], ...]:
+        """Start and end, in the row, of each layer: the parameters of one submodule, weight and bias together."""
+        spans: list[tuple[str, int, int]] = []
+        start = 0
+        for name, size in zip(self.names, self.sizes, strict=True):
+            owner = name.rpartition(".")[0]
+            if spans and spans[-1][0] == owner:
+                spans[-1] = (owner, spans[-1][1], start + size)
+            else:
+                spans.append((owner, start, start + size))
+            start += size
+        return tuple((begin, end) for _, begin, end in spans)
+
+    def layer_dot(self, a: Tensor, b: Tensor) -> Tensor:
+        """`[K, P]`: every parameter carries the inner product of its own layer."""
+        return torch.cat([dot(a[:, i:j], b[:, i:j]).expand(-1, j - i) for i, j in self.layers], dim=1)

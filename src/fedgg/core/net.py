@@ -1,0 +1,135 @@
+"""A user's `nn.Module` as a function of rows: `[K, P]` parameters and `[K, B, ...]` inputs to `[K, B, ...]` outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedgg.core.layout import Layout
+from fedgg.core.rows import Rows
+from fedgg.core.seeds import torch_seed
+from fedgg.errors import UserError
+
+Criterion = Callable[[Tensor, Tensor], Tensor]  # outputs [N, ...], targets [N] -> loss of each example [N]
+
+DropoutKey = tuple[int, int, int]  # seed, round, client
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+class Net:
+    """The module, its layout and its loss. The module's own parameters are never read after construction."""
+
+    def __init__(self, module: nn.Module, criterion: Criterion = cross_entropy, *, frozen_statistics: bool = False):
+        self.module = module
+        self.criterion = criterion
+        self.layout = Layout.of(module)
+        self.start = self.layout.flatten(dict(module.named_parameters()))
+        self.start_buffers = self.layout.buffer_rows(module)
+        self.frozen_statistics = frozen_statistics
+        self.draws_random_numbers = True
+        self.keeps_statistics = bool(self.layout.buffers)
+        self._training: bool | None = None
+
+    def examine(self, x: Tensor, classes: int) -> None:
+        """Run two examples through the module once: is its output right, does it draw random numbers, move buffers?
+
+        Looking at what happens finds `F.dropout` in a user's `forward` as well as an `nn.Dropout`.
+        """
+        buffers = {name: rows.clone() for name, rows in self.start_buffers.items()}
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+                before = _generators(x)
+                outputs = self.bind(buffers, train=True)(self.start, x[None])[0]
+                after = _generators(x)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            shape = tuple(x.shape[1:])
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{type(self.module).__name__} cannot take examples of shape {shape}: {reason}") from error
+        self.draws_random_numbers = any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        if outputs.shape != (len(x), classes):
+            raise UserError(
+                f"{type(self.module).__name__} returned {tuple(outputs.shape)} for {len(x)} examples; "
+                f"{classes} classes need [{len(x)}, {classes}]"
+            )
+        self.keeps_statistics = any(not torch.equal(buffers[name], self.start_buffers[name]) for name in buffers)
+
+    def bind(self, buffers: Rows, *, train: bool, dropout: Sequence[DropoutKey] = ()) -> Forward:
+        """The forward function of a round. In training the buffers given are updated in place."""
+        return Forward(self, buffers, train, tuple(dropout))
+
+    def set_mode(self, train: bool) -> None:
+        if self._training == train:
+            return
+        self.module.train(train)
+        if self.frozen_statistics:
+            for part in self.module.modules():
+                if isinstance(part, nn.modules.batchnorm._NormBase):
+                    part.eval()
+        self._training = train
+
+
+@dataclass
+class Forward:
+    """What algorithms see of a model: a function of rows, its layout and its loss. Buffers stay hidden in here."""
+
+    _net: Net
+    _buffers: Rows
+    _train: bool
+    _dropout: tuple[DropoutKey, ...] = ()
+    _step: int = field(default=0)
+
+    @property
+    def layout(self) -> Layout:
+        return self._net.layout
+
+    def at_step(self, step: int) -> None:
+        """Dropout masks are a function of (seed, round, client, step): say which step comes next."""
+        self._step = step
+
+    def __call__(self, w: Tensor, x: Tensor) -> Tensor:
+        self._net.set_mode(self._train)
+        return self._forward(w, x, self._buffers)
+
+    def quiet(self, w: Tensor, x: Tensor) -> Tensor:
+        """A look in evaluation mode: no dropout, statistics read but not moved."""
+        self._net.set_mode(False)
+        return self._forward(w, x, self._buffers)
+
+    def loss(self, w: Tensor, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """Mean supervised loss over the examples that count, `[K, 1]`."""
+        return mean_loss(self._net.criterion, self(w, x), y, mask)
+
+    def _forward(self, w: Tensor, x: Tensor, buffers: Rows) -> Tensor:
+        net = self._net
+        masks = self._train and net.module.training and net.draws_random_numbers and bool(self._dropout)
+        if w.shape[0] > 1 and not (masks or net.keeps_statistics):
+            shared = {name: rows[0] for name, rows in buffers.items()}
+
+            def one(row: Tensor, inputs: Tensor) -> Tensor:
+                return functional_call(net.module, (net.layout.unflatten(row), shared), (inputs,))
+
+            return vmap(one)(w, x)
+        outputs = []
+        for k in range(w.shape[0]):
+            if masks:
+                torch.manual_seed(torch_seed(self._dropout[k][0], "dropout", *self._dropout[k][1:], self._step))
+            own = {name: rows[k] for name, rows in buffers.items()}
+            outputs.append(functional_call(net.module, (net.layout.unflatten(w[k]), own), (x[k],)))
+        return outputs[0][None] if len(outputs) == 1 else torch.stack(outputs)
+
+
+def _generators(x: Tensor) -> list[Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(x.device)] if x.is_cuda else [])]
+
+
+def mean_loss(criterion: Criterion, outputs: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    each = criterion(outputs.flatten(0, 1), y.flatten(0, 1)).view_as(mask)
+    return (each * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)

@@ -1,0 +1,71 @@
+"""The server's half of a round, shared by every engine and by real deployments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedgg.core.algorithm import Algorithm, Hub
+from fedgg.core.buffers import BufferPolicy, close_buffers
+from fedgg.core.local import LocalEnd
+from fedgg.core.rows import Rows, check, stack
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All the server knows between rounds."""
+
+    w: Tensor  # [1, P]
+    buffers: Rows
+    memory: Rows
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A client that was left out of a round, and why."""
+
+    client: int
+    why: str
+
+
+def first_state(algorithm: Algorithm, w: Tensor, buffers: Rows) -> ServerState:
+    return ServerState(w, buffers, check(algorithm.server_memory(w), 1, "server_memory()"))
+
+
+def healthy(ends: Mapping[int, LocalEnd]) -> tuple[dict[int, LocalEnd], list[Lost]]:
+    """The clients whose update is finite, and those whose is not: one NaN would destroy the model for all."""
+    kept: dict[int, LocalEnd] = {}
+    lost: list[Lost] = []
+    for client, end in ends.items():
+        sick = [name for name, rows in (end.up | _floating(end.buffers)).items() if not bool(torch.isfinite(rows).all())]
+        if sick:
+            lost.append(Lost(client, f"its {' and '.join(sick)} is not finite"))
+        else:
+            kept[client] = end
+    return kept, lost
+
+
+def close_round(
+    algorithm: Algorithm,
+    state: ServerState,
+    hub: Hub,
+    ends: Mapping[int, LocalEnd],
+    examples: Mapping[int, int],
+    policy: BufferPolicy,
+) -> tuple[ServerState, dict[int, float]]:
+    """The server's state after the round, and the share each client had in it. Clients count by their examples."""
+    order = sorted(ends)  # the same sum in the same order, whoever answered first
+    counts = torch.tensor([[examples[client]] for client in order], dtype=state.w.dtype, device=state.w.device)
+    share = counts / counts.sum()
+    w, memory = algorithm.aggregate(state.w, stack([ends[client].up for client in order]), share, hub)
+    buffers = close_buffers(policy, state.buffers, stack([ends[client].buffers for client in order]), share)
+    return ServerState(w, buffers, check(memory, 1, "aggregate() memory")), {
+        client: float(part) for client, part in zip(order, share, strict=True)
+    }
+
+
+def _floating(rows: Rows) -> Rows:
+    return {name: tensor for name, tensor in rows.items() if tensor.is_floating_point()}

@@ -1,0 +1,66 @@
+"""What every source returns: four tensors and the names of the classes."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedgg.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A training and a test set, in memory, as their publisher wrote them: nothing is normalised here."""
+
+    name: str
+    x_train: Tensor  # [N, ...] uint8 or floating point; images are [N, C, H, W]
+    y_train: Tensor  # [N] int64, 0 .. classes - 1
+    x_test: Tensor
+    y_test: Tensor
+    classes: tuple[str, ...]
+    peak: float = 1.0  # the value of a fully bright pixel: 255 for bytes, 16 for digits, 1 where inputs are no pixels
+
+    def __post_init__(self) -> None:
+        for split, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
+            self._check(split, x, y)
+        if self.x_train.shape[1:] != self.x_test.shape[1:]:
+            shapes = f"{tuple(self.x_train.shape[1:])} and {tuple(self.x_test.shape[1:])}"
+            raise UserError(f"{self.name}: x_train and x_test hold examples of different shapes, {shapes}")
+        if self.x_train.dtype != self.x_test.dtype:
+            raise UserError(f"{self.name}: x_train is {self.x_train.dtype} but x_test is {self.x_test.dtype}")
+
+    def _check(self, split: str, x: Tensor, y: Tensor) -> None:
+        if x.ndim < 2 or len(x) == 0:
+            raise UserError(f"{self.name}: x_{split} must hold examples [N, ...], got shape {tuple(x.shape)}")
+        if y.shape != x.shape[:1]:
+            raise UserError(f"{self.name}: y_{split} has shape {tuple(y.shape)} but x_{split} holds {len(x)} examples")
+        if y.dtype != torch.int64:
+            raise UserError(f"{self.name}: y_{split} must be whole numbers (int64), got {y.dtype}")
+        if x.dtype != torch.uint8 and not x.is_floating_point():
+            raise UserError(f"{self.name}: x_{split} must be bytes or floating point, got {x.dtype}")
+        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+            bad = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
+            raise UserError(f"{self.name}: x_{split} holds NaN or infinity, first in example {bad}; clean it first")
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= len(self.classes):
+            wrong = low if low < 0 else high
+            raise UserError(
+                f"{self.name}: y_{split} holds the label {wrong}, outside the {len(self.classes)} classes "
+                f"0 to {len(self.classes) - 1}"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return tuple(self.x_train.shape[1:])
+
+    def fingerprint(self) -> str:
+        """A hash of every value, so that a resumed run notices other data."""
+        digest = hashlib.sha256()
+        for tensor in (self.x_train, self.y_train, self.x_test, self.y_test):
+            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            digest.update(memoryview(tensor.contiguous().numpy()).cast("B"))
+        return digest.hexdigest()

@@ -1,0 +1,57 @@
+"""Named ways to scale inputs before they reach a model.
+
+none      as the source has them;
+unit      divided by a fully bright pixel, so that images lie in 0..1 (what fits the paper's SVHN numbers);
+standard  each channel (or feature) with mean 0 and deviation 1 over the training set (the default).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedgg.data.dataset import Dataset
+
+Normalisation = Literal["none", "unit", "standard"]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """x -> (x - shift) * scale, with one value for each channel or for all."""
+
+    shift: Tensor
+    scale: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (x.to(self.shift.dtype) - self.shift) * self.scale
+
+    def to(self, device: torch.device) -> Scaling:
+        return Scaling(self.shift.to(device), self.scale.to(device))
+
+
+def scaling(kind: Normalisation, dataset: Dataset, dtype: torch.dtype) -> Scaling:
+    if kind == "none":
+        return Scaling(torch.zeros(1, dtype=dtype), torch.ones(1, dtype=dtype))
+    if kind == "unit":
+        return Scaling(torch.zeros(1, dtype=dtype), torch.full((1,), 1 / dataset.peak, dtype=dtype))
+    mean, deviation = _moments(dataset.x_train)
+    spatial = [1] * (dataset.x_train.ndim - 2)
+    steady = torch.where(deviation > 0, deviation, 1)  # a constant feature stays constant
+    return Scaling(mean.view(-1, *spatial).to(dtype), (1 / steady).view(-1, *spatial).to(dtype))
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each channel, in float64 and in chunks so that bytes are never blown up all at once."""
+    axes = [0, *range(2, x.ndim)]
+    total = torch.zeros(x.shape[1], dtype=torch.float64)
+    square = torch.zeros_like(total)
+    for chunk in x.split(8192):
+        values = chunk.double()
+        total += values.sum(axes)
+        square += values.square().sum(axes)
+    count = x.numel() / x.shape[1]
+    mean = total / count
+    return mean, (square / count - mean.square()).clamp_min(0).sqrt()

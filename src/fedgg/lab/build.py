@@ -1,0 +1,170 @@
+"""From an experiment to everything a run needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedgg.core.algorithm import Algorithm
+from fedgg.core.net import Net
+from fedgg.core.plan import Work
+from fedgg.core.seeds import stream
+from fedgg.data.arrays import from_arrays
+from fedgg.data.dataset import Dataset
+from fedgg.data.feed import Feed
+from fedgg.data.normalise import scaling
+from fedgg.data.partition import Partition, partition
+from fedgg.data.sources import load
+from fedgg.errors import UserError
+from fedgg.lab.config import Experiment
+from fedgg.lab.parts import build_algorithm, build_model, load_start
+
+ModelGiven = nn.Module | Callable[..., nn.Module]
+DataGiven = Dataset | tuple[Any, Any, Any, Any]
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """A server, its clients and their data, ready to run."""
+
+    experiment: Experiment
+    algorithm: Algorithm
+    net: Net
+    feed: Feed
+    dataset: Dataset
+    partition: Partition
+    work: Work
+    notices: tuple[str, ...]
+
+    @property
+    def cohort_size(self) -> int:
+        return self.experiment.server.cohort or self.experiment.split.clients
+
+    @property
+    def examples(self) -> list[int]:
+        return [len(client) for client in self.feed.clients]
+
+
+def build(
+    experiment: Experiment,
+    *,
+    model: ModelGiven | None = None,
+    data: DataGiven | None = None,
+    algorithm: Algorithm | None = None,
+    data_folder: Path | None = None,
+) -> Federation:
+    """Objects handed in take the place of those the experiment names."""
+    device, dtype = _device(experiment), DTYPES[experiment.engine.precision]
+    if algorithm is None:
+        algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
+    dataset = _dataset(experiment, data, data_folder)
+    split = _split(experiment, dataset)
+    clients, held_out = _hold_out(experiment, split)
+    work = algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
+    notices = _check_batches(experiment, work, [len(client) for client in clients])
+    feed = Feed.of(
+        dataset,
+        clients,
+        held_out,
+        scaling(experiment.data.normalise, dataset, dtype),
+        experiment.data.augment,
+        device,
+    )
+    net = _net(experiment, model, dataset, device, dtype)
+    first, _ = next(iter(feed.test_chunks()))
+    net.examine(first[:2], len(dataset.classes))
+    if net.keeps_statistics:
+        notices.append(
+            f"the model keeps batch statistics; model.statistics = {experiment.model.statistics} (average, local or frozen)"
+        )
+    return Federation(experiment, algorithm, net, feed, dataset, split, work, tuple(notices))
+
+
+def _device(experiment: Experiment) -> torch.device:
+    wanted = experiment.engine.device
+    if wanted.startswith("cuda"):
+        count = torch.cuda.device_count()
+        if int(wanted.partition(":")[2] or 0) >= count:
+            raise UserError(f"engine.device = {wanted!r}: this machine has {count} CUDA devices; set engine.device = 'cpu'")
+    return torch.device(wanted)
+
+
+def _dataset(experiment: Experiment, given: DataGiven | None, folder: Path | None) -> Dataset:
+    if given is None:
+        dataset = load(experiment.data.source, folder)
+    elif isinstance(given, Dataset):
+        dataset = given
+    else:
+        dataset = from_arrays(*given)
+    if experiment.data.augment != "none" and len(dataset.shape) != 3:
+        raise UserError(
+            f"data.augment = {experiment.data.augment!r} needs images [C, H, W], "
+            f"but examples of {dataset.name} have shape {dataset.shape}"
+        )
+    return dataset
+
+
+def _split(experiment: Experiment, dataset: Dataset) -> Partition:
+    s = experiment.split
+    return partition(
+        s.scheme,
+        dataset.y_train.numpy(),
+        s.clients,
+        experiment.seed,
+        beta=s.beta,
+        min_examples=s.min_examples,
+        shards_per_client=s.shards_per_client,
+        allow_empty=s.allow_empty,
+    )
+
+
+def _hold_out(experiment: Experiment, split: Partition) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Each client's training examples, and those it keeps back (at least one where it has two or more)."""
+    share = experiment.data.holdout
+    train, kept = [], []
+    for client, own in enumerate(split.indices):
+        count = min(max(round(share * len(own)), 1), len(own) - 1) if share > 0 and len(own) > 1 else 0
+        order = stream(experiment.seed, "holdout", client).permutation(len(own))
+        kept.append(np.sort(own[order[:count]]))
+        train.append(np.sort(own[order[count:]]))
+    return train, kept
+
+
+def _check_batches(experiment: Experiment, work: Work, sizes: list[int]) -> list[str]:
+    if work.batch is None:
+        return []
+    small = [client for client, size in enumerate(sizes) if size < work.batch]
+    if len(small) == len(sizes):
+        raise UserError(
+            f"local.batch = {work.batch} is larger than every client (the largest holds {max(sizes)} examples): "
+            f"take a smaller batch or fewer clients"
+        )
+    if small and experiment.local.small_clients == "refuse":
+        first = small[0]
+        raise UserError(
+            f"local.batch = {work.batch} is larger than client {first}, which holds {sizes[first]} examples: take a "
+            f"smaller batch, a larger split.min_examples, or local.small_clients = 'whole'"
+        )
+    if small:
+        return [f"{len(small)} of {len(sizes)} clients hold less than a batch of {work.batch}: they train on all they have"]
+    return []
+
+
+def _net(
+    experiment: Experiment, given: ModelGiven | None, dataset: Dataset, device: torch.device, dtype: torch.dtype
+) -> Net:
+    choice = experiment.model
+    module = build_model(given or choice.name, choice.settings, dataset.shape, len(dataset.classes), experiment.seed)
+    if choice.start is not None:
+        load_start(module, Path(choice.start))
+    return Net(module.to(device=device, dtype=dtype), frozen_statistics=choice.statistics == "frozen")
+
+

@@ -1,0 +1,41 @@
+"""What is wrong with an experiment, in one line: the key, the value, and the nearest valid key."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """`: did you mean 'x'?`, or the list of choices when nothing is near."""
+    choices = list(choices)
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    return f": did you mean {close[0]!r}?" if close else f": choose from {', '.join(choices)}"
+
+
+def one_line(error: ValidationError, model: type[BaseModel]) -> str:
+    problems = [_describe(problem, model) for problem in error.errors(include_url=False)]
+    more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+    return "; ".join(problems[:3]) + more
+
+
+def _describe(problem: Any, model: type[BaseModel]) -> str:
+    place = [str(part) for part in problem["loc"]]
+    key = ".".join(place)
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {key!r}{nearest(place[-1], _keys(model, place[:-1]))}"
+    message = problem["msg"].removeprefix("Value error, ")
+    if not key:
+        return str(message)
+    return f"{key} = {problem['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _keys(model: type[BaseModel], path: list[str]) -> list[str]:
+    for part in path:
+        inner = model.model_fields[part].annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            model = inner
+    return list(model.model_fields)

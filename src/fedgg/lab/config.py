@@ -1,0 +1,156 @@
+"""An experiment: frozen, validated, TOML in and out. Every choice that moves a number has a name here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedgg.core.buffers import BufferPolicy
+from fedgg.data.augment import Augmentation
+from fedgg.data.normalise import Normalisation
+from fedgg.errors import UserError
+from fedgg.lab.complaints import one_line
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=False)
+
+
+class Named(Section):
+    """A part chosen by name; every other key is one of its own settings, checked when the part is built."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+    name: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.__pydantic_extra__ or {})
+
+
+class Data(Section):
+    source: str = Field("digits", description="digits, cifar10, cifar100, svhn or npz:FILE")
+    normalise: Normalisation = Field("standard", description="none, unit (pixels in 0..1) or standard")
+    augment: Augmentation = Field("none", description="none, flip, crop or crop_flip; images only")
+    holdout: float = Field(0.0, ge=0, lt=1, description="share of its examples each client keeps back to test on")
+
+
+class Split(Section):
+    scheme: Literal["dirichlet", "dirichlet_unbalanced", "dirichlet_client", "iid", "shards"] = "dirichlet"
+    clients: int = Field(10, ge=1)
+    beta: float = Field(0.5, gt=0, description="Dirichlet concentration: smaller is more skewed")
+    min_examples: int = Field(10, ge=0, description="the smallest client holds at least this many")
+    shards_per_client: int = Field(2, ge=1)
+    allow_empty: bool = False
+
+
+class Model(Named):
+    name: str = Field("mlp", description="linear, mlp, cnn, vgg16, or MODULE:CLASS or FILE.py:CLASS")
+    start: str | None = Field(None, description="a safetensors file with the starting weights")
+    statistics: BufferPolicy = Field("average", description="BatchNorm's: average, local or frozen")
+
+
+class AlgorithmChoice(Named):
+    name: str = Field("fedgg", description="a name from `fedgg list`, or MODULE:CLASS or FILE.py:CLASS")
+
+
+class Local(Section):
+    epochs: int = Field(5, ge=1)
+    batch: int = Field(64, ge=1)
+    lr: float = Field(0.01, gt=0)
+    lr_decay: float = Field(1.0, gt=0, le=1, description="factor on lr after every round")
+    momentum: float = Field(0.9, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    small_clients: Literal["whole", "refuse"] = Field(
+        "whole", description="clients with less than a batch: train on all they have at once, or refuse the run"
+    )
+
+
+class Server(Section):
+    cohort: int | None = Field(None, ge=1, description="clients drawn each round; all of them by default")
+    evaluate_every: int = Field(1, ge=1, description="rounds between evaluations on the server's test set")
+    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints; a resume repeats what lies between")
+
+
+class Engine(Section):
+    name: Literal["loop"] = "loop"
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    precision: Literal["fp32", "fp64"] = "fp32"
+    threads: int = Field(1, ge=1, description="torch threads; one is fastest for small models")
+
+
+class Experiment(Section):
+    """One run, complete: the same experiment gives the same bits again on the same machine."""
+
+    name: str = ""
+    seed: int = Field(0, ge=0)
+    rounds: int = Field(100, ge=1)
+    data: Data = Data()
+    split: Split = Split()
+    model: Model = Model()
+    algorithm: AlgorithmChoice = AlgorithmChoice()
+    local: Local = Local()
+    server: Server = Server()
+    engine: Engine = Engine()
+
+    @model_validator(mode="after")
+    def _cohort_exists(self) -> Experiment:
+        if self.server.cohort is not None and self.server.cohort > self.split.clients:
+            raise ValueError(f"server.cohort = {self.server.cohort} but there are only {self.split.clients} clients")
+        return self
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise UserError(one_line(error, type(self))) from error
+
+    def hash(self) -> str:
+        """Identity of the numbers: everything but the name and how many threads work on it."""
+        content = self.model_dump(mode="json", exclude={"name": True, "engine": {"threads"}})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+
+    def changed(self, changes: dict[str, Any]) -> Experiment:
+        """A copy with dotted keys replaced, for instance {"local.lr": 0.1}."""
+        content = _without_none(self.model_dump(mode="json"))
+        for key, value in changes.items():
+            place = content
+            *path, last = key.split(".")
+            for part in path:
+                if not isinstance(place.setdefault(part, {}), dict):
+                    raise UserError(f"{key!r}: {part!r} is a value, not a section")
+                place = place[part]
+            if last == "name" and path in (["algorithm"], ["model"]) and place.get("name") != value:
+                place.clear() if path == ["algorithm"] else [place.pop(k) for k in set(place) - {"start", "statistics"}]
+            place[last] = value
+        return Experiment(**content)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from error
+
+
+def load_experiment(path: Path) -> Experiment:
+    try:
+        return Experiment(**read_toml(path))
+    except UserError as error:
+        raise UserError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
+
+
+def _without_none(content: dict[str, Any]) -> dict[str, Any]:
+    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in content.items() if v is not None}

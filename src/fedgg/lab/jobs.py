@@ -1,0 +1,137 @@
+"""Several runs at a time, each in a process of its own with one torch thread.
+
+A worker lives as long as its pipe: when the parent goes, by Ctrl-C or by kill -9, the next message fails and the worker
+ends; when a worker goes, the parent sees its pipe close and gives the run to a fresh one, which resumes it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from fedgg.errors import UserError
+from fedgg.lab.config import Experiment
+from fedgg.lab.runner import Watcher, run
+
+ATTEMPTS = 3  # a run whose worker died this often is given up
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str
+    experiment: Experiment
+    folder: Path
+    data_folder: Path | None
+
+
+Tell = Callable[[Job, str, Any], None]  # (job, "started" | "round" | "notice" | "ended", what)
+
+
+def run_jobs(jobs: list[Job], processes: int, tell: Tell) -> None:
+    """Run all; what happens is told as it happens. With one process everything stays in this one."""
+    if processes <= 1 or len(jobs) <= 1:
+        for job in jobs:
+            _run_here(job, lambda kind, what, job=job: tell(job, kind, what))
+        return
+    with _pool(min(processes, len(jobs))) as pool:
+        pool.work_off(jobs, tell)
+
+
+def _run_here(job: Job, tell: Callable[[str, Any], None]) -> None:
+    watcher = Watcher(
+        started=lambda done, total: tell("started", (done, total)),
+        round=lambda record: tell("round", record),
+        notice=lambda sentence: tell("notice", sentence),
+    )
+    done = run(job.experiment, out=job.folder, data_folder=job.data_folder, watcher=watcher)
+    tell("ended", done.summary)
+
+
+class _Pool:
+    def __init__(self, size: int):
+        self._context = multiprocessing.get_context("spawn")
+        self.workers: dict[Connection, BaseProcess] = dict(self._start() for _ in range(size))
+
+    def _start(self) -> tuple[Connection, BaseProcess]:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_work, args=(theirs,), daemon=True)
+        process.start()
+        theirs.close()  # so that the worker's death closes the pipe
+        return ours, process
+
+    def work_off(self, jobs: list[Job], tell: Tell) -> None:
+        waiting = [(job, 1) for job in reversed(jobs)]
+        at_work: dict[Connection, tuple[Job, int]] = {}
+        idle = list(self.workers)
+        while waiting or at_work:
+            while idle and waiting:
+                pipe, (job, attempt) = idle.pop(), waiting.pop()
+                at_work[pipe] = (job, attempt)
+                pipe.send(job)
+            for ready in wait(list(at_work)):
+                assert isinstance(ready, Connection)
+                job, attempt = at_work[ready]
+                try:
+                    kind, what = ready.recv()
+                except (EOFError, ConnectionError):
+                    del at_work[ready], self.workers[ready]
+                    waiting.append((job, _next_attempt(job, attempt, tell)))
+                    pipe, process = self._start()
+                    self.workers[pipe] = process
+                    idle.append(pipe)
+                    continue
+                if kind == "failed":
+                    raise what
+                tell(job, kind, what)
+                if kind == "ended":
+                    del at_work[ready]
+                    idle.append(ready)
+
+    def stop(self) -> None:
+        for pipe, process in self.workers.items():
+            pipe.close()
+            process.terminate()
+        for process in self.workers.values():
+            process.join()
+
+
+@contextmanager
+def _pool(size: int) -> Iterator[_Pool]:
+    pool = _Pool(size)
+    try:
+        yield pool
+    finally:
+        pool.stop()
+
+
+def _next_attempt(job: Job, attempt: int, tell: Tell) -> int:
+    if attempt >= ATTEMPTS:
+        raise UserError(
+            f"the process running {job.name} was killed {ATTEMPTS} times (out of memory?): "
+            f"try --jobs 1; finished rounds are kept in {job.folder}"
+        )
+    tell(job, "notice", "its process was killed; a new one goes on from the last checkpoint")
+    return attempt + 1
+
+
+def _work(pipe: Connection) -> None:
+    """The worker: one job after another until the pipe closes. Ctrl-C is the parent's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        while True:
+            job = pipe.recv()
+            try:
+                _run_here(job, lambda kind, what: pipe.send((kind, what)))
+            except (BrokenPipeError, EOFError):
+                return
+            except Exception as error:
+                pipe.send(("failed", error))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return

@@ -1,0 +1,144 @@
+"""From names to objects: algorithms and models, the library's own or a user's `MODULE:NAME` or `FILE.py:NAME`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from fedgg.algorithms import ALGORITHMS
+from fedgg.core.algorithm import Algorithm
+from fedgg.core.seeds import torch_stream
+from fedgg.errors import UserError
+from fedgg.lab.complaints import nearest
+from fedgg.models import MODELS
+
+
+def find_object(address: str) -> Any:
+    """The object behind `package.module:Name` or `path/to/file.py:Name`."""
+    place, _, name = address.rpartition(":")
+    try:
+        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
+    if not hasattr(module, name):
+        public = [n for n in vars(module) if not n.startswith("_")]
+        raise UserError(f"{place} has no {name!r}{nearest(name, public)}")
+    return getattr(module, name)
+
+
+def _load_file(path: Path) -> Any:
+    if not path.is_file():
+        raise UserError(f"there is no file {path}")
+    name = f"fedgg_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def algorithm_class(name: str) -> type[Algorithm]:
+    if ":" not in name:
+        if name not in ALGORITHMS:
+            raise UserError(f"unknown algorithm {name!r}{nearest(name, ALGORITHMS)}")
+        return ALGORITHMS[name]
+    found = find_object(name)
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise UserError(f"{name} is no algorithm: it must be a subclass of fedgg.Algorithm")
+    return found
+
+
+def build_algorithm(name: str, settings: dict[str, Any]) -> Algorithm:
+    kind = algorithm_class(name)
+    types = get_type_hints(kind)
+    known = [field.name for field in fields(kind)]
+    for key, value in settings.items():
+        if key not in known:
+            raise UserError(_unknown_setting(f"algorithm {name}", key, known))
+        _check_setting(f"algorithm.{key}", value, types[key])
+    return kind(**settings)
+
+
+def _unknown_setting(owner: str, key: str, known: list[str]) -> str:
+    return f"{owner} has no setting {key!r}" + (nearest(key, known) if known else ": it has none")
+
+
+def _check_setting(key: str, value: Any, kind: Any) -> None:
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise UserError(f"{key} = {value!r}: choose from {', '.join(map(str, get_args(kind)))}")
+    elif kind is bool or kind is str:
+        if not isinstance(value, kind):
+            raise UserError(f"{key} = {value!r}: must be {'true or false' if kind is bool else 'text'}")
+    elif kind is int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise UserError(f"{key} = {value!r}: must be a whole number")
+    elif not isinstance(value, Tensor) and (
+        not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf")
+    ):
+        raise UserError(f"{key} = {value!r}: must be a number, zero or more")
+
+
+def build_model(
+    name: str | Callable[..., nn.Module] | nn.Module, settings: dict[str, Any], shape: tuple[int, ...], classes: int, seed: int
+) -> nn.Module:
+    """A module whose starting weights are a function of the seed (a module handed in keeps the weights it has)."""
+    if isinstance(name, nn.Module):
+        return name
+    if isinstance(name, str):
+        if ":" not in name and name not in MODELS:
+            raise UserError(f"unknown model {name!r}{nearest(name, MODELS)}")
+        maker = MODELS[name] if name in MODELS else find_object(name)
+    else:
+        maker = name
+    title = name if isinstance(name, str) else getattr(name, "__name__", "model")
+    offered = {"shape": shape, "classes": classes}
+    accepted = inspect.signature(maker).parameters
+    for key in settings:
+        if key not in accepted and not any(p.kind == p.VAR_KEYWORD for p in accepted.values()):
+            raise UserError(_unknown_setting(f"model {title}", key, [k for k in accepted if k not in offered]))
+    given = {key: value for key, value in offered.items() if key in accepted}
+    try:
+        with torch_stream(seed, "model"):
+            module = maker(**given, **settings)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"model {title} cannot be built with {settings or 'its defaults'}: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise UserError(f"model {title} is a {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def load_start(module: nn.Module, path: Path) -> None:
+    """Replace the module's weights by those of a safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        given = load_file(path)
+    except FileNotFoundError:
+        raise UserError(f"model.start: there is no file {path}") from None
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"model.start: {path} is not a readable safetensors file: {error}") from error
+    own = module.state_dict()
+    missing, foreign = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
+    if missing or foreign:
+        raise UserError(f"model.start: {path} does not fit the model: missing {missing[:3]}, unknown {foreign[:3]}")
+    for name, tensor in own.items():
+        if tensor.shape != given[name].shape:
+            shapes = f"{tuple(given[name].shape)}, the model needs {tuple(tensor.shape)}"
+            raise UserError(f"model.start: {path}: {name} has shape {shapes}")
+    with torch.no_grad():
+        module.load_state_dict(given)

@@ -1,0 +1,173 @@
+"""One run from start, or from where it was killed, to its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedgg.algorithms import ALGORITHMS
+from fedgg.core.algorithm import Algorithm
+from fedgg.core.rows import Rows
+from fedgg.engines import Loop
+from fedgg.lab.build import DataGiven, Federation, ModelGiven, build
+from fedgg.lab.config import Experiment
+from fedgg.lab.state import Diverged, State, begin, play_round
+from fedgg.lab.store import Store
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """Who wants to know: `started(rounds done, rounds in all)`, `round(record)`, `notice(sentence)`."""
+
+    started: Callable[[int, int], None] = field(default=lambda done, total: None)
+    round: Callable[[dict[str, Any]], None] = field(default=lambda record: None)
+    notice: Callable[[str], None] = field(default=lambda sentence: None)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    experiment: Experiment
+    folder: Path | None
+    rounds: list[dict[str, Any]]
+    summary: dict[str, Any]
+    weights: Rows  # the final model under the module's own names
+
+    @property
+    def status(self) -> str:
+        return str(self.summary["status"])
+
+    @property
+    def test_accuracy(self) -> list[float]:
+        """On the server's test set, at each evaluated round."""
+        return [record["test_accuracy"] for record in self.rounds if "test_accuracy" in record]
+
+
+def run(
+    experiment: Experiment | None = None,
+    *,
+    model: ModelGiven | None = None,
+    data: DataGiven | None = None,
+    algorithm: Algorithm | None = None,
+    out: str | os.PathLike[str] | None = None,
+    data_folder: Path | None = None,
+    watcher: Watcher | None = None,
+) -> Run:
+    """Run an experiment, or go on with it if `out` already holds a part of it.
+
+    `model` (a module, or anything that makes one), `data` (x_train, y_train, x_test, y_test) and `algorithm` take the
+    place of those the experiment names. Without `out` nothing is written.
+    """
+    watcher = watcher or Watcher()
+    experiment = _with_names(experiment or Experiment(), model, data, algorithm)
+    store = Store(Path(out)) if out is not None else None
+    if store is not None and store.holds_a_run():
+        store.check_format()
+    torch.set_num_threads(experiment.engine.threads)
+    _plain_arithmetic()
+    with store.locked() if store else nullcontext():
+        federation = build(experiment, model=model, data=data, algorithm=algorithm, data_folder=data_folder)
+        for sentence in federation.notices:
+            watcher.notice(sentence)
+        state, rounds = _open(store, federation, watcher)
+        watcher.started(state.rounds_done, experiment.rounds)
+        known = store.summary() if store else None
+        if known is not None and known["status"] in ("finished", "diverged"):
+            return Run(experiment, store and store.folder, rounds, known, _weights(federation, state))
+        state, why = _play(federation, state, rounds, store, watcher)
+        summary, weights = _summary(federation, rounds, why), _weights(federation, state)
+        if store:
+            store.finish(weights, summary)
+        return Run(experiment, store and store.folder, rounds, summary, weights)
+
+
+def _open(store: Store | None, federation: Federation, watcher: Watcher) -> tuple[State, list[dict[str, Any]]]:
+    if store is None:
+        return begin(federation), []
+    if not store.holds_a_run():
+        store.create(federation)
+        return begin(federation), []
+    for sentence in store.check_same(federation):
+        watcher.notice(sentence)
+    state, refused = store.latest(federation.experiment, federation.net.start.device)
+    for sentence in refused:
+        watcher.notice(sentence)
+    state = state or begin(federation)
+    return state, store.cut_history(state.rounds_done)
+
+
+def _play(
+    federation: Federation, state: State, rounds: list[dict[str, Any]], store: Store | None, watcher: Watcher
+) -> tuple[State, str | None]:
+    """The final state, and why training ended early if it did."""
+    experiment, engine = federation.experiment, Loop()
+    while state.rounds_done < experiment.rounds:
+        try:
+            state, record = play_round(federation, state, engine)
+        except Diverged as end:
+            names = ", ".join(f"client {gone.client}: {gone.why}" for gone in end.lost)
+            return state, f"{end}" + (f" ({names})" if names else "")
+        rounds.append(record)
+        for gone in record["lost"]:
+            watcher.notice(f"round {record['round']}: client {gone['client']} is left out: {gone['why']}")
+        if store:
+            store.append(record)
+            if state.rounds_done % experiment.server.checkpoint_every == 0 or state.rounds_done == experiment.rounds:
+                store.save(state, experiment)
+        watcher.round(record)
+    return state, None
+
+
+def _summary(federation: Federation, rounds: list[dict[str, Any]], why: str | None) -> dict[str, Any]:
+    scored = [record for record in rounds if "test_accuracy" in record]
+    best = max(scored, key=lambda record: record["test_accuracy"], default=None)
+    return {
+        "status": "finished" if why is None else "diverged",
+        "why": why,
+        "rounds_done": len(rounds),
+        "final_test_accuracy": scored[-1]["test_accuracy"] if scored else None,
+        "highest_test_accuracy": best["test_accuracy"] if best else None,
+        "highest_at_round": best["round"] if best else None,
+        "parameters": federation.net.layout.total,
+        "bytes": sum(record["bytes_up"] + record["bytes_down"] for record in rounds),
+        "seconds": round(sum(sum(record["seconds"].values()) for record in rounds), 3),
+        "clients_lost": sum(len(record["lost"]) for record in rounds),
+    }
+
+
+def _weights(federation: Federation, state: State) -> Rows:
+    net, server = federation.net, state.server
+    moving = net.layout.unflatten(server.w) | server.buffers
+    fixed = {name: p.detach() for name, p in net.module.named_parameters() if not p.requires_grad}
+    return {name: rows[0] for name, rows in moving.items()} | fixed
+
+
+def _with_names(
+    experiment: Experiment, model: ModelGiven | None, data: DataGiven | None, algorithm: Algorithm | None
+) -> Experiment:
+    """Write objects handed in into the experiment: by their settings where it can say them, else as coming from Python."""
+    changes: dict[str, Any] = {}
+    if model is not None:
+        changes["model.name"] = f"python:{getattr(model, '__qualname__', type(model).__qualname__)}"
+    if data is not None:
+        changes["data.source"] = "python:arrays"
+    if algorithm is not None:
+        names = [name for name, kind in ALGORITHMS.items() if kind is type(algorithm)]
+        changes["algorithm.name"] = names[0] if names else f"python:{type(algorithm).__qualname__}"
+        changes |= {f"algorithm.{key}": value for key, value in vars(algorithm).items()}
+    return experiment.changed(changes)
+
+
+def _plain_arithmetic() -> None:
+    """fp32 means fp32: no TF32 shortcuts, and the same kernels each time."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False

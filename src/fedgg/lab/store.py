@@ -1,0 +1,201 @@
+"""The run folder: what was asked, what happened round by round, and where to go on.
+
+    config.toml       the experiment, complete
+    versions.json     format of this folder; fedgg, torch, Python, machine; hash of experiment and data
+    partition.npz     the examples of each client; partition.json: hash and counts by class
+    rounds.jsonl      one line a round
+    checkpoint/       the two latest states
+    summary.json      how it ended; model.safetensors: the final model under the module's own names
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock, Timeout
+from safetensors.torch import save
+
+from fedgg.core.rows import Rows
+from fedgg.errors import UserError
+from fedgg.lab.build import Federation
+from fedgg.lab.checkpoint import BadCheckpoint, read_checkpoint, write_checkpoint
+from fedgg.lab.config import Experiment, load_experiment
+from fedgg.lab.files import write_atomically, write_json, writing_to
+from fedgg.lab.state import State
+from fedgg.version import VERSION
+
+FORMAT = 1
+KEPT_CHECKPOINTS = 2
+
+
+class Store:
+    """One run folder, held by one process at a time."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    @contextmanager
+    def locked(self) -> Iterator[Store]:
+        """Creates the folder and keeps every other process out; a kill releases it."""
+        with writing_to(self.folder):
+            (self.folder / "checkpoint").mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.folder / "lock")
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                raise UserError(f"another process is working in {self.folder}: wait for it, or stop it") from None
+        try:
+            yield self
+        finally:
+            lock.release()
+
+    # What was asked ---------------------------------------------------------------------------------------------------
+
+    def holds_a_run(self) -> bool:
+        return (self.folder / "config.toml").exists()
+
+    def experiment(self) -> Experiment:
+        if not self.holds_a_run():
+            raise UserError(f"{self.folder} holds no run (there is no config.toml in it)")
+        self.check_format()
+        return load_experiment(self.folder / "config.toml")
+
+    def check_format(self) -> None:
+        found = self._json("versions.json").get("format")
+        if found != FORMAT:
+            raise UserError(f"{self.folder} was written in run-folder format {found}; this fedgg {VERSION} reads {FORMAT}")
+
+    def create(self, federation: Federation) -> None:
+        """Write down what was asked; config.toml last, since its presence says that the folder is complete."""
+        split, dataset = federation.partition, federation.dataset
+        counts = split.counts(dataset.y_train.numpy(), len(dataset.classes))
+        with writing_to(self.folder):
+            write_json(self.folder / "versions.json", _versions(federation))
+            partition = {
+                "scheme": split.scheme,
+                "hash": split.hash(),
+                "classes": list(dataset.classes),
+                "counts": counts.tolist(),
+            }
+            write_json(self.folder / "partition.json", partition)
+            clients = {f"client_{number}": own for number, own in enumerate(split.indices)}
+            with (self.folder / "partition.npz").open("wb") as file:
+                np.savez_compressed(file, **clients)  # type: ignore[arg-type]
+            write_atomically(self.folder / "config.toml", federation.experiment.to_toml().encode())
+
+    def check_same(self, federation: Federation) -> list[str]:
+        """Refuse to go on with other settings, data or split; name what else has changed since."""
+        versions = self._json("versions.json")
+        if versions["experiment"] != federation.experiment.hash():
+            raise UserError(f"{self.folder} holds another experiment: choose another folder with --out")
+        if versions["data"] != federation.dataset.fingerprint():
+            raise UserError(f"{self.folder} was started on other data than {federation.dataset.name} holds now")
+        if self._json("partition.json")["hash"] != federation.partition.hash():
+            raise UserError(f"{self.folder} was started on another split of the data than this fedgg draws")
+        now = _versions(federation)
+        return [
+            f"started under {key} {versions[key]}, goes on under {now[key]}: bits may differ"
+            for key in ("fedgg", "torch", "machine", "device")
+            if versions[key] != now[key]
+        ]
+
+    # What happened ----------------------------------------------------------------------------------------------------
+
+    def append(self, record: dict[str, Any]) -> None:
+        with writing_to(self.folder), (self.folder / "rounds.jsonl").open("ab") as file:
+            file.write((json.dumps(record) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """The history; a last line torn by a kill does not count."""
+        path = self.folder / "rounds.jsonl"
+        if not path.exists():
+            return []
+        records = []
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                break
+        return records
+
+    def cut_history(self, rounds: int) -> list[dict[str, Any]]:
+        """Drop what lies beyond the checkpoint: those rounds are played again."""
+        records = self.rounds()[:rounds]
+        if len(records) < rounds:
+            raise UserError(
+                f"{self.folder / 'rounds.jsonl'} has {len(records)} rounds but the checkpoint {rounds}: history was lost"
+            )
+        with writing_to(self.folder):
+            content = "".join(json.dumps(record) + "\n" for record in records)
+            write_atomically(self.folder / "rounds.jsonl", content.encode())
+        return records
+
+    # Where to go on ---------------------------------------------------------------------------------------------------
+
+    def save(self, state: State, experiment: Experiment) -> None:
+        folder = self.folder / "checkpoint"
+        with writing_to(self.folder):
+            write_checkpoint(folder / f"{state.rounds_done:06d}.safetensors", state, experiment.hash())
+            for old in self._checkpoints()[:-KEPT_CHECKPOINTS]:
+                old.unlink()
+
+    def latest(self, experiment: Experiment, device: torch.device) -> tuple[State | None, list[str]]:
+        """The newest state that can be trusted, and a word on each that cannot."""
+        refused: list[str] = []
+        for path in reversed(self._checkpoints()):
+            try:
+                return read_checkpoint(path, experiment.hash(), device), refused
+            except BadCheckpoint as reason:
+                refused.append(f"checkpoint {path.name} is refused: {reason}")
+        if refused and self.rounds():
+            raise UserError(f"{self.folder}: {'; '.join(refused)}. None is left: start anew in another folder")
+        return None, refused
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted((self.folder / "checkpoint").glob("[0-9]*.safetensors"))
+
+    # How it ended -----------------------------------------------------------------------------------------------------
+
+    def finish(self, weights: Rows, summary: dict[str, Any]) -> None:
+        content = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
+        with writing_to(self.folder):
+            write_atomically(self.folder / "model.safetensors", save(content))
+            write_json(self.folder / "summary.json", summary)
+
+    def summary(self) -> dict[str, Any] | None:
+        return self._json("summary.json") if (self.folder / "summary.json").exists() else None
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self.folder / name
+        try:
+            content = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read ({error}): this is no complete run folder") from error
+        if not isinstance(content, dict):
+            raise UserError(f"{path} is not what fedgg wrote: this is no run folder")
+        return content
+
+
+def _versions(federation: Federation) -> dict[str, Any]:
+    device = federation.net.start.device
+    return {
+        "format": FORMAT,
+        "experiment": federation.experiment.hash(),
+        "data": federation.dataset.fingerprint(),
+        "fedgg": VERSION,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+    }

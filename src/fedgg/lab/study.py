@@ -1,0 +1,103 @@
+"""Several experiments that belong together: algorithms side by side, or a grid of settings, each with several seeds."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedgg.errors import UserError
+from fedgg.lab.config import Experiment, read_toml
+from fedgg.lab.files import write_json, writing_to
+from fedgg.lab.jobs import Job, Tell, run_jobs
+from fedgg.lab.parts import build_algorithm
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Study:
+    """A base experiment, what each variant changes in it, and the seeds each is run with."""
+
+    base: Experiment
+    variants: dict[str, dict[str, Any]]  # label -> dotted keys
+    seeds: tuple[int, ...]
+    reference: str  # the label others are measured against
+
+    def __post_init__(self) -> None:
+        if not self.variants or not self.seeds:
+            raise UserError("a study needs at least one variant and one seed")
+        if self.reference not in self.variants:
+            raise UserError(f"the reference {self.reference!r} is none of the variants: {', '.join(self.variants)}")
+        folders = [slug(label) for label in self.variants]
+        for folder in folders:
+            if folders.count(folder) > 1:
+                raise UserError(f"two variants would share the folder {folder!r}: give them different labels")
+        for label, seed in itertools.product(self.variants, self.seeds):
+            algorithm = self.experiment(label, seed).algorithm
+            build_algorithm(algorithm.name, algorithm.settings)  # all mistakes before the first run
+
+    def experiment(self, label: str, seed: int) -> Experiment:
+        return self.base.changed({**self.variants[label], "name": label, "seed": seed})
+
+    def jobs(self, folder: Path, data_folder: Path | None) -> list[Job]:
+        """Seed by seed, so that all variants can be compared as early as possible."""
+        return [
+            Job(f"{label}, seed {seed}", self.experiment(label, seed), folder / _place(label, seed), data_folder)
+            for seed in self.seeds
+            for label in self.variants
+        ]
+
+
+def run_study(study: Study, folder: Path, *, processes: int, tell: Tell, data_folder: Path | None = None) -> None:
+    """Run what is missing; finished runs are kept, interrupted ones go on."""
+    with writing_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {
+            "format": FORMAT,
+            "labels": list(study.variants),
+            "seeds": list(study.seeds),
+            "reference": study.reference,
+            "runs": {label: {str(s): _place(label, s) for s in study.seeds} for label in study.variants},
+        }
+        write_json(folder / "study.json", content)
+    run_jobs(study.jobs(folder, data_folder), processes, tell)
+
+
+def grid(axes: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
+    """Every combination of values, labelled by what it sets."""
+    combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    return {" ".join(f"{key.rpartition('.')[2]}={value}" for key, value in c.items()): c for c in combinations}
+
+
+def load_study(path: Path) -> Study:
+    """A TOML file: `seeds`, `reference`, `[experiment]`, and `[variants.LABEL]` tables of dotted keys."""
+    content = read_toml(path)
+    known = {"seeds", "reference", "experiment", "variants"}
+    if unknown := sorted(content.keys() - known):
+        raise UserError(f"{path}: unknown key {unknown[0]!r}; a study has {', '.join(sorted(known))}")
+    try:
+        variants = {label: _dotted(changes) for label, changes in content.get("variants", {}).items()}
+        reference = content.get("reference", next(iter(variants), ""))
+        return Study(Experiment(**content.get("experiment", {})), variants, tuple(content.get("seeds", [0])), reference)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _dotted(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        flat |= _dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def slug(label: str) -> str:
+    """A folder name for any label."""
+    return re.sub(r"[^a-z0-9.=]+", "-", label.lower()).strip("-.") or "variant"
+
+
+def _place(label: str, seed: int) -> str:
+    return f"{slug(label)}/seed-{seed}"
