@@ -2,19 +2,45 @@
 
     import fedgg
     run = fedgg.run(fedgg.Experiment(rounds=20), algorithm=fedgg.FedGG(mu=0.1))
+
+Names are looked up when they are first used, so that `fedgg --help` and the report do not wait for torch.
 """
 
 from __future__ import annotations
 
-from fedgg.algorithms import SCAFFOLD, FedAvg, FedAvgM, FedGG, FedProx, FedSGD
-from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
-from fedgg.core.plan import Work
-from fedgg.core.rows import Rows, dot, length
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from fedgg.errors import UserError
-from fedgg.lab.config import Experiment
-from fedgg.lab.runner import Run, Watcher, run
-from fedgg.lab.study import Study, run_study
-from fedgg.version import VERSION as __version__
+from fedgg.version import VERSION
+
+if TYPE_CHECKING:
+    from fedgg.algorithms import SCAFFOLD, FedAvg, FedAvgM, FedGG, FedProx, FedSGD
+    from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
+    from fedgg.core.plan import Work
+    from fedgg.core.rows import Rows, dot, length
+    from fedgg.lab.config import Experiment
+    from fedgg.lab.runner import Run, Watcher, run
+    from fedgg.lab.study import Study, run_study
+
+_HOMES = {
+    "fedgg.algorithms": ("SCAFFOLD", "FedAvg", "FedAvgM", "FedGG", "FedProx", "FedSGD"),
+    "fedgg.core.algorithm": ("Algorithm", "Batch", "Hub", "Number", "Site", "setting"),
+    "fedgg.core.plan": ("Work",),
+    "fedgg.core.rows": ("Rows", "dot", "length"),
+    "fedgg.lab.config": ("Experiment",),
+    "fedgg.lab.runner": ("Run", "Watcher", "run"),
+    "fedgg.lab.study": ("Study", "run_study"),
+}
+__version__ = VERSION
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'fedgg' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
 
 __all__ = [
     "SCAFFOLD",

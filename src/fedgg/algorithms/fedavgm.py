@@ -8,7 +8,7 @@ The server treats the average update as a gradient and gives it momentum:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ class FedAvgM(Algorithm):
 
     momentum: Number = setting(0.9, "server momentum beta", "Hsu et al. 2019, Sec. 4.3: the setting shown throughout")
     server_lr: Number = setting(1.0, "server learning rate", "Hsu et al. 2019: 1")
+
+    def neutral(self) -> FedAvgM:
+        return replace(self, momentum=0.0, server_lr=1.0)
 
     def server_memory(self, w: Tensor) -> Rows:
         return {"velocity": torch.zeros_like(w)}

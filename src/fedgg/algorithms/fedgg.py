@@ -13,7 +13,7 @@ or stays silent, each reading has a name; docs/readings.md says what each does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -50,6 +50,9 @@ class FedGG(Algorithm):
         "received: a client subtracts the last model it received (no bytes); sent: the server sends the direction",
         "paper, Sec. 3.3",
     )
+
+    def neutral(self) -> FedGG:
+        return replace(self, mu=0.0, lam=0.0, push=0.0)
 
     def server_memory(self, w: Tensor) -> Rows:
         return {"update": torch.zeros_like(w)} if self.direction == "sent" else {}

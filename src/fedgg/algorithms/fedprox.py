@@ -1,11 +1,11 @@
 """FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Eq. 2.
 
-    min_w  L_i(w) + (mu / 2) |w - w^r|^2
+min_w  L_i(w) + (mu / 2) |w - w^r|^2
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -17,6 +17,9 @@ class FedProx(Algorithm):
     """Differs from FedAvg: the gradient is pulled back to the global model. Neutral at mu 0."""
 
     mu: Number = setting(0.01, "weight of the proximal term", "the FedGG paper's setting; Li et al. tried 0.001 to 1")
+
+    def neutral(self) -> FedProx:
+        return replace(self, mu=0.0)
 
     def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
         return grad + self.mu * (w - site.notes["anchor"])

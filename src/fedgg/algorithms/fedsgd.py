@@ -1,6 +1,6 @@
 """FedSGD: McMahan et al. 2017, the baseline with one full-batch gradient step a round.
 
-    w^{r+1} = w^r - lr sum_i (n_i / n) grad L_i(w^r)
+w^{r+1} = w^r - lr sum_i (n_i / n) grad L_i(w^r)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fedgg.core.plan import Work
 
 @dataclass(frozen=True)
 class FedSGD(Algorithm):
-    """Differs from FedAvg: one local step on all the client's examples. The local learning rate is then the server's."""
+    """Differs from FedAvg: one local step on all of a client's examples. Its learning rate is then the server's."""
 
     def work(self, work: Work) -> Work:
         return Work(epochs=1, batch=None)

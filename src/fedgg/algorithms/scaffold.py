@@ -1,4 +1,4 @@
-"""SCAFFOLD: Karimireddy et al., Stochastic Controlled Averaging for Federated Learning, ICML 2020, Algorithm 1, Option II.
+"""SCAFFOLD: Karimireddy et al., Stochastic Controlled Averaging for Federated Learning, ICML 2020, Alg. 1, Option II.
 
     w_i <- w_i - lr (grad + c - c_i)                    K local steps
     c_i+ = c_i - c + (w - w_i) / (K lr)

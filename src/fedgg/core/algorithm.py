@@ -75,6 +75,10 @@ class Hub:
 class Algorithm:
     """FedAvg, to be read as the list of places in which an algorithm may differ from it. `w` is `[K, P]` throughout."""
 
+    def neutral(self) -> Algorithm | None:
+        """The same algorithm set so that it is FedAvg, bit for bit, where it has such a setting."""
+        return None
+
     def work(self, work: Work) -> Work:
         """Epochs and batch size of a client in a round."""
         return work

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -37,6 +37,8 @@ class Net:
         self.draws_random_numbers = True
         self.keeps_statistics = bool(self.layout.buffers)
         self._training: bool | None = None
+        # Weights that stand under two names must be replaced under both; looking for them in every step is slow.
+        self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
 
     def examine(self, x: Tensor, classes: int) -> None:
         """Run two examples through the module once: is its output right, does it draw random numbers, move buffers?
@@ -64,6 +66,12 @@ class Net:
     def bind(self, buffers: Rows, *, train: bool, dropout: Sequence[DropoutKey] = ()) -> Forward:
         """The forward function of a round. In training the buffers given are updated in place."""
         return Forward(self, buffers, train, tuple(dropout))
+
+    def call(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """The module's own forward with these tensors in place of its own."""
+        tensors = {**parameters, **buffers}
+        outputs: Tensor = functional_call(self.module, tensors, (x,), tie_weights=self._tied)
+        return outputs
 
     def set_mode(self, train: bool) -> None:
         if self._training == train:
@@ -114,7 +122,7 @@ class Forward:
             shared = {name: rows[0] for name, rows in buffers.items()}
 
             def one(row: Tensor, inputs: Tensor) -> Tensor:
-                return functional_call(net.module, (net.layout.unflatten(row), shared), (inputs,))
+                return net.call(net.layout.unflatten(row), shared, inputs)
 
             return vmap(one)(w, x)
         outputs = []
@@ -122,7 +130,7 @@ class Forward:
             if masks:
                 torch.manual_seed(torch_seed(self._dropout[k][0], "dropout", *self._dropout[k][1:], self._step))
             own = {name: rows[k] for name, rows in buffers.items()}
-            outputs.append(functional_call(net.module, (net.layout.unflatten(w[k]), own), (x[k],)))
+            outputs.append(net.call(net.layout.unflatten(w[k]), own, x[k]))
         return outputs[0][None] if len(outputs) == 1 else torch.stack(outputs)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from fedgg.core.net import Net, mean_loss
 from fedgg.core.rows import Rows
@@ -41,12 +41,12 @@ class Probe:
         return self._mean(chunk, w)
 
     def fisher(self, w: Tensor) -> Tensor:
-        """Diagonal of the empirical Fisher information, `[1, P]`: mean of the squared gradient of each example's loss."""
+        """Diagonal of the empirical Fisher information, `[1, P]`: mean square of each example's gradient."""
         self.net.set_mode(False)
         buffers = {name: rows[0] for name, rows in self.buffers.items()}
 
         def loss(row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            outputs = functional_call(self.net.module, (self.net.layout.unflatten(row), buffers), (x[None],))
+            outputs = self.net.call(self.net.layout.unflatten(row), buffers, x[None])
             return self.net.criterion(outputs, y[None]).sum()
 
         each = vmap(grad(loss), in_dims=(None, 0, 0))

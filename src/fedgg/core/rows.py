@@ -36,7 +36,9 @@ def check(rows: object, clients: int, what: str) -> Rows:
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise TypeError(f"{what}[{name!r}] must be a tensor, got {type(tensor).__name__}")
         if tensor.ndim < 2 or tensor.shape[0] != clients:
-            raise ValueError(f"{what}[{name!r}] must be [{clients}, ...] (scalars [{clients}, 1]), got {tuple(tensor.shape)}")
+            raise ValueError(
+                f"{what}[{name!r}] must be [{clients}, ...] (scalars [{clients}, 1]), got {tuple(tensor.shape)}"
+            )
     return rows
 
 
@@ -52,4 +54,5 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
 
 def length(a: Tensor) -> Tensor:
     """Euclidean length row by row, `[K, 1]`."""
-    return torch.linalg.vector_norm(a, dim=1, keepdim=True)
+    lengths: Tensor = torch.linalg.vector_norm(a, dim=1, keepdim=True)
+    return lengths

@@ -40,7 +40,9 @@ def healthy(ends: Mapping[int, LocalEnd]) -> tuple[dict[int, LocalEnd], list[Los
     kept: dict[int, LocalEnd] = {}
     lost: list[Lost] = []
     for client, end in ends.items():
-        sick = [name for name, rows in (end.up | _floating(end.buffers)).items() if not bool(torch.isfinite(rows).all())]
+        sick = [
+            name for name, rows in (end.up | _floating(end.buffers)).items() if not bool(torch.isfinite(rows).all())
+        ]
         if sick:
             lost.append(Lost(client, f"its {' and '.join(sick)} is not finite"))
         else:

@@ -25,8 +25,11 @@ class SGD:
     @classmethod
     def of(cls, lr: float, momentum: float, weight_decay: float, like: Tensor) -> SGD:
         """The same setting for all rows of `like`."""
-        column = [torch.full_like(like[:, :1], value) for value in (lr, momentum, weight_decay)]
-        return cls(*column, has_momentum=momentum != 0, has_decay=weight_decay != 0)
+
+        def column(value: float) -> Tensor:
+            return torch.full_like(like[:, :1], value)
+
+        return cls(column(lr), column(momentum), column(weight_decay), momentum != 0, weight_decay != 0)
 
     def move(self, grad: Tensor, w: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
         """The step `w_new - w` and the new velocity."""

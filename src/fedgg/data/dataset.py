@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,5 +63,5 @@ class Dataset:
         digest = hashlib.sha256()
         for tensor in (self.x_train, self.y_train, self.x_test, self.y_test):
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            digest.update(memoryview(tensor.contiguous().numpy()).cast("B"))
+            digest.update(tensor.contiguous().numpy().reshape(-1).view(np.uint8).data)
         return digest.hexdigest()

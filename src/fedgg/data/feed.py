@@ -41,9 +41,16 @@ class Feed:
         augmentation: Augmentation,
         device: torch.device,
     ) -> Feed:
-        tensors = (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test)
-        places = (tuple(torch.from_numpy(np.asarray(one)).to(device) for one in group) for group in (clients, held_out))
-        return cls(*(t.to(device) for t in tensors), *places, scaling.to(device), augmentation)
+        return cls(
+            x=dataset.x_train.to(device),
+            y=dataset.y_train.to(device),
+            x_test=dataset.x_test.to(device),
+            y_test=dataset.y_test.to(device),
+            clients=tuple(torch.from_numpy(own).to(device) for own in clients),
+            held_out=tuple(torch.from_numpy(own).to(device) for own in held_out),
+            scaling=scaling.to(device),
+            augmentation=augmentation,
+        )
 
     def examples(self, client: int) -> int:
         return len(self.clients[client])

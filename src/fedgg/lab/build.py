@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.net import Net
@@ -83,7 +83,8 @@ def build(
     net.examine(first[:2], len(dataset.classes))
     if net.keeps_statistics:
         notices.append(
-            f"the model keeps batch statistics; model.statistics = {experiment.model.statistics} (average, local or frozen)"
+            f"the model keeps batch statistics: model.statistics = {experiment.model.statistics!r} "
+            f"(others: average, local, frozen)"
         )
     return Federation(experiment, algorithm, net, feed, dataset, split, work, tuple(notices))
 
@@ -93,7 +94,9 @@ def _device(experiment: Experiment) -> torch.device:
     if wanted.startswith("cuda"):
         count = torch.cuda.device_count()
         if int(wanted.partition(":")[2] or 0) >= count:
-            raise UserError(f"engine.device = {wanted!r}: this machine has {count} CUDA devices; set engine.device = 'cpu'")
+            raise UserError(
+                f"engine.device = {wanted!r}: this machine has {count} CUDA devices; set engine.device = 'cpu'"
+            )
     return torch.device(wanted)
 
 
@@ -154,7 +157,9 @@ def _check_batches(experiment: Experiment, work: Work, sizes: list[int]) -> list
             f"smaller batch, a larger split.min_examples, or local.small_clients = 'whole'"
         )
     if small:
-        return [f"{len(small)} of {len(sizes)} clients hold less than a batch of {work.batch}: they train on all they have"]
+        return [
+            f"{len(small)} of {len(sizes)} clients hold less than a batch of {work.batch}: they train on all they have"
+        ]
     return []
 
 
@@ -166,5 +171,3 @@ def _net(
     if choice.start is not None:
         load_start(module, Path(choice.start))
     return Net(module.to(device=device, dtype=dtype), frozen_statistics=choice.statistics == "frozen")
-
-

@@ -6,6 +6,7 @@ import json
 import zlib
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -98,5 +99,5 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
     value = 0
     for name in sorted(tensors):
         value = zlib.crc32(name.encode(), value)
-        value = zlib.crc32(memoryview(tensors[name].contiguous().numpy().reshape(-1)).cast("B"), value)
+        value = zlib.crc32(tensors[name].contiguous().numpy().reshape(-1).view(np.uint8).data, value)
     return f"{value:08x}"

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -38,7 +39,7 @@ def run_jobs(jobs: list[Job], processes: int, tell: Tell) -> None:
     """Run all; what happens is told as it happens. With one process everything stays in this one."""
     if processes <= 1 or len(jobs) <= 1:
         for job in jobs:
-            _run_here(job, lambda kind, what, job=job: tell(job, kind, what))
+            _run_here(job, partial(tell, job))
         return
     with _pool(min(processes, len(jobs))) as pool:
         pool.work_off(jobs, tell)

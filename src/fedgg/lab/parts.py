@@ -93,7 +93,11 @@ def _check_setting(key: str, value: Any, kind: Any) -> None:
 
 
 def build_model(
-    name: str | Callable[..., nn.Module] | nn.Module, settings: dict[str, Any], shape: tuple[int, ...], classes: int, seed: int
+    name: str | Callable[..., nn.Module] | nn.Module,
+    settings: dict[str, Any],
+    shape: tuple[int, ...],
+    classes: int,
+    seed: int,
 ) -> nn.Module:
     """A module whose starting weights are a function of the seed (a module handed in keeps the weights it has)."""
     if isinstance(name, nn.Module):

@@ -67,7 +67,8 @@ def run(
     """
     watcher = watcher or Watcher()
     experiment = _with_names(experiment or Experiment(), model, data, algorithm)
-    store = Store(Path(out)) if out is not None else None
+    folder = Path(out) if out is not None else None
+    store = Store(folder) if folder else None
     if store is not None and store.holds_a_run():
         store.check_format()
     torch.set_num_threads(experiment.engine.threads)
@@ -80,12 +81,12 @@ def run(
         watcher.started(state.rounds_done, experiment.rounds)
         known = store.summary() if store else None
         if known is not None and known["status"] in ("finished", "diverged"):
-            return Run(experiment, store and store.folder, rounds, known, _weights(federation, state))
+            return Run(experiment, folder, rounds, known, _weights(federation, state))
         state, why = _play(federation, state, rounds, store, watcher)
         summary, weights = _summary(federation, rounds, why), _weights(federation, state)
         if store:
             store.finish(weights, summary)
-        return Run(experiment, store and store.folder, rounds, summary, weights)
+        return Run(experiment, folder, rounds, summary, weights)
 
 
 def _open(store: Store | None, federation: Federation, watcher: Watcher) -> tuple[State, list[dict[str, Any]]]:
@@ -152,7 +153,7 @@ def _weights(federation: Federation, state: State) -> Rows:
 def _with_names(
     experiment: Experiment, model: ModelGiven | None, data: DataGiven | None, algorithm: Algorithm | None
 ) -> Experiment:
-    """Write objects handed in into the experiment: by their settings where it can say them, else as coming from Python."""
+    """Say in the experiment what was handed in: by its settings where that is possible, else as `python:...`."""
     changes: dict[str, Any] = {}
     if model is not None:
         changes["model.name"] = f"python:{getattr(model, '__qualname__', type(model).__qualname__)}"

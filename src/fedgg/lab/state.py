@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from fedgg.lab.build import Federation
 
 @dataclass(frozen=True)
 class State:
-    """What a checkpoint holds. There is no generator state: everything random is a function of (seed, round, client)."""
+    """What a checkpoint holds. No generator state: everything random is a function of (seed, round, client)."""
 
     rounds_done: int
     server: ServerState
@@ -45,36 +45,46 @@ def begin(federation: Federation) -> State:
     return State(0, first_state(federation.algorithm, net.start, net.start_buffers), {}, {})
 
 
-def play_round(federation: Federation, state: State, engine: Loop) -> tuple[State, dict[str, Any]]:
-    """The next state and the round's line in the history."""
+@dataclass(frozen=True)
+class Played:
+    """What came of a round: who is in it, with what share, and who was lost."""
+
+    kept: dict[int, LocalEnd]
+    share: dict[int, float]
+    lost: list[Lost]
+    train_seconds: float
+    aggregate_seconds: float
+
+
+def next_state(state: State, job: RoundJob, examples: list[int], engine: Loop) -> tuple[State, Played]:
+    """Train the cohort, leave out what is not finite, aggregate."""
     started = time.perf_counter()
-    job = _job(federation, state)
-    ends = dict(engine.train(job))
-    kept, lost = healthy(ends)
+    kept, lost = healthy(dict(engine.train(job)))
     _synchronise(state.server.w)
     trained = time.perf_counter()
+    number = state.rounds_done + 1
     if not kept:
-        raise Diverged(f"no client of round {state.rounds_done + 1} sent a finite update", lost)
-
-    server, share = close_round(
-        federation.algorithm,
-        state.server,
-        _hub(federation, state, list(kept)),
-        kept,
-        dict(enumerate(federation.examples)),
-        job.policy,
-    )
+        raise Diverged(f"no client of round {number} sent a finite update", lost)
+    hub = _hub(state, examples, list(kept))
+    server, share = close_round(job.algorithm, state.server, hub, kept, dict(enumerate(examples)), job.policy)
     if not bool(torch.isfinite(server.w).all()):
-        raise Diverged(f"the global model is not finite after round {state.rounds_done + 1}", lost)
-    new = replace(
-        state,
-        rounds_done=state.rounds_done + 1,
+        raise Diverged(f"the global model is not finite after round {number}", lost)
+    new = State(
+        rounds_done=number,
         server=server,
         memory=state.memory | {client: end.memory for client, end in kept.items() if end.memory},
         kept_buffers=state.kept_buffers | ({c: e.buffers for c, e in kept.items()} if job.policy == "local" else {}),
     )
-    aggregated = time.perf_counter()
+    return new, Played(kept, share, lost, trained - started, time.perf_counter() - trained)
+
+
+def play_round(federation: Federation, state: State, engine: Loop) -> tuple[State, dict[str, Any]]:
+    """The next state and the round's line in the history."""
+    job = _job(federation, state)
+    new, played = next_state(state, job, federation.examples, engine)
+    started = time.perf_counter()
     scores = _scores(federation, new)
+    kept, share = played.kept, played.share
     record = {
         "round": new.rounds_done,
         **scores,
@@ -83,15 +93,15 @@ def play_round(federation: Federation, state: State, engine: Loop) -> tuple[Stat
         "bytes_down": len(job.cohort) * _bytes_down(job),
         "bytes_up": sum(_bytes_up(job, end) for end in kept.values()),
         "clients": [_client_line(federation, job, client, end) for client, end in kept.items()],
-        "lost": [{"client": gone.client, "why": gone.why} for gone in lost],
+        "lost": [{"client": gone.client, "why": gone.why} for gone in played.lost],
         "seconds": {
-            "train": round(trained - started, 6),
-            "aggregate": round(aggregated - trained, 6),
-            "evaluate": round(time.perf_counter() - aggregated, 6),
+            "train": round(played.train_seconds, 6),
+            "aggregate": round(played.aggregate_seconds, 6),
+            "evaluate": round(time.perf_counter() - started, 6),
         },
     }
     if scores and scores["test_loss"] is None:
-        raise Diverged(f"the test loss is not finite after round {new.rounds_done}", lost)
+        raise Diverged(f"the test loss is not finite after round {new.rounds_done}", played.lost)
     return new, record
 
 
@@ -112,20 +122,19 @@ def _job(federation: Federation, state: State) -> RoundJob:
         cohort=cohort,
         w=state.server.w,
         buffers=state.server.buffers,
-        down=federation.algorithm.send_down(state.server.w, _hub(federation, state, cohort)),
+        down=federation.algorithm.send_down(state.server.w, _hub(state, federation.examples, cohort)),
         memory=state.memory,
         kept_buffers=state.kept_buffers,
     )
 
 
-def _hub(federation: Federation, state: State, cohort: list[int]) -> Hub:
-    examples = federation.examples
+def _hub(state: State, examples: list[int], cohort: list[int]) -> Hub:
     coverage = sum(examples[client] for client in cohort) / sum(examples)
     return Hub(state.server.memory, len(examples), coverage, state.rounds_done)
 
 
 def _scores(federation: Federation, state: State) -> dict[str, Any]:
-    """Accuracies carry where they were measured in their name: `test` is the server's set, `holdout` the clients' own."""
+    """Accuracies say in their name where they were measured: `test` on the server's set, `holdout` on the clients'."""
     experiment = federation.experiment
     last = state.rounds_done == experiment.rounds
     if state.rounds_done % experiment.server.evaluate_every and not last:
@@ -135,7 +144,9 @@ def _scores(federation: Federation, state: State) -> dict[str, Any]:
     scores: dict[str, Any] = {"test_accuracy": test.accuracy, "test_loss": _finite(test.loss)}
     if experiment.data.holdout:
         own = {
-            client: evaluate(net, server.w, state.kept_buffers.get(client, server.buffers), feed.held_out_chunks(client))
+            client: evaluate(
+                net, server.w, state.kept_buffers.get(client, server.buffers), feed.held_out_chunks(client)
+            )
             for client, kept in enumerate(feed.held_out)
             if len(kept)
         }

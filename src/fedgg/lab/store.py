@@ -1,11 +1,11 @@
 """The run folder: what was asked, what happened round by round, and where to go on.
 
-    config.toml       the experiment, complete
-    versions.json     format of this folder; fedgg, torch, Python, machine; hash of experiment and data
-    partition.npz     the examples of each client; partition.json: hash and counts by class
-    rounds.jsonl      one line a round
-    checkpoint/       the two latest states
-    summary.json      how it ended; model.safetensors: the final model under the module's own names
+config.toml       the experiment, complete
+versions.json     format of this folder; fedgg, torch, Python, machine; hash of experiment and data
+partition.npz     the examples of each client; partition.json: hash and counts by class
+rounds.jsonl      one line a round
+checkpoint/       the two latest states
+summary.json      how it ended; model.safetensors: the final model under the module's own names
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class Store:
     def check_format(self) -> None:
         found = self._json("versions.json").get("format")
         if found != FORMAT:
-            raise UserError(f"{self.folder} was written in run-folder format {found}; this fedgg {VERSION} reads {FORMAT}")
+            raise UserError(
+                f"{self.folder} was written in run-folder format {found}; this fedgg {VERSION} reads {FORMAT}"
+            )
 
     def create(self, federation: Federation) -> None:
         """Write down what was asked; config.toml last, since its presence says that the folder is complete."""
@@ -133,7 +135,7 @@ class Store:
         records = self.rounds()[:rounds]
         if len(records) < rounds:
             raise UserError(
-                f"{self.folder / 'rounds.jsonl'} has {len(records)} rounds but the checkpoint {rounds}: history was lost"
+                f"{self.folder / 'rounds.jsonl'} has {len(records)} rounds, the checkpoint {rounds}: history was lost"
             )
         with writing_to(self.folder):
             content = "".join(json.dumps(record) + "\n" for record in records)

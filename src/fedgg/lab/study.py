@@ -87,6 +87,10 @@ def load_study(path: Path) -> Study:
         raise UserError(f"{path}: {error}") from error
 
 
+def demo_study() -> Study:
+    return load_study(Path(__file__).with_name("demo.toml"))
+
+
 def _dotted(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in content.items():

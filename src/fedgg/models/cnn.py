@@ -1,4 +1,4 @@
-"""The paper's CNN for CIFAR-10: two 5x5 convolutions of 6 and 16 channels, each with a 2x2 max-pool, then 120 and 84."""
+"""The paper's CNN for CIFAR-10: 5x5 convolutions of 6 and 16 channels, each with a 2x2 max-pool, then 120 and 84."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""VGG-16 for 32 x 32 images: thirteen 3x3 convolutions (Simonyan and Zisserman 2015, configuration D), then a classifier.
+"""VGG-16 for 32 x 32 images: thirteen 3x3 convolutions (Simonyan and Zisserman 2015, configuration D), a classifier.
 
-The paper says "VGG-16" and no more. Two classifiers are in use on CIFAR: `hidden` (dropout, 512, ReLU, dropout, 512, ReLU,
-classes), which without batch normalisation fits the paper's accuracies, and `linear` (one layer). Convolutions start from
-a normal distribution of variance 2 / (9 * channels out).
+The paper says "VGG-16" and no more. Two classifiers are in use on CIFAR: `hidden` (dropout, 512, ReLU, dropout, 512,
+ReLU, classes), which without batch normalisation fits the paper's accuracies, and `linear` (one layer). Convolutions
+start from a normal distribution of variance 2 / (9 * channels out).
 """
 
 from __future__ import annotations

@@ -1,0 +1,29 @@
+"""An algorithm from outside the package, in thirty lines.
+
+    fedgg check examples/my_algorithm.py:MyAlgorithm
+    fedgg compare --algorithm fedavg --algorithm examples/my_algorithm.py:MyAlgorithm --rounds 10
+
+It clips every client's update to a length: a client that ran far away is brought back on its way.
+"""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from fedgg import Algorithm, Number, Rows, Site, length, setting
+
+
+@dataclass(frozen=True)
+class MyAlgorithm(Algorithm):
+    """Differs from FedAvg: an update longer than `radius` is shortened to it. Neutral at a huge radius."""
+
+    radius: Number = setting(0.5, "the longest update a client may send", "tried on digits: half of what clients drift")
+
+    def neutral(self) -> "MyAlgorithm":
+        return replace(self, radius=1e9)
+
+    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
+        up, memory = super().finish(w, site)
+        delta = up["delta"]
+        factor = (self.radius / length(delta).clamp_min(1e-12)).clamp_max(1.0)  # [K, 1]: one factor for each client
+        return {"delta": factor * delta}, memory

@@ -1,0 +1,141 @@
+"""How an algorithm must behave over whole runs."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedgg.algorithms import FedAvg
+from fedgg.check.verdict import Skipped, demand, demand_equal
+from fedgg.core import plan
+from fedgg.core.algorithm import Algorithm, Hub
+from fedgg.core.plan import Work
+from fedgg.core.server import first_state
+from fedgg.core.sgd import SGD
+from fedgg.data.worlds import Quadratics
+from fedgg.engines import Loop, RoundJob
+from fedgg.engines.job import Optimiser
+from fedgg.lab.build import Federation, build
+from fedgg.lab.checkpoint import read_checkpoint, write_checkpoint
+from fedgg.lab.config import Experiment
+from fedgg.lab.state import State, begin, next_state, play_round
+
+
+def digits(rounds: int, cohort: int | None = None, precision: str = "fp32") -> Experiment:
+    """A small federation on real data."""
+    return Experiment(
+        rounds=rounds,
+        split={"clients": 5, "beta": 0.3},
+        model={"name": "mlp", "hidden": 16},
+        local={"epochs": 1, "batch": 32, "lr": 0.05},
+        server={"cohort": cohort, "evaluate_every": rounds},
+        engine={"precision": precision},
+    )
+
+
+def neutral_is_fedavg(algorithm: Algorithm) -> None:
+    neutral = algorithm.neutral()
+    if neutral is None:
+        raise Skipped("neutral() names no setting under which it is FedAvg")
+    for cohort in (None, 3):
+        ours = _play(build(digits(3, cohort), algorithm=neutral), 3)
+        fedavg = _play(build(digits(3, cohort), algorithm=FedAvg()), 3)
+        demand_equal(ours.server.w, fedavg.server.w, "the model after three rounds")
+
+
+def resumed_is_uninterrupted(algorithm: Algorithm) -> None:
+    """What a checkpoint holds is all there is to know."""
+    federation = build(digits(4, cohort=3), algorithm=algorithm)
+    straight = _play(federation, 4)
+    halfway = _play(federation, 2)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "state.safetensors"
+        write_checkpoint(path, halfway, "check")
+        restored = read_checkpoint(path, "check", torch.device("cpu"))
+    resumed = _play(build(digits(4, cohort=3), algorithm=algorithm), 2, restored)
+    demand_equal(resumed.server.w, straight.server.w, "the model after four rounds")
+    for name, rows in straight.server.memory.items():
+        demand_equal(resumed.server.memory[name], rows, f"the server's {name}")
+
+
+def clients_may_miss_rounds(algorithm: Algorithm) -> None:
+    """Two of five clients a round: everything stays finite, and nobody has a memory who was never called."""
+    federation = build(digits(5, cohort=2), algorithm=algorithm)
+    state, called = begin(federation), set[int]()
+    for number in range(5):
+        called |= set(plan.cohort(0, number, 5, 2))
+        state, record = play_round(federation, state, Loop())
+        demand(not record["lost"], f"round {number + 1}: {record['lost']}")
+        demand(
+            set(state.memory) <= called,
+            f"clients {sorted(set(state.memory) - called)} have a memory but were not called",
+        )
+
+
+def quadratics_come_closer(algorithm: Algorithm) -> None:
+    """Towards the optimum, with and without momentum, with all clients and with half of them."""
+    world = Quadratics.draw(disagreement=0.3)
+    goal = world.optimum()
+    for momentum in (0.0, 0.9):
+        for cohort in (4, 2):
+            end = on_quadratics(algorithm, world, steps=750, momentum=momentum, cohort=cohort)
+            left = float((end.server.w - goal).norm() / goal.norm())
+            setting = f"momentum {momentum}, {cohort} of 4 clients"
+            demand(
+                left < 0.35, f"{setting}: after {end.rounds_done} rounds still {left:.2f} of the way from the optimum"
+            )
+
+
+def learns_digits(algorithm: Algorithm) -> None:
+    """Far better than a guess after a few rounds (one full-batch step a round is allowed to be slow)."""
+    experiment = digits(12)
+    federation = build(experiment, algorithm=algorithm)
+    patience = 1 if federation.work.batch else 4
+    federation = build(digits(12 * patience), algorithm=algorithm)
+    state = begin(federation)
+    record: dict[str, Any] = {}
+    while state.rounds_done < federation.experiment.rounds:
+        state, record = play_round(federation, state, Loop())
+    demand(
+        record["test_accuracy"] > 0.5,
+        f"only {100 * record['test_accuracy']:.0f}% of the digits after {state.rounds_done} rounds",
+    )
+
+
+def on_quadratics(
+    algorithm: Algorithm, world: Quadratics, *, steps: int, momentum: float, cohort: int = 4, lr: float = 0.04
+) -> State:
+    """So many full-batch local steps, five a round, so that only the algorithm decides where training ends."""
+    net, examples = world.net(), [len(x) for x in world.x]
+    work = algorithm.work(Work(epochs=5, batch=None))
+    state = State(0, first_state(algorithm, net.start, {}), {}, {})
+    worth = SGD.of(lr, momentum, 0.0, net.start).effective_steps(torch.full((1, 1), float(work.epochs)))
+    for number in range(steps // work.epochs):
+        job = RoundJob(
+            algorithm=algorithm,
+            net=net,
+            data=world,
+            work=work,
+            optimiser=Optimiser(lr * work.epochs / float(worth), momentum, 0.0),  # as far a round as without momentum
+            policy="average",
+            seed=0,
+            round=number,
+            cohort=plan.cohort(0, number, len(examples), cohort),
+            w=state.server.w,
+            buffers={},
+            down=algorithm.send_down(state.server.w, Hub(state.server.memory, len(examples), 1.0, number)),
+            memory=state.memory,
+            kept_buffers={},
+        )
+        state, _ = next_state(state, job, examples, Loop())
+    return state
+
+
+def _play(federation: Federation, rounds: int, state: State | None = None) -> State:
+    state = state or begin(federation)
+    for _ in range(rounds):
+        state, _ = play_round(federation, state, Loop())
+    return state

@@ -1,0 +1,109 @@
+"""A small world on which hooks can be called one by one: classifiers in float64, batches of different shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedgg.core.algorithm import Algorithm, Batch, Hub
+from fedgg.core.local import LocalEnd, LocalStart, local_round
+from fedgg.core.net import Net
+from fedgg.core.plan import Work
+from fedgg.core.rows import Rows, split, stack
+from fedgg.core.seeds import torch_stream
+from fedgg.core.sgd import SGD
+
+FEATURES, HIDDEN, CLASSES, BATCH = 4, 5, 3, 6
+
+
+def small_net() -> Net:
+    with torch_stream(0, "check net"):
+        return Net(nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES)).double())
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """One client's examples, and the two memories a round needs."""
+
+    x: Tensor
+    y: Tensor
+
+    @classmethod
+    def draw(cls, number: int, examples: int, flat: bool = False) -> Client:
+        """`flat`: inputs of zero, so that a model at zero has gradients in its last bias only."""
+        with torch_stream(0, "check client", number):
+            x = torch.randn(examples, FEATURES, dtype=torch.float64)
+            return cls(torch.zeros_like(x) if flat else x, torch.randint(CLASSES, (examples,)))
+
+    def batches(self, work: Work) -> list[tuple[Tensor, Tensor]]:
+        size = work.batch or len(self.x)
+        once = list(zip(self.x.split(size), self.y.split(size), strict=True))
+        return once * work.epochs
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where the federation stands before a round."""
+
+    w: Tensor  # [1, P]
+    server: Rows
+    clients: list[Rows]
+
+    @classmethod
+    def at_start(cls, algorithm: Algorithm, net: Net, clients: int) -> Standing:
+        return cls(net.start, algorithm.server_memory(net.start), [algorithm.client_memory(net.start)] * clients)
+
+
+def train_rows(
+    algorithm: Algorithm, net: Net, standing: Standing, clients: Sequence[Client], rows: Sequence[int], momentum: float
+) -> LocalEnd:
+    """One local round of some clients, all in one stack, padded to the longest."""
+    work = algorithm.work(Work(epochs=2, batch=BATCH))
+    chosen = [clients[row] for row in rows]
+    w = standing.w.expand(len(rows), -1)
+    down = algorithm.send_down(standing.w, _hub(standing, clients))
+    steps = [work.steps(len(client.x)) for client in chosen]
+    start = LocalStart(
+        w=w,
+        down={name: tensor.expand(len(rows), *tensor.shape[1:]) for name, tensor in down.items()},
+        memory=stack([standing.clients[row] for row in rows]),
+        buffers={},
+        examples=torch.tensor([[float(len(client.x))] for client in chosen], dtype=w.dtype),
+        steps=torch.tensor([[float(count)] for count in steps], dtype=w.dtype),
+        dropout=[],
+    )
+    return local_round(algorithm, net, SGD.of(0.1, momentum, 0.01, w), start, _padded(chosen, work, max(steps)))
+
+
+def play(
+    algorithm: Algorithm, net: Net, standing: Standing, clients: Sequence[Client], momentum: float = 0.9
+) -> tuple[Standing, LocalEnd]:
+    """A whole round with everybody."""
+    end = train_rows(algorithm, net, standing, clients, range(len(clients)), momentum)
+    counts = torch.tensor([[float(len(client.x))] for client in clients], dtype=standing.w.dtype)
+    w, server = algorithm.aggregate(standing.w, end.up, counts / counts.sum(), _hub(standing, clients))
+    return Standing(w, server, split(end.memory, len(clients)) if end.memory else standing.clients), end
+
+
+def _hub(standing: Standing, clients: Sequence[Client]) -> Hub:
+    return Hub(standing.server, len(clients), 1.0, 0)
+
+
+def _padded(clients: Sequence[Client], work: Work, steps: int) -> list[Batch]:
+    """Batches of all rows, one step after another; short ones are padded, rows that are done hold padding only."""
+    queues = [client.batches(work) for client in clients]
+    width = max(len(y) for queue in queues for _, y in queue)
+    batches = []
+    for step in range(steps):
+        x = torch.zeros(len(clients), width, FEATURES, dtype=torch.float64)
+        y = torch.zeros(len(clients), width, dtype=torch.int64)
+        mask = torch.zeros(len(clients), width, dtype=torch.float64)
+        for row, queue in enumerate(queues):
+            if step < len(queue):
+                inputs, labels = queue[step]
+                x[row, : len(labels)], y[row, : len(labels)], mask[row, : len(labels)] = inputs, labels, 1
+        batches.append(Batch(x, y, mask))
+    return batches

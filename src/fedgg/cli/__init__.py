@@ -1,0 +1,51 @@
+"""The command line. Nobody imports it; rich and typer live here only, and torch is loaded when a command needs it."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from fedgg.cli import data, listing, run, study
+from fedgg.cli.screen import complain
+from fedgg.errors import UserError
+from fedgg.version import VERSION
+
+app = typer.Typer(
+    name="fedgg",
+    help="Federated learning on non-IID data: FedGG and the algorithms around it.",
+    epilog="New here? `fedgg compare` shows the algorithms side by side in under a minute.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run.run)
+app.command("resume")(run.resume)
+app.command("compare")(study.compare)
+app.command("sweep")(study.sweep)
+app.command("list")(listing.list_parts)
+app.command("check")(listing.check)
+app.add_typer(data.app, name="data")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedgg {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Federated learning on non-IID data: FedGG and the algorithms around it."""
+
+
+def main() -> None:
+    """Exit codes: 0 done, 1 a check failed or a run diverged, 2 a mistake of the user's, 130 stopped by Ctrl-C."""
+    try:
+        app()
+    except UserError as error:
+        complain(str(error))
+        sys.exit(2)

@@ -1,0 +1,73 @@
+"""`fedgg list` and `fedgg check`: what there is, and whether an algorithm keeps the laws."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Annotated
+
+import typer
+
+from fedgg.cli.screen import console, print_table, progress, say
+from fedgg.report.tables import Table
+
+
+def list_parts() -> None:
+    """Show algorithms with their settings, models, data sets and splits.
+
+    Example: `fedgg list`
+    """
+    from fedgg.algorithms import ALGORITHMS
+    from fedgg.data.partition import SCHEMES
+    from fedgg.data.sources import SOURCES
+    from fedgg.models import MODELS
+
+    for name, kind in ALGORITHMS.items():
+        console.print(f"[bold]{name}[/]  {(kind.__doc__ or '').splitlines()[0]}")
+        for field in fields(kind):
+            default = "" if field.default is MISSING else field.default
+            about = f"{field.metadata.get('about', '')} (default from: {field.metadata.get('origin', 'unknown')})"
+            console.print(f"    [cyan]{field.name}[/] = {default!r}  [dim]{about}[/]", soft_wrap=False)
+    models = tuple((name, (maker.__doc__ or "").splitlines()[0] or "") for name, maker in MODELS.items())
+    for title, rows in (
+        ("models", models),
+        ("data sets", tuple(SOURCES.items())),
+        ("splits", tuple(SCHEMES.items())),
+    ):
+        print_table(Table(title, ("name", "what it is"), tuple(rows)))
+
+
+def check(
+    algorithm: Annotated[str, typer.Argument(help="FILE.py:CLASS, MODULE:CLASS or a name from `fedgg list`.")],
+) -> None:
+    """Run the conformance suite on an algorithm, your own or one of the library's.
+
+    Examples:
+
+    - `fedgg check examples/my_algorithm.py:MyAlgorithm`
+    - `fedgg check fedgg`
+    """
+    from fedgg.check import PROPERTIES, Broken, Skipped
+    from fedgg.lab.parts import algorithm_class
+
+    kind = algorithm_class(algorithm)
+    broken = 0
+    with progress() as bar:
+        task = bar.add_task(kind.__name__, total=len(PROPERTIES), news="")
+        for name, holds in PROPERTIES.items():
+            bar.update(task, news=name)
+            try:
+                holds(kind())
+                verdict = "[green]holds[/]  "
+            except Skipped as why:
+                verdict = f"[dim]skipped[/]  [dim]{why}[/]"
+            except Broken as why:
+                broken += 1
+                verdict = f"[red]broken[/]  {why}"
+            except Exception as error:
+                broken += 1
+                verdict = f"[red]broken[/]  it raised {type(error).__name__}: {error}"
+            bar.console.print(f"{name:42} {verdict}", soft_wrap=True)
+            bar.advance(task)
+    say(f"{kind.__name__}: {len(PROPERTIES) - broken} of {len(PROPERTIES)} properties hold")
+    if broken:
+        raise typer.Exit(1)

@@ -1,0 +1,135 @@
+"""`fedgg run` and `fedgg resume`: one experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedgg.cli import choices
+from fedgg.cli.screen import news, note, progress, say
+
+if TYPE_CHECKING:
+    from fedgg.lab.config import Experiment
+
+
+def run(
+    experiment: Annotated[Path | None, typer.Argument(help="A TOML file; without one, the defaults.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="NAME[:KEY=VALUE,...], for instance fedgg:mu=0.1.")] = None,
+    data: choices.DataOption = None,
+    model: choices.ModelOption = None,
+    clients: choices.ClientsOption = None,
+    beta: choices.BetaOption = None,
+    rounds: choices.RoundsOption = None,
+    seed: Annotated[int | None, typer.Option(help="Everything random is a function of it.")] = None,
+    device: choices.DeviceOption = None,
+    settings: choices.SetOption = None,
+    data_folder: choices.DataFolderOption = None,
+    out: choices.OutOption = None,
+) -> None:
+    """Run one experiment; called again with the same folder it goes on where it stopped.
+
+    Examples:
+
+    - `fedgg run --rounds 20`
+    - `fedgg run --algorithm scaffold:correction=exact --beta 0.1 --seed 3`
+    - `fedgg run --data cifar10 --model cnn --set data.augment=crop_flip --out runs/cifar`
+    - `fedgg run my.toml --set local.lr=0.05`
+    """
+    from fedgg.lab.config import Experiment, load_experiment
+
+    base = load_experiment(experiment) if experiment else Experiment()
+    changed = choices.changes(
+        data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
+    )
+    if algorithm:
+        changed = choices.variant(algorithm)[1] | changed
+    if seed is not None:
+        changed["seed"] = seed
+    chosen = base.changed(changed)
+    _run(chosen, out or Path("runs") / _folder_name(chosen), data_folder)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    data_folder: choices.DataFolderOption = None,
+) -> None:
+    """Go on with a run that was stopped or killed; it ends with the same bits as if it had not been.
+
+    Example: `fedgg resume runs/cifar`
+    """
+    from fedgg.errors import UserError
+    from fedgg.lab.store import Store
+
+    experiment = Store(folder).experiment()
+    parts = (experiment.model.name, experiment.data.source, experiment.algorithm.name)
+    if any(part.startswith("python:") for part in parts):
+        raise UserError(
+            f"{folder} was run with objects from Python: call fedgg.run(..., out={str(folder)!r}) with them again"
+        )
+    _run(experiment, folder, data_folder)
+
+
+def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None:
+    from fedgg.lab.runner import Watcher
+    from fedgg.lab.runner import run as run_experiment
+
+    with progress() as bar:
+        task = bar.add_task("starting", total=experiment.rounds, news="")
+
+        def started(done: int, total: int) -> None:
+            bar.update(task, completed=done, description="rounds", news=f"resumed after round {done}" if done else "")
+
+        def played(record: dict[str, Any]) -> None:
+            bar.update(task, completed=record["round"], news=news(record))
+
+        try:
+            finished = run_experiment(
+                experiment,
+                out=folder,
+                data_folder=data_folder,
+                watcher=Watcher(started=started, round=played, notice=note),
+            )
+        except KeyboardInterrupt:
+            bar.stop()
+            note(f"stopped; go on with: fedgg resume {folder}")
+            raise typer.Exit(130) from None
+    _show(finished.summary, folder)
+
+
+def _show(summary: dict[str, Any], folder: Path) -> None:
+    _draw(folder)
+    if summary["status"] == "diverged":
+        note(f"diverged after {summary['rounds_done']} rounds: {summary['why']}")
+    if summary["final_test_accuracy"] is not None:
+        say(
+            f"test accuracy {100 * summary['final_test_accuracy']:.2f}% after round {summary['rounds_done']}, "
+            f"highest {100 * summary['highest_test_accuracy']:.2f}% after round {summary['highest_at_round']}"
+        )
+    say(f"{summary['bytes'] / 1e6:.1f} MB sent, {summary['seconds']:.1f} s; everything is in {folder}")
+    if summary["status"] == "diverged":
+        raise typer.Exit(1)
+
+
+def _draw(folder: Path) -> None:
+    """Pictures of the split and the curves; a run without an evaluated round has no curve."""
+    from fedgg.report.figures import curves_figure, save, split_figure
+    from fedgg.report.folders import read_run
+
+    record = read_run(folder)
+    if record.partition:
+        save(
+            split_figure(record.partition["counts"], record.partition["classes"], "Split over clients"),
+            folder / "split.png",
+        )
+    if len(record.accuracy()[0]):
+        save(curves_figure(record), folder / "curves.png")
+
+
+def _folder_name(experiment: Experiment) -> str:
+    from fedgg.lab.study import slug
+
+    source = experiment.data.source.rpartition("/")[2]
+    parts = [experiment.name or experiment.algorithm.name, source, f"seed-{experiment.seed}", experiment.hash()[:6]]
+    return "-".join(slug(part) for part in parts)

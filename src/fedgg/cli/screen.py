@@ -1,0 +1,65 @@
+"""What a person sees: progress bars, tables and one-line complaints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
+
+from fedgg.report.tables import Table
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+
+def complain(sentence: str) -> None:
+    """One line on standard error, never wrapped, so that it can be searched and quoted."""
+    line = " ".join(sentence.split())
+    errors.print(f"[bold red]error:[/] {escape(line)}", soft_wrap=True)
+
+
+def note(sentence: str) -> None:
+    errors.print(f"[yellow]note:[/] {escape(sentence)}", soft_wrap=True)
+
+
+def say(sentence: str) -> None:
+    console.print(escape(sentence), soft_wrap=True)
+
+
+def print_table(table: Table) -> None:
+    grid = RichTable(title=escape(table.title), title_justify="left", title_style="bold", header_style="bold")
+    for number, column in enumerate(table.columns):
+        grid.add_column(escape(column), justify="left" if number == 0 else "right", overflow="fold")
+    for row in table.rows:
+        grid.add_row(*(escape(cell) for cell in row))
+    console.print(grid)
+    for sentence in table.notes:
+        console.print(f"  [dim]{escape(sentence)}[/]")
+    console.print()
+
+
+def progress() -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[news]}"),
+        TimeRemainingColumn(compact=True),
+        console=errors,
+    )
+
+
+def news(record: dict[str, Any]) -> str:
+    """A round in a few words: which accuracy this is stands beside it."""
+    parts = []
+    if record.get("test_accuracy") is not None:
+        parts.append(f"test accuracy {100 * record['test_accuracy']:.1f}%")
+    if record.get("train_loss") is not None:
+        parts.append(f"train loss {record['train_loss']:.3f}")
+    if record.get("lost"):
+        parts.append(f"{len(record['lost'])} lost")
+    return ", ".join(parts)

@@ -1,0 +1,166 @@
+"""`fedgg compare` and `fedgg sweep`: several experiments side by side."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedgg.cli import choices
+from fedgg.cli.screen import news, note, print_table, progress, say
+from fedgg.errors import UserError
+
+if TYPE_CHECKING:
+    from fedgg.lab.study import Study
+
+
+def compare(
+    study: Annotated[
+        Path | None, typer.Argument(help="A TOML file; without one, a small comparison on digits.")
+    ] = None,
+    algorithm: Annotated[
+        list[str] | None, typer.Option(help="[LABEL@]NAME[:KEY=VALUE,...]; repeat it. The first is the reference.")
+    ] = None,
+    seeds: choices.SeedsOption = None,
+    data: choices.DataOption = None,
+    model: choices.ModelOption = None,
+    clients: choices.ClientsOption = None,
+    beta: choices.BetaOption = None,
+    rounds: choices.RoundsOption = None,
+    device: choices.DeviceOption = None,
+    settings: choices.SetOption = None,
+    jobs: choices.JobsOption = None,
+    data_folder: choices.DataFolderOption = None,
+    out: choices.OutOption = None,
+) -> None:
+    """Run algorithms side by side on the same splits, and say what the seeds can tell apart.
+
+    Called again with the same folder, finished runs are kept and interrupted ones go on.
+
+    Examples:
+
+    - `fedgg compare`
+    - `fedgg compare --algorithm fedavg --algorithm fedgg:mu=0.1 --algorithm scaffold --seeds 0-4 --beta 0.1`
+    - `fedgg compare my-study.toml --out runs/mine`
+    """
+    from fedgg.lab.study import Study, demo_study, load_study
+
+    chosen = load_study(study) if study else demo_study()
+    variants = dict(choices.variant(text) for text in algorithm) if algorithm else chosen.variants
+    changed = choices.changes(
+        data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
+    )
+    chosen = Study(
+        chosen.base.changed(changed),
+        variants,
+        choices.seeds(seeds) if seeds else chosen.seeds,
+        next(iter(variants)) if algorithm else chosen.reference,
+    )
+    _run(chosen, out or Path("runs") / (study.stem if study else "compare"), jobs, data_folder)
+
+
+def sweep(
+    experiment: Annotated[Path | None, typer.Argument(help="A TOML file; without one, the defaults.")] = None,
+    grid: Annotated[list[str] | None, typer.Option(help="KEY=VALUE,VALUE,...; repeat it for more axes.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="NAME[:KEY=VALUE,...] under every combination.")] = None,
+    seeds: choices.SeedsOption = None,
+    data: choices.DataOption = None,
+    model: choices.ModelOption = None,
+    clients: choices.ClientsOption = None,
+    beta: choices.BetaOption = None,
+    rounds: choices.RoundsOption = None,
+    device: choices.DeviceOption = None,
+    settings: choices.SetOption = None,
+    jobs: choices.JobsOption = None,
+    data_folder: choices.DataFolderOption = None,
+    out: choices.OutOption = None,
+) -> None:
+    """Run every combination of some settings; the first combination is the reference of the table.
+
+    Examples:
+
+    - `fedgg sweep --grid algorithm.mu=0.001,0.01,0.1,1 --seeds 0-2`
+    - `fedgg sweep --algorithm fedprox --grid algorithm.mu=0,0.01 --grid local.lr=0.01,0.1 --rounds 30`
+    """
+    from fedgg.lab import study
+    from fedgg.lab.config import Experiment, load_experiment
+
+    if not grid:
+        raise UserError("nothing to sweep over: name at least one axis, for instance --grid algorithm.mu=0.01,0.1")
+    axes: dict[str, list[Any]] = {}
+    for text in grid:
+        key, equals, values = text.partition("=")
+        if not equals or not values:
+            raise UserError(f"--grid {text!r} is not of the form KEY=VALUE,VALUE, for instance algorithm.mu=0.01,0.1")
+        axes[key] = [choices.parsed(value) for value in values.split(",")]
+    changed = choices.changes(
+        data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
+    )
+    if algorithm:
+        changed = choices.variant(algorithm)[1] | changed
+    base = (load_experiment(experiment) if experiment else Experiment()).changed(changed)
+    variants = study.grid(axes)
+    chosen = study.Study(base, variants, choices.seeds(seeds) if seeds else (base.seed,), next(iter(variants)))
+    _run(chosen, out or Path("runs") / "sweep", jobs, data_folder)
+
+
+def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None) -> None:
+    from fedgg.lab.study import run_study
+
+    processes = jobs or (1 if study.base.engine.device.startswith("cuda") else os.cpu_count() or 1)
+    said: set[str] = set()
+    with progress() as bar:
+        total = len(study.variants) * len(study.seeds)
+        overall = bar.add_task(f"{total} runs", total=total * study.base.rounds, news="")
+        done: dict[str, int] = {}
+        tasks: dict[str, Any] = {}
+
+        def tell(job: Any, kind: str, what: Any) -> None:
+            if kind == "started":
+                done[job.name] = what[0]
+                tasks[job.name] = bar.add_task(job.name, total=what[1], completed=what[0], news="")
+            elif kind == "round":
+                done[job.name] = what["round"]
+                bar.update(tasks[job.name], completed=what["round"], news=news(what))
+            elif kind == "notice" and what not in said:
+                said.add(what)
+                note(f"{job.name}: {what}")
+            elif kind == "ended":
+                done[job.name] = study.base.rounds  # a diverged run needs no more
+                bar.remove_task(tasks.pop(job.name))
+                if what["status"] == "diverged":
+                    note(f"{job.name} diverged after {what['rounds_done']} rounds: {what['why']}")
+            bar.update(overall, completed=sum(done.values()))
+
+        try:
+            run_study(study, folder, processes=processes, tell=tell, data_folder=data_folder)
+        except KeyboardInterrupt:
+            bar.stop()
+            note("stopped; call the same command again to go on: finished rounds are kept")
+            raise typer.Exit(130) from None
+    _show(folder)
+
+
+def _show(folder: Path) -> None:
+    from fedgg.report.compare import compare as compare_runs
+    from fedgg.report.figures import accuracy_figure, save, split_figure
+    from fedgg.report.folders import read_study
+    from fedgg.report.tables import as_csv, as_markdown, comparison_tables
+
+    record = read_study(folder)
+    tables = comparison_tables(compare_runs(record))
+    for table in tables:
+        print_table(table)
+    (folder / "tables.md").write_text("\n".join(as_markdown(table) for table in tables), encoding="utf-8")
+    for name, table in zip(("accuracy", "target"), tables, strict=True):
+        (folder / f"{name}.csv").write_text(as_csv(table), encoding="utf-8")
+    save(accuracy_figure(record), folder / "accuracy.png")
+    for seed, run in record.runs[record.labels[0]].items():
+        if run.partition:
+            figure = split_figure(run.partition["counts"], run.partition["classes"], f"Split over clients, seed {seed}")
+            save(figure, folder / f"split-seed-{seed}.png")
+    say(f"curves: {folder / 'accuracy.png'}")
+    say(f"splits: {folder / 'split-seed-*.png'}")
+    say(f"tables: {folder / 'tables.md'}; every run has a folder of its own beside it")

@@ -1,0 +1,107 @@
+"""Data sets from arrays a user already has: NumPy, torch, nested lists, or an .npz file."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedgg.data.dataset import Dataset
+from fedgg.errors import UserError
+
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+_MOST_CLASSES = 1_000_000  # beyond this, labels are surely identifiers rather than class numbers
+
+
+def from_arrays(
+    x_train: Any,
+    y_train: Any,
+    x_test: Any,
+    y_test: Any,
+    name: str = "arrays",
+    classes: int | Sequence[str] | None = None,
+) -> Dataset:
+    """A data set from arrays, which are copied.
+
+    Inputs: bytes stay bytes (a bright pixel is 255) and float64 stays float64, so that float64 runs are exact; every
+    other number becomes float32. [N, H, W] becomes [N, 1, H, W], any other shape is left alone. Labels: whole numbers
+    of any type, [N] or [N, 1]. `classes` is their number or their names; without it, the largest label plus one.
+    """
+    inputs = {"x_train": _inputs(x_train, "x_train", name), "x_test": _inputs(x_test, "x_test", name)}
+    labels = {"y_train": _labels(y_train, "y_train", name), "y_test": _labels(y_test, "y_test", name)}
+    if classes is None:
+        classes = 1 + max(int(found.max()) if len(found) else 0 for found in labels.values())
+        if classes > _MOST_CLASSES:
+            raise UserError(f"{name}: the largest label is {classes - 1}; number the classes from 0 without gaps")
+    names = tuple(str(i) for i in range(classes)) if isinstance(classes, int) else tuple(str(word) for word in classes)
+    peak = 255.0 if inputs["x_train"].dtype == torch.uint8 else 1.0
+    return Dataset(name=name, classes=names, peak=peak, **inputs, **labels)
+
+
+def load_npz(path: str | Path) -> Dataset:
+    """A data set from an .npz file with the arrays x_train, y_train, x_test and y_test."""
+    path = Path(path).expanduser()
+    key = ""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            held = {name.removesuffix(".npy") for name in archive.namelist()}
+        absent = [wanted for wanted in KEYS if wanted not in held]
+        if absent:
+            raise UserError(f"{path}: no array {absent[0]!r}; an .npz data set holds {', '.join(KEYS)}")
+        arrays = {}
+        with np.load(path, allow_pickle=False) as archive:
+            for key in KEYS:
+                arrays[key] = archive[key]
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file; give the path of an .npz file as npz:FILE") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, OSError, MemoryError, NotImplementedError) as error:
+        reason = "objects, not numbers" if "allow_pickle" in str(error) else " ".join(str(error).split())
+        at = f" in {key!r}" if key else ""
+        raise UserError(f"{path}: cannot be read as .npz{at} ({reason}); write it again with numpy.savez") from error
+    return from_arrays(**arrays, name=path.name)
+
+
+def _as_array(values: Any, key: str, name: str) -> NDArray[Any]:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UserError(f"{name}: {key} is not an array ({' '.join(str(error).split())})") from error
+    if array.dtype.kind not in "buif":
+        raise UserError(f"{name}: {key} holds {array.dtype}, not numbers; convert it first")
+    return array
+
+
+def _inputs(values: Any, key: str, name: str) -> Tensor:
+    array = _as_array(values, key, name)
+    if array.dtype.kind == "f" and array.dtype.itemsize >= 8:
+        wanted: type[np.generic] = np.float64
+    else:
+        wanted = np.uint8 if array.dtype == np.uint8 else np.float32
+    with np.errstate(over="ignore"):  # a value too large for float32 becomes infinity, which Dataset reports
+        tensor = torch.from_numpy(np.array(array, dtype=wanted, order="C"))
+    return tensor.unsqueeze(1) if tensor.ndim == 3 else tensor
+
+
+def _labels(values: Any, key: str, name: str) -> Tensor:
+    array = _as_array(values, key, name)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise UserError(f"{name}: {key} has shape {array.shape}; give one class number per example, [N] or [N, 1]")
+    with np.errstate(invalid="ignore"):
+        whole = array.astype(np.int64)
+    changed = np.flatnonzero(whole != array)
+    if len(changed):
+        first = int(changed[0])
+        raise UserError(f"{name}: {key}[{first}] is {array[first]}; labels must be whole numbers")
+    return torch.from_numpy(whole)

@@ -1,0 +1,188 @@
+"""CIFAR-10 and CIFAR-100 from whichever published form is at hand: extracted or archived, pickled or binary."""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedgg.data.cache import places_to_look
+from fedgg.data.catalog import CIFAR10, CIFAR100, CIFAR100_SUPERCLASSES, CIFAR_FORMS, CifarForm, Publication
+from fedgg.data.dataset import Dataset
+from fedgg.data.safe_pickle import load_pickle
+from fedgg.errors import UserError
+
+PIXELS = 3 * 32 * 32
+
+
+def load_cifar10(folder: str | Path, publication: Publication = CIFAR10) -> Dataset:
+    """CIFAR-10 from `folder` or one level below; an archive must have the publication's checksum."""
+    return _load(Path(folder), publication, "fine")
+
+
+def load_cifar100(folder: str | Path, labels: str = "fine", publication: Publication = CIFAR100) -> Dataset:
+    """CIFAR-100 from `folder` or one level below, with its 100 "fine" classes or its 20 "coarse" ones."""
+    if labels not in ("fine", "coarse"):
+        raise UserError(f'cifar100: labels={labels!r} is unknown, choose "fine" (100 classes) or "coarse" (20)')
+    return _load(Path(folder), publication, labels)
+
+
+def _load(folder: Path, publication: Publication, labels: str) -> Dataset:
+    copies = find_copies(folder, publication)
+    if not copies:
+        forms = CIFAR_FORMS[publication.name]
+        wanted = ", ".join([*(f"{form.folder}/" for form in forms), *(form.archive for form in forms)])
+        raise UserError(
+            f"{publication.name}: found none of {wanted} in {folder} or one level below; "
+            f"run `fedgg data fetch {publication.name}` or set FEDGG_DATA to the folder that holds one"
+        )
+    copies[0].check_archive()
+    return copies[0].read(labels)
+
+
+def find_copies(folder: Path, publication: Publication) -> list[Copy]:
+    """Every copy in `folder` or one level below, extracted ones first, in the order of preference."""
+    try:
+        places = places_to_look(folder)
+        forms = CIFAR_FORMS[publication.name]
+        extracted = [
+            Copy(path, form, publication)
+            for form in forms
+            for path in [folder, *(place / form.folder for place in places)]
+            if path.is_dir() and (path != folder or _is_extracted(folder, form))
+        ]
+        archives = [
+            Copy(place / form.archive, form, publication)
+            for form in forms
+            for place in places
+            if (place / form.archive).is_file()
+        ]
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read ({error.strerror}); choose another folder or its rights") from error
+    return extracted + archives
+
+
+def _is_extracted(folder: Path, form: CifarForm) -> bool:
+    return folder.name == form.folder or all((folder / name).is_file() for name in (*form.train, form.test))
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A data set on disk: an extracted folder or an archive."""
+
+    path: Path
+    form: CifarForm
+    publication: Publication
+
+    @property
+    def archived(self) -> bool:
+        return self.path.is_file()
+
+    def check_archive(self) -> None:
+        """Refuse an archive that is not the publisher's; an extracted folder has no checksum of its own."""
+        if not self.archived:
+            return
+        import pooch
+
+        expected, found = self.publication.file(self.path.name).md5, pooch.file_hash(str(self.path), alg="md5")
+        if found != expected:
+            raise UserError(
+                f"{self.path}: MD5 {found} is not the publisher's {expected}; delete it and fetch again "
+                f"(`fedgg data fetch {self.publication.name}`), or extract it yourself if you made it on purpose"
+            )
+
+    def read(self, labels: str) -> Dataset:
+        """The content, every row and label checked."""
+        form = self.form
+        names_file, names_key = form.names[labels]
+        files = self._files([*form.train, form.test, names_file])
+        classes = self.publication.classes if labels == "fine" else CIFAR100_SUPERCLASSES
+        if names_file in files:
+            classes = _class_names(files[names_file], names_key, len(classes), f"{self.path}/{names_file}")
+
+        def split(names: Iterable[str]) -> tuple[torch.Tensor, torch.Tensor]:
+            batches = []
+            for name in names:
+                where = f"{self.path}/{name}"
+                if name not in files:
+                    raise UserError(f"{where}: missing; extract or fetch {self.publication.name} again")
+                batches.append(_batch(files.pop(name), form, labels, len(classes), where))
+            images = np.concatenate([pixels for pixels, _ in batches]).reshape(-1, 3, 32, 32)
+            return torch.from_numpy(images), torch.from_numpy(np.concatenate([found for _, found in batches]))
+
+        x_train, y_train = split(form.train)
+        x_test, y_test = split([form.test])
+        return Dataset(self.publication.name, x_train, y_train, x_test, y_test, classes, peak=255.0)
+
+    def _files(self, names: list[str]) -> dict[str, bytes]:
+        """The content of those files that are there. Archives are read in memory: nothing they name is ever written."""
+        wanted = {f"{self.form.folder}/{name}": name for name in names}
+        files = {}
+        try:
+            if not self.archived:
+                return {name: (self.path / name).read_bytes() for name in names if (self.path / name).is_file()}
+            with gzip.open(self.path) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
+                for member in archive:
+                    name = wanted.get(str(PurePosixPath(member.name)))
+                    content = archive.extractfile(member) if name and member.isreg() else None
+                    if name and content:
+                        files[name] = content.read()
+                while stream.read(1 << 20):  # to the end, where gzip compares its own checksum
+                    pass
+        except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise UserError(f"{self.path}: damaged or unreadable ({reason}); fetch or extract it again") from error
+        return files
+
+
+def _batch(
+    raw: bytes, form: CifarForm, labels: str, classes: int, where: str
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Pixels [N, 3072] and labels [N] of one file."""
+    at = form.labels[labels]
+    if isinstance(at, int):
+        width = len(form.labels) + PIXELS
+        if not raw or len(raw) % width:
+            raise UserError(f"{where}: {len(raw)} bytes are not rows of {width}; it is cut short, extract it again")
+        rows = np.frombuffer(raw, np.uint8).reshape(-1, width)
+        pixels, found = rows[:, len(form.labels) :], rows[:, at]
+    else:
+        batch = load_pickle(raw, where)
+        try:
+            pixels, found = np.asarray(_entry(batch, "data", where)), np.asarray(_entry(batch, at, where))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{where}: its images or labels are no arrays; extract it again") from error
+    if pixels.ndim != 2 or pixels.shape[1] != PIXELS or pixels.dtype != np.uint8:
+        raise UserError(f"{where}: images are {pixels.dtype} of shape {pixels.shape}, expected uint8 [N, {PIXELS}]")
+    if found.shape != pixels.shape[:1] or found.dtype.kind not in "iu":
+        raise UserError(f"{where}: {len(pixels)} images but labels of shape {found.shape} and type {found.dtype}")
+    wrong = found[(found < 0) | (found >= classes)]
+    if len(wrong):
+        raise UserError(f"{where}: label {wrong[0]} is outside 0 to {classes - 1}; the file is damaged")
+    return pixels, found.astype(np.int64)
+
+
+def _entry(batch: Any, key: str, where: str) -> Any:
+    """The entry of a pickled dictionary, whose keys are bytes from Python 2 and text from Python 3."""
+    for spelling in (key.encode(), key):
+        if isinstance(batch, dict) and spelling in batch:
+            return batch[spelling]
+    raise UserError(f"{where}: no entry {key!r}; this is not a file of CIFAR, extract it again")
+
+
+def _class_names(raw: bytes, key: str | None, expected: int, where: str) -> tuple[str, ...]:
+    words = raw.split() if key is None else _entry(load_pickle(raw, where), key, where)
+    if not isinstance(words, list | tuple):
+        raise UserError(f"{where}: holds no list of class names; extract it again or delete it")
+    names = tuple(word.decode("utf-8", "replace") if isinstance(word, bytes) else str(word) for word in words)
+    if len(names) != expected:
+        raise UserError(f"{where}: names {len(names)} classes, expected {expected}; extract it again or delete it")
+    return names

@@ -1,0 +1,155 @@
+"""Fetching published files: pooch decides and verifies, our downloader carries on where the last attempt broke off."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pooch
+import requests
+import urllib3
+from filelock import FileLock
+
+from fedgg.data.catalog import PUBLICATIONS, Publication, PublishedFile, find_publication
+from fedgg.errors import UserError
+
+Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all where the server says so
+
+_CHUNK = 1 << 16
+_TIMEOUT = (15, 60)  # seconds to connect, seconds between two packets
+
+
+def fetch(
+    name: str,
+    folder: str | Path,
+    progress: Progress | None = None,
+    mirror: str | None = None,
+    publications: Mapping[str, Publication] = PUBLICATIONS,
+) -> list[Path]:
+    """Download into `folder` the files of the data set `name` that are not there yet, and return where all of them are.
+
+    A file counts as there when its checksum is right. One with another checksum is replaced, but only once the new one
+    is complete and verified. `mirror` is an address that holds the publisher's files under their own names.
+    """
+    publication, folder = find_publication(name, publications), Path(folder)
+    paths = [folder / file.name for file in publication.files]
+    try:
+        missing = [file for file, path in zip(publication.files, paths, strict=True) if not _is_intact(path, file.md5)]
+        if missing:
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(folder / ".fetch.lock"):
+                for file in missing:
+                    url = f"{mirror.rstrip('/')}/{file.name}" if mirror else file.url
+                    _retrieve(file, url, folder, progress)
+    except OSError as error:
+        raise UserError(_disk_trouble(error, folder, publication)) from error
+    return paths
+
+
+def _is_intact(path: Path, md5: str) -> bool:
+    return path.is_file() and pooch.file_hash(str(path), alg="md5") == md5
+
+
+def _retrieve(file: PublishedFile, url: str, folder: Path, progress: Progress | None) -> None:
+    # The key keeps what came from one address apart from what comes from another.
+    key = hashlib.sha256(f"{url} {file.md5}".encode()).hexdigest()[:8]
+    part = folder / f"{file.name}.{key}.part"
+    try:
+        with _quiet_pooch():
+            download = _ResumingDownload(file, part, progress)
+            pooch.retrieve(url, f"md5:{file.md5}", fname=file.name, path=folder, downloader=download)
+    except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+        raise UserError(
+            f"{file.name}: {_reason(error)} at {url}; call again to resume, or put the file into {folder} by hand"
+        ) from error
+    for stale in folder.glob(f"{file.name}.*.part"):
+        stale.unlink(missing_ok=True)
+
+
+class _ResumingDownload:
+    """The downloader handed to pooch: it grows FILE.part, and hands it over when it is complete and right."""
+
+    def __init__(self, file: PublishedFile, part: Path, progress: Progress | None) -> None:
+        self._file, self._part, self._progress = file, part, progress
+
+    def __call__(self, url: str, output_file: str, _pooch: object) -> None:
+        if self._done() != self._file.size or not _is_intact(self._part, self._file.md5):
+            self._transfer(url)
+        found = pooch.file_hash(str(self._part), alg="md5")
+        if found != self._file.md5:
+            self._part.unlink()
+            raise UserError(
+                f"{self._file.name}: {url} sent other bytes, MD5 {found} instead of {self._file.md5}; "
+                "they are deleted, call again or try another mirror"
+            )
+        self._part.replace(output_file)
+
+    def _done(self) -> int:
+        return self._part.stat().st_size if self._part.exists() else 0
+
+    def _transfer(self, url: str) -> None:
+        done = self._done()
+        # Plain bytes: a server that announces .tar.gz as an encoding must not have it unpacked on the way.
+        headers = {"Accept-Encoding": "identity", "User-Agent": "fedgg"}
+        if done:
+            headers["Range"] = f"bytes={done}-"
+        with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
+            status = response.status_code
+            continues = status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {done}-")
+            unusable = status == 416 or (status == 206 and not continues)
+            if not unusable:
+                response.raise_for_status()
+                self._write(response, done if continues else 0)
+        if unusable and done:
+            self._part.unlink()
+            self._transfer(url)
+        elif unusable:
+            raise requests.HTTPError(response=response)
+
+    def _write(self, response: requests.Response, done: int) -> None:
+        length = response.headers.get("Content-Length", "")
+        total = done + int(length) if length.isdecimal() else None
+        with self._part.open("ab" if done else "wb") as sink:
+            for chunk in response.raw.stream(_CHUNK, decode_content=False):
+                sink.write(chunk)
+                done += len(chunk)
+                if self._progress:
+                    self._progress(self._file.name, done, total)
+        if total is None and done < self._file.size:
+            raise requests.ConnectionError(f"closed after {done} of {self._file.size} bytes")
+
+
+@contextmanager
+def _quiet_pooch() -> Iterator[None]:
+    """Keep pooch's announcements off the terminal, which belongs to the caller."""
+    logger = pooch.get_logger()
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, requests.HTTPError):
+        return f"the server answered {error.response.status_code}"
+    if isinstance(error, requests.Timeout | urllib3.exceptions.TimeoutError):
+        return "no answer in time"
+    if isinstance(error, requests.ConnectionError | urllib3.exceptions.HTTPError):
+        return "no connection, or it broke off,"
+    return f"cannot download ({type(error).__name__})"
+
+
+def _disk_trouble(error: OSError, folder: Path, publication: Publication) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        needed = sum(file.size for file in publication.files) / 1e6
+        return (
+            f"{folder}: the disk is full, {publication.name} needs {needed:,.0f} MB; "
+            "make room and call again to resume, or choose another folder"
+        )
+    return f"{error.filename or folder}: cannot be used ({error.strerror}); choose another folder or change its rights"

@@ -1,0 +1,227 @@
+"""A comparison of algorithms over seeds: accuracies, rounds to the reference's accuracy, and what the seeds can tell.
+
+Only finished runs enter a mean; diverged and unfinished ones are counted and shown. The target of a seed is the test
+accuracy of the reference at its own last evaluated round with that seed, and a run reaches it at the first evaluated
+round that is at least as accurate. Smoothed, both sides are trailing averages over `WINDOW` evaluated rounds.
+
+Two rows are "not distinguishable" when the 95 % confidence interval of their mean difference in final accuracy, paired
+by seed (Student's t with n - 1 degrees of freedom), contains zero. Pairing fits the design, since a seed fixes the
+split, the start and the batches for every row; and the interval is as wide as few seeds deserve: with three of them,
+"a mean difference beyond one standard deviation" would call pure noise a difference more than one time in five. There
+is no correction for looking at several rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedgg.report.folders import Floats, Ints, RunRecord, StudyRecord
+
+WINDOW = 5
+Verdict = Literal["higher", "lower", "not distinguishable", "too few seeds"]
+
+# Two-sided 95 % points of Student's t for 1, 2, ... degrees of freedom; beyond the last one it errs to the wide side.
+_T95 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation over n runs; the deviation is None for fewer than two."""
+
+    mean: float
+    sd: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How soon a label reached the target: means over the seeds that did, `reached` of the `asked` seeds."""
+
+    reached: int
+    asked: int
+    rounds: float | None
+    megabytes: float | None
+    speed_up: float | None
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """Final accuracy of `label` minus that of `other`, paired by seed, with the half width of its 95 % interval."""
+
+    label: str
+    other: str
+    n: int
+    mean: float
+    half_width: float | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Row:
+    """Everything the comparison says about one label."""
+
+    label: str
+    finished: int
+    diverged: int
+    unfinished: int
+    final: Spread | None
+    highest: Spread | None
+    raw: Reach
+    smoothed: Reach
+    against_reference: PairedDifference | None
+    against_best: PairedDifference | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rows in the study's order; `best` has the highest mean final accuracy (None if no run has finished)."""
+
+    reference: str
+    seeds: tuple[int, ...]
+    best: str | None
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Test accuracy and megabytes so far at the evaluated rounds of one run."""
+
+    rounds: Ints
+    accuracy: Floats
+    megabytes: Floats
+
+
+def compare(study: StudyRecord) -> Comparison:
+    """Compare the labels of a study with its reference and with its best label."""
+    curves = {label: _finished_curves(study.runs[label]) for label in study.labels}
+    finals = {label: {seed: float(curve.accuracy[-1]) for seed, curve in curves[label].items()} for label in curves}
+    smooth = {label: {seed: _smoothed(curve) for seed, curve in curves[label].items()} for label in curves}
+    means = {label: float(np.mean(list(values.values()))) for label, values in finals.items() if values}
+    best = max(means, key=lambda label: means[label]) if means else None
+    rows = []
+    for label in study.labels:
+        highest = [float(curve.accuracy.max()) for curve in curves[label].values()]
+        diverged = {seed for seed, run in study.runs[label].items() if run.status == "diverged"}
+        rows.append(
+            Row(
+                label=label,
+                finished=len(curves[label]),
+                diverged=len(diverged),
+                unfinished=len(study.seeds) - len(curves[label]) - len(diverged),
+                final=spread(list(finals[label].values())),
+                highest=spread(highest),
+                raw=reach(curves[label], curves[study.reference], diverged),
+                smoothed=reach(smooth[label], smooth[study.reference], diverged),
+                against_reference=_against(label, study.reference, finals),
+                against_best=None if best is None else _against(label, best, finals),
+            )
+        )
+    return Comparison(study.reference, study.seeds, best, tuple(rows), tuple(_notes(study, curves)))
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """Mean and sample standard deviation (ddof = 1) of some values; None of none."""
+    if not values:
+        return None
+    sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return Spread(float(np.mean(values)), sd, len(values))
+
+
+def trailing_average(values: Floats, window: int = WINDOW) -> Floats:
+    """The mean of each value and the `window - 1` before it; the first `window - 1` values have none."""
+    if len(values) < window:
+        return np.empty(0, dtype=np.float64)
+    averages: Floats = np.lib.stride_tricks.sliding_window_view(values, window).mean(axis=1)
+    return averages
+
+
+def first_reaching(accuracy: Floats, target: float) -> int | None:
+    """The position of the first accuracy at or above the target."""
+    hits = np.flatnonzero(accuracy >= target)
+    return int(hits[0]) if len(hits) else None
+
+
+def reach(curves: dict[int, Curve], reference: dict[int, Curve], diverged: set[int]) -> Reach:
+    """How soon the curves reach the reference's last accuracy, seed by seed; a diverged seed counts as not reached."""
+    targets = {seed: curve for seed, curve in reference.items() if len(curve.accuracy)}
+    asked = [seed for seed in targets if seed in curves or seed in diverged]
+    rounds, megabytes, totals = [], [], []
+    for seed in asked:
+        curve = curves.get(seed)
+        at = None if curve is None else first_reaching(curve.accuracy, float(targets[seed].accuracy[-1]))
+        if curve is not None and at is not None:
+            rounds.append(int(curve.rounds[at]))
+            megabytes.append(float(curve.megabytes[at]))
+            totals.append(int(targets[seed].rounds[-1]))
+    if not rounds:
+        return Reach(0, len(asked), None, None, None)
+    mean_rounds = float(np.mean(rounds))
+    return Reach(len(rounds), len(asked), mean_rounds, float(np.mean(megabytes)), float(np.mean(totals)) / mean_rounds)
+
+
+def paired_difference(label: str, other: str, ours: dict[int, float], theirs: dict[int, float]) -> PairedDifference:
+    """Compare two rows over the seeds that both have; there must be at least one."""
+    differences = np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+    n, mean = len(differences), float(np.mean(differences))
+    if n < 2:
+        return PairedDifference(label, other, n, mean, None, "too few seeds")
+    half_width = _T95[min(n - 1, len(_T95)) - 1] * float(np.std(differences, ddof=1)) / math.sqrt(n)
+    if abs(mean) <= half_width:
+        verdict: Verdict = "not distinguishable"
+    else:
+        verdict = "higher" if mean > 0 else "lower"
+    return PairedDifference(label, other, n, mean, half_width, verdict)
+
+
+def _against(label: str, other: str, finals: dict[str, dict[int, float]]) -> PairedDifference | None:
+    if label == other or not finals[label].keys() & finals[other].keys():
+        return None
+    return paired_difference(label, other, finals[label], finals[other])
+
+
+def _finished_curves(runs: dict[int, RunRecord]) -> dict[int, Curve]:
+    curves = {seed: Curve(*run.accuracy(), run.megabytes()) for seed, run in runs.items() if run.status == "finished"}
+    return {seed: curve for seed, curve in curves.items() if len(curve.rounds)}
+
+
+def _smoothed(curve: Curve) -> Curve:
+    averages = trailing_average(curve.accuracy)
+    start = len(curve.accuracy) - len(averages)
+    return Curve(curve.rounds[start:], averages, curve.megabytes[start:])
+
+
+def _notes(study: StudyRecord, curves: dict[str, dict[int, Curve]]) -> list[str]:
+    """What a reader must know before believing the numbers."""
+    notes = []
+    for label in study.labels:
+        runs = study.runs[label]
+        diverged = [seed for seed, run in runs.items() if run.status == "diverged"]
+        unfinished = [seed for seed in study.seeds if seed not in curves[label] and seed not in diverged]
+        if diverged:
+            notes.append(f"{label}: {_seeds(diverged)} diverged and left out of the means.")
+        if unfinished:
+            notes.append(f"{label}: {_seeds(unfinished)} not finished (or never evaluated) and left out of the means.")
+    if not curves[study.reference]:
+        notes.append(f"The reference {study.reference} has no finished run, so there is no target.")
+    if len({int(curve.rounds[-1]) for by_seed in curves.values() for curve in by_seed.values()}) > 1:
+        notes.append("The runs end at different rounds, so their final accuracies are not like for like.")
+    for seed in study.seeds:
+        runs_of_seed = (study.runs[label].get(seed) for label in study.labels)
+        hashes = {run.partition.get("hash") for run in runs_of_seed if run is not None and run.partition is not None}
+        if len(hashes) > 1:
+            notes.append(f"Seed {seed}: the runs have different splits, so pairing them by seed does not hold.")
+    return notes
+
+
+def _seeds(seeds: list[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"

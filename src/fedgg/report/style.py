@@ -1,0 +1,77 @@
+"""The house style of figures: colours, type, and files that come out the same every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fedgg.errors import UserError
+
+Parameters = ParamSpec("Parameters")
+
+# Okabe and Ito's colours without yellow, which is lost on white. Seven colours and four line styles have no common
+# factor, so that 28 labels go by before a pair comes back.
+COLOURS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
+LINE_STYLES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1.2)))
+
+_SETTINGS: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "axes.grid": False,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.5,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+    "text.usetex": False,
+    # Names come from users, and a "$" in a name is a dollar sign, not mathematics.
+    "text.parse_math": False,
+    # Without a salt the element identifiers of SVG files are random.
+    "svg.hashsalt": "fedgg",
+}
+
+
+def styled(draw: Callable[Parameters, Figure]) -> Callable[Parameters, Figure]:
+    """Make a function draw in the house style and leave the user's matplotlib settings as they were."""
+
+    @wraps(draw)
+    def drawn(*arguments: Parameters.args, **keywords: Parameters.kwargs) -> Figure:
+        with matplotlib.rc_context(_SETTINGS):
+            return draw(*arguments, **keywords)
+
+    return drawn
+
+
+def blank(width: float, height: float) -> Figure:
+    """An empty figure of so many inches, outside pyplot's register of open windows."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, path: str | Path) -> Path:
+    """Write a figure as .png (150 dpi) or .svg; the same figure gives the same bytes."""
+    file = Path(path)
+    kind = file.suffix.lower()
+    if kind not in {".png", ".svg"}:
+        raise UserError(f"{file} cannot be written as a figure: give a name that ends in .png or .svg")
+    metadata: dict[str, str | None] = {"Software": None} if kind == ".png" else {"Date": None, "Creator": None}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with matplotlib.rc_context(_SETTINGS):
+            figure.savefig(file, dpi=150, format=kind[1:], metadata=metadata)
+    except OSError as error:
+        raise UserError(
+            f"{file} cannot be written: {error.strerror or error}; check the folder and its space"
+        ) from error
+    return file

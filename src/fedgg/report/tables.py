@@ -1,0 +1,189 @@
+"""Comparisons as plain tables of strings, and the same tables as Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from dataclasses import dataclass
+
+from fedgg.report.compare import WINDOW, Comparison, PairedDifference, Reach, Row, Spread
+
+NONE = "–"
+_VERDICT_MARK = {"higher": "higher", "lower": "lower", "not distinguishable": "≈", "too few seeds": "one seed"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table ready to print: every row has one string a column; the notes belong under it."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+def comparison_tables(comparison: Comparison) -> tuple[Table, Table]:
+    """The accuracy table and the rounds-to-target table of a comparison."""
+    return accuracy_table(comparison), target_table(comparison)
+
+
+def accuracy_table(comparison: Comparison) -> Table:
+    """Final and highest accuracy of every label, and which of them the seeds can tell apart."""
+    reference, best = comparison.reference, comparison.best
+    columns = (
+        "algorithm",
+        "runs",
+        "final accuracy %",
+        "highest accuracy %",
+        f"difference to {reference}",
+        "against best",
+    )
+    rows = tuple(
+        (
+            row.label,
+            _runs(row),
+            _percent(row.final),
+            _percent(row.highest),
+            "reference" if row.label == reference else _difference(row.against_reference),
+            "best" if row.label == best else _verdict(row.against_best),
+        )
+        for row in comparison.rows
+    )
+    return Table(f"Test accuracy over seeds {_listed(comparison.seeds)}", columns, rows, _accuracy_notes(comparison))
+
+
+def target_table(comparison: Comparison) -> Table:
+    """Rounds and megabytes until the reference's final accuracy, raw and smoothed."""
+    columns = (
+        "algorithm",
+        *("rounds", "MB", "speed-up", "reached"),
+        *("rounds (smoothed)", "MB (smoothed)", "speed-up (smoothed)", "reached (smoothed)"),
+    )
+    rows = tuple((row.label, *_reach(row.raw), *_reach(row.smoothed)) for row in comparison.rows)
+    reference = comparison.reference
+    notes = (
+        f"The target of each seed is {reference}'s test accuracy at its last evaluated round; counted is the first "
+        "evaluated round that reaches it, on average over the seeds that did. A diverged seed counts as not reached.",
+        f"Speed-up: {reference}'s total rounds over these rounds. {reference}'s own row follows the same rule, so what "
+        "it has above 1.0× is what the rule itself gives away.",
+        f"Smoothed: the same on trailing averages over {WINDOW} evaluated rounds, the target being {reference}'s last "
+        "average.",
+        *comparison.notes,
+    )
+    return Table(f"Rounds and traffic until {reference}'s final accuracy", columns, rows, notes)
+
+
+def as_markdown(table: Table) -> str:
+    """The table in Markdown, with its title above and its notes below."""
+    head = [_markdown_text(column) for column in table.columns]
+    lines = [f"**{_markdown_text(table.title)}**", "", _bars(head), _bars(["---"] * len(head))]
+    lines += [_bars([_markdown_text(cell) for cell in row]) for row in table.rows]
+    if table.notes:
+        lines += ["", *(f"- {_markdown_text(note)}" for note in table.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def as_csv(table: Table) -> str:
+    """The columns and rows as CSV; title and notes have no place in it."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table.columns)
+    writer.writerows(table.rows)
+    return text.getvalue()
+
+
+def as_latex(table: Table) -> str:
+    """The table as a LaTeX table environment that needs no package."""
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{_latex_text(table.title)}}}",
+        rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}",
+        r"\hline",
+        " & ".join(map(_latex_text, table.columns)) + r" \\",
+        r"\hline",
+        *(" & ".join(map(_latex_text, row)) + r" \\" for row in table.rows),
+        r"\hline",
+        r"\end{tabular}",
+        *(rf"\par\footnotesize {_latex_text(note)}" for note in table.notes),
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _accuracy_notes(comparison: Comparison) -> tuple[str, ...]:
+    rule = (
+        "± is the sample standard deviation over seeds. Differences are in percentage points, paired by seed, with the "
+        "half width of their 95 % confidence interval (Student's t). ≈ marks rows that are not distinguishable: the "
+        "interval contains zero. Several rows are looked at without a correction for it."
+    )
+    alike = [
+        row.label
+        for row in comparison.rows
+        if row.against_best is not None and row.against_best.verdict == "not distinguishable"
+    ]
+    told = (f"Not distinguishable from the best row, {comparison.best}: {', '.join(alike)}.",) if alike else ()
+    return (rule, *told, *comparison.notes)
+
+
+def _runs(row: Row) -> str:
+    parts = [str(row.finished)]
+    parts += [f"{row.diverged} diverged"] if row.diverged else []
+    parts += [f"{row.unfinished} unfinished"] if row.unfinished else []
+    return ", ".join(parts)
+
+
+def _percent(spread: Spread | None) -> str:
+    if spread is None:
+        return NONE
+    return f"{100 * spread.mean:.2f}" if spread.sd is None else f"{100 * spread.mean:.2f} ± {100 * spread.sd:.2f}"
+
+
+def _difference(difference: PairedDifference | None) -> str:
+    if difference is None:
+        return NONE
+    width = "" if difference.half_width is None else f" ± {100 * difference.half_width:.2f}"
+    return f"{100 * difference.mean:+.2f}{width} {_verdict(difference)}"
+
+
+def _verdict(difference: PairedDifference | None) -> str:
+    return NONE if difference is None else _VERDICT_MARK[difference.verdict]
+
+
+def _reach(reach: Reach) -> tuple[str, str, str, str]:
+    reached = f"{reach.reached}/{reach.asked}"
+    if reach.rounds is None or reach.megabytes is None or reach.speed_up is None:
+        return NONE, NONE, NONE, reached
+    return f"{reach.rounds:.1f}", f"{reach.megabytes:.1f}", f"{reach.speed_up:.1f}×", reached
+
+
+def _listed(seeds: tuple[int, ...]) -> str:
+    return ", ".join(map(str, seeds))
+
+
+def _bars(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _markdown_text(text: str) -> str:
+    return re.sub(r"([\\`*_\[\]<>|&#$~])", r"\\\1", " ".join(text.split()))
+
+
+_LATEX = {
+    **{sign: "\\" + sign for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "≈": r"$\approx$",
+    "–": "--",
+}
+
+
+def _latex_text(text: str) -> str:
+    return "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))

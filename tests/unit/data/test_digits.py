@@ -1,0 +1,40 @@
+"""The digits are split once and for all."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits as published
+
+from fedgg.data.digits import load_digits
+
+
+def test_shapes_and_values() -> None:
+    digits = load_digits()
+    assert digits.x_train.shape == (1437, 1, 8, 8)
+    assert digits.x_test.shape == (360, 1, 8, 8)
+    assert digits.x_train.dtype == torch.float32
+    assert digits.peak == 16.0 == float(digits.x_train.max())
+    assert digits.classes == tuple("0123456789")
+
+
+def test_every_image_is_there_once() -> None:
+    digits = load_digits()
+    images, labels = published(return_X_y=True)
+    both = torch.cat([digits.x_train, digits.x_test]).flatten(1).numpy()
+    rows = np.column_stack([both, torch.cat([digits.y_train, digits.y_test]).numpy()])
+    wanted = np.column_stack([images, labels])
+    assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, wanted.tolist()))
+
+
+def test_every_class_gives_its_share() -> None:
+    digits = load_digits()
+    train, test = digits.y_train.bincount().numpy(), digits.y_test.bincount().numpy()
+    assert np.abs(test - (train + test) * 360 / 1797).max() < 1
+
+
+def test_the_split_never_changes() -> None:
+    labels = load_digits().y_test.numpy().astype(np.uint8).tobytes()
+    assert hashlib.sha256(labels).hexdigest()[:16] == "c6a6a217e7cbb73e"

@@ -1,0 +1,188 @@
+"""The splits: nobody loses or shares an example, the same seed gives the same split, and beta means skew."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgg.core.seeds import stream
+from fedgg.data.partition import SCHEMES, Indices, Partition, partition
+from fedgg.errors import UserError
+
+
+def balanced_labels(examples: int, classes: int) -> Indices:
+    return stream(7, "test labels").permutation(np.arange(examples) % classes).astype(np.int64)
+
+
+def skew(split: Partition, labels: Indices, classes: int) -> float:
+    """Mean share of a client's biggest class: 1 / classes when even, 1 when each client holds one class."""
+    counts = split.counts(labels, classes)
+    return float(np.mean(counts.max(axis=1) / counts.sum(axis=1)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    scheme=st.sampled_from(sorted(SCHEMES)),
+    labels=st.lists(st.integers(-2, 6), min_size=8, max_size=150),
+    clients=st.integers(1, 8),
+    seed=st.integers(0, 2**32),
+    beta=st.sampled_from([1e-3, 0.05, 0.5, 5.0, 1e6]),
+)
+def test_every_example_goes_to_exactly_one_client(
+    scheme: str, labels: list[int], clients: int, seed: int, beta: float
+) -> None:
+    try:
+        split = partition(
+            scheme,
+            np.array(labels, dtype=np.int64),
+            clients,
+            seed,
+            beta=beta,
+            min_examples=0,
+            shards_per_client=1,
+            allow_empty=True,
+        )
+    except UserError:
+        assert scheme == "dirichlet"  # only this one can find all clients full, at tiny beta
+        return
+    assert len(split.indices) == clients
+    assert np.array_equal(np.sort(np.concatenate(split.indices)), np.arange(len(labels)))
+    for held in split.indices:
+        assert held.dtype == np.int64
+        assert (np.diff(held) > 0).all()
+
+
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+def test_the_seed_alone_decides(scheme: str) -> None:
+    labels = balanced_labels(1000, 10)
+    first, again, other = (partition(scheme, labels, 10, seed) for seed in (3, 3, 4))
+    assert first.hash() == again.hash()
+    assert first.hash() != other.hash()
+    assert first.sizes.min() >= 10
+    assert first.sizes.sum() == 1000
+
+
+def test_hash_sees_order_and_boundaries() -> None:
+    def of(*clients: list[int]) -> str:
+        return Partition("iid", tuple(np.array(held, dtype=np.int64) for held in clients)).hash()
+
+    assert len({of([0, 1], [2]), of([0], [1, 2]), of([2], [0, 1]), of([0, 1, 2]), of([0, 1, 2], [])}) == 5
+
+
+def test_counts_by_hand() -> None:
+    split = Partition("iid", (np.array([0, 3]), np.array([1, 2, 4])))
+    labels = np.array([1, 0, 0, 1, 2])
+    assert split.counts(labels, 4).tolist() == [[0, 2, 0, 0], [2, 0, 1, 0]]
+    assert split.sizes.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("scheme", ["iid", "dirichlet_client"])
+def test_equal_sizes(scheme: str) -> None:
+    sizes = partition(scheme, balanced_labels(1003, 10), 10, 0, beta=0.1).sizes
+    assert sizes.max() - sizes.min() <= 1
+
+
+def test_dirichlet_client_follows_its_own_distribution() -> None:
+    labels = balanced_labels(100_000, 5)
+    split = partition("dirichlet_client", labels, 40, 1, beta=1.0)
+    wanted = stream(1, "partition", 0).dirichlet(np.ones(5), size=40)
+    got = split.counts(labels, 5) / split.sizes[:, None]
+    # Forty clients ask for roughly what there is; what runs out first moves a little mass elsewhere.
+    assert np.abs(got - wanted).mean() < 0.05
+    assert np.corrcoef(got.ravel(), wanted.ravel())[0, 1] > 0.95
+
+
+def test_dirichlet_client_favours_nobody_when_a_class_runs_out() -> None:
+    labels = np.repeat([0, 1], [50, 950]).astype(np.int64)
+    rare = [partition("dirichlet_client", labels, 10, seed, beta=100.0).counts(labels, 2)[:, 0] for seed in range(40)]
+    by_client = np.mean(rare, axis=0)
+    assert by_client.sum() == pytest.approx(50)
+    assert by_client.max() < 7
+    assert by_client.min() > 3
+
+
+@pytest.mark.parametrize("scheme", ["dirichlet", "dirichlet_unbalanced", "dirichlet_client"])
+def test_smaller_beta_is_more_skewed(scheme: str) -> None:
+    labels = balanced_labels(5000, 10)
+    skews = [
+        np.mean([skew(partition(scheme, labels, 10, seed, beta=beta, min_examples=1), labels, 10) for seed in range(3)])
+        for beta in (0.1, 1.0, 100.0)
+    ]
+    assert skews[0] > skews[1] + 0.1
+    assert skews[1] > skews[2] + 0.1
+
+
+def test_zeroing_full_clients_balances_sizes() -> None:
+    labels = balanced_labels(5000, 10)
+    spread = {
+        scheme: np.mean([partition(scheme, labels, 10, seed, beta=0.3).sizes.std() for seed in range(5)])
+        for scheme in ("dirichlet", "dirichlet_unbalanced")
+    }
+    assert spread["dirichlet"] < 0.8 * spread["dirichlet_unbalanced"]
+
+
+def test_shards_hold_few_classes() -> None:
+    labels = balanced_labels(2000, 10)
+    split = partition("shards", labels, 10, 0)
+    assert (split.sizes == 200).all()
+    assert ((split.counts(labels, 10) > 0).sum(axis=1) <= 2).all()
+
+
+def test_seventy_five_thousand_examples_are_dealt_quickly() -> None:
+    labels = balanced_labels(75_000, 100)
+    started = time.perf_counter()
+    partition("dirichlet_client", labels, 100, 0, beta=0.1)
+    assert time.perf_counter() - started < 3.0
+
+
+def test_retries_end_with_advice() -> None:
+    with pytest.raises(UserError) as caught:
+        partition("dirichlet_unbalanced", balanced_labels(200, 2), 20, 0, beta=0.01)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in ("dirichlet_unbalanced", "beta=0.01", "20 clients", "had 0", "larger beta", "smaller min_examples"):
+        assert part in message
+
+
+def test_a_client_is_empty_only_where_allowed() -> None:
+    labels = balanced_labels(60, 2)
+    split = partition("dirichlet_unbalanced", labels, 12, 0, beta=0.02, min_examples=0, allow_empty=True)
+    assert split.sizes.min() == 0
+    with pytest.raises(UserError, match="every client 1 examples"):
+        partition("dirichlet_unbalanced", labels, 12, 0, beta=0.02, min_examples=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"scheme": "dirichlet2"}, "unknown split 'dirichlet2'"),
+        ({"beta": 0.0}, "beta=0.0"),
+        ({"beta": -1.0}, "beta=-1.0"),
+        ({"beta": float("nan")}, "beta=nan"),
+        ({"beta": float("inf")}, "beta=inf"),
+        ({"clients": 0}, "clients=0"),
+        ({"clients": 101, "min_examples": 0}, "clients=101"),
+        ({"min_examples": 11}, "min_examples=11"),
+        ({"min_examples": -1}, "min_examples=-1"),
+        ({"seed": -1}, "seed=-1"),
+        ({"labels": np.zeros((100, 1), dtype=np.int64)}, "labels"),
+        ({"labels": np.zeros(100)}, "labels"),
+        ({"scheme": "shards", "shards_per_client": 11}, "shards_per_client=11"),
+        ({"scheme": "shards", "shards_per_client": 0}, "shards_per_client=0"),
+    ],
+)
+def test_mistakes_are_named(changes: dict[str, Any], named: str) -> None:
+    arguments: dict[str, Any] = {"scheme": "dirichlet", "labels": balanced_labels(100, 10), "clients": 10, "seed": 0}
+    with pytest.raises(UserError) as caught:
+        partition(**(arguments | changes))
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_beta_is_not_asked_of_schemes_without_it() -> None:
+    assert partition("iid", balanced_labels(100, 10), 10, 0, beta=0.0).sizes.tolist() == [10] * 10

@@ -1,0 +1,77 @@
+"""Data sets by name, and where they are looked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedgg.data.cache import data_folder
+from fedgg.data.sources import SOURCES, load
+from fedgg.errors import UserError
+
+
+def test_digits_need_no_folder() -> None:
+    assert len(load("digits").x_train) == 1437
+
+
+def test_npz_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    np.savez(path, x_train=np.zeros((4, 2)), y_train=[0, 1, 0, 1], x_test=np.zeros((2, 2)), y_test=[0, 1])
+    assert load(f"npz:{path}").name == "mine.npz"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("cifar", "cifar10"),
+        ("CIFAR-10", "cifar10"),
+        ("cifar1000", "cifar100"),
+        ("SVHN", "svhn"),
+        ("digit", "digits"),
+        ("mine.npz", "npz:mine.npz"),
+    ],
+)
+def test_an_unknown_name_meets_its_neighbour(name: str, hint: str) -> None:
+    with pytest.raises(UserError, match=rf"unknown data set '{name}': did you mean {hint}\? choose from digits, "):
+        load(name)
+
+
+def test_a_name_like_nothing_lists_what_there_is() -> None:
+    with pytest.raises(UserError) as caught:
+        load("zzz")
+    assert "did you mean" not in str(caught.value)
+    assert all(name in str(caught.value) for name in SOURCES)
+
+
+def test_npz_without_a_file() -> None:
+    with pytest.raises(UserError, match="npz:FILE"):
+        load("npz:")
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn"])
+def test_missing_data_says_where_and_how(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDGG_DATA", str(tmp_path / "variable"))
+    with pytest.raises(UserError, match=f"{tmp_path}/variable .*`fedgg data fetch {name}`"):
+        load(name)
+    with pytest.raises(UserError, match=f"{tmp_path}/argument "):
+        load(name, tmp_path / "argument")
+
+
+def test_the_folder_is_argument_then_variable_then_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDGG_DATA", str(tmp_path))
+    assert data_folder("elsewhere") == Path("elsewhere")
+    assert data_folder("~/data") == Path.home() / "data"
+    assert data_folder() == tmp_path
+    monkeypatch.setenv("FEDGG_DATA", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert data_folder().name == "fedgg"
+
+
+def test_naming_the_sources_imports_no_reader() -> None:
+    heavy = "{'sklearn', 'scipy.io', 'pooch', 'requests'}"
+    code = f"import sys, fedgg.data.sources; print({heavy} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

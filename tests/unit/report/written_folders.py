@@ -1,0 +1,59 @@
+"""Run folders and comparison folders written by hand, for the tests of this room."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def write_run(
+    folder: Path,
+    accuracies: Sequence[float | None],
+    *,
+    status: str | None = "finished",
+    bytes_each_way: int = 500_000,
+    split_hash: str = "same",
+    name: str = "demo",
+) -> Path:
+    """A run with one accuracy a round (None: not evaluated) and 2 * bytes_each_way of traffic a round."""
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(f"name = {json.dumps(name)}\nseed = 0\n[split]\nscheme = 'iid'\n")
+    lines: list[dict[str, Any]] = [
+        {
+            "round": number,
+            "test_accuracy": accuracy,
+            "test_loss": None if accuracy is None else 1.0 - accuracy,
+            "train_loss": 1.0 / number,
+            "bytes_up": bytes_each_way,
+            "bytes_down": bytes_each_way,
+        }
+        for number, accuracy in enumerate(accuracies, start=1)
+    ]
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "partition.json").write_text(json.dumps({"scheme": "iid", "hash": split_hash, "counts": [[1, 2]]}))
+    if status is not None:
+        (folder / "summary.json").write_text(json.dumps({"status": status, "rounds_done": len(lines)}))
+    return folder
+
+
+def write_study(
+    folder: Path,
+    curves: Mapping[str, Sequence[Sequence[float | None] | None]],
+    *,
+    reference: str,
+    statuses: Mapping[tuple[str, int], str | None] | None = None,
+) -> Path:
+    """A comparison with one curve a label and seed; None leaves that run folder out."""
+    seeds = range(max(map(len, curves.values())))
+    runs = {label: {str(seed): f"run-{at}/seed-{seed}" for seed in seeds} for at, label in enumerate(curves)}
+    for label, by_seed in curves.items():
+        for seed, accuracies in enumerate(by_seed):
+            if accuracies is not None:
+                status = (statuses or {}).get((label, seed), "finished")
+                write_run(folder / runs[label][str(seed)], accuracies, status=status)
+    study = {"format": 1, "labels": [*curves], "seeds": [*seeds], "reference": reference, "runs": runs}
+    folder.mkdir(exist_ok=True)
+    (folder / "study.json").write_text(json.dumps(study))
+    return folder
