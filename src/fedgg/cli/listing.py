@@ -52,7 +52,7 @@ def check(
     kind = algorithm_class(algorithm)
     broken = 0
     with progress() as bar:
-        task = bar.add_task(kind.__name__, total=len(PROPERTIES), news="")
+        task = bar.add_task(kind.__name__, total=len(PROPERTIES), news="", within="")
         for name, holds in PROPERTIES.items():
             bar.update(task, news=name)
             try:

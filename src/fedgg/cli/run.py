@@ -76,20 +76,23 @@ def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None
     from fedgg.lab.runner import run as run_experiment
 
     with progress() as bar:
-        task = bar.add_task("starting", total=experiment.rounds, news="")
+        task = bar.add_task("starting", total=experiment.rounds, news="", within="")
 
         def started(done: int, total: int) -> None:
             bar.update(task, completed=done, description="rounds", news=f"resumed after round {done}" if done else "")
 
+        def trained(done: int, of: int) -> None:
+            bar.update(task, within=f"{done}/{of} clients")
+
         def played(record: dict[str, Any]) -> None:
-            bar.update(task, completed=record["round"], news=news(record))
+            bar.update(task, completed=record["round"], news=news(record), within="")
 
         try:
             finished = run_experiment(
                 experiment,
                 out=folder,
                 data_folder=data_folder,
-                watcher=Watcher(started=started, round=played, notice=note),
+                watcher=Watcher(started, trained, played, note),
             )
         except KeyboardInterrupt:
             bar.stop()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
@@ -30,14 +32,16 @@ def say(sentence: str) -> None:
 
 
 def print_table(table: Table) -> None:
-    grid = RichTable(title=escape(table.title), title_justify="left", title_style="bold", header_style="bold")
+    grid = RichTable(
+        title=escape(table.title), title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD
+    )
     for number, column in enumerate(table.columns):
         grid.add_column(escape(column), justify="left" if number == 0 else "right", overflow="fold")
     for row in table.rows:
         grid.add_row(*(escape(cell) for cell in row))
     console.print(grid)
     for sentence in table.notes:
-        console.print(f"  [dim]{escape(sentence)}[/]")
+        console.print(Padding(f"[dim]{escape(sentence)}[/]", (0, 0, 0, 2)))
     console.print()
 
 
@@ -48,6 +52,7 @@ def progress() -> Progress:
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TextColumn("{task.fields[news]}"),
+        TextColumn("[dim]{task.fields[within]}"),
         TimeRemainingColumn(compact=True),
         console=errors,
     )

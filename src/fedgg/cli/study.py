@@ -113,14 +113,14 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
     said: set[str] = set()
     with progress() as bar:
         total = len(study.variants) * len(study.seeds)
-        overall = bar.add_task(f"{total} runs", total=total * study.base.rounds, news="")
+        overall = bar.add_task(f"{total} runs", total=total * study.base.rounds, news="", within="")
         done: dict[str, int] = {}
         tasks: dict[str, Any] = {}
 
         def tell(job: Any, kind: str, what: Any) -> None:
             if kind == "started":
                 done[job.name] = what[0]
-                tasks[job.name] = bar.add_task(job.name, total=what[1], completed=what[0], news="")
+                tasks[job.name] = bar.add_task(job.name, total=what[1], completed=what[0], news="", within="")
             elif kind == "round":
                 done[job.name] = what["round"]
                 bar.update(tasks[job.name], completed=what["round"], news=news(what))

@@ -23,9 +23,10 @@ from fedgg.lab.store import Store
 
 @dataclass(frozen=True)
 class Watcher:
-    """Who wants to know: `started(rounds done, rounds in all)`, `round(record)`, `notice(sentence)`."""
+    """Who wants to know: of rounds and clients done (so many, of so many), each round's record, and notices."""
 
-    started: Callable[[int, int], None] = field(default=lambda done, total: None)
+    started: Callable[[int, int], None] = field(default=lambda done, of: None)
+    client: Callable[[int, int], None] = field(default=lambda done, of: None)
     round: Callable[[dict[str, Any]], None] = field(default=lambda record: None)
     notice: Callable[[str], None] = field(default=lambda sentence: None)
 
@@ -111,7 +112,7 @@ def _play(
     experiment, engine = federation.experiment, Loop()
     while state.rounds_done < experiment.rounds:
         try:
-            state, record = play_round(federation, state, engine)
+            state, record = play_round(federation, state, engine, watcher.client)
         except Diverged as end:
             names = ", ".join(f"client {gone.client}: {gone.why}" for gone in end.lost)
             return state, f"{end}" + (f" ({names})" if names else "")

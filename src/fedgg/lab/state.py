@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,8 @@ from fedgg.core.server import Lost, ServerState, close_round, first_state, healt
 from fedgg.engines import Loop, RoundJob
 from fedgg.engines.job import Optimiser
 from fedgg.lab.build import Federation
+
+TrainedOne = Callable[[int, int], None]  # clients done, clients of this round
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,16 @@ class Played:
     aggregate_seconds: float
 
 
-def next_state(state: State, job: RoundJob, examples: list[int], engine: Loop) -> tuple[State, Played]:
+def next_state(
+    state: State, job: RoundJob, examples: list[int], engine: Loop, trained_one: TrainedOne = lambda done, of: None
+) -> tuple[State, Played]:
     """Train the cohort, leave out what is not finite, aggregate."""
     started = time.perf_counter()
-    kept, lost = healthy(dict(engine.train(job)))
+    ends: dict[int, LocalEnd] = {}
+    for client, end in engine.train(job):
+        ends[client] = end
+        trained_one(len(ends), len(job.cohort))
+    kept, lost = healthy(ends)
     _synchronise(state.server.w)
     trained = time.perf_counter()
     number = state.rounds_done + 1
@@ -78,10 +87,12 @@ def next_state(state: State, job: RoundJob, examples: list[int], engine: Loop) -
     return new, Played(kept, share, lost, trained - started, time.perf_counter() - trained)
 
 
-def play_round(federation: Federation, state: State, engine: Loop) -> tuple[State, dict[str, Any]]:
+def play_round(
+    federation: Federation, state: State, engine: Loop, trained_one: TrainedOne = lambda done, of: None
+) -> tuple[State, dict[str, Any]]:
     """The next state and the round's line in the history."""
     job = _job(federation, state)
-    new, played = next_state(state, job, federation.examples, engine)
+    new, played = next_state(state, job, federation.examples, engine, trained_one)
     started = time.perf_counter()
     scores = _scores(federation, new)
     kept, share = played.kept, played.share

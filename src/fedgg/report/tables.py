@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fedgg.report.compare import WINDOW, Comparison, PairedDifference, Reach, Row, Spread
 
 NONE = "–"
-_VERDICT_MARK = {"higher": "higher", "lower": "lower", "not distinguishable": "≈", "too few seeds": "one seed"}
+_VERDICT_MARK = {"higher": "↑", "lower": "↓", "not distinguishable": "≈", "too few seeds": "1 seed"}
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,7 @@ def comparison_tables(comparison: Comparison) -> tuple[Table, Table]:
 def accuracy_table(comparison: Comparison) -> Table:
     """Final and highest accuracy of every label, and which of them the seeds can tell apart."""
     reference, best = comparison.reference, comparison.best
-    columns = (
-        "algorithm",
-        "runs",
-        "final accuracy %",
-        "highest accuracy %",
-        f"difference to {reference}",
-        "against best",
-    )
+    columns = ("algorithm", "runs", "final %", "highest %", f"against {reference}", "against best")
     rows = tuple(
         (
             row.label,
@@ -55,20 +48,15 @@ def accuracy_table(comparison: Comparison) -> Table:
 
 def target_table(comparison: Comparison) -> Table:
     """Rounds and megabytes until the reference's final accuracy, raw and smoothed."""
-    columns = (
-        "algorithm",
-        *("rounds", "MB", "speed-up", "reached"),
-        *("rounds (smoothed)", "MB (smoothed)", "speed-up (smoothed)", "reached (smoothed)"),
-    )
+    columns = ("algorithm", "rounds", "MB", "speed-up", "rounds*", "MB*", "speed-up*")
     rows = tuple((row.label, *_reach(row.raw), *_reach(row.smoothed)) for row in comparison.rows)
     reference = comparison.reference
     notes = (
         f"The target of each seed is {reference}'s test accuracy at its last evaluated round; counted is the first "
-        "evaluated round that reaches it, on average over the seeds that did. A diverged seed counts as not reached.",
+        "evaluated round that reaches it, on average over the seeds that did: 2/3 says that two of three did.",
         f"Speed-up: {reference}'s total rounds over these rounds. {reference}'s own row follows the same rule, so what "
         "it has above 1.0× is what the rule itself gives away.",
-        f"Smoothed: the same on trailing averages over {WINDOW} evaluated rounds, the target being {reference}'s last "
-        "average.",
+        f"* the same on averages over the last {WINDOW} evaluated rounds, the target being {reference}'s last average.",
         *comparison.notes,
     )
     return Table(f"Rounds and traffic until {reference}'s final accuracy", columns, rows, notes)
@@ -115,8 +103,8 @@ def as_latex(table: Table) -> str:
 def _accuracy_notes(comparison: Comparison) -> tuple[str, ...]:
     rule = (
         "± is the sample standard deviation over seeds. Differences are in percentage points, paired by seed, with the "
-        "half width of their 95 % confidence interval (Student's t). ≈ marks rows that are not distinguishable: the "
-        "interval contains zero. Several rows are looked at without a correction for it."
+        "half width of their 95 % confidence interval (Student's t): ↑ and ↓ are beyond it, ≈ is not distinguishable. "
+        "Several rows are looked at without a correction for it."
     )
     alike = [
         row.label
@@ -137,25 +125,25 @@ def _runs(row: Row) -> str:
 def _percent(spread: Spread | None) -> str:
     if spread is None:
         return NONE
-    return f"{100 * spread.mean:.2f}" if spread.sd is None else f"{100 * spread.mean:.2f} ± {100 * spread.sd:.2f}"
+    return f"{100 * spread.mean:.1f}" if spread.sd is None else f"{100 * spread.mean:.1f} ± {100 * spread.sd:.1f}"
 
 
 def _difference(difference: PairedDifference | None) -> str:
     if difference is None:
         return NONE
-    width = "" if difference.half_width is None else f" ± {100 * difference.half_width:.2f}"
-    return f"{100 * difference.mean:+.2f}{width} {_verdict(difference)}"
+    width = "" if difference.half_width is None else f" ± {100 * difference.half_width:.1f}"
+    return f"{100 * difference.mean:+.1f}{width} {_verdict(difference)}"
 
 
 def _verdict(difference: PairedDifference | None) -> str:
     return NONE if difference is None else _VERDICT_MARK[difference.verdict]
 
 
-def _reach(reach: Reach) -> tuple[str, str, str, str]:
-    reached = f"{reach.reached}/{reach.asked}"
+def _reach(reach: Reach) -> tuple[str, str, str]:
     if reach.rounds is None or reach.megabytes is None or reach.speed_up is None:
-        return NONE, NONE, NONE, reached
-    return f"{reach.rounds:.1f}", f"{reach.megabytes:.1f}", f"{reach.speed_up:.1f}×", reached
+        return ("never" if reach.asked else NONE), NONE, NONE
+    some = "" if reach.reached == reach.asked else f" ({reach.reached}/{reach.asked})"
+    return f"{reach.rounds:.1f}{some}", f"{reach.megabytes:.1f}", f"{reach.speed_up:.1f}×"
 
 
 def _listed(seeds: tuple[int, ...]) -> str:
@@ -181,6 +169,8 @@ _LATEX = {
     "±": r"$\pm$",
     "×": r"$\times$",
     "≈": r"$\approx$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
     "–": "--",
 }
 

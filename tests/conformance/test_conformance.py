@@ -1,0 +1,385 @@
+"""Every algorithm in every reading keeps every property; and the properties catch algorithms that do not.
+
+Thinned: `many rounds on quadratics` (7 s each) runs for FedGG only; all others are marked slow. SCAFFOLD's `plain`
+reading is known to diverge under momentum above 0.5 (its docstring says so), so the two properties that train with
+momentum 0.9 to the end must find it broken: that is asserted, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedgg.algorithms import ALGORITHMS, SCAFFOLD, FedAvg, FedAvgM, FedGG, FedProx, FedSGD
+from fedgg.check import PROPERTIES, Broken, Skipped
+from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
+from fedgg.core.rows import Rows, length
+
+SETTINGS: dict[str, Algorithm] = {
+    "fedsgd": FedSGD(),
+    "fedavg": FedAvg(),
+    "fedavgm": FedAvgM(),
+    "fedavgm slow server": FedAvgM(momentum=0.5, server_lr=0.5),
+    "fedprox": FedProx(),
+    "fedprox strong": FedProx(mu=1.0),
+    **{
+        f"scaffold {correction} {mean}": SCAFFOLD(correction=correction, variate_mean=mean)  # type: ignore[arg-type]
+        for correction in ("plain", "exact", "after")
+        for mean in ("share", "uniform")
+    },
+    "fedgg": FedGG(),
+    "fedgg strong": FedGG(mu=1.0),
+    "fedgg fixed": FedGG(weight="fixed", lam=1e-3),
+    "fedgg fixed epsilon": FedGG(weight="fixed", first_step="epsilon"),
+    "fedgg adaptive epsilon": FedGG(first_step="epsilon"),
+    "fedgg printed": FedGG(gradient="printed"),
+    "fedgg printed fixed epsilon": FedGG(gradient="printed", weight="fixed", first_step="epsilon"),
+    "fedgg push": FedGG(first_step="push"),
+    "fedgg relative_push": FedGG(first_step="relative_push"),
+    "fedgg layer": FedGG(scope="layer"),
+    "fedgg layer fixed epsilon": FedGG(scope="layer", weight="fixed", first_step="epsilon"),
+    "fedgg layer relative_push": FedGG(scope="layer", first_step="relative_push"),
+    "fedgg sent": FedGG(direction="sent"),
+    "fedgg sent layer push": FedGG(direction="sent", scope="layer", first_step="push"),
+}
+QUADRATICS = "many rounds on quadratics"
+DIVERGES = {("scaffold plain share", p) for p in (QUADRATICS, "learns real digits")} | {
+    ("scaffold plain uniform", p) for p in (QUADRATICS, "learns real digits")
+}
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(
+            setting_,
+            property_,
+            marks=[pytest.mark.slow] if property_ == QUADRATICS and setting_ != "fedgg" else [],
+        )
+        for setting_ in SETTINGS
+        for property_ in PROPERTIES
+    ]
+
+
+@pytest.mark.parametrize(("which", "what"), cases())
+def test_every_algorithm_keeps_every_property(which: str, what: str) -> None:
+    try:
+        if (which, what) in DIVERGES:
+            with pytest.raises(Broken):
+                PROPERTIES[what](SETTINGS[which])
+        else:
+            PROPERTIES[what](SETTINGS[which])
+    except Skipped as why:
+        pytest.skip(str(why))
+
+
+def test_every_algorithm_and_every_reading_is_in_the_list() -> None:
+    assert {type(algorithm) for algorithm in SETTINGS.values()} == set(ALGORITHMS.values())
+    for field, values in {
+        "weight": {"adaptive", "fixed"},
+        "gradient": {"exact", "printed"},
+        "first_step": {"skip", "epsilon", "push", "relative_push"},
+        "scope": {"model", "layer"},
+        "direction": {"received", "sent"},
+    }.items():
+        seen = {getattr(algorithm, field) for algorithm in SETTINGS.values() if isinstance(algorithm, FedGG)}
+        assert seen == values
+
+
+# The suite can fail ---------------------------------------------------------------------------------------------------
+
+HIDDEN: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class InPlaceW(Algorithm):
+    """Writes into the weights it was given."""
+
+    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+        w.sub_(0.001)
+        return grad
+
+
+@dataclass(frozen=True)
+class InPlaceNotes(Algorithm):
+    """Writes into its notes."""
+
+    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+        site.notes["anchor"] += 0.001
+        return grad
+
+
+@dataclass(frozen=True)
+class InPlaceMemory(Algorithm):
+    """Writes into the memory it was given."""
+
+    def client_memory(self, w: Tensor) -> Rows:
+        return {"count": torch.zeros_like(w[:, :1])}
+
+    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
+        site.memory["count"].add_(1)
+        return super().finish(w, site)[0], site.memory
+
+
+@dataclass(frozen=True)
+class InPlaceUp(Algorithm):
+    """Writes into what clients sent."""
+
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+        up["delta"].mul_(0.5)
+        return super().aggregate(w, up, share, hub)
+
+
+@dataclass(frozen=True)
+class InPlaceBatch(Algorithm):
+    """Writes into the batch."""
+
+    def loss(self, w: Tensor, batch: Batch, site: Site) -> Tensor:
+        batch.x.add_(0.1)
+        return super().loss(w, batch, site)
+
+
+@dataclass(frozen=True)
+class InPlaceServerMemory(Algorithm):
+    """Momentum in place."""
+
+    def server_memory(self, w: Tensor) -> Rows:
+        return {"v": torch.zeros_like(w)}
+
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+        new, _ = super().aggregate(w, up, share, hub)
+        hub.memory["v"].mul_(0.5).add_(new - w)
+        return new, hub.memory
+
+
+@dataclass(frozen=True)
+class MixesGradients(Algorithm):
+    """Looks at the other rows' gradients."""
+
+    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+        return grad - 0.1 * grad.mean(0)
+
+
+@dataclass(frozen=True)
+class MixesLengths(Algorithm):
+    """Normalises by the length of all rows together."""
+
+    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
+        up, memory = super().finish(w, site)
+        return {"delta": up["delta"] / up["delta"].norm()}, memory
+
+
+@dataclass(frozen=True)
+class MixesLoss(Algorithm):
+    """The mean loss of all rows instead of each row's own: gradients are divided by how many rows there are."""
+
+    def loss(self, w: Tensor, batch: Batch, site: Site) -> Tensor:
+        return super().loss(w, batch, site).mean().expand(w.shape[0], 1) / w.shape[0]
+
+
+@dataclass(frozen=True)
+class ScalarRows(Algorithm):
+    """A number per client as [K] instead of [K, 1]."""
+
+    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+        return grad / (1 + grad.norm(dim=1))
+
+
+@dataclass(frozen=True)
+class ScalarReading(Algorithm):
+    """Reports a number per client as [K]."""
+
+    def readings(self, w: Tensor, site: Site) -> Rows:
+        return {"drift": (w - site.notes["anchor"]).norm(dim=1)}
+
+
+@dataclass(frozen=True)
+class HiddenCount(Algorithm):
+    """Remembers, in a global, how often it was called."""
+
+    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+        HIDDEN["calls"] = HIDDEN.get("calls", 0) + 1
+        return grad * (1 + 0.01 * HIDDEN["calls"])
+
+
+@dataclass(frozen=True)
+class DrawsAtRandom(Algorithm):
+    """Noise from torch's own generator."""
+
+    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+        return grad + 0.01 * torch.randn_like(grad)
+
+
+@dataclass(frozen=True)
+class HiddenServerMomentum(Algorithm):
+    """The server's velocity lives in a global, not in its memory: a resume starts without it."""
+
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+        delta = torch.sum(share * up["delta"], dim=0, keepdim=True)
+        HIDDEN["v"] = 0.9 * HIDDEN.get("v", torch.zeros_like(delta)) + delta
+        return w + HIDDEN["v"], {}
+
+
+@dataclass(frozen=True)
+class DividesByDrift(Algorithm):
+    """Zero divided by zero at the first step."""
+
+    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+        drift = w - site.notes["anchor"]
+        return grad + 0.01 * drift / length(drift)
+
+
+@dataclass(frozen=True)
+class DividesByUpdate(Algorithm):
+    """Divides by the length of the update, which is zero where no gradient is... once it has been non-zero."""
+
+    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
+        up, memory = super().finish(w, site)
+        layers = [up["delta"][:, i:j] for i, j in site.net.layout.layers]
+        return {"delta": torch.cat([part / length(part) for part in layers], dim=1)}, memory
+
+
+@dataclass(frozen=True)
+class DividesByExamplesLessOne(Algorithm):
+    """An unbiased variance of a client's examples: none for a client of one."""
+
+    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+        return grad * (site.examples / (site.examples - 1))
+
+
+@dataclass(frozen=True)
+class WrongNeutral(FedProx):
+    """Its neutral setting is not."""
+
+    def neutral(self) -> WrongNeutral:
+        return replace(self, mu=0.5)
+
+
+@dataclass(frozen=True)
+class AlmostNeutral(Algorithm):
+    """Equal on paper, not in bits: (a + b) - b."""
+
+    def neutral(self) -> AlmostNeutral:
+        return self
+
+    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+        return (grad + w) - w
+
+
+@dataclass(frozen=True)
+class NoColumns(Algorithm):
+    """A setting that cannot differ from row to row."""
+
+    mu: Number = setting(0.5, "a number", "a test")
+
+    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+        return grad * float(torch.as_tensor(self.mu).mean())
+
+
+@dataclass
+class NotFrozen(Algorithm):  # type: ignore[misc]
+    """Can be written to."""
+
+
+@dataclass(frozen=True)
+class FieldIsAList(Algorithm):
+    """A field that is no number, switch or word."""
+
+    kept: tuple[int, ...] = (1, 2)
+
+
+@dataclass(frozen=True)
+class Uphill(Algorithm):
+    """Climbs."""
+
+    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+        return -grad
+
+
+@dataclass(frozen=True)
+class ForgetsAbsentees(Algorithm):
+    """Blows up when a client missed a round: its memory is a counter of rounds, the server's is ahead."""
+
+    def server_memory(self, w: Tensor) -> Rows:
+        return {"round": torch.zeros_like(w[:, :1])}
+
+    def client_memory(self, w: Tensor) -> Rows:
+        return {"round": torch.zeros_like(w[:, :1])}
+
+    def send_down(self, w: Tensor, hub: Hub) -> Rows:
+        return hub.memory
+
+    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+        behind = site.down["round"] - site.memory["round"]
+        return grad / (1 - behind.sign())
+
+    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
+        return super().finish(w, site)[0], {"round": site.down["round"] + 1}
+
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+        return super().aggregate(w, up, share, hub)[0], {"round": hub.memory["round"] + 1}
+
+
+ALONE = "rows never look at each other"
+ALWAYS = "arguments are left alone"
+CAUGHT: list[tuple[type[Algorithm], str]] = [
+    (InPlaceW, ALWAYS),
+    (InPlaceNotes, ALWAYS),
+    (InPlaceMemory, ALWAYS),
+    (InPlaceUp, ALWAYS),
+    (InPlaceBatch, ALWAYS),
+    (InPlaceServerMemory, ALWAYS),
+    (MixesGradients, ALONE),
+    (MixesLengths, ALONE),
+    (MixesLoss, ALONE),
+    (ScalarRows, ALONE),
+    (ScalarReading, ALONE),
+    (HiddenCount, "called again, the same comes out"),
+    (DrawsAtRandom, "called again, the same comes out"),
+    (HiddenServerMomentum, "resumed is uninterrupted, bit for bit"),
+    (DividesByDrift, "finite where there is no gradient"),
+    (DividesByUpdate, "finite where there is no gradient"),
+    (DividesByExamplesLessOne, "a client of one example"),
+    (WrongNeutral, "neutral setting is FedAvg, bit for bit"),
+    (AlmostNeutral, "neutral setting is FedAvg, bit for bit"),
+    (NoColumns, "settings may differ from row to row"),
+    (NotFrozen, "fields are documented settings"),
+    (FieldIsAList, "fields are documented settings"),
+    (Uphill, "learns real digits"),
+    (ForgetsAbsentees, "clients that miss rounds"),
+]
+
+
+@pytest.mark.parametrize(("kind", "what"), CAUGHT, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_the_property_catches_what_breaks_it(kind: type[Algorithm], what: str) -> None:
+    """Broken is a verdict; an exception of the algorithm's own (a shape that does not fit) is one as well."""
+    HIDDEN.clear()
+    try:
+        PROPERTIES[what](kind())
+    except Skipped as why:
+        pytest.fail(f"{what}: skipped ({why}) where it should catch {kind.__name__}")
+    except (Broken, RuntimeError, ValueError, TypeError):
+        return
+    pytest.fail(f"{what} does not catch {kind.__name__}: {kind.__doc__}")
+
+
+def test_a_setting_that_is_not_documented_is_noticed() -> None:
+    """The property is called `fields are documented settings`: a field without about and origin is not one."""
+
+    @dataclass(frozen=True)
+    class Undocumented(Algorithm):
+        """Has a bare field."""
+
+        mu: Number = 0.1
+
+    with pytest.raises(Broken):
+        PROPERTIES["fields are documented settings"](Undocumented())
+
+
+def test_hidden_state_that_only_the_server_keeps_is_caught_without_a_resume() -> None:
+    HIDDEN.clear()
+    with pytest.raises(Broken):
+        PROPERTIES["called again, the same comes out"](HiddenServerMomentum())
