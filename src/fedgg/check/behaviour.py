@@ -21,7 +21,7 @@ from fedgg.engines.job import Optimiser
 from fedgg.lab.build import Federation, build
 from fedgg.lab.checkpoint import read_checkpoint, write_checkpoint
 from fedgg.lab.config import Experiment
-from fedgg.lab.state import State, begin, next_state, play_round
+from fedgg.lab.state import State, begin, close, play_round, train
 
 
 def digits(rounds: int, cohort: int | None = None, precision: str = "fp32") -> Experiment:
@@ -109,7 +109,7 @@ def on_quadratics(
     algorithm: Algorithm, world: Quadratics, *, steps: int, momentum: float, cohort: int = 4, lr: float = 0.04
 ) -> State:
     """So many full-batch local steps, five a round, so that only the algorithm decides where training ends."""
-    net, examples = world.net(), [len(x) for x in world.x]
+    net, feed, examples = world.net(), world.feed(), [len(x) for x in world.x]
     work = algorithm.work(Work(epochs=5, batch=None))
     state = State(0, first_state(algorithm, net.start, {}), {}, {})
     worth = SGD.of(lr, momentum, 0.0, net.start).effective_steps(torch.full((1, 1), float(work.epochs)))
@@ -117,7 +117,7 @@ def on_quadratics(
         job = RoundJob(
             algorithm=algorithm,
             net=net,
-            data=world,
+            data=feed,
             work=work,
             optimiser=Optimiser(lr * work.epochs / float(worth), momentum, 0.0),  # as far a round as without momentum
             policy="average",
@@ -130,7 +130,7 @@ def on_quadratics(
             memory=state.memory,
             kept_buffers={},
         )
-        state, _ = next_state(state, job, examples, Loop())
+        state, _ = close(state, job, examples, train(job, Loop()))
     return state
 
 

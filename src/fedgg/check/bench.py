@@ -12,7 +12,7 @@ from fedgg.core.algorithm import Algorithm, Batch, Hub
 from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.net import Net
 from fedgg.core.plan import Work
-from fedgg.core.rows import Rows, split, stack
+from fedgg.core.rows import Rows, each_row, split, stack
 from fedgg.core.seeds import torch_stream
 from fedgg.core.sgd import SGD
 
@@ -60,22 +60,25 @@ class Standing:
 def train_rows(
     algorithm: Algorithm, net: Net, standing: Standing, clients: Sequence[Client], rows: Sequence[int], momentum: float
 ) -> LocalEnd:
-    """One local round of some clients, all in one stack, padded to the longest."""
+    """One local round of some clients in one stack, given back in the order asked."""
     work = algorithm.work(Work(epochs=2, batch=BATCH))
-    chosen = [clients[row] for row in rows]
+    steps = torch.tensor([[float(work.steps(len(clients[row].x)))] for row in rows], dtype=torch.float64)
+    order = steps[:, 0].argsort(descending=True, stable=True)
+    back = order.argsort()
+    chosen = [clients[rows[int(position)]] for position in order]
     w = standing.w.expand(len(rows), -1)
     down = algorithm.send_down(standing.w, _hub(standing, clients))
-    steps = [work.steps(len(client.x)) for client in chosen]
     start = LocalStart(
         w=w,
         down={name: tensor.expand(len(rows), *tensor.shape[1:]) for name, tensor in down.items()},
-        memory=stack([standing.clients[row] for row in rows]),
+        memory=stack([standing.clients[rows[int(position)]] for position in order]),
         buffers={},
         examples=torch.tensor([[float(len(client.x))] for client in chosen], dtype=w.dtype),
-        steps=torch.tensor([[float(count)] for count in steps], dtype=w.dtype),
+        steps=steps[order],
         dropout=[],
     )
-    return local_round(algorithm, net, SGD.of(0.1, momentum, 0.01, w), start, _padded(chosen, work, max(steps)))
+    ordered = each_row(algorithm, order)
+    return each_row(local_round(ordered, net, SGD.of(0.1, momentum, 0.01, w), start, _padded(chosen, work)), back)
 
 
 def play(
@@ -92,18 +95,17 @@ def _hub(standing: Standing, clients: Sequence[Client]) -> Hub:
     return Hub(standing.server, len(clients), 1.0, 0)
 
 
-def _padded(clients: Sequence[Client], work: Work, steps: int) -> list[Batch]:
-    """Batches of all rows, one step after another; short ones are padded, rows that are done hold padding only."""
+def _padded(clients: Sequence[Client], work: Work) -> list[Batch]:
+    """Batches of all rows that are at work, one step after another, short ones padded."""
     queues = [client.batches(work) for client in clients]
     width = max(len(y) for queue in queues for _, y in queue)
     batches = []
-    for step in range(steps):
-        x = torch.zeros(len(clients), width, FEATURES, dtype=torch.float64)
-        y = torch.zeros(len(clients), width, dtype=torch.int64)
-        mask = torch.zeros(len(clients), width, dtype=torch.float64)
-        for row, queue in enumerate(queues):
-            if step < len(queue):
-                inputs, labels = queue[step]
-                x[row, : len(labels)], y[row, : len(labels)], mask[row, : len(labels)] = inputs, labels, 1
+    for step in range(len(queues[0])):
+        now = [queue[step] for queue in queues if step < len(queue)]
+        x = torch.zeros(len(now), width, FEATURES, dtype=torch.float64)
+        y = torch.zeros(len(now), width, dtype=torch.int64)
+        mask = torch.zeros(len(now), width, dtype=torch.float64)
+        for row, (inputs, labels) in enumerate(now):
+            x[row, : len(labels)], y[row, : len(labels)], mask[row, : len(labels)] = inputs, labels, 1
         batches.append(Batch(x, y, mask))
     return batches

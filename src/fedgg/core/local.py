@@ -1,4 +1,8 @@
-"""The only training loop of the library: what clients do in a round, for one row or many."""
+"""The only training loop of the library: what clients do in a round, for one row or many.
+
+Rows stand in the order of their steps, longest first. A batch brings as many rows as are still at work; rows that have
+done their steps leave the stack and cost nothing more.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from torch import Tensor
 from fedgg.core.algorithm import Algorithm, Batch, Site
 from fedgg.core.net import DropoutKey, Net
 from fedgg.core.probe import Probe
-from fedgg.core.rows import Rows, check
+from fedgg.core.rows import Rows, check, each_row
 from fedgg.core.sgd import SGD
 
 
@@ -24,7 +28,7 @@ class LocalStart:
     memory: Rows
     buffers: Rows  # the rows' own copies: training moves them in place
     examples: Tensor  # [K, 1]
-    steps: Tensor  # [K, 1]
+    steps: Tensor  # [K, 1], falling
     dropout: Sequence[DropoutKey]
     probe: Probe | None = None
 
@@ -40,12 +44,25 @@ class LocalEnd:
     loss: Tensor  # [K, 1] mean training loss over the examples as they were seen
 
 
+@dataclass(frozen=True)
+class Running:
+    """Rows at work: where they are, and how they got there."""
+
+    w: Tensor
+    velocity: Tensor
+    last_step: Tensor
+    step: Tensor
+    loss_sum: Tensor
+    seen: Tensor
+
+
 def local_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, batches: Iterable[Batch]) -> LocalEnd:
-    """Train all rows on their batches; rows that have done their steps stand still."""
-    w, clients = start.w, start.w.shape[0]
-    forward = net.bind(start.buffers, train=True, dropout=start.dropout)
+    """Train all rows on their batches."""
+    clients = start.w.shape[0]
+    zero = torch.zeros_like(start.w[:, :1])
+    running = Running(start.w, torch.zeros_like(start.w), torch.zeros_like(start.w), zero, zero, zero)
     site = Site(
-        net=forward,
+        net=net.bind(start.buffers, train=True, dropout=start.dropout),
         probe=start.probe,
         down=start.down,
         memory=start.memory,
@@ -55,38 +72,51 @@ def local_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, bat
         lr=sgd.lr,
         momentum=sgd.momentum,
         examples=start.examples,
-        step=torch.zeros_like(start.steps),
-        last_step=torch.zeros_like(w),
+        step=running.step,
+        last_step=running.last_step,
     )
-    site = replace(site, notes=check(algorithm.begin(w, site), clients, "begin()"))
-    uneven = bool((start.steps != start.steps[0]).any())
-    velocity = torch.zeros_like(w)
-    loss_sum = seen = torch.zeros_like(w[:, :1])
+    site = replace(site, notes=check(algorithm.begin(start.w, site), clients, "begin()"))
 
-    for step, batch in enumerate(batches):
-        forward.at_step(step)
-        leaf = w.detach().requires_grad_()
-        loss = algorithm.loss(leaf, batch, site)
-        (grad,) = torch.autograd.grad(loss.sum(), leaf)
-        with torch.no_grad():
-            count = batch.mask.sum(1, keepdim=True)
-            loss_sum, seen = loss_sum + loss * count, seen + count
-            move, velocity = sgd.move(algorithm.steer(grad, w, site), w, velocity)
-            move = algorithm.nudge(move, w, site)
-            if uneven:
-                active = site.step < site.steps
-                w = torch.where(active, w + move, w)
-                move = torch.where(active, move, site.last_step)
-            else:
-                w = w + move
-            site = replace(site, step=site.step + 1, last_step=move)
+    here, at_work, left = site, (algorithm, sgd), list[Running]()
+    for number, batch in enumerate(batches):
+        rows = len(batch.mask)
+        if rows < len(running.w):
+            left.append(each_row(running, slice(rows, None)))
+            running, here, at_work = each_row((running, here, (algorithm, sgd)), slice(rows))
+        here.net.at_step(number)
+        running = local_step(*at_work, running, here, batch)
+        here = replace(here, step=running.step, last_step=running.last_step)
 
+    running = _together([running, *reversed(left)])
+    site = replace(site, step=running.step, last_step=running.last_step)
     with torch.no_grad():
-        up, memory = algorithm.finish(w, site)
+        up, memory = algorithm.finish(running.w, site)
         return LocalEnd(
             up=check(up, clients, "finish() up"),
             memory=check(memory, clients, "finish() memory"),
             buffers=start.buffers,
-            readings=check(algorithm.readings(w, site), clients, "readings()"),
-            loss=loss_sum / seen.clamp_min(1),
+            readings=check(algorithm.readings(running.w, site), clients, "readings()"),
+            loss=running.loss_sum / running.seen.clamp_min(1),
         )
+
+
+def local_step(algorithm: Algorithm, sgd: SGD, running: Running, site: Site, batch: Batch) -> Running:
+    """One step of every row that is at work."""
+    w = running.w.detach().requires_grad_()
+    loss = algorithm.loss(w, batch, site)
+    (grad,) = torch.autograd.grad(loss.sum(), w)
+    with torch.no_grad():
+        w = running.w
+        move, velocity = sgd.move(algorithm.steer(grad, w, site), w, running.velocity)
+        move = algorithm.nudge(move, w, site)
+        count = batch.mask.sum(1, keepdim=True)
+        return Running(
+            w + move, velocity, move, running.step + 1, running.loss_sum + loss * count, running.seen + count
+        )
+
+
+def _together(parts: list[Running]) -> Running:
+    if len(parts) == 1:
+        return parts[0]
+    names = Running.__dataclass_fields__
+    return Running(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedgg.core.seeds import stream
+
+Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,20 @@ def cohort(seed: int, round_: int, clients: int, size: int) -> list[int]:
     return sorted(int(client) for client in chosen)
 
 
-def batches(seed: int, round_: int, client: int, examples: int, work: Work) -> list[np.ndarray]:
-    """Positions, within the client's own examples, of each batch: a fresh shuffle every epoch, the short one last."""
+def schedule(seed: int, round_: int, client: int, examples: int, work: Work) -> Positions:
+    """Positions within the client's own examples, `[steps, batch]`, -1 where there is none.
+
+    A fresh shuffle every epoch; the last batch of an epoch may be short.
+    """
     order = stream(seed, "batches", round_, client)
     size = examples if work.batch is None else work.batch
-    return [
-        shuffled[start : start + size]
-        for shuffled in (order.permutation(examples) for _ in range(work.epochs))
-        for start in range(0, examples, size)
-    ]
+    rows = -(-examples // size)
+    padded = np.full((work.epochs, rows * size), -1, dtype=np.int64)
+    for epoch in padded:
+        epoch[:examples] = order.permutation(examples)
+    return padded.reshape(-1, size)
+
+
+def batches(seed: int, round_: int, client: int, examples: int, work: Work) -> list[Positions]:
+    """The same, batch by batch and without padding."""
+    return [row[row >= 0] for row in schedule(seed, round_, client, examples, work)]

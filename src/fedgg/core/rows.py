@@ -7,11 +7,14 @@ stacked, split, saved and sent as it is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 Rows = dict[str, Tensor]
+T = TypeVar("T")
 
 
 def stack(parts: Sequence[Rows]) -> Rows:
@@ -40,6 +43,23 @@ def check(rows: object, clients: int, what: str) -> Rows:
                 f"{what}[{name!r}] must be [{clients}, ...] (scalars [{clients}, 1]), got {tuple(tensor.shape)}"
             )
     return rows
+
+
+def each_row(thing: T, which: slice | Tensor) -> T:
+    """Some rows of a tensor, or of every tensor in a dict, tuple or dataclass; everything else stays as it is."""
+    return cast(T, _each_row(thing, which))
+
+
+def _each_row(thing: Any, which: slice | Tensor) -> Any:
+    if isinstance(thing, Tensor):
+        return thing[which]
+    if isinstance(thing, dict):
+        return {key: _each_row(value, which) for key, value in thing.items()}
+    if isinstance(thing, tuple):
+        return tuple(_each_row(value, which) for value in thing)
+    if is_dataclass(thing) and not isinstance(thing, type):
+        return replace(thing, **{f.name: _each_row(getattr(thing, f.name), which) for f in fields(thing) if f.init})
+    return thing
 
 
 def payload(rows: Iterable[Tensor]) -> int:

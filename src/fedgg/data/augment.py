@@ -9,7 +9,7 @@ crop_flip  both (what fits the paper's CIFAR-10 numbers).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,23 +24,25 @@ MARGIN = 4  # pixels of black on each side before a crop
 
 @dataclass(frozen=True)
 class Draws:
-    """Where each image of one batch is cut and whether it is mirrored."""
+    """Where each image is cut and whether it is mirrored: three tensors of one shape."""
 
-    top: Tensor  # [B] 0 .. 2 * MARGIN
+    top: Tensor  # 0 .. 2 * MARGIN
     left: Tensor
-    mirror: Tensor  # [B] bool
+    mirror: Tensor  # 0 or 1
+
+    def __getitem__(self, which: Any) -> Draws:
+        return Draws(self.top[which], self.left[which], self.mirror[which])
 
 
-def draw(kind: Augmentation, seed: int, round_: int, client: int, sizes: list[int]) -> list[Draws] | None:
-    """The draws of a client's whole round, one for each batch."""
+def draw(kind: Augmentation, seed: int, round_: int, client: int, count: int) -> Draws | None:
+    """The draws of a client's whole round, one for each example in the order in which it sees them."""
     if kind == "none":
         return None
     numbers = stream(seed, "augment", round_, client)
-    count = sum(sizes)
     corner = numbers.integers(0, 2 * MARGIN + 1, size=(2, count)) if "crop" in kind else np.full((2, count), MARGIN)
     mirror = numbers.random(count) < 0.5 if "flip" in kind else np.zeros(count, bool)
-    parts = zip(*(torch.from_numpy(part).split(sizes) for part in (corner[0], corner[1], mirror)), strict=True)
-    return [Draws(*part) for part in parts]
+    top, left, mirrored = (torch.from_numpy(part.astype(np.int8)) for part in (*corner, mirror))
+    return Draws(top, left, mirrored)
 
 
 def augment(images: Tensor, draws: Draws) -> Tensor:
@@ -49,7 +51,7 @@ def augment(images: Tensor, draws: Draws) -> Tensor:
     device = images.device
     rows = torch.arange(height, device=device) + draws.top.to(device)[:, None] - MARGIN  # [B, H]
     columns = torch.arange(width, device=device).expand(len(images), width)
-    columns = torch.where(draws.mirror.to(device)[:, None], width - 1 - columns, columns)
+    columns = torch.where(draws.mirror.to(device)[:, None] == 1, width - 1 - columns, columns)
     columns = columns + draws.left.to(device)[:, None] - MARGIN  # [B, W]
     inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
     flat = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]  # [B, H, W]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -58,10 +58,15 @@ class Dataset:
         """The shape of one example."""
         return tuple(self.x_train.shape[1:])
 
+    def to(self, device: torch.device) -> Dataset:
+        """The same data on another device, where several experiments can share it."""
+        moved = {name: getattr(self, name).to(device) for name in ("x_train", "y_train", "x_test", "y_test")}
+        return replace(self, **moved)
+
     def fingerprint(self) -> str:
         """A hash of every value, so that a resumed run notices other data."""
         digest = hashlib.sha256()
         for tensor in (self.x_train, self.y_train, self.x_test, self.y_test):
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            digest.update(tensor.contiguous().numpy().reshape(-1).view(np.uint8).data)
+            digest.update(tensor.cpu().contiguous().numpy().reshape(-1).view(np.uint8).data)
         return digest.hexdigest()

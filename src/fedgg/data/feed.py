@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgg.core import plan
@@ -19,6 +20,14 @@ CHUNK = 1000  # examples looked at together when nothing is trained
 
 
 @dataclass(frozen=True, eq=False)
+class Agenda:
+    """One client's round on one page: which examples, `[steps, batch]` with -1 for none, and how they are moved."""
+
+    where: NDArray[np.int32]
+    moves: NDArray[np.int8] | None  # [3, steps, batch]: top, left, mirror
+
+
+@dataclass(frozen=True, eq=False)
 class Feed:
     """The data of one experiment, on one device; clients are positions in the training set."""
 
@@ -26,8 +35,8 @@ class Feed:
     y: Tensor
     x_test: Tensor
     y_test: Tensor
-    clients: tuple[Tensor, ...]  # training examples of each client
-    held_out: tuple[Tensor, ...]  # what each keeps back to test on; empty tensors without a hold-out
+    clients: tuple[plan.Positions, ...]  # training examples of each client
+    held_out: tuple[plan.Positions, ...]  # what each keeps back to test on; empty without a hold-out
     scaling: Scaling
     augmentation: Augmentation
 
@@ -35,8 +44,8 @@ class Feed:
     def of(
         cls,
         dataset: Dataset,
-        clients: Sequence[np.ndarray],
-        held_out: Sequence[np.ndarray],
+        clients: Sequence[plan.Positions],
+        held_out: Sequence[plan.Positions],
         scaling: Scaling,
         augmentation: Augmentation,
         device: torch.device,
@@ -46,8 +55,8 @@ class Feed:
             y=dataset.y_train.to(device),
             x_test=dataset.x_test.to(device),
             y_test=dataset.y_test.to(device),
-            clients=tuple(torch.from_numpy(own).to(device) for own in clients),
-            held_out=tuple(torch.from_numpy(own).to(device) for own in held_out),
+            clients=tuple(clients),
+            held_out=tuple(held_out),
             scaling=scaling.to(device),
             augmentation=augmentation,
         )
@@ -55,15 +64,66 @@ class Feed:
     def examples(self, client: int) -> int:
         return len(self.clients[client])
 
+    def shares_examples_with(self, other: object) -> bool:
+        """Whether another experiment's rows can be gathered from the same tensors in the same way."""
+        return (
+            isinstance(other, Feed)
+            and other.x is self.x
+            and other.augmentation == self.augmentation
+            and torch.equal(other.scaling.shift, self.scaling.shift)
+            and torch.equal(other.scaling.scale, self.scaling.scale)
+        )
+
     def batches(self, seed: int, round_: int, client: int, work: plan.Work) -> Iterator[Batch]:
-        """One client's batches of one round, `[1, B, ...]` each."""
+        """One client's batches of one round, `[1, B, ...]` each, the short ones short."""
         own = self.clients[client]
         positions = plan.batches(seed, round_, client, len(own), work)
-        draws = draw(self.augmentation, seed, round_, client, [len(part) for part in positions])
-        for step, part in enumerate(positions):
-            where = own[torch.from_numpy(part).to(own.device)]
-            x = self._inputs(self.x[where], draws[step] if draws else None)[None]
+        draws = draw(self.augmentation, seed, round_, client, work.epochs * len(own))
+        start = 0
+        for part in positions:
+            where = torch.from_numpy(own[part]).to(self.x.device)
+            x = self._inputs(self.x[where], draws and draws[start : start + len(part)])[None]
+            start += len(part)
             yield Batch(x, self.y[where][None], torch.ones(1, len(where), dtype=x.dtype, device=x.device))
+
+    def agenda(self, seed: int, round_: int, client: int, work: plan.Work) -> Agenda:
+        """The same batches as positions to be gathered later, together with those of other clients."""
+        own = self.clients[client]
+        positions = plan.schedule(seed, round_, client, len(own), work)
+        where = np.where(positions >= 0, own[positions], -1).astype(np.int32)
+        draws = draw(self.augmentation, seed, round_, client, work.epochs * len(own))
+        if draws is None:
+            return Agenda(where, None)
+        # The draws lie in the order in which examples are seen, which is the order of the places that are not padding.
+        moves = np.zeros((3, *where.shape), np.int8)
+        moves[:, where >= 0] = torch.stack([draws.top, draws.left, draws.mirror]).numpy()
+        return Agenda(where, moves)
+
+    def gather(self, agendas: Sequence[Agenda]) -> Iterator[Batch]:
+        """Batches `[K, B, ...]` of several clients, longest agenda first; each batch has the rows still at work."""
+        lengths = [len(agenda.where) for agenda in agendas]
+        width = max(agenda.where.shape[1] for agenda in agendas)
+        where = np.full((lengths[0], len(agendas), width), -1, np.int32)
+        moves = np.zeros((3, *where.shape), np.int8) if agendas[0].moves is not None else None
+        for row, agenda in enumerate(agendas):
+            steps, size = agenda.where.shape
+            where[:steps, row, :size] = agenda.where
+            if moves is not None:
+                moves[:, :steps, row, :size] = agenda.moves
+        places = torch.from_numpy(where).to(self.x.device)
+        draws = None if moves is None else Draws(*torch.from_numpy(moves).to(self.x.device))
+        at_work = len(agendas)
+        for step, place in enumerate(places):
+            while lengths[at_work - 1] <= step:
+                at_work -= 1
+            yield self._stacked(place[:at_work], draws and draws[step, :at_work])
+
+    def _stacked(self, place: Tensor, draws: Draws | None) -> Batch:
+        rows, width = place.shape
+        flat = place.clamp_min(0).flatten()
+        moves = draws and Draws(draws.top.flatten(), draws.left.flatten(), draws.mirror.flatten())
+        x = self._inputs(self.x[flat], moves)
+        return Batch(x.unflatten(0, (rows, width)), self.y[flat].view(rows, width), (place >= 0).to(x.dtype))
 
     def client_chunks(self, client: int) -> Iterator[tuple[Tensor, Tensor]]:
         """A client's training examples in order, unaugmented: for probes."""
@@ -73,10 +133,11 @@ class Feed:
         yield from self._chunks(self.x, self.y, self.held_out[client])
 
     def test_chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        yield from self._chunks(self.x_test, self.y_test, torch.arange(len(self.x_test), device=self.x_test.device))
+        yield from self._chunks(self.x_test, self.y_test, np.arange(len(self.x_test)))
 
-    def _chunks(self, x: Tensor, y: Tensor, where: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        for part in where.split(CHUNK):
+    def _chunks(self, x: Tensor, y: Tensor, where: plan.Positions) -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, len(where), CHUNK):
+            part = torch.from_numpy(where[start : start + CHUNK]).to(x.device)
             yield self._inputs(x[part], None), y[part]
 
     def _inputs(self, x: Tensor, draws: Draws | None) -> Tensor:

@@ -7,17 +7,17 @@ by where they land.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedgg.core import plan
-from fedgg.core.algorithm import Batch
 from fedgg.core.net import Net
 from fedgg.core.seeds import stream
+from fedgg.data.feed import Feed
+from fedgg.data.normalise import Scaling
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -59,16 +59,10 @@ class Quadratics:
         solution: Tensor = torch.linalg.solve(left, right)
         return solution[None]
 
-    # What an engine asks for
-
-    def examples(self, client: int) -> int:
-        return len(self.x[client])
-
-    def batches(self, seed: int, round_: int, client: int, work: plan.Work) -> Iterator[Batch]:
-        for part in plan.batches(seed, round_, client, self.examples(client), work):
-            where = torch.from_numpy(part)
-            x, y = self.x[client][where], self.y[client][where]
-            yield Batch(x[None], y[None], torch.ones(1, len(where), dtype=torch.float64))
-
-    def client_chunks(self, client: int) -> Iterator[tuple[Tensor, Tensor]]:
-        yield self.x[client], self.y[client]
+    def feed(self) -> Feed:
+        """The clients' rows as an engine wants them."""
+        ends = np.cumsum([len(x) for x in self.x])
+        clients = tuple(np.arange(end - len(x), end) for end, x in zip(ends, self.x, strict=True))
+        x, y, one = torch.cat(self.x), torch.cat(self.y), torch.ones(1, dtype=torch.float64)
+        nobody = tuple(np.arange(0) for _ in clients)
+        return Feed(x, y, x, y, clients, nobody, Scaling(0 * one, one), "none")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fedgg.engines.job import RoundJob
+from fedgg.engines.job import Engine, RoundJob
 from fedgg.engines.loop import Loop
+from fedgg.engines.stacked import Stacked
 
-__all__ = ["Loop", "RoundJob"]
+__all__ = ["Engine", "Loop", "RoundJob", "Stacked"]

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch
 from fedgg.core.buffers import BufferPolicy
+from fedgg.core.local import LocalEnd
 from fedgg.core.net import Net
 from fedgg.core.plan import Work
 from fedgg.core.rows import Rows
 
 
 class ClientData(Protocol):
-    """The clients' examples, wherever they are."""
+    """The clients' examples, wherever they are: one client's batches, or agendas that are gathered for many at once."""
 
     def examples(self, client: int) -> int: ...
     def batches(self, seed: int, round_: int, client: int, work: Work) -> Iterator[Batch]: ...
+    def agenda(self, seed: int, round_: int, client: int, work: Work) -> Any: ...
+    def gather(self, agendas: Sequence[Any]) -> Iterator[Batch]: ...
+    def shares_examples_with(self, other: object) -> bool: ...
     def client_chunks(self, client: int) -> Iterator[tuple[Tensor, Tensor]]: ...
 
 
@@ -48,3 +52,9 @@ class RoundJob:
     down: Rows
     memory: Mapping[int, Rows]  # absent: the server meets this client for the first time
     kept_buffers: Mapping[int, Rows]  # under the policy `local`
+
+
+class Engine(Protocol):
+    """Trains the clients of a round and gives them back one by one."""
+
+    def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd]]: ...

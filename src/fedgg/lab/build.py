@@ -62,7 +62,7 @@ def build(
     data_folder: Path | None = None,
 ) -> Federation:
     """Objects handed in take the place of those the experiment names."""
-    device, dtype = _device(experiment), DTYPES[experiment.engine.precision]
+    device, dtype = chosen_device(experiment), DTYPES[experiment.engine.precision]
     if algorithm is None:
         algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
     dataset = _dataset(experiment, data, data_folder)
@@ -89,7 +89,7 @@ def build(
     return Federation(experiment, algorithm, net, feed, dataset, split, work, tuple(notices))
 
 
-def _device(experiment: Experiment) -> torch.device:
+def chosen_device(experiment: Experiment) -> torch.device:
     wanted = experiment.engine.device
     if wanted.startswith("cuda"):
         count = torch.cuda.device_count()
@@ -119,7 +119,7 @@ def _split(experiment: Experiment, dataset: Dataset) -> Partition:
     s = experiment.split
     return partition(
         s.scheme,
-        dataset.y_train.numpy(),
+        dataset.y_train.cpu().numpy(),
         s.clients,
         experiment.seed,
         beta=s.beta,

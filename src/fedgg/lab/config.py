@@ -78,7 +78,7 @@ class Server(Section):
 
 
 class Engine(Section):
-    name: Literal["loop"] = "loop"
+    name: Literal["loop", "stacked"] = Field("loop", description="loop: one client after another; stacked: as one")
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     precision: Literal["fp32", "fp64"] = "fp32"
     threads: int = Field(1, ge=1, description="torch threads; one is fastest for small models")
@@ -111,8 +111,10 @@ class Experiment(Section):
             raise UserError(one_line(error, type(self))) from error
 
     def hash(self) -> str:
-        """Identity of the numbers: everything but the name and how many threads work on it."""
-        content = self.model_dump(mode="json", exclude={"name": True, "engine": {"threads"}})
+        """Identity of the numbers: everything but the name, how many threads work on it and how often it is saved."""
+        content = self.model_dump(
+            mode="json", exclude={"name": True, "engine": {"threads"}, "server": {"checkpoint_every"}}
+        )
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def to_toml(self) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ import torch
 
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm
+from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Rows
-from fedgg.engines import Loop
+from fedgg.engines import Engine, Loop, RoundJob, Stacked
 from fedgg.lab.build import DataGiven, Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
-from fedgg.lab.state import Diverged, State, begin, play_round
+from fedgg.lab.state import Diverged, State, begin, close_and_record, next_job, train
 from fedgg.lab.store import Store
 
 
@@ -66,28 +69,93 @@ def run(
     `model` (a module, or anything that makes one), `data` (x_train, y_train, x_test, y_test) and `algorithm` take the
     place of those the experiment names. Without `out` nothing is written.
     """
-    watcher = watcher or Watcher()
     experiment = _with_names(experiment or Experiment(), model, data, algorithm)
-    folder = Path(out) if out is not None else None
+    build_it = partial(build, experiment, model=model, data=data, algorithm=algorithm, data_folder=data_folder)
+    engine = make_engine(experiment)
+    with opened(build_it, experiment, Path(out) if out is not None else None, watcher or Watcher()) as session:
+        while not session.over:
+            job, started = session.next_job(), time.perf_counter()
+            ends = train(job, engine, session.watcher.client)
+            session.close_round(job, ends, time.perf_counter() - started)
+        return session.finish()
+
+
+def make_engine(experiment: Experiment) -> Engine:
+    """The engine an experiment names, and the arithmetic it runs under."""
+    torch.set_num_threads(experiment.engine.threads)
+    # fp32 means fp32: no TF32 shortcuts, and the same kernels each time.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    return Stacked() if experiment.engine.name == "stacked" else Loop()
+
+
+@contextmanager
+def opened(
+    build_it: Callable[[], Federation], experiment: Experiment, folder: Path | None, watcher: Watcher
+) -> Iterator[Session]:
+    """A run at its beginning, or where it was left, with its folder locked."""
     store = Store(folder) if folder else None
     if store is not None and store.holds_a_run():
         store.check_format()
-    torch.set_num_threads(experiment.engine.threads)
-    _plain_arithmetic()
     with store.locked() if store else nullcontext():
-        federation = build(experiment, model=model, data=data, algorithm=algorithm, data_folder=data_folder)
+        federation = build_it()
         for sentence in federation.notices:
             watcher.notice(sentence)
         state, rounds = _open(store, federation, watcher)
         watcher.started(state.rounds_done, experiment.rounds)
-        known = store.summary() if store else None
-        if known is not None and known["status"] in ("finished", "diverged"):
-            return Run(experiment, folder, rounds, known, _weights(federation, state))
-        state, why = _play(federation, state, rounds, store, watcher)
-        summary, weights = _summary(federation, rounds, why), _weights(federation, state)
-        if store:
-            store.finish(weights, summary)
-        return Run(experiment, folder, rounds, summary, weights)
+        yield Session(experiment, federation, store, watcher, state, rounds)
+
+
+@dataclass
+class Session:
+    """A run in progress: the only thing in the library that changes as it goes."""
+
+    experiment: Experiment
+    federation: Federation
+    store: Store | None
+    watcher: Watcher
+    state: State
+    rounds: list[dict[str, Any]]
+    diverged: str | None = None
+
+    def __post_init__(self) -> None:
+        known = self.store.summary() if self.store else None
+        if known is not None and known["status"] == "diverged":
+            self.diverged = known["why"]
+
+    @property
+    def over(self) -> bool:
+        return self.diverged is not None or self.state.rounds_done >= self.experiment.rounds
+
+    def next_job(self) -> RoundJob:
+        return next_job(self.federation, self.state)
+
+    def close_round(self, job: RoundJob, ends: dict[int, LocalEnd], seconds: float) -> None:
+        """Aggregate, evaluate, write down; a run that leaves the finite numbers is over."""
+        try:
+            self.state, record = close_and_record(self.federation, self.state, job, ends, seconds)
+        except Diverged as end:
+            names = ", ".join(f"client {gone.client}: {gone.why}" for gone in end.lost)
+            self.diverged = f"{end}" + (f" ({names})" if names else "")
+            return
+        self.rounds.append(record)
+        for gone in record["lost"]:
+            self.watcher.notice(f"round {record['round']}: client {gone['client']} is left out: {gone['why']}")
+        if self.store:
+            self.store.append(record)
+            if self.state.rounds_done % self.experiment.server.checkpoint_every == 0 or self.over:
+                self.store.save(self.state, self.experiment)
+        self.watcher.round(record)
+
+    def finish(self) -> Run:
+        weights = _weights(self.federation, self.state)
+        known = self.store.summary() if self.store else None
+        summary = known or _summary(self.federation, self.rounds, self.diverged)
+        if self.store and known is None:
+            self.store.finish(weights, summary)
+        return Run(self.experiment, self.store.folder if self.store else None, self.rounds, summary, weights)
 
 
 def _open(store: Store | None, federation: Federation, watcher: Watcher) -> tuple[State, list[dict[str, Any]]]:
@@ -103,28 +171,6 @@ def _open(store: Store | None, federation: Federation, watcher: Watcher) -> tupl
         watcher.notice(sentence)
     state = state or begin(federation)
     return state, store.cut_history(state.rounds_done)
-
-
-def _play(
-    federation: Federation, state: State, rounds: list[dict[str, Any]], store: Store | None, watcher: Watcher
-) -> tuple[State, str | None]:
-    """The final state, and why training ended early if it did."""
-    experiment, engine = federation.experiment, Loop()
-    while state.rounds_done < experiment.rounds:
-        try:
-            state, record = play_round(federation, state, engine, watcher.client)
-        except Diverged as end:
-            names = ", ".join(f"client {gone.client}: {gone.why}" for gone in end.lost)
-            return state, f"{end}" + (f" ({names})" if names else "")
-        rounds.append(record)
-        for gone in record["lost"]:
-            watcher.notice(f"round {record['round']}: client {gone['client']} is left out: {gone['why']}")
-        if store:
-            store.append(record)
-            if state.rounds_done % experiment.server.checkpoint_every == 0 or state.rounds_done == experiment.rounds:
-                store.save(state, experiment)
-        watcher.round(record)
-    return state, None
 
 
 def _summary(federation: Federation, rounds: list[dict[str, Any]], why: str | None) -> dict[str, Any]:
@@ -165,11 +211,3 @@ def _with_names(
         changes["algorithm.name"] = names[0] if names else f"python:{type(algorithm).__qualname__}"
         changes |= {f"algorithm.{key}": value for key, value in vars(algorithm).items()}
     return experiment.changed(changes)
-
-
-def _plain_arithmetic() -> None:
-    """fp32 means fp32: no TF32 shortcuts, and the same kernels each time."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False

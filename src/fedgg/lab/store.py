@@ -78,7 +78,7 @@ class Store:
     def create(self, federation: Federation) -> None:
         """Write down what was asked; config.toml last, since its presence says that the folder is complete."""
         split, dataset = federation.partition, federation.dataset
-        counts = split.counts(dataset.y_train.numpy(), len(dataset.classes))
+        counts = split.counts(dataset.y_train.cpu().numpy(), len(dataset.classes))
         with writing_to(self.folder):
             write_json(self.folder / "versions.json", _versions(federation))
             partition = {

@@ -14,6 +14,7 @@ from fedgg.lab.config import Experiment, read_toml
 from fedgg.lab.files import write_json, writing_to
 from fedgg.lab.jobs import Job, Tell, run_jobs
 from fedgg.lab.parts import build_algorithm
+from fedgg.lab.together import run_together
 
 FORMAT = 1
 
@@ -64,7 +65,11 @@ def run_study(study: Study, folder: Path, *, processes: int, tell: Tell, data_fo
             "runs": {label: {str(s): _place(label, s) for s in study.seeds} for label in study.variants},
         }
         write_json(folder / "study.json", content)
-    run_jobs(study.jobs(folder, data_folder), processes, tell)
+    jobs = study.jobs(folder, data_folder)
+    if study.base.engine.name == "stacked":
+        run_together(jobs, tell)
+    else:
+        run_jobs(jobs, processes, tell)
 
 
 def grid(axes: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,122 @@
+"""Random streams: independent, and the same numbers for ever."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgg.core.plan import Work, batches, cohort
+from fedgg.core.seeds import stream, torch_seed, torch_stream
+
+KEYS: list[tuple[int, ...]] = [(), (0,), (0, 0), (0, 0, 0), (1,), (1, 0), (0, 1), (1, 1), (0, 1, 0)]
+
+
+@pytest.mark.parametrize(("a", "b"), list(combinations(KEYS, 2)), ids=str)
+def test_streams_with_different_keys_differ(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    """A key of zero is a key: `stream(s, p)`, `stream(s, p, 0)` and `stream(s, p, 0, 0)` are three streams."""
+    assert torch_seed(3, "x", *a) != torch_seed(3, "x", *b)
+    assert stream(3, "x", *a).random() != stream(3, "x", *b).random()
+
+
+@settings(deadline=None)
+@given(
+    st.tuples(st.integers(0, 2**40), st.sampled_from(["batches", "cohort", "model"]), st.integers(0, 99)),
+    st.tuples(st.integers(0, 2**40), st.sampled_from(["batches", "cohort", "model"]), st.integers(0, 99)),
+)
+def test_streams_are_equal_only_where_everything_is(a: tuple[int, str, int], b: tuple[int, str, int]) -> None:
+    same = stream(a[0], a[1], a[2]).random() == stream(b[0], b[1], b[2]).random()
+    assert same == (a == b)
+
+
+def test_neighbouring_streams_are_uncorrelated() -> None:
+    draws = np.stack([stream(0, "batches", r, c).normal(size=2000) for r in range(5) for c in range(5)])
+    correlation = np.corrcoef(draws) - np.eye(len(draws))
+    assert np.abs(correlation).max() < 0.12  # 5.4 standard deviations
+
+
+def test_torch_seeds_fit_torch() -> None:
+    for key in range(200):
+        torch.Generator().manual_seed(torch_seed(0, "dropout", key))
+
+
+def test_torch_stream_leaves_the_users_generators_alone() -> None:
+    torch.manual_seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    random.seed(5)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index]
+    with torch_stream(0, "model"):
+        first = torch.randn(3)
+    with torch_stream(0, "model"):
+        assert torch.equal(torch.randn(3), first)
+    stream(0, "x").random(10)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])  # type: ignore[index]
+    assert random.getstate() == before[2]
+
+
+def test_torch_stream_gives_the_generator_back_after_an_error() -> None:
+    before = torch.get_rng_state()
+    with pytest.raises(RuntimeError, match="boom"), torch_stream(0, "model"):
+        torch.randn(3)
+        raise RuntimeError("boom")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("batch", [None, 1, 3, 7, 10, 11])
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("examples", [1, 7, 10])
+def test_every_epoch_shows_every_example_once(batch: int | None, epochs: int, examples: int) -> None:
+    work = Work(epochs, batch)
+    parts = batches(0, 1, 2, examples, work)
+    assert len(parts) == work.steps(examples)
+    per_epoch = len(parts) // epochs
+    for epoch in range(epochs):
+        own = parts[epoch * per_epoch : (epoch + 1) * per_epoch]
+        assert sorted(np.concatenate(own).tolist()) == list(range(examples))
+        assert all(len(part) == (batch or examples) for part in own[:-1])
+
+
+def test_batch_order_depends_on_seed_round_and_client_only() -> None:
+    def order(seed: int, round_: int, client: int) -> list[int]:
+        return np.concatenate(batches(seed, round_, client, 30, Work(2, 8))).tolist()  # type: ignore[no-any-return]
+
+    assert order(0, 1, 2) == order(0, 1, 2)
+    orders = [order(*key) for key in ((0, 1, 2), (1, 1, 2), (0, 2, 2), (0, 1, 3), (0, 2, 1))]
+    assert all(a != b for a, b in combinations(orders, 2))
+    assert order(0, 1, 2)[:30] != order(0, 1, 2)[30:]  # a fresh shuffle every epoch
+
+
+@given(clients=st.integers(1, 30), data=st.data(), seed=st.integers(0, 5), round_=st.integers(0, 5))
+def test_cohorts(clients: int, data: st.DataObject, seed: int, round_: int) -> None:
+    size = data.draw(st.integers(1, clients))
+    chosen = cohort(seed, round_, clients, size)
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == size
+    assert set(chosen) <= set(range(clients))
+    assert chosen == cohort(seed, round_, clients, size)
+
+
+def test_everybody_is_called_about_equally_often() -> None:
+    calls = np.bincount([c for round_ in range(2000) for c in cohort(0, round_, 10, 3)], minlength=10)
+    assert calls.sum() == 6000
+    assert np.abs(calls - 600).max() < 100
+
+
+def test_golden_numbers_never_move_silently() -> None:
+    """If this fails, every number of the library has changed: say so in CHANGELOG, and take the new values here."""
+    assert cohort(7, 3, 10, 4) == GOLDEN_COHORT
+    assert np.concatenate(batches(7, 3, 2, 8, Work(1, 3))).tolist() == GOLDEN_ORDER
+    assert torch_seed(7, "dropout", 1, 2, 3) == GOLDEN_SEED
+    assert stream(7, "partition", 1).integers(0, 1000, size=4).tolist() == GOLDEN_DRAWS
+
+
+GOLDEN_COHORT = [0, 2, 4, 7]
+GOLDEN_ORDER = [5, 2, 0, 1, 3, 4, 7, 6]
+GOLDEN_SEED = 4950135391587994559
+GOLDEN_DRAWS = [716, 539, 819, 883]

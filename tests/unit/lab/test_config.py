@@ -1,0 +1,205 @@
+"""Experiments: TOML in and out, identity, and changes by dotted key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgg.errors import UserError
+from fedgg.lab.config import Experiment, load_experiment
+from fedgg.lab.study import Study, grid, load_study, slug
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    cohort=st.none() | st.integers(1, 10),
+    start=st.none() | st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=5),
+    name=st.text(max_size=6),
+    mu=st.floats(0, 10),
+    seed=st.integers(0, 2**40),
+    holdout=st.floats(0, 0.99),
+)
+def test_toml_round_trip(
+    cohort: int | None, start: str | None, name: str, mu: float, seed: int, holdout: float, tmp_path_factory: Any
+) -> None:
+    path = tmp_path_factory.mktemp("toml") / "config.toml"
+    experiment = Experiment(
+        name=name,
+        seed=seed,
+        server={"cohort": cohort},
+        model={"name": "mlp", "start": start, "hidden": 7},
+        algorithm={"name": "fedgg", "mu": mu, "weight": "fixed"},
+        data={"holdout": holdout},
+    )
+    path.write_bytes(experiment.to_toml().encode())
+    again = load_experiment(path)
+    assert again == experiment
+    assert again.hash() == experiment.hash()
+
+
+def test_hash_ignores_name_and_threads_and_nothing_else() -> None:
+    base = Experiment()
+    assert base.changed({"name": "other"}).hash() == base.hash()
+    assert base.changed({"engine.threads": 4}).hash() == base.hash()
+    different = {
+        "seed": 1,
+        "rounds": 7,
+        "data.normalise": "none",
+        "split.beta": 0.1,
+        "model.hidden": 3,
+        "model.statistics": "local",
+        "algorithm.mu": 0.2,
+        "local.lr_decay": 0.5,
+        "server.cohort": 3,
+        "server.evaluate_every": 2,
+        "engine.precision": "fp64",
+    }
+    hashes = {base.hash(), *(base.changed({key: value}).hash() for key, value in different.items())}
+    assert len(hashes) == 1 + len(different)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"local.epoch": 1}, ("'local.epoch'", "'epochs'")),
+        ({"spilt.clients": 3}, ("'spilt'", "'split'")),
+        ({"round": 3}, ("'round'", "'rounds'")),
+        ({"zzz": 3}, ("'zzz'", "choose from", "rounds")),
+        ({"split.clients": -1}, ("split.clients = -1", "greater than or equal to 1")),
+        ({"local.batch": 0}, ("local.batch = 0",)),
+        ({"local.lr": float("nan")}, ("local.lr",)),
+        ({"local.lr": float("inf")}, ("local.lr",)),
+        ({"split.beta": 0}, ("split.beta = 0", "greater than 0")),
+        ({"server.cohort": 11}, ("server.cohort = 11", "10 clients")),
+        ({"engine.device": "tpu"}, ("engine.device",)),
+        ({"rounds.x": 1}, ("'rounds' is a value",)),
+        ({"local.lr.x": 1}, ("'lr' is a value",)),
+        ({"local": 3}, ("local = 3",)),
+        ({"seed": -1}, ("seed = -1",)),
+        ({"local.momentum": 1.0}, ("local.momentum", "less than 1")),
+        ({"data.holdout": 1.0}, ("data.holdout",)),
+        ({"split.scheme": "dirichlett"}, ("split.scheme", "'dirichlet'")),
+    ],
+)
+def test_mistakes_in_one_line(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(UserError) as caught:
+        Experiment().changed(changes)
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_many_mistakes_are_not_all_listed() -> None:
+    with pytest.raises(UserError, match="and 2 more"):
+        Experiment(local={"epochs": 0, "batch": 0, "lr": 0, "momentum": 2, "weight_decay": -1})
+
+
+def test_switching_the_algorithm_drops_the_old_ones_settings() -> None:
+    base = Experiment(algorithm={"name": "fedgg", "mu": 0.5, "weight": "fixed"})
+    assert base.changed({"algorithm.name": "fedprox"}).algorithm.settings == {}
+    assert base.changed({"algorithm.name": "fedgg"}).algorithm.settings == {"mu": 0.5, "weight": "fixed"}
+    assert base.changed({"algorithm.mu": 0.1}).algorithm.settings == {"mu": 0.1, "weight": "fixed"}
+    switched = base.changed({"algorithm.name": "fedprox", "algorithm.mu": 0.1})
+    assert switched.algorithm.settings == {"mu": 0.1}
+
+
+def test_the_order_of_changes_does_not_matter() -> None:
+    """A setting given together with a name is a setting of that name, whichever is written first."""
+    base = Experiment()
+    first = base.changed({"algorithm.name": "fedprox", "algorithm.mu": 0.7})
+    assert base.changed({"algorithm.mu": 0.7, "algorithm.name": "fedprox"}) == first
+    first = base.changed({"model.name": "mlp", "model.hidden": 3})
+    base = base.changed({"model.name": "linear"})
+    assert base.changed({"model.hidden": 3, "model.name": "mlp"}) == first
+
+
+def test_switching_the_model_keeps_start_and_statistics() -> None:
+    base = Experiment(model={"name": "mlp", "hidden": 3, "statistics": "local", "start": "x"})
+    changed = base.changed({"model.name": "linear"}).model
+    assert (changed.settings, changed.statistics, changed.start) == ({}, "local", "x")
+
+
+def test_changed_leaves_the_original_alone() -> None:
+    base = Experiment(algorithm={"name": "fedgg", "mu": 0.5})
+    base.changed({"algorithm.mu": 0.1, "rounds": 3, "server.cohort": None})
+    assert base.algorithm.settings == {"mu": 0.5}
+    with pytest.raises(Exception, match="frozen"):
+        base.rounds = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("content", [b"rounds = = 3", b"\xff\xfe", b"rounds = 3\nrounds = 4", b"[local"])
+def test_what_is_no_toml(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"bad\.toml"):
+        load_experiment(path)
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no file"):
+        load_experiment(tmp_path / "none.toml")
+    with pytest.raises(UserError, match="cannot be read"):
+        load_experiment(tmp_path)
+
+
+# Studies --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "seeds = 3",
+        "seeds = ['a']",
+        "seeds = []",
+        "variants = 3",
+        "experiment = 3",
+        "[variants]\nFedAvg = 3",
+        "reference = 3\n[variants.A]\nseed = 1",
+        "reference = 'B'\n[variants.A]\nrounds = 1",
+        "[variants.A]\nround = 1",
+        "[variants.A]\nalgorithm.name = 'fedgg'\nalgorithm.my = 1",
+        "[variants.A]\nrounds = 1\n[variants.a]\nrounds = 2",
+        "[variants.A]\nalgorithm = 3",
+        "seed = [1]\n[variants.A]\nrounds = 1",
+        "[experiment]\nround = 3\n[variants.A]\nrounds = 1",
+        "seeds = [0, 0]\n[variants.A]\nrounds = 1",
+    ],
+)
+def test_a_study_with_a_mistake_is_refused_in_one_line(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(content)
+    with pytest.raises(UserError) as caught:
+        load_study(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_study_file() -> None:
+    study = Study(Experiment(rounds=3), {"A": {"algorithm.name": "fedavg"}, "B x": {}}, (0, 2), "A")
+    assert study.experiment("B x", 2).seed == 2
+    assert study.experiment("B x", 2).name == "B x"
+    names = [(job.name, str(job.folder)) for job in study.jobs(Path("f"), None)]
+    assert names == [
+        ("A, seed 0", "f/a/seed-0"),
+        ("B x, seed 0", "f/b-x/seed-0"),
+        ("A, seed 2", "f/a/seed-2"),
+        ("B x, seed 2", "f/b-x/seed-2"),
+    ]
+
+
+def test_grid_is_every_combination_and_labels_are_folders() -> None:
+    made = grid({"algorithm.mu": [0.1, 1], "local.lr": [0.01, 0.1]})
+    assert list(made) == ["mu=0.1 lr=0.01", "mu=0.1 lr=0.1", "mu=1 lr=0.01", "mu=1 lr=0.1"]
+    assert made["mu=1 lr=0.1"] == {"algorithm.mu": 1, "local.lr": 0.1}
+    assert slug("FedGG, first-step push") == "fedgg-first-step-push"
+    assert slug("µ") == "variant"
+    assert ".." not in slug("../../etc")
+    assert slug("..") == "variant"
+
+
+def test_axes_with_the_same_last_word_are_told_apart() -> None:
+    made = grid({"algorithm.momentum": [0.0, 0.9], "local.momentum": [0.0, 0.9]})
+    assert len(made) == 4

@@ -1,0 +1,194 @@
+"""One client's numbers must not destroy the model for all; and a run that diverges keeps its history."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedgg.lab.config import Experiment
+from fedgg.lab.runner import Watcher, run
+from fedgg.lab.study import Study, run_study
+
+
+def poisoned(clients: int = 4, sick: int = 1) -> tuple[Any, ...]:
+    """Shards: each client holds one class; the inputs of class 0 overflow float32."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40 * clients, 6)).astype(np.float32)
+    y = np.repeat(np.arange(clients), 40)
+    x[y < sick] *= 1e30
+    x_test = rng.normal(size=(20, 6)).astype(np.float32)
+    return x, y, x_test, np.arange(20) % clients
+
+
+def shards(**changes: Any) -> Experiment:
+    return Experiment(
+        rounds=3,
+        data={"normalise": "none"},
+        split={"clients": 4, "scheme": "shards", "shards_per_client": 1},
+        local={"epochs": 2, "batch": 16},
+        model={"name": "mlp", "hidden": 4},
+        algorithm={"name": "fedavg"},
+    ).changed(changes)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fedgg", "fedavgm", "fedprox"])
+def test_a_client_whose_update_is_not_finite_is_left_out_and_named(algorithm: str, tmp_path: Path) -> None:
+    notices: list[str] = []
+    finished = run(
+        shards(**{"algorithm.name": algorithm}),
+        data=poisoned(),
+        out=tmp_path,
+        watcher=Watcher(notice=notices.append),
+    )
+    assert finished.status == "finished"
+    assert len(finished.rounds) == 3
+    for record in finished.rounds:
+        assert len(record["lost"]) == 1
+        assert len(record["clients"]) == 3
+        assert record["lost"][0]["client"] not in [line["client"] for line in record["clients"]]
+        assert record["train_loss"] is not None
+    assert sum("left out" in sentence for sentence in notices) == 3
+    assert finished.summary["clients_lost"] == 3
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in finished.weights.values())
+    text = (tmp_path / "rounds.jsonl").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+
+
+def test_everybody_lost(tmp_path: Path) -> None:
+    finished = run(shards(), data=poisoned(sick=4), out=tmp_path)
+    assert finished.status == "diverged"
+    assert "no client of round 1" in finished.summary["why"]
+    assert "client 0" in finished.summary["why"]
+
+
+def test_divergence_keeps_the_history(tmp_path: Path) -> None:
+    experiment = Experiment(
+        rounds=40,
+        split={"clients": 3},
+        local={"epochs": 3, "batch": 32, "lr": 3000.0, "momentum": 0.9},
+        model={"name": "mlp", "hidden": 8},
+        algorithm={"name": "fedavg"},
+    )
+    finished = run(experiment, out=tmp_path)
+    assert finished.status == "diverged"
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["rounds_done"] == len((tmp_path / "rounds.jsonl").read_text().splitlines())
+    again = run(experiment, out=tmp_path)
+    assert again.summary == finished.summary
+
+
+def test_opening_a_diverged_run_again_keeps_all_of_its_history(tmp_path: Path) -> None:
+    """Even where its last rounds lie beyond the last checkpoint."""
+    experiment = Experiment(
+        rounds=40,
+        split={"clients": 3},
+        local={"epochs": 1, "batch": 64, "lr": 8.0, "momentum": 0.9},
+        model={"name": "mlp", "hidden": 8},
+        algorithm={"name": "scaffold", "correction": "plain"},
+        server={"checkpoint_every": 100},
+    )
+    finished = run(experiment, out=tmp_path)
+    assert finished.status == "diverged"
+    assert finished.rounds, "the test needs a run that diverges after its first round"
+    before = (tmp_path / "rounds.jsonl").read_bytes()
+    again = run(experiment, out=tmp_path)
+    assert (tmp_path / "rounds.jsonl").read_bytes() == before
+    assert len(again.rounds) == len(finished.rounds)
+    assert all(torch.equal(again.weights[name], finished.weights[name]) for name in finished.weights)
+
+
+def test_in_a_study_the_other_runs_go_on(tmp_path: Path) -> None:
+    base = Experiment(
+        rounds=3, split={"clients": 3}, local={"epochs": 1}, algorithm={"name": "fedavg"}, model={"name": "linear"}
+    )
+    study = Study(base, {"fine": {}, "wild": {"local.lr": 1e30}, "also fine": {"seed": 0}}, (0,), "fine")
+    ended: dict[str, str] = {}
+
+    def tell(job: Any, kind: str, what: Any) -> None:
+        if kind == "ended":
+            ended[job.name] = what["status"]
+
+    run_study(study, tmp_path, processes=1, tell=tell)
+    assert ended == {"fine, seed 0": "finished", "wild, seed 0": "diverged", "also fine, seed 0": "finished"}
+
+
+# Evaluation -----------------------------------------------------------------------------------------------------------
+
+
+def test_holdout_accuracy_says_where_it_was_measured() -> None:
+    experiment = Experiment(
+        rounds=2,
+        data={"holdout": 0.25},
+        split={"clients": 3},
+        local={"epochs": 1},
+        model={"name": "linear"},
+        algorithm={"name": "fedavg"},
+    )
+    record = run(experiment).rounds[-1]
+    assert {"test_accuracy", "test_loss", "holdout_accuracy", "holdout_accuracy_by_client"} <= record.keys()
+    assert set(record["holdout_accuracy_by_client"]) == {"0", "1", "2"}
+    values = record["holdout_accuracy_by_client"].values()
+    assert min(values) <= record["holdout_accuracy"] <= max(values)
+    assert "accuracy" not in record
+    plain = run(experiment.changed({"data.holdout": 0.0})).rounds[-1]
+    assert not any("holdout" in key for key in plain)
+
+
+def test_partial_evaluation() -> None:
+    experiment = Experiment(
+        rounds=5,
+        split={"clients": 3},
+        local={"epochs": 1},
+        server={"evaluate_every": 2},
+        model={"name": "linear"},
+        algorithm={"name": "fedavg"},
+    )
+    finished = run(experiment)
+    assert [record["round"] for record in finished.rounds if "test_accuracy" in record] == [2, 4, 5]
+    assert len(finished.test_accuracy) == 3
+
+
+def tiny(x: int = 6) -> tuple[Any, ...]:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(x, 3)), np.arange(x) % 2, rng.normal(size=(4, 3)), np.arange(4) % 2
+
+
+def test_holdout_where_nobody_has_two_examples() -> None:
+    experiment = Experiment(
+        rounds=1,
+        data={"holdout": 0.5},
+        split={"clients": 6, "scheme": "iid", "min_examples": 1},
+        local={"epochs": 1, "batch": 1},
+        model={"name": "linear"},
+        algorithm={"name": "fedavg"},
+    )
+    record = run(experiment, data=tiny()).rounds[0]
+    assert record["test_accuracy"] is not None
+    assert record.get("holdout_accuracy") is None
+
+
+def test_a_cohort_of_empty_clients_is_no_divergence() -> None:
+    """Clients without examples are allowed when asked for; a round that draws only such is an empty round."""
+    experiment = Experiment(
+        rounds=12,
+        seed=1,
+        split={
+            "clients": 12,
+            "scheme": "dirichlet_unbalanced",
+            "beta": 0.05,
+            "min_examples": 0,
+            "allow_empty": True,
+        },
+        local={"epochs": 1, "batch": 1},
+        server={"cohort": 1},
+        model={"name": "linear"},
+        algorithm={"name": "fedavg"},
+    )
+    finished = run(experiment, data=tiny(12))
+    assert finished.status == "finished", finished.summary["why"]
