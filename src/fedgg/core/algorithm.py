@@ -36,6 +36,7 @@ class Batch:
     x: Tensor  # [K, B, ...]
     y: Tensor  # [K, B]
     mask: Tensor  # [K, B]
+    at_work: Tensor | None = None  # [K, 1] bool: rows that are done stand still; None: all are at work
 
 
 @dataclass(frozen=True)

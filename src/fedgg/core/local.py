@@ -7,7 +7,7 @@ done their steps leave the stack and cost nothing more.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -58,7 +58,20 @@ class Running:
 
 def local_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, batches: Iterable[Batch]) -> LocalEnd:
     """Train all rows on their batches."""
-    clients = start.w.shape[0]
+    running, site = open_round(algorithm, net, sgd, start)
+    here, at_work, left = site, (algorithm, sgd), list[Running]()
+    for number, batch in enumerate(batches):
+        rows = len(batch.mask)
+        if rows < len(running.w):
+            left.append(each_row(running, slice(rows, None)))
+            running, here, at_work = each_row((running, here, (algorithm, sgd)), slice(rows))
+        here.net.at_step(number)
+        running = local_step(*at_work, running, here, batch)
+    return end_round(algorithm, start, _together([running, *reversed(left)]), site)
+
+
+def open_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart) -> tuple[Running, Site]:
+    """Rows before their first step, and what they may read."""
     zero = torch.zeros_like(start.w[:, :1])
     running = Running(start.w, torch.zeros_like(start.w), torch.zeros_like(start.w), zero, zero, zero)
     site = Site(
@@ -75,19 +88,27 @@ def local_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, bat
         step=running.step,
         last_step=running.last_step,
     )
-    site = replace(site, notes=check(algorithm.begin(start.w, site), clients, "begin()"))
+    return running, replace(site, notes=check(algorithm.begin(start.w, site), len(start.w), "begin()"))
 
-    here, at_work, left = site, (algorithm, sgd), list[Running]()
-    for number, batch in enumerate(batches):
-        rows = len(batch.mask)
-        if rows < len(running.w):
-            left.append(each_row(running, slice(rows, None)))
-            running, here, at_work = each_row((running, here, (algorithm, sgd)), slice(rows))
-        here.net.at_step(number)
-        running = local_step(*at_work, running, here, batch)
-        here = replace(here, step=running.step, last_step=running.last_step)
 
-    running = _together([running, *reversed(left)])
+def local_step(algorithm: Algorithm, sgd: SGD, running: Running, site: Site, batch: Batch) -> Running:
+    """One step of every row."""
+    site = replace(site, step=running.step, last_step=running.last_step)
+    leaf = running.w.detach().requires_grad_()
+    loss = algorithm.loss(leaf, batch, site)
+    (grad,) = torch.autograd.grad(loss.sum(), leaf)
+    with torch.no_grad():
+        w = running.w
+        move, velocity = sgd.move(algorithm.steer(grad, w, site), w, running.velocity)
+        move = algorithm.nudge(move, w, site)
+        count = batch.mask.sum(1, keepdim=True)
+        new = Running(w + move, velocity, move, running.step + 1, running.loss_sum + loss * count, running.seen + count)
+        return new if batch.at_work is None else _where(batch.at_work, new, running)
+
+
+def end_round(algorithm: Algorithm, start: LocalStart, running: Running, site: Site) -> LocalEnd:
+    """What rows that have done all their steps send, keep and show."""
+    clients = len(running.w)
     site = replace(site, step=running.step, last_step=running.last_step)
     with torch.no_grad():
         up, memory = algorithm.finish(running.w, site)
@@ -100,23 +121,11 @@ def local_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, bat
         )
 
 
-def local_step(algorithm: Algorithm, sgd: SGD, running: Running, site: Site, batch: Batch) -> Running:
-    """One step of every row that is at work."""
-    w = running.w.detach().requires_grad_()
-    loss = algorithm.loss(w, batch, site)
-    (grad,) = torch.autograd.grad(loss.sum(), w)
-    with torch.no_grad():
-        w = running.w
-        move, velocity = sgd.move(algorithm.steer(grad, w, site), w, running.velocity)
-        move = algorithm.nudge(move, w, site)
-        count = batch.mask.sum(1, keepdim=True)
-        return Running(
-            w + move, velocity, move, running.step + 1, running.loss_sum + loss * count, running.seen + count
-        )
+def _where(condition: Tensor, new: Running, old: Running) -> Running:
+    return Running(*(torch.where(condition, getattr(new, f.name), getattr(old, f.name)) for f in fields(Running)))
 
 
 def _together(parts: list[Running]) -> Running:
     if len(parts) == 1:
         return parts[0]
-    names = Running.__dataclass_fields__
-    return Running(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+    return Running(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Running)))

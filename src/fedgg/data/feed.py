@@ -28,6 +28,14 @@ class Agenda:
 
 
 @dataclass(frozen=True, eq=False)
+class Pages:
+    """The agendas of a whole stack on the device, `[steps, K, batch]`."""
+
+    where: Tensor
+    moves: Draws | None
+
+
+@dataclass(frozen=True, eq=False)
 class Feed:
     """The data of one experiment, on one device; clients are positions in the training set."""
 
@@ -101,29 +109,34 @@ class Feed:
 
     def gather(self, agendas: Sequence[Agenda]) -> Iterator[Batch]:
         """Batches `[K, B, ...]` of several clients, longest agenda first; each batch has the rows still at work."""
-        lengths = [len(agenda.where) for agenda in agendas]
+        pages = self.lay_out(agendas)
+        at_work = len(agendas)
+        for step in range(len(agendas[0].where)):
+            while len(agendas[at_work - 1].where) <= step:
+                at_work -= 1
+            yield self.read(pages.where[step, :at_work], pages.moves and pages.moves[step, :at_work])
+
+    def lay_out(self, agendas: Sequence[Agenda]) -> Pages:
+        """The agendas side by side on the device."""
         width = max(agenda.where.shape[1] for agenda in agendas)
-        where = np.full((lengths[0], len(agendas), width), -1, np.int32)
+        where = np.full((len(agendas[0].where), len(agendas), width), -1, np.int32)
         moves = np.zeros((3, *where.shape), np.int8) if agendas[0].moves is not None else None
         for row, agenda in enumerate(agendas):
             steps, size = agenda.where.shape
             where[:steps, row, :size] = agenda.where
             if moves is not None:
                 moves[:, :steps, row, :size] = agenda.moves
-        places = torch.from_numpy(where).to(self.x.device)
-        draws = None if moves is None else Draws(*torch.from_numpy(moves).to(self.x.device))
-        at_work = len(agendas)
-        for step, place in enumerate(places):
-            while lengths[at_work - 1] <= step:
-                at_work -= 1
-            yield self._stacked(place[:at_work], draws and draws[step, :at_work])
+        device = self.x.device
+        draws = None if moves is None else Draws(*torch.from_numpy(moves).to(device))
+        return Pages(torch.from_numpy(where).to(device), draws)
 
-    def _stacked(self, place: Tensor, draws: Draws | None) -> Batch:
-        rows, width = place.shape
-        flat = place.clamp_min(0).flatten()
-        moves = draws and Draws(draws.top.flatten(), draws.left.flatten(), draws.mirror.flatten())
-        x = self._inputs(self.x[flat], moves)
-        return Batch(x.unflatten(0, (rows, width)), self.y[flat].view(rows, width), (place >= 0).to(x.dtype))
+    def read(self, where: Tensor, moves: Draws | None) -> Batch:
+        """The batch behind one step of some rows, `[K, B]`."""
+        rows, width = where.shape
+        flat = where.clamp_min(0).flatten()
+        draws = moves and Draws(moves.top.flatten(), moves.left.flatten(), moves.mirror.flatten())
+        x = self._inputs(self.x[flat], draws)
+        return Batch(x.unflatten(0, (rows, width)), self.y[flat].view(rows, width), (where >= 0).to(x.dtype))
 
     def client_chunks(self, client: int) -> Iterator[tuple[Tensor, Tensor]]:
         """A client's training examples in order, unaugmented: for probes."""

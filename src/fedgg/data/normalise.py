@@ -46,7 +46,7 @@ def scaling(kind: Normalisation, dataset: Dataset, dtype: torch.dtype) -> Scalin
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and deviation of each channel, in float64 and in chunks so that bytes are never blown up all at once."""
     axes = [0, *range(2, x.ndim)]
-    total = torch.zeros(x.shape[1], dtype=torch.float64)
+    total = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
     square = torch.zeros_like(total)
     for chunk in x.split(8192):
         values = chunk.double()

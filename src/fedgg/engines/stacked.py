@@ -17,6 +17,7 @@ from fedgg.core.algorithm import Algorithm
 from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.rows import each_row, stack
 from fedgg.core.sgd import SGD
+from fedgg.engines.graphs import GraphCache
 from fedgg.engines.job import RoundJob
 from fedgg.engines.loop import Loop
 
@@ -33,6 +34,9 @@ class Row:
 class Stacked:
     """Trains the clients of one round, or of one round of each of several experiments, together."""
 
+    def __init__(self) -> None:
+        self._graphs = GraphCache()
+
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd]]:
         yield from self.train_together([job])[0].items()
 
@@ -40,12 +44,48 @@ class Stacked:
         ends: list[dict[int, LocalEnd]] = [{} for _ in jobs]
         for group in _groups(jobs):
             if _stackable(jobs[group[0]]):
-                for row, end in _train_stack(jobs, group):
+                for row, end in self._train_stack(jobs, group):
                     ends[row.job][row.client] = end
             else:
                 for number in group:
                     ends[number] = dict(Loop().train(jobs[number]))
         return [{client: ends[n][client] for client in job.cohort} for n, job in enumerate(jobs)]
+
+    def _train_stack(self, jobs: Sequence[RoundJob], group: list[int]) -> Iterator[tuple[Row, LocalEnd]]:
+        rows = [
+            Row(number, client, jobs[number].work.steps(jobs[number].data.examples(client)))
+            for number in group
+            for client in jobs[number].cohort
+        ]
+        rows.sort(key=lambda row: -row.steps)  # stable: equal rows keep their order, so that results do too
+        first = jobs[group[0]]
+        start = LocalStart(
+            w=torch.cat([jobs[row.job].w for row in rows]),
+            down=stack([jobs[row.job].down for row in rows]),
+            memory=stack([_memory(jobs[row.job], row.client) for row in rows]),
+            buffers=stack([first.buffers for _ in rows]),
+            examples=_column([jobs[row.job].data.examples(row.client) for row in rows], first.w),
+            steps=_column([row.steps for row in rows], first.w),
+            dropout=[],
+        )
+        settings = [jobs[row.job].optimiser for row in rows]
+        sgd = SGD(
+            lr=_column([s.lr for s in settings], first.w),
+            momentum=_column([s.momentum for s in settings], first.w),
+            weight_decay=_column([s.weight_decay for s in settings], first.w),
+            has_momentum=any(s.momentum for s in settings),
+            has_decay=any(s.weight_decay for s in settings),
+        )
+        agendas = [
+            jobs[row.job].data.agenda(jobs[row.job].seed, jobs[row.job].round, row.client, first.work) for row in rows
+        ]
+        algorithm = _with_columns([jobs[row.job].algorithm for row in rows], first.w)
+        if first.w.is_cuda:
+            end = self._graphs.train(algorithm, first.net, sgd, start, first.data, agendas)
+        else:
+            end = local_round(algorithm, first.net, sgd, start, first.data.gather(agendas))
+        for position, row in enumerate(rows):
+            yield row, each_row(end, slice(position, position + 1))
 
 
 def _stackable(job: RoundJob) -> bool:
@@ -79,40 +119,6 @@ def _alike(a: RoundJob, b: RoundJob) -> bool:
 def _switches(algorithm: Algorithm) -> dict[str, object]:
     values = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
     return {name: value for name, value in values.items() if not isinstance(value, float)}
-
-
-def _train_stack(jobs: Sequence[RoundJob], group: list[int]) -> Iterator[tuple[Row, LocalEnd]]:
-    rows = [
-        Row(number, client, jobs[number].work.steps(jobs[number].data.examples(client)))
-        for number in group
-        for client in jobs[number].cohort
-    ]
-    rows.sort(key=lambda row: -row.steps)  # stable: equal rows keep their order, so that results do too
-    first = jobs[group[0]]
-    start = LocalStart(
-        w=torch.cat([jobs[row.job].w for row in rows]),
-        down=stack([jobs[row.job].down for row in rows]),
-        memory=stack([_memory(jobs[row.job], row.client) for row in rows]),
-        buffers=stack([first.buffers for _ in rows]),
-        examples=_column([jobs[row.job].data.examples(row.client) for row in rows], first.w),
-        steps=_column([row.steps for row in rows], first.w),
-        dropout=[],
-    )
-    settings = [jobs[row.job].optimiser for row in rows]
-    sgd = SGD(
-        lr=_column([s.lr for s in settings], first.w),
-        momentum=_column([s.momentum for s in settings], first.w),
-        weight_decay=_column([s.weight_decay for s in settings], first.w),
-        has_momentum=any(s.momentum for s in settings),
-        has_decay=any(s.weight_decay for s in settings),
-    )
-    agendas = [
-        jobs[row.job].data.agenda(jobs[row.job].seed, jobs[row.job].round, row.client, first.work) for row in rows
-    ]
-    algorithm = _with_columns([jobs[row.job].algorithm for row in rows], first.w)
-    end = local_round(algorithm, first.net, sgd, start, first.data.gather(agendas))
-    for position, row in enumerate(rows):
-        yield row, each_row(end, slice(position, position + 1))
 
 
 def _memory(job: RoundJob, client: int) -> dict[str, Tensor]:

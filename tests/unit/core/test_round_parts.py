@@ -146,9 +146,7 @@ def test_healthy_leaves_out_what_is_not_finite(bad: float) -> None:
 
 def test_healthy_looks_at_memory_too() -> None:
     """A memory that is not finite destroys that client for good: every later round starts from it."""
-    end = LocalEnd(
-        {"delta": torch.zeros(1, 2)}, {"variate": torch.tensor([[float("nan")]])}, {}, {}, torch.zeros(1, 1)
-    )
+    end = LocalEnd({"delta": torch.zeros(1, 2)}, {"variate": torch.tensor([[float("nan")]])}, {}, {}, torch.zeros(1, 1))
     kept, lost = healthy({4: end})
     assert not kept
     assert lost[0].client == 4

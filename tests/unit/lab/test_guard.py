@@ -71,9 +71,9 @@ def test_divergence_keeps_the_history(tmp_path: Path) -> None:
     experiment = Experiment(
         rounds=40,
         split={"clients": 3},
-        local={"epochs": 3, "batch": 32, "lr": 3000.0, "momentum": 0.9},
+        local={"epochs": 1, "batch": 64, "lr": 8.0, "momentum": 0.9},
         model={"name": "mlp", "hidden": 8},
-        algorithm={"name": "fedavg"},
+        algorithm={"name": "scaffold", "correction": "plain"},
     )
     finished = run(experiment, out=tmp_path)
     assert finished.status == "diverged"
@@ -107,7 +107,7 @@ def test_in_a_study_the_other_runs_go_on(tmp_path: Path) -> None:
     base = Experiment(
         rounds=3, split={"clients": 3}, local={"epochs": 1}, algorithm={"name": "fedavg"}, model={"name": "linear"}
     )
-    study = Study(base, {"fine": {}, "wild": {"local.lr": 1e30}, "also fine": {"seed": 0}}, (0,), "fine")
+    study = Study(base, {"fine": {}, "wild": {"local.lr": 1e38}, "also fine": {"seed": 0}}, (0,), "fine")
     ended: dict[str, str] = {}
 
     def tell(job: Any, kind: str, what: Any) -> None:

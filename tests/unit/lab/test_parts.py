@@ -169,7 +169,7 @@ class Tied(nn.Module):
         self.register_buffer("scale", torch.ones(1), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.second(self.first(x.flatten(1)).tanh()) * self.scale)  # type: ignore[no-any-return, operator]
+        return self.last(self.second(self.first(x.flatten(1)).tanh()) * self.scale)  # type: ignore[no-any-return]
 
 
 class Frozen(nn.Module):
@@ -182,7 +182,9 @@ class Frozen(nn.Module):
         return self.head(self.body(x.flatten(1)).relu())  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("kind", [Tied, Frozen, lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))])
+@pytest.mark.parametrize(
+    "kind", [Tied, Frozen, lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))]
+)
 def test_the_final_model_can_be_loaded_into_the_module_it_came_from(kind: Any, tmp_path: Path) -> None:
     """`model.safetensors: the final model under the module's own names`, and a start for the next run."""
     experiment = Experiment(rounds=1, split={"clients": 2}, local={"epochs": 1}, algorithm={"name": "fedavg"})

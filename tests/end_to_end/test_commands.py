@@ -1,0 +1,161 @@
+"""Every command does what its help says, on real data, and leaves what it promises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer uses names that click is about to drop
+    from typer.testing import CliRunner
+
+    import fedgg.cli
+    from fedgg.cli import screen
+
+ROOT = Path(__file__).parents[2]
+QUICK = ["--clients", "3", "--set", "local.epochs=1", "--set", "model.hidden=8"]
+PNG = b"\x89PNG\r\n\x1a\n"
+COMMANDS = (
+    ["run"],
+    ["resume"],
+    ["compare"],
+    ["sweep"],
+    ["check"],
+    ["list"],
+    ["data", "fetch"],
+    ["data", "check"],
+    ["data", "show"],
+)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def fedgg_(*words: str, code: int = 0) -> str:
+    """The command in this process; what it prints on standard output."""
+    with screen.console.capture() as heard:
+        result = CliRunner().invoke(fedgg.cli.app, list(words))
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    assert result.exit_code == code, result.output
+    return heard.get() + result.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_shows_an_example(command: list[str]) -> None:
+    text = fedgg_(*command, "--help")
+    assert "Example" in text
+    assert f"fedgg {' '.join(command)}" in text
+
+
+def test_every_command_is_in_the_list_above() -> None:
+    listed = {command.name for command in fedgg.cli.app.registered_commands}
+    listed |= {group.name for group in fedgg.cli.app.registered_groups}
+    assert listed == {command[0] for command in COMMANDS}
+    assert "compare" in fedgg_("--help")
+    assert fedgg_("--version").startswith("fedgg ")
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def test_run_and_resume() -> None:
+    text = fedgg_("run", "--rounds", "2", *QUICK, "--out", "one")
+    assert "test accuracy" in text
+    folder = Path("one")
+    for picture in ("split.png", "curves.png"):
+        assert (folder / picture).read_bytes().startswith(PNG)
+    names = {"config.toml", "versions.json", "partition.npz", "partition.json", "rounds.jsonl", "summary.json"}
+    assert names | {"model.safetensors", "checkpoint"} <= {path.name for path in folder.iterdir()}
+    before = (folder / "rounds.jsonl").read_bytes()
+    assert "test accuracy" in fedgg_("resume", "one")
+    assert (folder / "rounds.jsonl").read_bytes() == before
+
+
+def test_run_without_out_names_its_folder() -> None:
+    fedgg_("run", "--rounds", "1", *QUICK, "--algorithm", "fedprox:mu=0.1", "--seed", "3")
+    (folder,) = Path("runs").iterdir()
+    assert folder.name.startswith("fedprox-digits-seed-3-")
+    config = (folder / "config.toml").read_text()
+    assert 'name = "fedprox"' in config
+    assert "mu = 0.1" in config
+
+
+def test_a_diverged_run_says_so() -> None:
+    words = ["--rounds", "30", "--clients", "3", "--set", "local.lr=1e38", "--algorithm", "fedavg"]
+    fedgg_("run", *words, "--out", "wild", code=1)
+    assert json.loads(Path("wild/summary.json").read_text())["status"] == "diverged"
+
+
+def test_compare_and_again() -> None:
+    words = ["--algorithm", "fedavg", "--algorithm", "fedgg:mu=0.1", "--seeds", "0-1", "--rounds", "2"]
+    words += [*QUICK, "--jobs", "2", "--out", "both"]
+    text = fedgg_("compare", *words)
+    assert "fedgg mu=0.1" in text
+    folder = Path("both")
+    for picture in ("accuracy.png", "split-seed-0.png", "split-seed-1.png"):
+        assert (folder / picture).read_bytes().startswith(PNG)
+    for table in ("tables.md", "accuracy.csv", "target.csv"):
+        assert "fedavg" in (folder / table).read_text()
+    runs = [folder / name / f"seed-{seed}" for name in ("fedavg", "fedgg-mu=0.1") for seed in (0, 1)]
+    assert all(len(lines(run)) == 2 for run in runs)
+    stamps = [(run / "model.safetensors").stat().st_mtime_ns for run in runs]
+    fedgg_("compare", *words)
+    assert [(run / "model.safetensors").stat().st_mtime_ns for run in runs] == stamps
+    splits = [json.loads((run / "partition.json").read_text())["hash"] for run in runs]
+    assert splits[0] == splits[2]
+    assert splits[1] == splits[3]
+    assert splits[0] != splits[1]
+
+
+def test_sweep() -> None:
+    fedgg_("sweep", "--grid", "algorithm.mu=0,0.1", "--rounds", "1", *QUICK, "--jobs", "1", "--out", "grid")
+    assert {path.name for path in Path("grid").iterdir() if path.is_dir()} == {"mu=0", "mu=0.1"}
+    assert "mu=0.1" in Path("grid/accuracy.csv").read_text()
+
+
+def test_list_names_everything() -> None:
+    text = fedgg_("list")
+    for word in ("fedsgd", "fedavg", "fedavgm", "fedprox", "scaffold", "fedgg", "mlp", "vgg16", "cifar10", "shards"):
+        assert word in text
+
+
+def test_data_show_and_check() -> None:
+    fedgg_("data", "show", "digits", "--beta", "0.1", "--out", "pictures")
+    for name in ("digits-split.png", "digits-samples.png"):
+        assert (Path("pictures") / name).read_bytes().startswith(PNG)
+    assert "1,437" in fedgg_("data", "check", "digits")
+
+
+@pytest.mark.slow
+def test_check_on_the_example() -> None:
+    fedgg_("check", f"{ROOT / 'examples' / 'my_algorithm.py'}:MyAlgorithm")
+
+
+def test_check_on_a_broken_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 1, and words in square brackets are no markup."""
+    Path("own.py").write_text(
+        "from dataclasses import dataclass\nfrom fedgg import Algorithm\n\n\n@dataclass(frozen=True)\n"
+        "class Own(Algorithm):\n    '''Broken.'''\n\n    def steer(self, grad, w, site):\n"
+        "        raise ValueError('[/nope] [bold] not a tag')\n"
+    )
+    from fedgg.check import PROPERTIES
+
+    for name in ("many rounds on quadratics", "learns real digits"):
+        monkeypatch.delitem(PROPERTIES, name)
+    fedgg_("check", "own.py:Own", code=1)
+
+
+def test_quickstart_runs() -> None:
+    words = [sys.executable, str(ROOT / "examples" / "quickstart.py")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("finished: test accuracy")

@@ -1,0 +1,82 @@
+"""A run killed at random moments and resumed until it is done ends with the same bits as one that was left alone."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMAND = str(Path(sys.executable).with_name("fedgg"))
+RUN = ["run", "--algorithm", "scaffold", "--clients", "4", "--set", "server.cohort=3", "--set", "local.epochs=2"]
+RUN += ["--set", "model.hidden=32"]
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def start(folder: Path, rounds: int) -> subprocess.Popen[bytes]:
+    words = [*RUN, "--rounds", str(rounds), "--out", str(folder)]
+    return subprocess.Popen([COMMAND, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def finish(folder: Path, rounds: int) -> None:
+    process = start(folder, rounds)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors.decode()
+
+
+def kill_and_resume(tmp_path: Path, rounds: int, kills: int, seed: int) -> dict[str, int]:
+    """So many kills over as many lives as it takes; a life that ends by itself begins the next run."""
+    straight = tmp_path / "straight"
+    began = time.monotonic()
+    finish(straight, rounds)
+    whole = time.monotonic() - began
+    chance = random.Random(seed)
+    done = number = 0
+    hit = {"before the first round": 0, "during training": 0, "after it": 0}
+    while done < kills:
+        folder = tmp_path / f"run-{number}"
+        number += 1
+        while done < kills and not (folder / "summary.json").exists():
+            process = start(folder, rounds)
+            try:
+                # Most of a short life is importing torch: aim half of the kills at what comes after it.
+                process.wait(chance.uniform(0, whole) if chance.random() < 0.3 else chance.uniform(0.5 * whole, whole))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                done += 1
+                played = (folder / "rounds.jsonl").exists()
+                ended = (folder / "summary.json").exists()
+                hit["after it" if ended else "during training" if played else "before the first round"] += 1
+            _, errors = process.communicate()
+            assert b"Traceback" not in errors, errors.decode()
+            assert process.returncode in (0, -9), errors.decode()
+        if not (folder / "summary.json").exists():
+            finish(folder, rounds)
+        assert (folder / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
+        assert history(folder) == history(straight)
+        summaries = [json.loads((place / "summary.json").read_text()) for place in (folder, straight)]
+        assert {**summaries[0], "seconds": 0} == {**summaries[1], "seconds": 0}
+        assert not list(folder.rglob("*.tmp")), "a torn write was left behind"
+        shutil.rmtree(folder)
+    return hit
+
+
+def test_five_kills(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, rounds=20, kills=5, seed=0)
+
+
+@pytest.mark.slow
+def test_a_hundred_kills(tmp_path: Path) -> None:
+    hit = kill_and_resume(tmp_path, rounds=120, kills=100, seed=1)
+    assert hit["during training"] > 20, hit
+    assert hit["before the first round"] > 5, hit

@@ -1,0 +1,126 @@
+"""The stacked engine has the reference loop's numbers, alone or with other experiments, on CPU and on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedgg.data.digits import load_digits
+from fedgg.engines import Loop, Stacked
+from fedgg.engines.graphs import prefix_sizes
+from fedgg.lab.build import Federation, build
+from fedgg.lab.config import Experiment
+from fedgg.lab.jobs import Job
+from fedgg.lab.runner import run
+from fedgg.lab.state import State, begin, close, next_job, play_round
+from fedgg.lab.together import run_together
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")),
+]
+RULES: list[dict[str, Any]] = [
+    {"name": "fedavg"},
+    {"name": "fedsgd"},
+    {"name": "fedprox", "mu": 0.1},
+    {"name": "fedavgm"},
+    {"name": "scaffold", "correction": "exact"},
+    {"name": "scaffold", "correction": "after", "variate_mean": "uniform"},
+    {"name": "fedgg", "mu": 0.5},
+    {"name": "fedgg", "weight": "fixed", "first_step": "epsilon"},
+    {"name": "fedgg", "first_step": "relative_push", "scope": "layer", "direction": "sent"},
+]
+
+
+def experiment(rule: dict[str, Any], device: str, cohort: int | None, **more: Any) -> Experiment:
+    settings: dict[str, Any] = {
+        "split": {"clients": 6, "beta": 0.2, "min_examples": 3},
+        "model": {"name": "mlp", "hidden": 12},
+        "local": {"epochs": 2, "batch": 16, "lr": 0.05, "weight_decay": 0.001},
+        "server": {"cohort": cohort},
+        "engine": {"precision": "fp64", "device": device},
+    }
+    return Experiment(rounds=3, algorithm=rule, **(settings | more))
+
+
+def played(federation: Federation, engine: Loop | Stacked, rounds: int = 3) -> State:
+    state = begin(federation)
+    for _ in range(rounds):
+        state, _ = play_round(federation, state, engine)
+    return state
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("cohort", [None, 3])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(map(str, rule.values())))
+def test_the_loop_and_the_stack_agree(rule: dict[str, Any], cohort: int | None, device: str) -> None:
+    chosen = experiment(rule, device, cohort)
+    loop, stacked = (played(build(chosen), engine) for engine in (Loop(), Stacked()))
+    torch.testing.assert_close(stacked.server.w, loop.server.w, rtol=0, atol=1e-10)
+    assert stacked.memory.keys() == loop.memory.keys()
+    for client, memory in loop.memory.items():
+        for name, rows in memory.items():
+            torch.testing.assert_close(stacked.memory[client][name], rows, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_experiments_with_other_seeds_and_numbers_train_as_one(device: str) -> None:
+    dataset = load_digits().to(torch.device(device))
+    rules = [({"name": "fedgg", "mu": mu}, seed) for mu in (0.01, 1.0) for seed in (0, 1)]
+    rules += [({"name": "fedavg"}, 0)]
+    chosen = [experiment(rule, device, None).changed({"seed": seed}) for rule, seed in rules]
+    federations = [build(one, data=dataset) for one in chosen]
+    states = [begin(federation) for federation in federations]
+    engine = Stacked()
+    for _ in range(3):
+        jobs = [next_job(federation, state) for federation, state in zip(federations, states, strict=True)]
+        answers = engine.train_together(jobs)
+        states = [
+            close(state, job, federation.examples, ends)[0]
+            for state, job, federation, ends in zip(states, jobs, federations, answers, strict=True)
+        ]
+    for federation, state in zip(federations, states, strict=True):
+        alone = played(federation, Loop())
+        torch.testing.assert_close(state.server.w, alone.server.w, rtol=0, atol=1e-10)
+
+
+def test_a_diverging_experiment_does_not_touch_its_neighbours(tmp_path: Path) -> None:
+    calm = experiment({"name": "fedavg"}, "cpu", None)
+    wild = calm.changed({"local.lr": 1e30})
+    told: list[Any] = []
+    jobs = [Job("calm", calm, tmp_path / "calm", None), Job("wild", wild, tmp_path / "wild", None)]
+    run_together(jobs, lambda job, kind, what: told.append((job.name, kind, what)))
+    ended = {name: what for name, kind, what in told if kind == "ended"}
+    assert ended["wild"]["status"] == "diverged"
+    assert ended["calm"]["status"] == "finished"
+    assert ended["calm"]["final_test_accuracy"] == run(calm).test_accuracy[-1]
+
+
+def test_models_that_cannot_be_stacked_go_to_the_loop() -> None:
+    def with_dropout() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.3), torch.nn.Linear(64, 10))
+
+    chosen = experiment({"name": "fedavg"}, "cpu", None, model={})
+    loop, stacked = (played(build(chosen, model=with_dropout), engine) for engine in (Loop(), Stacked()))
+    assert torch.equal(loop.server.w, stacked.server.w)
+
+
+def test_augmented_batches_are_the_same() -> None:
+    chosen = experiment({"name": "fedavg"}, "cpu", None, data={"augment": "crop_flip"})
+    loop, stacked = (played(build(chosen), engine) for engine in (Loop(), Stacked()))
+    torch.testing.assert_close(stacked.server.w, loop.server.w, rtol=0, atol=1e-10)
+
+
+def test_prefix_sizes_hold_everybody_and_waste_little() -> None:
+    lengths = sorted(range(5, 800, 7), reverse=True)
+    sizes = prefix_sizes(lengths, 12)
+    assert len(sizes) <= 12
+    assert max(sizes) == len(lengths)
+    at_work = [sum(length > step for length in lengths) for step in range(lengths[0])]
+    spent = sum(min(size for size in sizes if size >= rows) for rows in at_work)
+    assert spent < 1.1 * sum(lengths)
+    assert prefix_sizes([9, 9, 9], 12) == [3]
+    assert prefix_sizes([5, 1], 1) == [2]

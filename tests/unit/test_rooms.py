@@ -1,0 +1,88 @@
+"""Who may import whom, by reading the imports of every file; and what must not wait for torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedgg
+
+HOME = Path(fedgg.__file__).parent
+MAY: dict[str, set[str]] = {
+    "errors": set(),
+    "version": set(),
+    "core": {"errors"},
+    "algorithms": {"core"},
+    "models": {"errors"},
+    "data": {"core", "errors"},
+    "engines": {"core"},
+    "lab": {"core", "algorithms", "models", "data", "engines", "errors", "version"},
+    "check": {"lab", "core", "algorithms", "models", "data", "engines", "errors", "version"},
+    "report": {"errors"},
+}
+WITHOUT_TORCH = ("report", "errors", "version")
+FILES = sorted(path for path in HOME.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(HOME).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Every module named in an import anywhere in the file, within functions too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write imports in full"
+            module = node.module or ""
+            found |= {f"fedgg.{alias.name}" for alias in node.names} if module == "fedgg" else {module}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOME)))
+def test_rooms(path: Path) -> None:
+    room = room_of(path)
+    if room in ("__init__", "__main__", "cli"):
+        return
+    for module in imports(path):
+        parts = module.split(".")
+        if parts[0] == "fedgg" and len(parts) > 1:
+            allowed = MAY[room] | {room}
+            assert parts[1] in allowed, f"{room} imports {module}; it may import {', '.join(sorted(allowed))}"
+        if room == "core" and parts[0] not in sys.stdlib_module_names:
+            assert parts[0] in ("fedgg", "torch", "numpy"), f"core imports {module}"
+        if room in WITHOUT_TORCH:
+            assert parts[0] != "torch", f"{room} imports torch"
+        assert parts[0] not in ("rich", "typer", "click"), f"{path} prints: that is the command line's business"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOME)))
+def test_nobody_imports_the_command_line(path: Path) -> None:
+    if room_of(path) not in ("cli", "__main__"):
+        assert not any(module.startswith("fedgg.cli") for module in imports(path))
+
+
+def test_every_room_is_in_the_list() -> None:
+    assert {room_of(path) for path in FILES} <= MAY.keys() | {"cli", "__init__", "__main__", "paper", "flower"}
+
+
+def test_what_does_not_wait_for_torch() -> None:
+    """One process for all of it: the report, the help, the names of the data sets, the version."""
+    code = """
+import sys
+import fedgg, fedgg.errors, fedgg.report.figures, fedgg.report.tables, fedgg.report.compare, fedgg.report.folders
+import fedgg.cli, fedgg.data.sources
+from typer.testing import CliRunner
+for words in (["--help"], ["--version"], ["run", "--help"], ["compare", "--help"], ["data", "show", "--help"]):
+    assert CliRunner().invoke(fedgg.cli.app, words).exit_code == 0, words
+print([name for name in ("torch", "sklearn", "scipy") if name in sys.modules])
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "torch" not in found.stdout
+    assert "sklearn" not in found.stdout
