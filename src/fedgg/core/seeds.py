@@ -15,7 +15,8 @@ import torch
 
 
 def _sequence(seed: int, purpose: str, keys: tuple[int, ...]) -> np.random.SeedSequence:
-    return np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), *keys])
+    # As a spawn key: entropy is padded with zeros, and a stream without a key would be the stream of key 0.
+    return np.random.SeedSequence(seed, spawn_key=(zlib.crc32(purpose.encode()), *keys))
 
 
 def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
