@@ -10,7 +10,7 @@ plain   the correction goes into the gradient, the variate divides by K: diverge
 exact   the correction goes into the gradient, the variate divides by what K steps with momentum are worth (a_K): a
         constant gradient is recovered exactly, and quadratics end at their optimum;
 after   the correction is applied after the optimiser's step, outside momentum, and the variate divides by K: what the
-        widely used benchmark code does; biased on quadratics, steadier on images.
+        widely used benchmark code does; biased on quadratics.
 
 The server's variate is a mean over clients, and which mean decides which problem is solved: `share` weighs clients by
 their examples, as the models are; `uniform` counts every client the same, as the paper prints it.
@@ -33,7 +33,7 @@ class SCAFFOLD(Algorithm):
     """Differs from FedAvg: client and server keep a variate (an estimated gradient); local steps add c - c_i."""
 
     correction: Literal["plain", "exact", "after"] = setting(
-        "after", "how the correction meets local momentum", "measured: docs/decisions/0003-scaffold-default.md"
+        "exact", "how the correction meets local momentum", "measured: docs/decisions/0003-scaffold-default.md"
     )
     variate_mean: Literal["share", "uniform"] = setting(
         "share", "the mean behind the server's variate", "the same weights as the models' mean; the paper: uniform"

@@ -93,7 +93,7 @@ def learns_digits(algorithm: Algorithm) -> None:
     """Far better than a guess after a few rounds (one full-batch step a round is allowed to be slow)."""
     experiment = digits(12)
     federation = build(experiment, algorithm=algorithm)
-    patience = 1 if federation.work.batch else 4
+    patience = 1 if federation.work.batch else 8
     federation = build(digits(12 * patience), algorithm=algorithm)
     state = begin(federation)
     record: dict[str, Any] = {}

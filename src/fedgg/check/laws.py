@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -34,10 +34,14 @@ def _after_two_rounds(algorithm: Algorithm) -> Standing:
 
 def fields_are_settings(algorithm: Algorithm) -> None:
     """A frozen dataclass whose fields are numbers, switches or words."""
-    demand(is_dataclass(algorithm), "it is no dataclass: decorate it with @dataclass(frozen=True)")
-    frozen = type(algorithm).__dataclass_params__.frozen  # type: ignore[attr-defined]
-    demand(frozen, "it is not frozen: decorate it with @dataclass(frozen=True)")
+    # Asked of the class itself: a forgotten decorator would be hidden by the one it inherits from.
+    own = vars(type(algorithm)).get("__dataclass_params__")
+    demand(own is not None and own.frozen, "it is no frozen dataclass: decorate it with @dataclass(frozen=True)")
     for field in fields(algorithm):
+        documented = {"about", "origin"} <= field.metadata.keys()
+        demand(
+            documented, f"{field.name} does not say what it is: {field.name} = fedgg.setting(default, about, origin)"
+        )
         value = getattr(algorithm, field.name)
         demand(isinstance(value, int | float | str | bool | Tensor), f"{field.name} is a {type(value).__name__}")
     demand(bool((type(algorithm).__doc__ or "").strip()), "it has no docstring saying how it differs from FedAvg")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import click
 import typer
 
 from fedgg.cli import data, listing, run, study
@@ -45,7 +46,16 @@ def options(
 def main() -> None:
     """Exit codes: 0 done, 1 a check failed or a run diverged, 2 a mistake of the user's, 130 stopped by Ctrl-C."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except UserError as error:
         complain(str(error))
         sys.exit(2)
+    except click.exceptions.NoArgsIsHelpError as help_wanted:
+        help_wanted.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        complain(error.format_message())
+        sys.exit(2)
+    except click.Abort:
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)

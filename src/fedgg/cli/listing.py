@@ -6,6 +6,7 @@ from dataclasses import MISSING, fields
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from fedgg.cli.screen import console, print_table, progress, say
 from fedgg.report.tables import Table
@@ -22,12 +23,12 @@ def list_parts() -> None:
     from fedgg.models import MODELS
 
     for name, kind in ALGORITHMS.items():
-        console.print(f"[bold]{name}[/]  {(kind.__doc__ or '').splitlines()[0]}")
+        console.print(f"[bold]{name}[/]  {next(iter((kind.__doc__ or '').splitlines()), '')}")
         for field in fields(kind):
             default = "" if field.default is MISSING else field.default
             about = f"{field.metadata.get('about', '')} (default from: {field.metadata.get('origin', 'unknown')})"
             console.print(f"    [cyan]{field.name}[/] = {default!r}  [dim]{about}[/]", soft_wrap=False)
-    models = tuple((name, (maker.__doc__ or "").splitlines()[0] or "") for name, maker in MODELS.items())
+    models = tuple((name, next(iter((maker.__doc__ or "").splitlines()), "")) for name, maker in MODELS.items())
     for title, rows in (
         ("models", models),
         ("data sets", tuple(SOURCES.items())),
@@ -46,9 +47,12 @@ def check(
     - `fedgg check examples/my_algorithm.py:MyAlgorithm`
     - `fedgg check fedgg`
     """
+    import torch
+
     from fedgg.check import PROPERTIES, Broken, Skipped
     from fedgg.lab.parts import algorithm_class
 
+    torch.set_num_threads(1)
     kind = algorithm_class(algorithm)
     broken = 0
     with progress() as bar:
@@ -59,13 +63,13 @@ def check(
                 holds(kind())
                 verdict = "[green]holds[/]  "
             except Skipped as why:
-                verdict = f"[dim]skipped[/]  [dim]{why}[/]"
+                verdict = f"[dim]skipped[/]  [dim]{escape(str(why))}[/]"
             except Broken as why:
                 broken += 1
-                verdict = f"[red]broken[/]  {why}"
+                verdict = f"[red]broken[/]  {escape(str(why))}"
             except Exception as error:
                 broken += 1
-                verdict = f"[red]broken[/]  it raised {type(error).__name__}: {error}"
+                verdict = f"[red]broken[/]  it raised {type(error).__name__}: {escape(str(error))}"
             bar.console.print(f"{name:42} {verdict}", soft_wrap=True)
             bar.advance(task)
     say(f"{kind.__name__}: {len(PROPERTIES) - broken} of {len(PROPERTIES)} properties hold")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgg.cli import choices
-from fedgg.cli.screen import news, note, progress, say
+from fedgg.cli.screen import Heartbeat, news, note, progress, say
 
 if TYPE_CHECKING:
     from fedgg.lab.config import Experiment
@@ -76,6 +76,7 @@ def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None
     from fedgg.lab.runner import run as run_experiment
 
     with progress() as bar:
+        beat = Heartbeat()
         task = bar.add_task("starting", total=experiment.rounds, news="", within="")
 
         def started(done: int, total: int) -> None:
@@ -85,6 +86,7 @@ def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None
             bar.update(task, within=f"{done}/{of} clients")
 
         def played(record: dict[str, Any]) -> None:
+            beat(f"round {record['round']} of {experiment.rounds}: {news(record)}")
             bar.update(task, completed=record["round"], news=news(record), within="")
 
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from rich import box
@@ -55,7 +56,21 @@ def progress() -> Progress:
         TextColumn("[dim]{task.fields[within]}"),
         TimeRemainingColumn(compact=True),
         console=errors,
+        transient=True,  # what remains to be seen is printed; after a mistake only the mistake stays
+        disable=not errors.is_terminal,
     )
+
+
+class Heartbeat:
+    """A line now and then where there is no terminal to draw bars on: a log shows that work goes on."""
+
+    def __init__(self, seconds: float = 10.0):
+        self._seconds, self._last = seconds, time.monotonic()
+
+    def __call__(self, sentence: str) -> None:
+        if not errors.is_terminal and time.monotonic() - self._last >= self._seconds:
+            self._last = time.monotonic()
+            errors.print(escape(sentence), soft_wrap=True)
 
 
 def news(record: dict[str, Any]) -> str:

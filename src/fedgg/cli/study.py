@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgg.cli import choices
-from fedgg.cli.screen import news, note, print_table, progress, say
+from fedgg.cli.screen import Heartbeat, news, note, print_table, progress, say
 from fedgg.errors import UserError
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
         total = len(study.variants) * len(study.seeds)
         overall = bar.add_task(f"{total} runs", total=total * study.base.rounds, news="", within="")
         done: dict[str, int] = {}
+        beat = Heartbeat()
         tasks: dict[str, Any] = {}
 
         def tell(job: Any, kind: str, what: Any) -> None:
@@ -123,6 +124,7 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
                 tasks[job.name] = bar.add_task(job.name, total=what[1], completed=what[0], news="", within="")
             elif kind == "round":
                 done[job.name] = what["round"]
+                beat(f"{sum(done.values())} of {total * study.base.rounds} rounds; {job.name}: {news(what)}")
                 bar.update(tasks[job.name], completed=what["round"], news=news(what))
             elif kind == "notice" and what not in said:
                 said.add(what)

@@ -50,7 +50,7 @@ class Layout:
         """Views `[K, *shape]` into rows `[K, P]`; one `split` so that the backward pass is one concatenation."""
         parts = w.split(self.sizes, dim=-1)
         lead = w.shape[:-1]
-        return {n: part.view(*lead, *shape) for n, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+        return {n: part.view((*lead, *shape)) for n, part, shape in zip(self.names, parts, self.shapes, strict=True)}
 
     def buffer_rows(self, module: nn.Module) -> Rows:
         """Copies of the module's buffers, `[1, ...]` each (a scalar counter becomes `[1]`)."""

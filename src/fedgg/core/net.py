@@ -35,6 +35,7 @@ class Net:
         self.start_buffers = self.layout.buffer_rows(module)
         self.frozen_statistics = frozen_statistics
         self.draws_random_numbers = True
+        self.needs_two_examples = False
         self.keeps_statistics = bool(self.layout.buffers)
         self._training: bool | None = None
         # Weights that stand under two names must be replaced under both; looking for them in every step is slow.
@@ -62,6 +63,28 @@ class Net:
                 f"{classes} classes need [{len(x)}, {classes}]"
             )
         self.keeps_statistics = any(not torch.equal(buffers[name], self.start_buffers[name]) for name in buffers)
+        self.needs_two_examples = self.keeps_statistics and self._fails_on_one(x[:1])
+        self._refuse_random_evaluation(x)
+
+    def _fails_on_one(self, x: Tensor) -> bool:
+        """Batch statistics of a single value do not exist: PyTorch refuses them."""
+        buffers = {name: rows.clone() for name, rows in self.start_buffers.items()}
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+                self.bind(buffers, train=True)(self.start, x[None])
+        except ValueError:
+            return True
+        return False
+
+    def _refuse_random_evaluation(self, x: Tensor) -> None:
+        with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+            before = _generators(x)
+            self.bind(self.start_buffers, train=False)(self.start, x[None])
+            if any(not torch.equal(a, b) for a, b in zip(before, _generators(x), strict=True)):
+                raise UserError(
+                    f"{type(self.module).__name__} draws random numbers in evaluation too: "
+                    f"write F.dropout(x, training=self.training)"
+                )
 
     def bind(self, buffers: Rows, *, train: bool, dropout: Sequence[DropoutKey] = ()) -> Forward:
         """The forward function of a round. In training the buffers given are updated in place."""

@@ -40,11 +40,10 @@ def healthy(ends: Mapping[int, LocalEnd]) -> tuple[dict[int, LocalEnd], list[Los
     kept: dict[int, LocalEnd] = {}
     lost: list[Lost] = []
     for client, end in ends.items():
-        sick = [
-            name for name, rows in (end.up | _floating(end.buffers)).items() if not bool(torch.isfinite(rows).all())
-        ]
+        everything = end.up | {f"memory {name}": rows for name, rows in end.memory.items()} | _floating(end.buffers)
+        sick = [name for name, rows in everything.items() if not bool(torch.isfinite(rows).all())]
         if sick:
-            lost.append(Lost(client, f"its {' and '.join(sick)} is not finite"))
+            lost.append(Lost(client, f"not finite: {', '.join(sick)}"))
         else:
             kept[client] = end
     return kept, lost
@@ -63,6 +62,8 @@ def close_round(
     counts = torch.tensor([[examples[client]] for client in order], dtype=state.w.dtype, device=state.w.device)
     share = counts / counts.sum()
     w, memory = algorithm.aggregate(state.w, stack([ends[client].up for client in order]), share, hub)
+    if w.shape != state.w.shape:
+        raise ValueError(f"aggregate() must return a model {tuple(state.w.shape)}, got {tuple(w.shape)}")
     buffers = close_buffers(policy, state.buffers, stack([ends[client].buffers for client in order]), share)
     return ServerState(w, buffers, check(memory, 1, "aggregate() memory")), {
         client: float(part) for client, part in zip(order, share, strict=True)

@@ -81,6 +81,7 @@ def build(
     net = _net(experiment, model, dataset, device, dtype)
     first, _ = next(iter(feed.test_chunks()))
     net.examine(first[:2], len(dataset.classes))
+    _check_single_examples(net, work, [len(client) for client in clients])
     if net.keeps_statistics:
         notices.append(
             f"the model keeps batch statistics: model.statistics = {experiment.model.statistics!r} "
@@ -161,6 +162,16 @@ def _check_batches(experiment: Experiment, work: Work, sizes: list[int]) -> list
             f"{len(small)} of {len(sizes)} clients hold less than a batch of {work.batch}: they train on all they have"
         ]
     return []
+
+
+def _check_single_examples(net: Net, work: Work, sizes: list[int]) -> None:
+    for client, size in enumerate(sizes):
+        last = size if work.batch is None else size % work.batch
+        if net.needs_two_examples and last == 1:
+            raise UserError(
+                f"client {client} holds {size} examples, so its last batch has one, and batch statistics need two: "
+                f"take another local.batch, a larger split.min_examples or model.statistics = 'frozen'"
+            )
 
 
 def _net(

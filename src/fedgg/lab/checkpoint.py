@@ -31,9 +31,8 @@ def write_checkpoint(path: Path, state: State, experiment_hash: str) -> None:
         "experiment": experiment_hash,
         "rounds_done": str(state.rounds_done),
         "same_as": json.dumps(same_as),
-        "checksum": _checksum(tensors),
     }
-    write_atomically(path, save(tensors, metadata=facts))
+    write_atomically(path, save(tensors, metadata=facts | {"checksum": _checksum(tensors, facts)}))
 
 
 def read_checkpoint(path: Path, experiment_hash: str, device: torch.device) -> State:
@@ -45,10 +44,10 @@ def read_checkpoint(path: Path, experiment_hash: str, device: torch.device) -> S
         raise BadCheckpoint(f"it is torn or no safetensors file ({error})") from error
     if facts.get("format") != FORMAT:
         raise BadCheckpoint(f"it has format {facts.get('format')}, this fedgg reads {FORMAT}")
-    if facts["experiment"] != experiment_hash:
-        raise BadCheckpoint("it belongs to another experiment")
-    if facts["checksum"] != _checksum(tensors):
+    if facts.pop("checksum", None) != _checksum(tensors, facts):
         raise BadCheckpoint("its checksum does not fit its content")
+    if facts.get("experiment") != experiment_hash:
+        raise BadCheckpoint("it belongs to another experiment")
     tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
     for name, original in json.loads(facts["same_as"]).items():
         tensors[name] = tensors[original]
@@ -91,13 +90,19 @@ def _without_copies(named: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[s
             same_as[name] = first[identity]
         else:
             first[identity] = name
-            tensors[name] = tensor.detach().cpu().contiguous()
+            tensors[name] = _own_storage(tensor.detach().cpu().contiguous())
     return tensors, same_as
 
 
-def _checksum(tensors: dict[str, Tensor]) -> str:
-    value = 0
+def _own_storage(tensor: Tensor) -> Tensor:
+    """safetensors refuses views into a larger tensor."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() else tensor.clone()
+
+
+def _checksum(tensors: dict[str, Tensor], facts: dict[str, str]) -> str:
+    """Over content and facts: a flipped bit in the header must not pass either."""
+    value = zlib.crc32(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(tensors):
-        value = zlib.crc32(name.encode(), value)
+        value = zlib.crc32(f"{name}{tensors[name].dtype}{tuple(tensors[name].shape)}".encode(), value)
         value = zlib.crc32(tensors[name].contiguous().numpy().reshape(-1).view(np.uint8).data, value)
     return f"{value:08x}"

@@ -121,9 +121,9 @@ class Experiment(Section):
         return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
 
     def changed(self, changes: dict[str, Any]) -> Experiment:
-        """A copy with dotted keys replaced, for instance {"local.lr": 0.1}."""
+        """A copy with dotted keys replaced, as {"local.lr": 0.1}; another name drops the old one's settings."""
         content = _without_none(self.model_dump(mode="json"))
-        for key, value in changes.items():
+        for key, value in sorted(changes.items(), key=lambda change: not change[0].endswith(".name")):
             place = content
             *path, last = key.split(".")
             for part in path:

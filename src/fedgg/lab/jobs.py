@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -75,7 +75,8 @@ class _Pool:
             while idle and waiting:
                 pipe, (job, attempt) = idle.pop(), waiting.pop()
                 at_work[pipe] = (job, attempt)
-                pipe.send(job)
+                with suppress(ConnectionError):  # a worker that died while idle is noticed below
+                    pipe.send(job)
             for ready in wait(list(at_work)):
                 assert isinstance(ready, Connection)
                 job, attempt = at_work[ready]

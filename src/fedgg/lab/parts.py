@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import inspect
@@ -101,7 +102,7 @@ def build_model(
 ) -> nn.Module:
     """A module whose starting weights are a function of the seed (a module handed in keeps the weights it has)."""
     if isinstance(name, nn.Module):
-        return name
+        return copy.deepcopy(name)  # it is moved to the run's device and precision; the user's stays as it is
     if isinstance(name, str):
         if ":" not in name and name not in MODELS:
             raise UserError(f"unknown model {name!r}{nearest(name, MODELS)}")
@@ -110,7 +111,10 @@ def build_model(
         maker = name
     title = name if isinstance(name, str) else getattr(name, "__name__", "model")
     offered = {"shape": shape, "classes": classes}
-    accepted = inspect.signature(maker).parameters
+    try:
+        accepted = inspect.signature(maker).parameters
+    except (TypeError, ValueError):
+        raise UserError(f"model {title} is a {type(maker).__name__}, nothing that makes a torch.nn.Module") from None
     for key in settings:
         if key not in accepted and not any(p.kind == p.VAR_KEYWORD for p in accepted.values()):
             raise UserError(_unknown_setting(f"model {title}", key, [k for k in accepted if k not in offered]))
@@ -144,5 +148,6 @@ def load_start(module: nn.Module, path: Path) -> None:
         if tensor.shape != given[name].shape:
             shapes = f"{tuple(given[name].shape)}, the model needs {tuple(tensor.shape)}"
             raise UserError(f"model.start: {path}: {name} has shape {shapes}")
-    with torch.no_grad():
-        module.load_state_dict(given)
+        if given[name].is_floating_point() and not bool(torch.isfinite(given[name]).all()):
+            raise UserError(f"model.start: {path}: {name} holds NaN or infinity")
+    module.load_state_dict(given)

@@ -17,6 +17,7 @@ from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Rows
+from fedgg.core.server import Lost
 from fedgg.engines import Engine, Loop, RoundJob, Stacked
 from fedgg.lab.build import DataGiven, Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
@@ -99,8 +100,8 @@ def opened(
     store = Store(folder) if folder else None
     if store is not None and store.holds_a_run():
         store.check_format()
+    federation = build_it()  # before the folder: a mistake leaves nothing behind
     with store.locked() if store else nullcontext():
-        federation = build_it()
         for sentence in federation.notices:
             watcher.notice(sentence)
         state, rounds = _open(store, federation, watcher)
@@ -137,12 +138,14 @@ class Session:
         try:
             self.state, record = close_and_record(self.federation, self.state, job, ends, seconds)
         except Diverged as end:
-            names = ", ".join(f"client {gone.client}: {gone.why}" for gone in end.lost)
+            names = "; ".join(_lost(end.lost))
             self.diverged = f"{end}" + (f" ({names})" if names else "")
+            if self.store:
+                self.store.save(self.state, self.experiment)  # the history up to here stands, and so does its model
             return
         self.rounds.append(record)
-        for gone in record["lost"]:
-            self.watcher.notice(f"round {record['round']}: client {gone['client']} is left out: {gone['why']}")
+        for sentence in _lost([Lost(**gone) for gone in record["lost"]]):
+            self.watcher.notice(f"round {record['round']}: left out: {sentence}")
         if self.store:
             self.store.append(record)
             if self.state.rounds_done % self.experiment.server.checkpoint_every == 0 or self.over:
@@ -173,6 +176,14 @@ def _open(store: Store | None, federation: Federation, watcher: Watcher) -> tupl
     return state, store.cut_history(state.rounds_done)
 
 
+def _lost(lost: list[Lost]) -> list[str]:
+    """One sentence for each reason, with everybody it concerns."""
+    reasons: dict[str, list[int]] = {}
+    for gone in lost:
+        reasons.setdefault(gone.why, []).append(gone.client)
+    return [f"client {', '.join(map(str, clients))}: {why}" for why, clients in reasons.items()]
+
+
 def _summary(federation: Federation, rounds: list[dict[str, Any]], why: str | None) -> dict[str, Any]:
     scored = [record for record in rounds if "test_accuracy" in record]
     best = max(scored, key=lambda record: record["test_accuracy"], default=None)
@@ -191,10 +202,13 @@ def _summary(federation: Federation, rounds: list[dict[str, Any]], why: str | No
 
 
 def _weights(federation: Federation, state: State) -> Rows:
+    """Under the names of the module's own state_dict: tied weights under both, buffers only if they are persistent."""
     net, server = federation.net, state.server
-    moving = net.layout.unflatten(server.w) | server.buffers
-    fixed = {name: p.detach() for name, p in net.module.named_parameters() if not p.requires_grad}
-    return {name: rows[0] for name, rows in moving.items()} | fixed
+    current = {name: rows[0] for name, rows in (net.layout.unflatten(server.w) | server.buffers).items()}
+    named = [*net.module.named_parameters(), *net.module.named_buffers()]
+    name_of = {id(tensor): name for name, tensor in named}
+    own = net.module.state_dict(keep_vars=True)
+    return {name: current.get(name_of.get(id(tensor), ""), tensor.detach()) for name, tensor in own.items()}
 
 
 def _with_names(

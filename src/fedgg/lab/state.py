@@ -50,8 +50,9 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     """What the engine is asked to do in the next round."""
     experiment, number = federation.experiment, state.rounds_done
     local = experiment.local
-    cohort = plan.cohort(experiment.seed, number, experiment.split.clients, federation.cohort_size)
-    cohort = [client for client in cohort if federation.examples[client]]
+    filled = [client for client, examples in enumerate(federation.examples) if examples]
+    drawn = plan.cohort(experiment.seed, number, len(filled), min(federation.cohort_size, len(filled)))
+    cohort = [filled[place] for place in drawn]
     return RoundJob(
         algorithm=federation.algorithm,
         net=federation.net,

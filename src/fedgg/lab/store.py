@@ -10,6 +10,7 @@ summary.json      how it ended; model.safetensors: the final model under the mod
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -23,6 +24,7 @@ import torch
 from filelock import FileLock, Timeout
 from safetensors.torch import save
 
+from fedgg.core.layout import Layout
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation
@@ -95,12 +97,14 @@ class Store:
 
     def check_same(self, federation: Federation) -> list[str]:
         """Refuse to go on with other settings, data or split; name what else has changed since."""
-        versions = self._json("versions.json")
+        versions = self._facts("versions.json", "experiment", "data", "model", "fedgg", "torch", "machine", "device")
         if versions["experiment"] != federation.experiment.hash():
             raise UserError(f"{self.folder} holds another experiment: choose another folder with --out")
+        if versions["model"] != _shape_of(federation.net.layout):
+            raise UserError(f"{self.folder} was started with a model of other parameters: choose another folder")
         if versions["data"] != federation.dataset.fingerprint():
             raise UserError(f"{self.folder} was started on other data than {federation.dataset.name} holds now")
-        if self._json("partition.json")["hash"] != federation.partition.hash():
+        if self._facts("partition.json", "hash")["hash"] != federation.partition.hash():
             raise UserError(f"{self.folder} was started on another split of the data than this fedgg draws")
         now = _versions(federation)
         return [
@@ -177,6 +181,13 @@ class Store:
     def summary(self) -> dict[str, Any] | None:
         return self._json("summary.json") if (self.folder / "summary.json").exists() else None
 
+    def _facts(self, name: str, *keys: str) -> dict[str, Any]:
+        content = self._json(name)
+        for key in keys:
+            if key not in content:
+                raise UserError(f"{self.folder / name} lacks {key!r}: this is no complete run folder")
+        return content
+
     def _json(self, name: str) -> dict[str, Any]:
         path = self.folder / name
         try:
@@ -188,12 +199,19 @@ class Store:
         return content
 
 
+def _shape_of(layout: Layout) -> str:
+    """Two models handed in from Python may share a name; their parameters tell them apart."""
+    described = [f"{name}{tuple(shape)}" for name, shape in zip(layout.names, layout.shapes, strict=True)]
+    return hashlib.sha256(" ".join(described).encode()).hexdigest()
+
+
 def _versions(federation: Federation) -> dict[str, Any]:
     device = federation.net.start.device
     return {
         "format": FORMAT,
         "experiment": federation.experiment.hash(),
         "data": federation.dataset.fingerprint(),
+        "model": _shape_of(federation.net.layout),
         "fedgg": VERSION,
         "torch": torch.__version__,
         "numpy": np.__version__,

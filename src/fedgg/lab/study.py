@@ -33,6 +33,8 @@ class Study:
             raise UserError("a study needs at least one variant and one seed")
         if self.reference not in self.variants:
             raise UserError(f"the reference {self.reference!r} is none of the variants: {', '.join(self.variants)}")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise UserError(f"seeds {list(self.seeds)}: name each seed once")
         folders = [slug(label) for label in self.variants]
         for folder in folders:
             if folders.count(folder) > 1:
@@ -84,10 +86,20 @@ def load_study(path: Path) -> Study:
     known = {"seeds", "reference", "experiment", "variants"}
     if unknown := sorted(content.keys() - known):
         raise UserError(f"{path}: unknown key {unknown[0]!r}; a study has {', '.join(sorted(known))}")
+    for key in ("experiment", "variants"):
+        if not isinstance(content.get(key, {}), dict):
+            raise UserError(f"{path}: {key} must be a table, got {content[key]!r}")
+    seeds = content.get("seeds", [0])
+    if not isinstance(seeds, list) or not all(type(seed) is int for seed in seeds):
+        raise UserError(f"{path}: seeds must be a list of whole numbers, got {seeds!r}")
     try:
-        variants = {label: _dotted(changes) for label, changes in content.get("variants", {}).items()}
+        variants = {}
+        for label, changes in content.get("variants", {}).items():
+            if not isinstance(changes, dict):
+                raise UserError(f"variants.{label} must be a table of settings, got {changes!r}")
+            variants[label] = _dotted(changes)
         reference = content.get("reference", next(iter(variants), ""))
-        return Study(Experiment(**content.get("experiment", {})), variants, tuple(content.get("seeds", [0])), reference)
+        return Study(Experiment(**content.get("experiment", {})), variants, tuple(seeds), reference)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 

@@ -12,6 +12,7 @@ from fedgg.errors import UserError
 from fedgg.lab.build import build, chosen_device
 from fedgg.lab.jobs import Job, Tell
 from fedgg.lab.runner import Session, Watcher, make_engine, opened
+from fedgg.lab.state import synchronise
 
 
 def run_together(jobs: list[Job], tell: Tell) -> None:
@@ -39,6 +40,7 @@ def run_together(jobs: list[Job], tell: Tell) -> None:
             started = time.perf_counter()
             asked = [session.next_job() for session in running]
             answers = engine.train_together(asked)
+            synchronise(asked[0].w)
             share = (time.perf_counter() - started) / len(running)
             for session, job_, ends in zip(running, asked, answers, strict=True):
                 session.close_round(job_, ends, share)

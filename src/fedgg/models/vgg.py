@@ -24,6 +24,7 @@ def vgg16(
     classifier: Literal["hidden", "linear"] = "hidden",
     dropout: float = 0.5,
 ) -> nn.Module:
+    """Thirteen 3x3 convolutions with or without BatchNorm, then a classifier: the paper's for CIFAR-100."""
     if len(shape) != 3 or min(shape[1:]) < 32:
         raise UserError(f"vgg16 needs images of 32 x 32 pixels or more, got examples of shape {shape}: take cnn or mlp")
     if classifier not in ("hidden", "linear"):

@@ -138,9 +138,9 @@ def test_healthy_leaves_out_what_is_not_finite(bad: float) -> None:
     kept, lost = healthy(ends)
     assert list(kept) == [0]
     assert {gone.client: gone.why for gone in lost} == {
-        3: "its delta is not finite",
-        5: "its mean is not finite",
-        7: "its variate is not finite",
+        3: "not finite: delta",
+        5: "not finite: mean",
+        7: "not finite: variate",
     }
 
 
