@@ -22,7 +22,7 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.state import begin, play_round
 
 TOLERANCE = 1e-10
-CLIENTS, BATCH, SEED, CLASSES = 4, 8, 3, 4
+CLIENTS, BATCH, SEED, CLASSES = 4, 8, 4, 4
 
 
 @dataclass(frozen=True)
