@@ -4,11 +4,11 @@ Only finished runs enter a mean; diverged and unfinished ones are counted and sh
 accuracy of the reference at its own last evaluated round with that seed, and a run reaches it at the first evaluated
 round that is at least as accurate. Smoothed, both sides are trailing averages over `WINDOW` evaluated rounds.
 
-Two rows are "not distinguishable" when the 95 % confidence interval of their mean difference in final accuracy, paired
-by seed (Student's t with n - 1 degrees of freedom), contains zero. Pairing fits the design, since a seed fixes the
-split, the start and the batches for every row; and the interval is as wide as few seeds deserve: with three of them,
-"a mean difference beyond one standard deviation" would call pure noise a difference more than one time in five. There
-is no correction for looking at several rows.
+Differences in final accuracy are paired by seed, since a seed fixes the split, the start and the batches for every row.
+A row is "higher" or "lower" when the 95 % confidence interval of the mean difference (Student's t with n - 1 degrees of
+freedom) does not contain zero. If it does, the row is "not distinguishable" when the mean difference is within one
+standard deviation of the differences, and "perhaps" higher or lower beyond it: with three seeds pure noise gets that
+far more than one time in five, so more seeds are needed to say. There is no correction for looking at several rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from fedgg.report.folders import Floats, Ints, RunRecord, StudyRecord
 
 WINDOW = 5
-Verdict = Literal["higher", "lower", "not distinguishable", "too few seeds"]
+Verdict = Literal["higher", "lower", "perhaps higher", "perhaps lower", "not distinguishable", "too few seeds"]
 
 # Two-sided 95 % points of Student's t for 1, 2, ... degrees of freedom; beyond the last one it errs to the wide side.
 _T95 = (
@@ -175,11 +175,15 @@ def paired_difference(label: str, other: str, ours: dict[int, float], theirs: di
     n, mean = len(differences), float(np.mean(differences))
     if n < 2:
         return PairedDifference(label, other, n, mean, None, "too few seeds")
-    half_width = _T95[min(n - 1, len(_T95)) - 1] * float(np.std(differences, ddof=1)) / math.sqrt(n)
-    if abs(mean) <= half_width:
-        verdict: Verdict = "not distinguishable"
-    else:
+    sd = float(np.std(differences, ddof=1))
+    half_width = _T95[min(n - 1, len(_T95)) - 1] * sd / math.sqrt(n)
+    verdict: Verdict
+    if abs(mean) > half_width:
         verdict = "higher" if mean > 0 else "lower"
+    elif abs(mean) > sd:
+        verdict = "perhaps higher" if mean > 0 else "perhaps lower"
+    else:
+        verdict = "not distinguishable"
     return PairedDifference(label, other, n, mean, half_width, verdict)
 
 

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from fedgg.report.compare import WINDOW, Comparison, PairedDifference, Reach, Row, Spread
 
 NONE = "–"
-_VERDICT_MARK = {"higher": "↑", "lower": "↓", "not distinguishable": "≈", "too few seeds": "1 seed"}
+_VERDICT_MARK = {
+    "higher": "↑",
+    "lower": "↓",
+    "perhaps higher": "(↑)",
+    "perhaps lower": "(↓)",
+    "not distinguishable": "≈",
+    "too few seeds": "1 seed",
+}
 
 
 @dataclass(frozen=True)
@@ -103,8 +110,8 @@ def as_latex(table: Table) -> str:
 def _accuracy_notes(comparison: Comparison) -> tuple[str, ...]:
     rule = (
         "± is the sample standard deviation over seeds. Differences are in percentage points, paired by seed, with the "
-        "half width of their 95 % confidence interval (Student's t): ↑ and ↓ are beyond it, ≈ is not distinguishable. "
-        "Several rows are looked at without a correction for it."
+        "half width of their 95 % confidence interval (Student's t). ↑ ↓: beyond it. (↑) (↓): beyond the spread only, so "
+        "more seeds are needed to say. ≈: within the spread, not distinguishable."
     )
     alike = [
         row.label

@@ -125,7 +125,10 @@ def test_verdicts_by_hand() -> None:
     unsure = paired_difference("a", "b", {0: 0.51, 1: 0.52, 2: 0.53}, other)
     assert unsure.mean == pytest.approx(0.02)
     assert unsure.half_width == pytest.approx(0.024844, abs=1e-6)
-    assert unsure.verdict == "not distinguishable"
+    assert unsure.verdict == "perhaps higher"  # beyond one sd, within the interval
+    assert paired_difference("b", "a", other, {0: 0.51, 1: 0.52, 2: 0.53}).verdict == "perhaps lower"
+    # Mean 0.01 of differences 0, 0.01, 0.02 is not beyond their sd of 0.01.
+    assert paired_difference("a", "b", {0: 0.499, 1: 0.51, 2: 0.52}, other).verdict == "not distinguishable"
     # The same spread around 0.03 excludes zero.
     assert paired_difference("a", "b", {0: 0.52, 1: 0.53, 2: 0.54}, other).verdict == "higher"
     assert paired_difference("a", "b", {0: 0.48, 1: 0.47, 2: 0.46}, other).verdict == "lower"
