@@ -110,8 +110,8 @@ def as_latex(table: Table) -> str:
 def _accuracy_notes(comparison: Comparison) -> tuple[str, ...]:
     rule = (
         "± is the sample standard deviation over seeds. Differences are in percentage points, paired by seed, with the "
-        "half width of their 95 % confidence interval (Student's t). ↑ ↓: beyond it. (↑) (↓): beyond the spread only, so "
-        "more seeds are needed to say. ≈: within the spread, not distinguishable."
+        "half width of their 95 % confidence interval (Student's t). ↑ ↓: beyond it. (↑) (↓): beyond the spread only, "
+        "so more seeds are needed to say. ≈: within the spread, not distinguishable."
     )
     alike = [
         row.label
