@@ -118,6 +118,9 @@ def build_model(
     for key in settings:
         if key not in accepted and not any(p.kind == p.VAR_KEYWORD for p in accepted.values()):
             raise UserError(_unknown_setting(f"model {title}", key, [k for k in accepted if k not in offered]))
+    for key, kind in _plain_hints(maker).items():
+        if key in settings:
+            _check_setting(f"model.{key}", settings[key], kind)
     given = {key: value for key, value in offered.items() if key in accepted}
     try:
         with torch_stream(seed, "model"):
@@ -127,6 +130,15 @@ def build_model(
     if not isinstance(module, nn.Module):
         raise UserError(f"model {title} is a {type(module).__name__}, not a torch.nn.Module")
     return module
+
+
+def _plain_hints(maker: Callable[..., Any]) -> dict[str, Any]:
+    """The parameters whose annotation says what they must be: numbers, switches and words."""
+    try:
+        hints = get_type_hints(maker if inspect.isfunction(maker) else maker.__init__)
+    except (NameError, TypeError, AttributeError):  # a user's annotations need not be importable
+        return {}
+    return {key: hint for key, hint in hints.items() if hint in (int, float, bool, str) or get_origin(hint) is Literal}
 
 
 def load_start(module: nn.Module, path: Path) -> None:

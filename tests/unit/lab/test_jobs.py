@@ -99,7 +99,7 @@ def children_of(group: int) -> list[int]:
 
 def start_study(folder: Path, rounds: int = 100000) -> subprocess.Popen[str]:
     """A comparison of two long runs in two workers, in a process group of its own."""
-    command = [str(Path(sys.executable).with_name("fedgg")), "compare", "--algorithm", "fedavg"]
+    command = [sys.executable, "-m", "fedgg", "compare", "--algorithm", "fedavg"]
     command += ["--algorithm", "fedgg", "--seeds", "0", "--rounds", str(rounds), "--jobs", "2", "--model", "linear"]
     command += ["--set", "local.epochs=1", "--out", str(folder)]
     process = subprocess.Popen(
@@ -159,7 +159,7 @@ def test_ctrl_c_stops_everything_and_the_study_can_go_on(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_ctrl_c_while_workers_start_prints_no_traceback(tmp_path: Path) -> None:
     """Workers import torch for two seconds before they can ask to be left alone."""
-    command = [str(Path(sys.executable).with_name("fedgg")), "compare", "--rounds", "1000", "--jobs", "2"]
+    command = [sys.executable, "-m", "fedgg", "compare", "--rounds", "1000", "--jobs", "2"]
     for delay in (1.5, 2.0, 2.5, 3.0, 3.5):
         parent = subprocess.Popen(
             [*command, "--out", str(tmp_path / str(delay))],
