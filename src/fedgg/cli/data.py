@@ -44,7 +44,7 @@ def fetch(
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=errors) as bar:
+    with Progress(*columns, console=errors, disable=not errors.is_terminal) as bar:
         tasks: dict[str, Any] = {}
 
         def progress(file: str, done: int, total: int | None) -> None:
