@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from fedgg.cli.screen import console, print_table, progress, say
+from fedgg.cli.screen import print_table, progress, say
 from fedgg.report.tables import Table
 
 
 def list_parts() -> None:
-    """Show algorithms with their settings, models, data sets and splits.
+    """Show every setting of an experiment, the algorithms with theirs, models, data sets and splits.
 
     Example: `fedgg list`
     """
     from fedgg.algorithms import ALGORITHMS
     from fedgg.data.partition import SCHEMES
     from fedgg.data.sources import SOURCES
+    from fedgg.lab.config import described_settings
     from fedgg.models import MODELS
 
+    settings = tuple(described_settings())
+    print_table(
+        Table("an experiment: TOML keys, or --set KEY=VALUE", ("key", "default", "meaning"), settings), numbers=False
+    )
+    algorithms = tuple((name, _first_line(kind)) for name, kind in ALGORITHMS.items())
+    print_table(Table("algorithms", ("name", "what it is"), algorithms), numbers=False)
     for name, kind in ALGORITHMS.items():
-        console.print(f"[bold]{name}[/]  {next(iter((kind.__doc__ or '').splitlines()), '')}")
-        for field in fields(kind):
-            default = "" if field.default is MISSING else field.default
-            about = f"{field.metadata.get('about', '')} (default from: {field.metadata.get('origin', 'unknown')})"
-            console.print(f"    [cyan]{field.name}[/] = {default!r}  [dim]{about}[/]", soft_wrap=False)
-    models = tuple((name, next(iter((maker.__doc__ or "").splitlines()), "")) for name, maker in MODELS.items())
-    for title, rows in (
-        ("models", models),
-        ("data sets", tuple(SOURCES.items())),
-        ("splits", tuple(SCHEMES.items())),
-    ):
-        print_table(Table(title, ("name", "what it is"), tuple(rows)))
+        own = tuple(
+            (f.name, str(f.default), f"{f.metadata['about']} (default: {f.metadata['origin']})") for f in fields(kind)
+        )
+        if own:
+            print_table(Table(f"algorithm.* of {name}", ("key", "default", "meaning"), own), numbers=False)
+    models = tuple((name, _first_line(maker)) for name, maker in MODELS.items())
+    for title, rows in (("models", models), ("data sets", tuple(SOURCES.items())), ("splits", tuple(SCHEMES.items()))):
+        print_table(Table(title, ("name", "what it is"), rows), numbers=False)
+
+
+def _first_line(thing: object) -> str:
+    return next(iter((thing.__doc__ or "").splitlines()), "")
 
 
 def check(

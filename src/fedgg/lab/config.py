@@ -41,12 +41,14 @@ class Data(Section):
 
 
 class Split(Section):
-    scheme: Literal["dirichlet", "dirichlet_unbalanced", "dirichlet_client", "iid", "shards"] = "dirichlet"
-    clients: int = Field(10, ge=1)
+    scheme: Literal["dirichlet", "dirichlet_unbalanced", "dirichlet_client", "iid", "shards"] = Field(
+        "dirichlet", description="dirichlet, dirichlet_unbalanced, dirichlet_client, iid or shards"
+    )
+    clients: int = Field(10, ge=1, description="how many there are")
     beta: float = Field(0.5, gt=0, description="Dirichlet concentration: smaller is more skewed")
     min_examples: int = Field(10, ge=0, description="the smallest client holds at least this many")
-    shards_per_client: int = Field(2, ge=1)
-    allow_empty: bool = False
+    shards_per_client: int = Field(2, ge=1, description="for the scheme shards")
+    allow_empty: bool = Field(False, description="whether min_examples = 0 may leave a client with nothing")
 
 
 class Model(Named):
@@ -60,12 +62,12 @@ class AlgorithmChoice(Named):
 
 
 class Local(Section):
-    epochs: int = Field(5, ge=1)
-    batch: int = Field(64, ge=1)
-    lr: float = Field(0.01, gt=0)
+    epochs: int = Field(5, ge=1, description="passes over a client's examples in a round")
+    batch: int = Field(64, ge=1, description="examples a step")
+    lr: float = Field(0.01, gt=0, description="learning rate of the clients' SGD")
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor on lr after every round")
-    momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)
+    momentum: float = Field(0.9, ge=0, lt=1, description="of the clients' SGD; starts at zero every round")
+    weight_decay: float = Field(0.0, ge=0, description="of the clients' SGD")
     small_clients: Literal["whole", "refuse"] = Field(
         "whole", description="clients with less than a batch: train on all they have at once, or refuse the run"
     )
@@ -79,17 +81,17 @@ class Server(Section):
 
 class Engine(Section):
     name: Literal["loop", "stacked"] = Field("loop", description="loop: one client after another; stacked: as one")
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
-    precision: Literal["fp32", "fp64"] = "fp32"
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")
+    precision: Literal["fp32", "fp64"] = Field("fp32", description="fp32 (without TF32) or fp64")
     threads: int = Field(1, ge=1, description="torch threads; one is fastest for small models")
 
 
 class Experiment(Section):
     """One run, complete: the same experiment gives the same bits again on the same machine."""
 
-    name: str = ""
-    seed: int = Field(0, ge=0)
-    rounds: int = Field(100, ge=1)
+    name: str = Field("", description="a label for people; moves no number")
+    seed: int = Field(0, ge=0, description="everything random is a function of it")
+    rounds: int = Field(100, ge=1, description="communication rounds")
     data: Data = Data()
     split: Split = Split()
     model: Model = Model()
@@ -134,6 +136,22 @@ class Experiment(Section):
                 place.clear() if path == ["algorithm"] else [place.pop(k) for k in set(place) - {"start", "statistics"}]
             place[last] = value
         return Experiment(**content)
+
+
+def described_settings() -> list[tuple[str, str, str]]:
+    """Every key of an experiment with its default and its meaning."""
+    rows = []
+    for name, field in Experiment.model_fields.items():
+        if isinstance(field.default, BaseModel):
+            inner = type(field.default).model_fields
+            rows += [(f"{name}.{key}", _shown(f.default), f.description or "") for key, f in inner.items()]
+        else:
+            rows.append((name, _shown(field.default), field.description or ""))
+    return rows
+
+
+def _shown(default: Any) -> str:
+    return "" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
