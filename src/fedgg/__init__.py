@@ -42,6 +42,10 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_HOME_OF[name]), name)
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 __all__ = [
     "SCAFFOLD",
     "Algorithm",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -44,6 +45,9 @@ def fields_are_settings(algorithm: Algorithm) -> None:
         )
         value = getattr(algorithm, field.name)
         demand(isinstance(value, int | float | str | bool | Tensor), f"{field.name} is a {type(value).__name__}")
+    for name in vars(type(algorithm)):
+        near = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.75)
+        demand(name in dir(Algorithm) or not near, f"{name}() is no function of the interface: did you mean {near}?")
     demand(bool((type(algorithm).__doc__ or "").strip()), "it has no docstring saying how it differs from FedAvg")
 
 
@@ -138,7 +142,7 @@ def _watching(name: str, hook: Any) -> Any:
         before = [(label, tensor, tensor.detach().clone()) for label, tensor in _tensors(arguments)]
         result = hook(*arguments)
         for label, tensor, copy in before:
-            if not torch.equal(tensor.detach(), copy):
+            if not torch.allclose(tensor.detach(), copy, rtol=0, atol=0, equal_nan=True):
                 raise Broken(f"{name}() changes {label}: write `a = a + b`, not `a += b`")
         return result
 

@@ -85,6 +85,16 @@ def variant(text: str) -> tuple[str, dict[str, Any]]:
     return (label if at else shown), {"algorithm.name": name, **{f"algorithm.{k}": v for k, v in pairs.items()}}
 
 
+def variants(texts: list[str]) -> dict[str, dict[str, Any]]:
+    """Several of them, each under a label of its own."""
+    labelled = [variant(text) for text in texts]
+    labels = [label for label, _ in labelled]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UserError(f"--algorithm {label!r} is named twice: give one a label, as in 'again@{label}'")
+    return dict(labelled)
+
+
 def _name_and_settings(text: str) -> tuple[str, str]:
     """Split at the colon before the settings; a user's own class has one colon more in its name."""
     head, colon, tail = text.rpartition(":")

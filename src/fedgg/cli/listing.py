@@ -61,7 +61,7 @@ def check(
 
     torch.set_num_threads(1)
     kind = algorithm_class(algorithm)
-    broken = 0
+    broken = skipped = 0
     with progress() as bar:
         task = bar.add_task(kind.__name__, total=len(PROPERTIES), news="", within="")
         for name, holds in PROPERTIES.items():
@@ -70,6 +70,7 @@ def check(
                 holds(kind())
                 verdict = "[green]holds[/]  "
             except Skipped as why:
+                skipped += 1
                 verdict = f"[dim]skipped[/]  [dim]{escape(str(why))}[/]"
             except Broken as why:
                 broken += 1
@@ -79,6 +80,7 @@ def check(
                 verdict = f"[red]broken[/]  it raised {type(error).__name__}: {escape(str(error))}"
             bar.console.print(f"{name:42} {verdict}", soft_wrap=True)
             bar.advance(task)
-    say(f"{kind.__name__}: {len(PROPERTIES) - broken} of {len(PROPERTIES)} properties hold")
+    held = len(PROPERTIES) - broken - skipped
+    say(f"{kind.__name__}: {held} properties hold, {broken} are broken, {skipped} do not apply")
     if broken:
         raise typer.Exit(1)

@@ -37,7 +37,9 @@ def compare(
 ) -> None:
     """Run algorithms side by side on the same splits, and say what the seeds can tell apart.
 
-    Called again with the same folder, finished runs are kept and interrupted ones go on.
+    Without a study file the settings are a small demonstration's: digits, 10 clients, Dirichlet 0.1, an MLP of 64
+    units, batches of 32, 25 rounds; each can be changed. Called again, it keeps what is finished and goes on with the
+    rest.
 
     Examples:
 
@@ -48,7 +50,7 @@ def compare(
     from fedgg.lab.study import Study, demo_study, load_study
 
     chosen = load_study(study) if study else demo_study()
-    variants = dict(choices.variant(text) for text in algorithm) if algorithm else chosen.variants
+    variants = choices.variants(algorithm) if algorithm else chosen.variants
     changed = choices.changes(
         data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
     )
@@ -58,7 +60,7 @@ def compare(
         choices.seeds(seeds) if seeds else chosen.seeds,
         next(iter(variants)) if algorithm else chosen.reference,
     )
-    _run(chosen, out or Path("runs") / (study.stem if study else "compare"), jobs, data_folder)
+    _run(chosen, out or _folder(study.stem if study else "compare", chosen), jobs, data_folder)
 
 
 def sweep(
@@ -103,12 +105,27 @@ def sweep(
     base = (load_experiment(experiment) if experiment else Experiment()).changed(changed)
     variants = study.grid(axes)
     chosen = study.Study(base, variants, choices.seeds(seeds) if seeds else (base.seed,), next(iter(variants)))
-    _run(chosen, out or Path("runs") / "sweep", jobs, data_folder)
+    _run(chosen, out or _folder("sweep", chosen), jobs, data_folder)
+
+
+def _folder(name: str, study: Study) -> Path:
+    """A folder of its own for each study, so that one never meets the files of another."""
+    return Path("runs") / f"{name}-{study.hash()[:6]}"
+
+
+def _describe(study: Study) -> str:
+    base = study.base
+    beta = f" {base.split.beta:g}" if base.split.scheme.startswith("dirichlet") else ""
+    return (
+        f"{base.data.source}, {base.split.clients} clients, {base.split.scheme}{beta}, {base.model.name}, "
+        f"{base.rounds} rounds of {base.local.epochs} epochs, seeds {', '.join(map(str, study.seeds))}"
+    )
 
 
 def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None) -> None:
     from fedgg.lab.study import run_study
 
+    say(_describe(study))
     processes = jobs or (1 if study.base.engine.device.startswith("cuda") else os.cpu_count() or 1)
     said: set[str] = set()
     with progress() as bar:
@@ -153,8 +170,6 @@ def _show(folder: Path) -> None:
 
     record = read_study(folder)
     tables = comparison_tables(compare_runs(record))
-    for table in tables:
-        print_table(table)
     (folder / "tables.md").write_text("\n".join(as_markdown(table) for table in tables), encoding="utf-8")
     for name, table in zip(("accuracy", "target"), tables, strict=True):
         (folder / f"{name}.csv").write_text(as_csv(table), encoding="utf-8")
@@ -163,6 +178,8 @@ def _show(folder: Path) -> None:
         if run.partition:
             figure = split_figure(run.partition["counts"], run.partition["classes"], f"Split over clients, seed {seed}")
             save(figure, folder / f"split-seed-{seed}.png")
+    for table in tables:
+        print_table(table)
     say(f"curves: {folder / 'accuracy.png'}")
     say(f"splits: {folder / 'split-seed-*.png'}")
     say(f"tables: {folder / 'tables.md'}; every run has a folder of its own beside it")

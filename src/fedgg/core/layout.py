@@ -25,6 +25,8 @@ class Layout:
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
         trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
+            raise UserError(f"{type(module).__name__} has lazy layers: run one batch through it first")
         if not trainable:
             raise UserError(f"{type(module).__name__} has no trainable parameters: nothing to learn")
         return cls(

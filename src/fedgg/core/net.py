@@ -36,6 +36,7 @@ class Net:
         self.frozen_statistics = frozen_statistics
         self.draws_random_numbers = True
         self.needs_two_examples = False
+        self.stackable = False
         self.keeps_statistics = bool(self.layout.buffers)
         self._training: bool | None = None
         # Weights that stand under two names must be replaced under both; looking for them in every step is slow.
@@ -50,12 +51,19 @@ class Net:
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
                 before = _generators(x)
-                outputs = self.bind(buffers, train=True)(self.start, x[None])[0]
+                self.set_mode(True)
+                own = {name: rows[0] for name, rows in buffers.items()}
+                outputs = self.call(self.layout.unflatten(self.start[0]), own, x)
                 after = _generators(x)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             shape = tuple(x.shape[1:])
             reason = str(error).splitlines()[0]
             raise UserError(f"{type(self.module).__name__} cannot take examples of shape {shape}: {reason}") from error
+        if not isinstance(outputs, Tensor):
+            raise UserError(
+                f"{type(self.module).__name__} returned a {type(outputs).__name__}, not a tensor: "
+                f"wrap it so that forward() returns the logits [N, {classes}]"
+            )
         self.draws_random_numbers = any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
         if outputs.shape != (len(x), classes):
             raise UserError(
@@ -65,6 +73,7 @@ class Net:
         self.keeps_statistics = any(not torch.equal(buffers[name], self.start_buffers[name]) for name in buffers)
         self.needs_two_examples = self.keeps_statistics and self._fails_on_one(x[:1])
         self._refuse_random_evaluation(x)
+        self.stackable = not (self.keeps_statistics or self.draws_random_numbers) and self._maps_over_rows(x)
 
     def _fails_on_one(self, x: Tensor) -> bool:
         """Batch statistics of a single value do not exist: PyTorch refuses them."""
@@ -75,6 +84,15 @@ class Net:
         except ValueError:
             return True
         return False
+
+    def _maps_over_rows(self, x: Tensor) -> bool:
+        """Some modules (recurrent ones, for instance) have no rule for being run for many rows at once."""
+        try:
+            with torch.no_grad():
+                self.bind(self.start_buffers, train=True)(self.start.expand(2, -1), x.expand(2, *x.shape))
+        except (RuntimeError, NotImplementedError, ValueError):
+            return False
+        return True
 
     def _refuse_random_evaluation(self, x: Tensor) -> None:
         with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):

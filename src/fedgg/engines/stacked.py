@@ -1,8 +1,8 @@
 """All clients of all experiments as one program over rows `[K, P]`: for small models, where launching is the cost.
 
 Experiments go into one stack when they share the model, the data and the algorithm with its switches; seeds, splits and
-numbers (mu, lr, ...) may differ, since numbers become columns. What cannot be stacked (batch statistics, dropout) is
-handed to the reference loop.
+numbers (mu, lr, ...) may differ, since numbers become columns. What cannot be stacked (batch statistics, dropout,
+modules without a rule for many rows) is handed to the reference loop.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Stacked:
     def train_together(self, jobs: Sequence[RoundJob]) -> list[dict[int, LocalEnd]]:
         ends: list[dict[int, LocalEnd]] = [{} for _ in jobs]
         for group in _groups(jobs):
-            if _stackable(jobs[group[0]]):
+            if jobs[group[0]].net.stackable:
                 for row, end in self._train_stack(jobs, group):
                     ends[row.job][row.client] = end
             else:
@@ -86,10 +86,6 @@ class Stacked:
             end = local_round(algorithm, first.net, sgd, start, first.data.gather(agendas))
         for position, row in enumerate(rows):
             yield row, each_row(end, slice(position, position + 1))
-
-
-def _stackable(job: RoundJob) -> bool:
-    return not (job.net.keeps_statistics or job.net.draws_random_numbers)
 
 
 def _groups(jobs: Sequence[RoundJob]) -> list[list[int]]:

@@ -82,6 +82,13 @@ def build(
     first, _ = next(iter(feed.test_chunks()))
     net.examine(first[:2], len(dataset.classes))
     _check_single_examples(net, work, [len(client) for client in clients])
+    if net.keeps_statistics is False and experiment.model.statistics != "average":
+        notices.append(f"model.statistics = {experiment.model.statistics!r} has no effect: the model keeps none")
+    empty = [name for name, count in zip(dataset.classes, _class_counts(dataset), strict=True) if not count]
+    if empty:
+        notices.append(f"no training example has the class {', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''}")
+    if experiment.engine.name == "stacked" and not net.stackable:
+        notices.append("this model cannot be stacked (statistics, dropout, or no rule for it): the loop trains it")
     if net.keeps_statistics:
         notices.append(
             f"the model keeps batch statistics: model.statistics = {experiment.model.statistics!r} "
@@ -106,6 +113,8 @@ def _dataset(experiment: Experiment, given: DataGiven | None, folder: Path | Non
         dataset = load(experiment.data.source, folder)
     elif isinstance(given, Dataset):
         dataset = given
+    elif not isinstance(given, tuple | list) or len(given) != 4:
+        raise UserError("data must be (x_train, y_train, x_test, y_test); a data set's name goes into the experiment")
     else:
         dataset = from_arrays(*given)
     if experiment.data.augment != "none" and len(dataset.shape) != 3:
@@ -164,9 +173,13 @@ def _check_batches(experiment: Experiment, work: Work, sizes: list[int]) -> list
     return []
 
 
+def _class_counts(dataset: Dataset) -> list[int]:
+    return [int(count) for count in dataset.y_train.bincount(minlength=len(dataset.classes))]
+
+
 def _check_single_examples(net: Net, work: Work, sizes: list[int]) -> None:
     for client, size in enumerate(sizes):
-        last = size if work.batch is None else size % work.batch
+        last = size if work.batch is None else (size - 1) % work.batch + 1
         if net.needs_two_examples and last == 1:
             raise UserError(
                 f"client {client} holds {size} examples, so its last batch has one, and batch statistics need two: "

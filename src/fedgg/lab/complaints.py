@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+
+from fedgg.algorithms import ALGORITHMS
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
@@ -26,11 +29,28 @@ def _describe(problem: Any, model: type[BaseModel]) -> str:
     place = [str(part) for part in problem["loc"]]
     key = ".".join(place)
     if problem["type"] == "extra_forbidden":
+        elsewhere = [full for full in _all_keys(model) if full.endswith(f".{place[-1]}")]
+        if elsewhere:
+            return f"unknown key {key!r}: did you mean {elsewhere[0]!r}?"
+        if len(place) == 1 and place[0] in _ALGORITHMS_KEYS:
+            return f"unknown key {key!r}: did you mean 'algorithm.{key}'?"
         return f"unknown key {key!r}{nearest(place[-1], _keys(model, place[:-1]))}"
     message = problem["msg"].removeprefix("Value error, ")
     if not key:
         return str(message)
     return f"{key} = {problem['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+_ALGORITHMS_KEYS = {field.name for kind in ALGORITHMS.values() for field in fields(kind)}
+
+
+def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    keys = []
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        nested = isinstance(inner, type) and issubclass(inner, BaseModel)
+        keys += _all_keys(inner, f"{prefix}{name}.") if nested else [f"{prefix}{name}"]  # type: ignore[arg-type]
+    return keys
 
 
 def _keys(model: type[BaseModel], path: list[str]) -> list[str]:

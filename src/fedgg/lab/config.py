@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedgg.core.buffers import BufferPolicy
 from fedgg.data.augment import Augmentation
@@ -81,9 +81,17 @@ class Server(Section):
 
 class Engine(Section):
     name: Literal["loop", "stacked"] = Field("loop", description="loop: one client after another; stacked: as one")
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")
+    device: str = Field("cpu", description="cpu, cuda or cuda:N")
     precision: Literal["fp32", "fp64"] = Field("fp32", description="fp32 (without TF32) or fp64")
     threads: int = Field(1, ge=1, description="torch threads; one is fastest for small models")
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        kind, colon, number = device.partition(":")
+        if not (device == "cpu" or (kind == "cuda" and (number.isdecimal() if colon else True))):
+            raise ValueError("choose cpu, cuda or cuda:N")
+        return device
 
 
 class Experiment(Section):
@@ -118,6 +126,13 @@ class Experiment(Section):
             mode="json", exclude={"name": True, "engine": {"threads"}, "server": {"checkpoint_every"}}
         )
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def differences(self, other: Experiment) -> str:
+        """The first few settings in which two experiments differ, for people."""
+        mine, theirs = (flat(_without_none(e.model_dump(mode="json", exclude={"name"}))) for e in (self, other))
+        keys = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
+        shown = ", ".join(f"{key} = {mine.get(key)} there, {theirs.get(key)} here" for key in keys[:3])
+        return shown + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
 
     def to_toml(self) -> str:
         return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
@@ -170,6 +185,14 @@ def load_experiment(path: Path) -> Experiment:
         return Experiment(**read_toml(path))
     except UserError as error:
         raise UserError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
+
+
+def flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys."""
+    dotted: dict[str, Any] = {}
+    for key, value in content.items():
+        dotted |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return dotted
 
 
 def _without_none(content: dict[str, Any]) -> dict[str, Any]:

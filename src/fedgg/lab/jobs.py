@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -134,6 +135,8 @@ def _work(pipe: Connection) -> None:
             except (BrokenPipeError, EOFError):
                 return
             except Exception as error:
+                if not isinstance(error, UserError):
+                    error.add_note(f"in the process that ran {job.name}:\n{traceback.format_exc()}")
                 pipe.send(("failed", error))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return

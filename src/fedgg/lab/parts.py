@@ -26,6 +26,8 @@ from fedgg.models import MODELS
 def find_object(address: str) -> Any:
     """The object behind `package.module:Name` or `path/to/file.py:Name`."""
     place, _, name = address.rpartition(":")
+    if place in ALGORITHMS or place in MODELS:
+        raise UserError(f"{address!r}: a setting needs a value, as in {address}=1")
     try:
         module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except UserError:
@@ -33,7 +35,7 @@ def find_object(address: str) -> Any:
     except Exception as error:
         raise UserError(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
-        public = [n for n in vars(module) if not n.startswith("_")]
+        public = [n for n, thing in vars(module).items() if isinstance(thing, type) and not n.startswith("_")]
         raise UserError(f"{place} has no {name!r}{nearest(name, public)}")
     return getattr(module, name)
 
@@ -53,6 +55,8 @@ def _load_file(path: Path) -> Any:
 
 def algorithm_class(name: str) -> type[Algorithm]:
     if ":" not in name:
+        if name.endswith(".py"):
+            raise UserError(f"{name}: name the class too, as in {name}:MyAlgorithm")
         if name not in ALGORITHMS:
             raise UserError(f"unknown algorithm {name!r}{nearest(name, ALGORITHMS)}")
         return ALGORITHMS[name]
@@ -71,6 +75,19 @@ def build_algorithm(name: str, settings: dict[str, Any]) -> Algorithm:
             raise UserError(_unknown_setting(f"algorithm {name}", key, known))
         _check_setting(f"algorithm.{key}", value, types[key])
     return kind(**settings)
+
+
+def given_algorithm(given: Any) -> Algorithm:
+    """An algorithm from Python: an instance, or a class or name whose defaults are meant; its settings are checked."""
+    if isinstance(given, str):
+        return build_algorithm(given, {})
+    algorithm = given() if isinstance(given, type) and issubclass(given, Algorithm) else given
+    if not isinstance(algorithm, Algorithm):
+        raise UserError(f"algorithm must be a fedgg.Algorithm such as fedgg.FedGG(mu=0.1), got {given!r}")
+    types = get_type_hints(type(algorithm))
+    for field in fields(algorithm):
+        _check_setting(f"algorithm.{field.name}", getattr(algorithm, field.name), types[field.name])
+    return algorithm
 
 
 def _unknown_setting(owner: str, key: str, known: list[str]) -> str:
@@ -104,6 +121,8 @@ def build_model(
     if isinstance(name, nn.Module):
         return copy.deepcopy(name)  # it is moved to the run's device and precision; the user's stays as it is
     if isinstance(name, str):
+        if name.endswith(".py"):
+            raise UserError(f"{name}: name the class too, as in {name}:MyModel")
         if ":" not in name and name not in MODELS:
             raise UserError(f"unknown model {name!r}{nearest(name, MODELS)}")
         maker = MODELS[name] if name in MODELS else find_object(name)

@@ -21,6 +21,7 @@ from fedgg.core.server import Lost
 from fedgg.engines import Engine, Loop, RoundJob, Stacked
 from fedgg.lab.build import DataGiven, Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
+from fedgg.lab.parts import given_algorithm
 from fedgg.lab.state import Diverged, State, begin, close_and_record, next_job, train
 from fedgg.lab.store import Store
 
@@ -41,9 +42,9 @@ class Run:
 
     experiment: Experiment
     folder: Path | None
-    rounds: list[dict[str, Any]]
+    rounds: list[dict[str, Any]] = field(repr=False)
     summary: dict[str, Any]
-    weights: Rows  # the final model under the module's own names
+    weights: Rows = field(repr=False)  # the final model under the module's own names
 
     @property
     def status(self) -> str:
@@ -56,11 +57,11 @@ class Run:
 
 
 def run(
-    experiment: Experiment | None = None,
+    experiment: Experiment | dict[str, Any] | None = None,
     *,
     model: ModelGiven | None = None,
     data: DataGiven | None = None,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm | type[Algorithm] | str | None = None,
     out: str | os.PathLike[str] | None = None,
     data_folder: Path | None = None,
     watcher: Watcher | None = None,
@@ -70,6 +71,9 @@ def run(
     `model` (a module, or anything that makes one), `data` (x_train, y_train, x_test, y_test) and `algorithm` take the
     place of those the experiment names. Without `out` nothing is written.
     """
+    if isinstance(experiment, dict):
+        experiment = Experiment(**experiment)
+    algorithm = given_algorithm(algorithm) if algorithm is not None else None
     experiment = _with_names(experiment or Experiment(), model, data, algorithm)
     build_it = partial(build, experiment, model=model, data=data, algorithm=algorithm, data_folder=data_folder)
     engine = make_engine(experiment)

@@ -2,6 +2,7 @@
 
 config.toml       the experiment, complete
 versions.json     format of this folder; fedgg, torch, Python, machine; hash of experiment and data
+inputs.json       what the final model expects of its inputs: shape, scaling, classes
 partition.npz     the examples of each client; partition.json: hash and counts by class
 rounds.jsonl      one line a round
 checkpoint/       the two latest states
@@ -70,6 +71,14 @@ class Store:
         self.check_format()
         return load_experiment(self.folder / "config.toml")
 
+    def refuse_another(self, experiment: Experiment) -> None:
+        """Whatever lies here must be a part of this experiment, or nothing."""
+        if (self.folder / "study.json").exists():
+            raise UserError(f"{self.folder} holds a comparison: choose another folder with --out")
+        if self.holds_a_run() and (there := self.experiment()).hash() != experiment.hash():
+            differences = there.differences(experiment)
+            raise UserError(f"{self.folder} holds another experiment ({differences}): choose another folder with --out")
+
     def check_format(self) -> None:
         found = self._json("versions.json").get("format")
         if found != FORMAT:
@@ -79,6 +88,7 @@ class Store:
 
     def create(self, federation: Federation) -> None:
         """Write down what was asked; config.toml last, since its presence says that the folder is complete."""
+        self.refuse_another(federation.experiment)
         split, dataset = federation.partition, federation.dataset
         counts = split.counts(dataset.y_train.cpu().numpy(), len(dataset.classes))
         with writing_to(self.folder):
@@ -90,6 +100,7 @@ class Store:
                 "counts": counts.tolist(),
             }
             write_json(self.folder / "partition.json", partition)
+            write_json(self.folder / "inputs.json", _inputs(federation))
             clients = {f"client_{number}": own for number, own in enumerate(split.indices)}
             with (self.folder / "partition.npz").open("wb") as file:
                 np.savez_compressed(file, **clients)  # type: ignore[arg-type]
@@ -98,8 +109,11 @@ class Store:
     def check_same(self, federation: Federation) -> list[str]:
         """Refuse to go on with other settings, data or split; name what else has changed since."""
         versions = self._facts("versions.json", "experiment", "data", "model", "fedgg", "torch", "machine", "device")
+        self.refuse_another(federation.experiment)
         if versions["experiment"] != federation.experiment.hash():
-            raise UserError(f"{self.folder} holds another experiment: choose another folder with --out")
+            raise UserError(
+                f"{self.folder / 'config.toml'} was changed since the run began: it is another experiment now"
+            )
         if versions["model"] != _shape_of(federation.net.layout):
             raise UserError(f"{self.folder} was started with a model of other parameters: choose another folder")
         if versions["data"] != federation.dataset.fingerprint():
@@ -203,6 +217,18 @@ def _shape_of(layout: Layout) -> str:
     """Two models handed in from Python may share a name; their parameters tell them apart."""
     described = [f"{name}{tuple(shape)}" for name, shape in zip(layout.names, layout.shapes, strict=True)]
     return hashlib.sha256(" ".join(described).encode()).hexdigest()
+
+
+def _inputs(federation: Federation) -> dict[str, Any]:
+    """What the final model expects: examples of this shape, as (x - shift) * scale."""
+    scaling = federation.feed.scaling
+    return {
+        "shape": list(federation.dataset.shape),
+        "classes": list(federation.dataset.classes),
+        "normalise": federation.experiment.data.normalise,
+        "shift": scaling.shift.tolist(),
+        "scale": scaling.scale.tolist(),
+    }
 
 
 def _versions(federation: Federation) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.errors import UserError
-from fedgg.lab.config import Experiment, read_toml
+from fedgg.lab.config import Experiment, flat, read_toml
 from fedgg.lab.files import write_json, writing_to
 from fedgg.lab.jobs import Job, Tell, run_jobs
 from fedgg.lab.parts import build_algorithm
+from fedgg.lab.store import Store
 from fedgg.lab.together import run_together
 
 FORMAT = 1
@@ -46,6 +48,11 @@ class Study:
     def experiment(self, label: str, seed: int) -> Experiment:
         return self.base.changed({**self.variants[label], "name": label, "seed": seed})
 
+    def hash(self) -> str:
+        """Identity of the whole study, for a folder of its own."""
+        parts = [self.experiment(label, seed).hash() for label in self.variants for seed in self.seeds]
+        return hashlib.sha256(" ".join([*self.variants, *parts]).encode()).hexdigest()
+
     def jobs(self, folder: Path, data_folder: Path | None) -> list[Job]:
         """Seed by seed, so that all variants can be compared as early as possible."""
         return [
@@ -57,6 +64,11 @@ class Study:
 
 def run_study(study: Study, folder: Path, *, processes: int, tell: Tell, data_folder: Path | None = None) -> None:
     """Run what is missing; finished runs are kept, interrupted ones go on."""
+    jobs = study.jobs(folder, data_folder)
+    if Store(folder).holds_a_run():
+        raise UserError(f"{folder} holds a single run: choose another folder with --out")
+    for job in jobs:
+        Store(job.folder).refuse_another(job.experiment)  # before anything of an earlier study is overwritten
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         content = {
@@ -67,7 +79,6 @@ def run_study(study: Study, folder: Path, *, processes: int, tell: Tell, data_fo
             "runs": {label: {str(s): _place(label, s) for s in study.seeds} for label in study.variants},
         }
         write_json(folder / "study.json", content)
-    jobs = study.jobs(folder, data_folder)
     if study.base.engine.name == "stacked":
         run_together(jobs, tell)
     else:
@@ -97,7 +108,7 @@ def load_study(path: Path) -> Study:
         for label, changes in content.get("variants", {}).items():
             if not isinstance(changes, dict):
                 raise UserError(f"variants.{label} must be a table of settings, got {changes!r}")
-            variants[label] = _dotted(changes)
+            variants[label] = flat(changes)
         reference = content.get("reference", next(iter(variants), ""))
         return Study(Experiment(**content.get("experiment", {})), variants, tuple(seeds), reference)
     except UserError as error:
@@ -106,13 +117,6 @@ def load_study(path: Path) -> Study:
 
 def demo_study() -> Study:
     return load_study(Path(__file__).with_name("demo.toml"))
-
-
-def _dotted(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        flat |= _dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def slug(label: str) -> str:

@@ -9,6 +9,8 @@ from fedgg.errors import UserError
 
 def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     """5x5 convolutions of 6 and 16 channels with max-pools, then 120 and 84: the paper's for CIFAR-10."""
+    if len(shape) == 3 and shape[2] <= 4 < shape[0]:
+        raise UserError(f"examples of shape {shape} look like [H, W, C]: put the channels first, as [C, H, W]")
     if len(shape) != 3 or min(shape[1:]) < 16:
         raise UserError(f"the cnn needs images of 16 x 16 pixels or more, got examples of shape {shape}: take mlp")
     channels, height, width = shape

@@ -1,0 +1,143 @@
+"""What people hand to `fedgg.run`: forgiving where the meaning is plain, one clear line where it is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import fedgg
+from fedgg.errors import UserError
+from fedgg.lab.study import Study, run_study
+
+SMALL: dict[str, Any] = {"rounds": 2, "split": {"clients": 3, "beta": 1.0}, "local": {"epochs": 1, "batch": 16}}
+
+
+def table(classes: int = 3) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    numbers = np.random.default_rng(0)
+    y = np.arange(160) % classes
+    x = numbers.normal(size=(160, 7)) * 3 + 50 + y[:, None]
+    return x[:120], y[:120], x[120:], y[120:]
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(7, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("algorithm", ["fedprox", fedgg.FedProx, fedgg.FedProx()])
+def test_an_algorithm_by_name_class_or_instance(algorithm: Any) -> None:
+    done = fedgg.run(SMALL, model=model, data=table(), algorithm=algorithm)
+    assert done.experiment.algorithm.name == "fedprox"
+    assert done.status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"algorithm": 3}, "fedgg.FedGG"),
+        ({"algorithm": fedgg.FedGG(mu=-1.0)}, "algorithm.mu = -1.0"),
+        ({"algorithm": "fedgb"}, "did you mean 'fedgg'"),
+        ({"data": table()[:3]}, "x_train, y_train, x_test, y_test"),
+        ({"data": "digits"}, "goes into the experiment"),
+    ],
+)
+def test_mistakes_in_one_line(given: dict[str, Any], word: str) -> None:
+    usual: dict[str, Any] = {"model": model, "data": table()}
+    with pytest.raises(UserError, match=word) as caught:
+        fedgg.run(SMALL, **(usual | given))
+    assert "\n" not in str(caught.value)
+
+
+class Dictionary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(7, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.inner(x)}
+
+
+def test_a_model_that_returns_no_tensor_is_told_so() -> None:
+    with pytest.raises(UserError, match="returned a dict, not a tensor"):
+        fedgg.run(SMALL, model=Dictionary, data=table())
+
+
+def test_lazy_layers_are_told_so() -> None:
+    with pytest.raises(UserError, match="lazy layers"):
+        fedgg.run(SMALL, model=lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), data=table())
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.LSTM(1, 4, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.memory(x[:, :, None])[0][:, -1])  # type: ignore[no-any-return]
+
+
+def test_a_model_that_cannot_be_stacked_says_so_and_runs() -> None:
+    said: list[str] = []
+    watcher = fedgg.Watcher(notice=said.append)
+    weights = []
+    for engine in ("stacked", "loop"):
+        settings = SMALL | {"engine": {"name": engine}}
+        weights.append(fedgg.run(settings, model=Recurrent, data=table(), watcher=watcher).weights)
+    assert any("cannot be stacked" in sentence for sentence in said)
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
+
+
+def test_classes_without_an_example_are_mentioned() -> None:
+    x_train, y_train, x_test, y_test = table()
+    said: list[str] = []
+    watcher = fedgg.Watcher(notice=said.append)
+    wide = nn.Linear(7, 6)
+    fedgg.run(SMALL, model=wide, data=(x_train, y_train * 2 + 1, x_test, y_test * 2 + 1), watcher=watcher)
+    assert any("no training example has the class 0, 2, 4" in sentence for sentence in said)
+
+
+def test_the_saved_model_and_its_inputs_give_the_accuracy_of_the_run(tmp_path: Path) -> None:
+    data = table()
+    done = fedgg.run(SMALL | {"rounds": 6}, model=model, data=data, out=tmp_path)
+    module = model()
+    module.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    expects = json.loads((tmp_path / "inputs.json").read_text())
+    x = (torch.tensor(data[2]) - torch.tensor(expects["shift"])) * torch.tensor(expects["scale"])
+    right = (module(x.float()).argmax(1).numpy() == data[3]).mean()
+    assert right == pytest.approx(done.test_accuracy[-1])
+    assert expects["shape"] == [7]
+
+
+def test_a_folder_says_in_what_it_differs(tmp_path: Path) -> None:
+    fedgg.run(SMALL, model=model, data=table(), out=tmp_path)
+    with pytest.raises(UserError, match=r"local\.lr = 0\.01 there, 0\.5 here"):
+        fedgg.run(SMALL | {"local": SMALL["local"] | {"lr": 0.5}}, model=model, data=table(), out=tmp_path)
+
+
+def test_a_study_leaves_another_alone(tmp_path: Path) -> None:
+    base = fedgg.Experiment(**SMALL, model={"name": "linear"})
+    first = Study(base, {"A": {"algorithm.name": "fedavg"}}, (0,), "A")
+    other = Study(base.changed({"rounds": 3}), {"A": {"algorithm.name": "fedavg"}}, (0,), "A")
+    run_study(first, tmp_path / "study", processes=1, tell=lambda *news: None)
+    before = (tmp_path / "study" / "study.json").read_bytes()
+    with pytest.raises(UserError, match="rounds = 2 there, 3 here"):
+        run_study(other, tmp_path / "study", processes=1, tell=lambda *news: None)
+    assert (tmp_path / "study" / "study.json").read_bytes() == before
+    assert first.hash() != other.hash()
+    with pytest.raises(UserError, match="holds a comparison"):
+        fedgg.run(SMALL, model=model, data=table(), out=tmp_path / "study")
+    with pytest.raises(UserError, match="holds a single run"):
+        run_study(first, tmp_path / "study" / "a" / "seed-0", processes=1, tell=lambda *news: None)
+
+
+def test_a_run_shows_itself_in_a_line_and_names_can_be_completed() -> None:
+    done = fedgg.run(SMALL, model=model, data=table())
+    assert "tensor" not in repr(done)
+    assert {"run", "Experiment", "FedGG"} <= set(dir(fedgg))
