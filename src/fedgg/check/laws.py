@@ -74,7 +74,8 @@ def rows_are_independent(algorithm: Algorithm) -> None:
     for row in range(3):
         alone = _ends(algorithm, standing, [row])
         together = {name: tensor[row : row + 1] for name, tensor in stacked.items()}
-        demand_equal_rows(alone, together, f"client {row} alone and in a stack", ROUNDING)
+        where = f"client {row} alone and in a stack (no mean over dimension 0, and scalars are [K, 1], not [K])"
+        demand_equal_rows(alone, together, where, ROUNDING)
 
 
 def settings_may_be_columns(algorithm: Algorithm) -> None:
@@ -87,7 +88,10 @@ def settings_may_be_columns(algorithm: Algorithm) -> None:
         value = float(getattr(algorithm, name))
         values = [value, 0.5 * value + 0.01, 0.3]
         column = torch.tensor([[number] for number in values], dtype=torch.float64)
-        stacked = _ends(replace(algorithm, **{name: column}), standing, [0, 1, 2])
+        try:
+            stacked = _ends(replace(algorithm, **{name: column}), standing, [0, 1, 2])
+        except RuntimeError as error:
+            raise Broken(f"{name} as a column [K, 1] fails, so no `if self.{name}`: {error}") from error
         for row, number in enumerate(values):
             alone = _ends(replace(algorithm, **{name: number}), standing, [row])
             together = {key: tensor[row : row + 1] for key, tensor in stacked.items()}

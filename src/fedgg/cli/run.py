@@ -125,7 +125,7 @@ def _draw(folder: Path) -> None:
     record = read_run(folder)
     if record.partition:
         save(
-            split_figure(record.partition["counts"], record.partition["classes"], "Split over clients"),
+            split_figure(record.partition["counts"], record.partition["classes"], record.split_title()),
             folder / "split.png",
         )
     if len(record.accuracy()[0]):

@@ -176,7 +176,7 @@ def _show(folder: Path) -> None:
     save(accuracy_figure(record), folder / "accuracy.png")
     for seed, run in record.runs[record.labels[0]].items():
         if run.partition:
-            figure = split_figure(run.partition["counts"], run.partition["classes"], f"Split over clients, seed {seed}")
+            figure = split_figure(run.partition["counts"], run.partition["classes"], run.split_title())
             save(figure, folder / f"split-seed-{seed}.png")
     for table in tables:
         print_table(table)

@@ -36,6 +36,13 @@ class RunRecord:
         """What the summary says ("finished", "diverged", "stopped"), and "running" until there is one."""
         return "running" if self.summary is None else str(self.summary.get("status", "running"))
 
+    def split_title(self) -> str:
+        """How the data were split, in a few words."""
+        split = self.config.get("split", {})
+        scheme = str(split.get("scheme", "split"))
+        beta = f" {split.get('beta')}" if scheme.startswith("dirichlet") else ""
+        return f"{self.config.get('data', {}).get('source', '')}: {scheme}{beta}, seed {self.config.get('seed')}"
+
     def accuracy(self) -> tuple[Ints, Floats]:
         """The evaluated rounds and their test accuracies."""
         evaluated = [line for line in self.rounds if _evaluated(line)]
