@@ -76,8 +76,8 @@ def run(
     algorithm = given_algorithm(algorithm) if algorithm is not None else None
     experiment = _with_names(experiment or Experiment(), model, data, algorithm)
     build_it = partial(build, experiment, model=model, data=data, algorithm=algorithm, data_folder=data_folder)
-    engine = make_engine(experiment)
-    with opened(build_it, experiment, Path(out) if out is not None else None, watcher or Watcher()) as session:
+    folder, engine = Path(out) if out is not None else None, make_engine(experiment)
+    with arithmetic(experiment), opened(build_it, experiment, folder, watcher or Watcher()) as session:
         while not session.over:
             job, started = session.next_job(), time.perf_counter()
             ends = train(job, engine, session.watcher.client)
@@ -86,14 +86,21 @@ def run(
 
 
 def make_engine(experiment: Experiment) -> Engine:
-    """The engine an experiment names, and the arithmetic it runs under."""
-    torch.set_num_threads(experiment.engine.threads)
-    # fp32 means fp32: no TF32 shortcuts, and the same kernels each time.
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
     return Stacked() if experiment.engine.name == "stacked" else Loop()
+
+
+@contextmanager
+def arithmetic(experiment: Experiment) -> Iterator[None]:
+    """fp32 means fp32, with the same kernels each time and as many threads as asked; afterwards all is as it was."""
+    matmul, cudnn, threads = torch.backends.cuda.matmul, torch.backends.cudnn, torch.get_num_threads()
+    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+    torch.set_num_threads(experiment.engine.threads)
+    matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = False, False, True, False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+        torch.set_num_threads(threads)
 
 
 @contextmanager

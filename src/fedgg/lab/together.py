@@ -11,7 +11,7 @@ from fedgg.engines import Stacked
 from fedgg.errors import UserError
 from fedgg.lab.build import build, chosen_device
 from fedgg.lab.jobs import Job, Tell
-from fedgg.lab.runner import Session, Watcher, make_engine, opened
+from fedgg.lab.runner import Session, Watcher, arithmetic, opened
 from fedgg.lab.state import synchronise
 
 
@@ -23,10 +23,9 @@ def run_together(jobs: list[Job], tell: Tell) -> None:
             raise UserError(
                 f"{job.name}: engine 'stacked' needs one data set and one engine for all; take engine 'loop'"
             )
-    make_engine(first)
     engine = Stacked()
     dataset = load(first.data.source, jobs[0].data_folder).to(chosen_device(first))
-    with ExitStack() as folders:
+    with arithmetic(first), ExitStack() as folders:
         sessions: dict[str, Session] = {}
         for job in jobs:
             watcher = Watcher(

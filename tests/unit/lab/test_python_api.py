@@ -141,3 +141,15 @@ def test_a_run_shows_itself_in_a_line_and_names_can_be_completed() -> None:
     done = fedgg.run(SMALL, model=model, data=table())
     assert "tensor" not in repr(done)
     assert {"run", "Experiment", "FedGG"} <= set(dir(fedgg))
+
+
+def test_the_users_own_torch_settings_come_back() -> None:
+    before = torch.get_num_threads(), torch.backends.cudnn.deterministic, torch.get_rng_state()
+    torch.set_num_threads(2)
+    try:
+        fedgg.run(SMALL, model=model, data=table())
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before[0])
+    assert torch.backends.cudnn.deterministic == before[1]
+    assert torch.equal(torch.get_rng_state(), before[2])
