@@ -53,16 +53,22 @@ def run(
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    rounds: Annotated[int | None, typer.Option(help="Go on to this round, further than was asked at first.")] = None,
     data_folder: choices.DataFolderOption = None,
 ) -> None:
     """Go on with a run that was stopped or killed; it ends with the same bits as if it had not been.
 
-    Example: `fedgg resume runs/cifar`
+    Examples:
+
+    - `fedgg resume runs/cifar`
+    - `fedgg resume runs/cifar --rounds 200`
     """
     from fedgg.errors import UserError
     from fedgg.lab.store import Store
 
     experiment = Store(folder).experiment()
+    if rounds is not None:
+        experiment = experiment.changed({"rounds": rounds})
     parts = (experiment.model.name, experiment.data.source, experiment.algorithm.name)
     if any(part.startswith("python:") for part in parts):
         raise UserError(

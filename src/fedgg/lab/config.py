@@ -127,9 +127,18 @@ class Experiment(Section):
         )
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
+    def trajectory(self) -> str:
+        """Identity of the path through the models: not how far it is followed, nor how often it is looked at."""
+        return hashlib.sha256(json.dumps(self._path(), sort_keys=True).encode()).hexdigest()
+
+    def _path(self) -> dict[str, Any]:
+        watching = {"evaluate_every", "checkpoint_every"}
+        hidden: Any = {"name": True, "rounds": True, "engine": {"threads"}, "server": watching}
+        return self.model_dump(mode="json", exclude=hidden)
+
     def differences(self, other: Experiment) -> str:
-        """The first few settings in which two experiments differ, for people."""
-        mine, theirs = (flat(_without_none(e.model_dump(mode="json", exclude={"name"}))) for e in (self, other))
+        """The first few settings in which the paths of two experiments differ, for people."""
+        mine, theirs = (flat(_without_none(e._path())) for e in (self, other))
         keys = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
         shown = ", ".join(f"{key} = {mine.get(key)} there, {theirs.get(key)} here" for key in keys[:3])
         return shown + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")

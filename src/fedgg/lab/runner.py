@@ -165,9 +165,8 @@ class Session:
 
     def finish(self) -> Run:
         weights = _weights(self.federation, self.state)
-        known = self.store.summary() if self.store else None
-        summary = known or _summary(self.federation, self.rounds, self.diverged)
-        if self.store and known is None:
+        summary = _summary(self.federation, self.rounds, self.diverged)
+        if self.store and not _says(self.store.summary(), summary):
             self.store.finish(weights, summary)
         return Run(self.experiment, self.store.folder if self.store else None, self.rounds, summary, weights)
 
@@ -180,11 +179,17 @@ def _open(store: Store | None, federation: Federation, watcher: Watcher) -> tupl
         return begin(federation), []
     for sentence in store.check_same(federation):
         watcher.notice(sentence)
+    store.update(federation.experiment)
     state, refused = store.latest(federation.experiment, federation.net.start.device)
     for sentence in refused:
         watcher.notice(sentence)
     state = state or begin(federation)
     return state, store.cut_history(state.rounds_done)
+
+
+def _says(known: dict[str, Any] | None, summary: dict[str, Any]) -> bool:
+    """Whether the summary is written already; one of fewer rounds is older than the wish for more."""
+    return known is not None and known["rounds_done"] == summary["rounds_done"]
 
 
 def _lost(lost: list[Lost]) -> list[str]:

@@ -75,9 +75,16 @@ class Store:
         """Whatever lies here must be a part of this experiment, or nothing."""
         if (self.folder / "study.json").exists():
             raise UserError(f"{self.folder} holds a comparison: choose another folder with --out")
-        if self.holds_a_run() and (there := self.experiment()).hash() != experiment.hash():
+        if not self.holds_a_run():
+            return
+        there = self.experiment()
+        if there.trajectory() != experiment.trajectory():
             differences = there.differences(experiment)
             raise UserError(f"{self.folder} holds another experiment ({differences}): choose another folder with --out")
+        if experiment.rounds < there.rounds:
+            raise UserError(
+                f"{self.folder} holds a run of {there.rounds} rounds, more than {experiment.rounds}: resume it"
+            )
 
     def check_format(self) -> None:
         found = self._json("versions.json").get("format")
@@ -106,11 +113,21 @@ class Store:
                 np.savez_compressed(file, **clients)  # type: ignore[arg-type]
             write_atomically(self.folder / "config.toml", federation.experiment.to_toml().encode())
 
+    def update(self, experiment: Experiment) -> None:
+        """The same path may be followed further than was asked at first; a finished run is then no longer finished."""
+        if experiment.hash() == self.experiment().hash():
+            return
+        summary = self.summary()
+        with writing_to(self.folder):
+            write_atomically(self.folder / "config.toml", experiment.to_toml().encode())
+            if summary and summary["status"] == "finished" and summary["rounds_done"] < experiment.rounds:
+                (self.folder / "summary.json").unlink()
+
     def check_same(self, federation: Federation) -> list[str]:
         """Refuse to go on with other settings, data or split; name what else has changed since."""
         versions = self._facts("versions.json", "experiment", "data", "model", "fedgg", "torch", "machine", "device")
         self.refuse_another(federation.experiment)
-        if versions["experiment"] != federation.experiment.hash():
+        if versions["experiment"] != federation.experiment.trajectory():
             raise UserError(
                 f"{self.folder / 'config.toml'} was changed since the run began: it is another experiment now"
             )
@@ -165,7 +182,7 @@ class Store:
     def save(self, state: State, experiment: Experiment) -> None:
         folder = self.folder / "checkpoint"
         with writing_to(self.folder):
-            write_checkpoint(folder / f"{state.rounds_done:06d}.safetensors", state, experiment.hash())
+            write_checkpoint(folder / f"{state.rounds_done:06d}.safetensors", state, experiment.trajectory())
             for old in self._checkpoints()[:-KEPT_CHECKPOINTS]:
                 old.unlink()
 
@@ -174,7 +191,7 @@ class Store:
         refused: list[str] = []
         for path in reversed(self._checkpoints()):
             try:
-                return read_checkpoint(path, experiment.hash(), device), refused
+                return read_checkpoint(path, experiment.trajectory(), device), refused
             except BadCheckpoint as reason:
                 refused.append(f"checkpoint {path.name} is refused: {reason}")
         if refused and self.rounds():
@@ -235,7 +252,7 @@ def _versions(federation: Federation) -> dict[str, Any]:
     device = federation.net.start.device
     return {
         "format": FORMAT,
-        "experiment": federation.experiment.hash(),
+        "experiment": federation.experiment.trajectory(),
         "data": federation.dataset.fingerprint(),
         "model": _shape_of(federation.net.layout),
         "fedgg": VERSION,

@@ -124,10 +124,10 @@ def test_a_folder_says_in_what_it_differs(tmp_path: Path) -> None:
 def test_a_study_leaves_another_alone(tmp_path: Path) -> None:
     base = fedgg.Experiment(**SMALL, model={"name": "linear"})
     first = Study(base, {"A": {"algorithm.name": "fedavg"}}, (0,), "A")
-    other = Study(base.changed({"rounds": 3}), {"A": {"algorithm.name": "fedavg"}}, (0,), "A")
+    other = Study(base.changed({"local.lr": 0.5}), {"A": {"algorithm.name": "fedavg"}}, (0,), "A")
     run_study(first, tmp_path / "study", processes=1, tell=lambda *news: None)
     before = (tmp_path / "study" / "study.json").read_bytes()
-    with pytest.raises(UserError, match="rounds = 2 there, 3 here"):
+    with pytest.raises(UserError, match=r"local\.lr = 0\.01 there, 0\.5 here"):
         run_study(other, tmp_path / "study", processes=1, tell=lambda *news: None)
     assert (tmp_path / "study" / "study.json").read_bytes() == before
     assert first.hash() != other.hash()
@@ -153,3 +153,18 @@ def test_the_users_own_torch_settings_come_back() -> None:
         torch.set_num_threads(before[0])
     assert torch.backends.cudnn.deterministic == before[1]
     assert torch.equal(torch.get_rng_state(), before[2])
+
+
+def test_a_run_can_be_followed_further(tmp_path: Path) -> None:
+    """Two rounds, then four: the same as four at once, though it was looked at in other rounds."""
+    longer = SMALL | {"rounds": 4}
+    straight = fedgg.run(longer, model=model, data=table(), out=tmp_path / "straight")
+    fedgg.run(SMALL, model=model, data=table(), out=tmp_path / "further")
+    further = fedgg.run(longer, model=model, data=table(), out=tmp_path / "further")
+    assert further.summary["rounds_done"] == 4
+    assert json.loads((tmp_path / "further" / "summary.json").read_text())["rounds_done"] == 4
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "further")]
+    assert files[0] == files[1]
+    assert all(torch.equal(straight.weights[name], further.weights[name]) for name in straight.weights)
+    with pytest.raises(UserError, match="4 rounds, more than 2"):
+        fedgg.run(SMALL, model=model, data=table(), out=tmp_path / "further")
