@@ -82,10 +82,16 @@ def curves_figure(run: RunRecord) -> Figure:
     figure = blank(8.0, 3.4)
     left, right = figure.subplots(1, 2)
     rounds, accuracy = run.accuracy()
-    left.plot(rounds, accuracy, color=COLOURS[2], marker=_marker(rounds))
+    left.plot(rounds, accuracy, color=COLOURS[2], marker=_marker(rounds), label="server's test set")
+    looked, kept_back = run.numbers("holdout_accuracy")
+    if len(looked):
+        left.plot(looked, kept_back, color=COLOURS[4], linestyle=LINE_STYLES[1], label="clients' hold-out")
+        left.legend(loc="lower right")
     _accuracy_axis(left)
+    if len(looked):
+        left.set_ylabel("accuracy")
     for position, (key, name) in enumerate((("train_loss", "training"), ("test_loss", "test"))):
-        told, losses = run.losses(key)
+        told, losses = run.numbers(key)
         if len(told):
             style = {"color": COLOURS[4 - 2 * position], "linestyle": LINE_STYLES[position]}
             right.plot(told, losses, marker=_marker(told), label=name, **style)
@@ -93,7 +99,9 @@ def curves_figure(run: RunRecord) -> Figure:
     right.set_ylabel("loss")
     if right.lines:
         right.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0)
-    figure.suptitle(str(run.config.get("name", run.path.name)), x=0.01, ha="left", fontsize=10)
+    algorithm = run.config.get("algorithm", {}).get("name", "")
+    title = run.config.get("name") or f"{algorithm} on {run.split_title()}"
+    figure.suptitle(str(title), x=0.01, ha="left", fontsize=10)
     return figure
 
 
@@ -165,6 +173,9 @@ def _marker(rounds: Ints) -> str:
 
 def _round_axis(axes: Axes) -> None:
     axes.set_xlabel("round")
+    low, high = axes.get_xlim()
+    if high - low < 1:  # a single round
+        axes.set_xlim((low + high) / 2 - 1, (low + high) / 2 + 1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.grid(axis="y")
     axes.margins(x=0.02)

@@ -56,8 +56,8 @@ class RunRecord:
         at_evaluation: Floats = so_far[np.array([_evaluated(line) for line in self.rounds], dtype=bool)]
         return at_evaluation
 
-    def losses(self, key: str) -> tuple[Ints, Floats]:
-        """The rounds that have a number under `key` ("train_loss" or "test_loss"), and those numbers."""
+    def numbers(self, key: str) -> tuple[Ints, Floats]:
+        """The rounds that have a number under `key` ("train_loss", "holdout_accuracy", ...), and those numbers."""
         told = [line for line in self.rounds if _is_number(line.get(key))]
         rounds = np.array([line["round"] for line in told], dtype=np.int64)
         return rounds, np.array([line[key] for line in told], dtype=np.float64)

@@ -27,8 +27,8 @@ def test_a_run_is_read_back(tmp_path: Path) -> None:
     assert rounds.tolist() == [2, 4]
     assert accuracy.tolist() == [0.5, 0.75]
     assert run.megabytes().tolist() == [2.0, 4.0]
-    assert run.losses("test_loss")[0].tolist() == [2, 4]
-    assert run.losses("train_loss")[1].tolist() == [1.0, 1 / 2, 1 / 3, 1 / 4]
+    assert run.numbers("test_loss")[0].tolist() == [2, 4]
+    assert run.numbers("train_loss")[1].tolist() == [1.0, 1 / 2, 1 / 3, 1 / 4]
     assert run.status == "finished"
     assert run.config["split"]["scheme"] == "iid"
     assert run.partition is not None
