@@ -7,6 +7,7 @@ longest first: as they finish, smaller graphs take over. Between two sizes, rows
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -49,25 +50,31 @@ class GraphCache:
         running, site = open_round(algorithm, net, sgd, start)
         lengths = [len(agenda.where) for agenda in agendas]
         rule = (type(algorithm), _shapes(algorithm), _shapes(site.notes), sgd.has_momentum, sgd.has_decay)
-        key = (rule, str(net.module), start.w.shape, id(data.x))
+        key = (rule, str(net.module), start.w.shape, id(data))
         stack = self._stacks.get(key)
         pages = data.lay_out(agendas)
         fresh = Desk(algorithm, sgd, running, site, pages, torch.zeros(1, dtype=torch.int64, device=start.w.device))
         if stack is None or not stack.takes(fresh):
-            stack = self._stacks[key] = _Stack(fresh, data, lengths)
+            stack = self._stacks[key] = _Stack(fresh, data)
+        sizes = prefix_sizes(tuple(lengths), SIZES)
+        stack.capture(sizes)  # before loading: warming up moves the desk
         stack.load(fresh)
-        stack.replay(lengths)
+        stack.replay(lengths, sizes)
         return end_round(algorithm, start, _copied(stack.desk.running), site)
 
 
 class _Stack:
-    def __init__(self, desk: Desk, data: ClientData, lengths: list[int]):
+    def __init__(self, desk: Desk, data: ClientData):
         self.desk = _copied(desk)
         self._data = data
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        pool = torch.cuda.graph_pool_handle()
-        for rows in prefix_sizes(lengths, SIZES):
-            self._graphs[rows] = self._capture(rows, pool)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(self, sizes: tuple[int, ...]) -> None:
+        """The graphs of these sizes that are not there yet."""
+        for rows in sizes:
+            if rows not in self._graphs:
+                self._graphs[rows] = self._captured(rows)
 
     def takes(self, fresh: Desk) -> bool:
         """Whether the schedule fits on the desk."""
@@ -77,14 +84,17 @@ class _Stack:
     def load(self, fresh: Desk) -> None:
         _copy_into(self.desk, fresh)
 
-    def replay(self, lengths: list[int]) -> None:
-        """All steps of a round; each takes the smallest graph that holds all rows still at work."""
-        sizes = sorted(self._graphs)
+    def replay(self, lengths: list[int], sizes: tuple[int, ...]) -> None:
+        """All steps of a round; each takes the smallest of these sizes that holds all rows still at work.
+
+        The sizes are a function of this round alone, whatever graphs earlier rounds left here: a stack of another size
+        rounds differently, and a resumed run would not repeat the bits.
+        """
         at_work = np.searchsorted(-np.asarray(lengths), -np.arange(lengths[0]), side="left")
         for rows in np.asarray(sizes)[np.searchsorted(sizes, at_work)]:
             self._graphs[int(rows)].replay()
 
-    def _capture(self, rows: int, pool: Any) -> torch.cuda.CUDAGraph:
+    def _captured(self, rows: int) -> torch.cuda.CUDAGraph:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -93,7 +103,7 @@ class _Stack:
                 self.desk.counter.zero_()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=self._pool):
             self._step(rows)
         self.desk.counter.zero_()
         return graph
@@ -110,8 +120,9 @@ class _Stack:
         desk.counter.add_(1)
 
 
-def prefix_sizes(lengths: list[int], most: int) -> list[int]:
-    """At most `most` stack sizes under which the fewest row-steps are wasted on rows that are done.
+@lru_cache(maxsize=256)
+def prefix_sizes(lengths: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """At most `most` stack sizes, ascending, under which the fewest row-steps are wasted on rows that are done.
 
     With the rows longest first, step t has n(t) rows at work, and a graph of size s >= n(t) costs s. Dynamic
     programming over the distinct n finds the cheapest choice.
@@ -133,7 +144,7 @@ def prefix_sizes(lengths: list[int], most: int) -> list[int]:
             )
             for i in range(len(at_work))
         ]
-    return best[-1][1]
+    return tuple(best[-1][1])
 
 
 def _copied(thing: Any) -> Any:

@@ -115,12 +115,25 @@ def test_augmented_batches_are_the_same() -> None:
 
 
 def test_prefix_sizes_hold_everybody_and_waste_little() -> None:
-    lengths = sorted(range(5, 800, 7), reverse=True)
+    lengths = tuple(sorted(range(5, 800, 7), reverse=True))
     sizes = prefix_sizes(lengths, 12)
     assert len(sizes) <= 12
     assert max(sizes) == len(lengths)
     at_work = [sum(length > step for length in lengths) for step in range(lengths[0])]
     spent = sum(min(size for size in sizes if size >= rows) for rows in at_work)
     assert spent < 1.1 * sum(lengths)
-    assert prefix_sizes([9, 9, 9], 12) == [3]
-    assert prefix_sizes([5, 1], 1) == [2]
+    assert list(sizes) == sorted(sizes)
+    assert prefix_sizes((9, 9, 9), 12) == (3,)
+    assert prefix_sizes((5, 1), 1) == (2,)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_round_does_not_depend_on_the_rounds_an_engine_has_seen(device: str) -> None:
+    """Half of the clients a round: a fresh engine, as after a resume, must repeat the bits of one that went on."""
+    federation = build(experiment({"name": "scaffold"}, device, 3).changed({"engine.precision": "fp32"}))
+    used = Stacked()
+    state = begin(federation)
+    for _ in range(6):
+        fresh, _ = play_round(federation, state, Stacked())
+        state, _ = play_round(federation, state, used)
+        assert torch.equal(fresh.server.w, state.server.w)
