@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Hub, Number, Site, setting
-from fedgg.core.rows import Rows, dot, length
+from fedgg.core.rows import Rows, dot
 
 EPSILON = 1e-8  # the floor under both lengths in torch.nn.functional.cosine_similarity
 
@@ -65,18 +65,15 @@ class FedGG(Algorithm):
 
     def begin(self, w: Tensor, site: Site) -> Rows:
         update = site.down["update"] if self.direction == "sent" else w - site.memory["received"]
-        reach = self._dot(update, update, site).sqrt()
+        reach = (dot(update, update) if self.scope == "model" else site.net.layout.layer_dot(update, update)).sqrt()
         return {"anchor": w, "direction": update * self._inverse(reach), "reach": reach}
 
-    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
-        direction, drift = site.notes["direction"], w - site.notes["anchor"]
-        inverse_drift = self._inverse(self._dot(drift, drift, site).sqrt())
-        cosine = self._dot(direction, drift, site) * inverse_drift
+    def terms(self, site: Site) -> dict[str, Number]:
+        inverse_drift = self._inverse(self._inner("drift", "drift", site).sqrt())
+        cosine = self._inner("direction", "drift", site) * inverse_drift
         pull = self._pull(inverse_drift, site)
         turn = pull * cosine * inverse_drift
-        if self.gradient == "printed":
-            turn = -turn
-        return grad - pull * direction + turn * drift
+        return {"direction": -pull, "drift": -turn if self.gradient == "printed" else turn}
 
     def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
         up, _ = super().finish(w, site)
@@ -84,9 +81,8 @@ class FedGG(Algorithm):
 
     def readings(self, w: Tensor, site: Site) -> Rows:
         """As they stand after the last local step, for the whole model: c, lambda, |u| and the last step's length."""
-        drift = w - site.notes["anchor"]
-        far, direction = length(drift), site.notes["direction"]
-        cosine = dot(direction, drift) / (far * length(direction)).clamp_min(torch.finfo(w.dtype).tiny)
+        far, unit = (site.inner(name, name).sqrt() for name in ("drift", "direction"))
+        cosine = site.inner("direction", "drift") / (far * unit).clamp_min(torch.finfo(w.dtype).tiny)
         weight = self.mu * far * site.last_move if self.weight == "adaptive" else self.lam + 0 * far
         return {"cosine": cosine, "weight": weight, "drift": far, "step": site.last_move}
 
@@ -97,7 +93,7 @@ class FedGG(Algorithm):
     def _pull(self, inverse_drift: Tensor, site: Site) -> Tensor:
         """lambda / |u|, the length of the term: the first step has its own."""
         if self.weight == "adaptive":
-            pull = self.mu * self._dot(site.last_step, site.last_step, site).sqrt()
+            pull = self.mu * self._inner("step", "step", site).sqrt()
         else:
             pull = self.lam * inverse_drift
         if self.first_step == "epsilon":
@@ -111,9 +107,8 @@ class FedGG(Algorithm):
         pull = self.push * (1 - site.momentum) / site.lr
         return pull * site.notes["reach"] if self.first_step == "relative_push" else pull
 
-    def _dot(self, a: Tensor, b: Tensor, site: Site) -> Tensor:
-        """`[K, 1]`, or `[K, P]` with every parameter carrying the value of its own layer."""
-        return dot(a, b) if self.scope == "model" else site.net.layout.layer_dot(a, b)
+    def _inner(self, a: str, b: str, site: Site) -> Tensor:
+        return site.inner(a, b, by_layer=self.scope == "layer")
 
     def _inverse(self, distance: Tensor) -> Tensor:
         """1 / distance; at zero what the reading says: PyTorch's 1 / epsilon, or nothing at all."""

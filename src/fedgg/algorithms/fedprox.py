@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 from fedgg.core.algorithm import Algorithm, Number, Site, setting
 
 
@@ -21,5 +19,5 @@ class FedProx(Algorithm):
     def neutral(self) -> FedProx:
         return replace(self, mu=0.0)
 
-    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
-        return grad + self.mu * (w - site.notes["anchor"])
+    def terms(self, site: Site) -> dict[str, Number]:
+        return {"drift": self.mu}

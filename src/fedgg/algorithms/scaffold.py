@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Hub, Site, setting
+from fedgg.core.algorithm import Algorithm, Hub, Number, Site, setting
 from fedgg.core.rows import Rows
 
 
@@ -51,8 +51,8 @@ class SCAFFOLD(Algorithm):
     def begin(self, w: Tensor, site: Site) -> Rows:
         return {"anchor": w, "correction": site.down["variate"] - site.memory["variate"]}
 
-    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
-        return grad if self.correction == "after" else grad + site.notes["correction"]
+    def terms(self, site: Site) -> dict[str, Number]:
+        return {} if self.correction == "after" else {"correction": 1.0}
 
     def nudge(self, move: Tensor, w: Tensor, site: Site) -> Tensor:
         return move - site.lr * site.notes["correction"] if self.correction == "after" else move

@@ -10,6 +10,7 @@ Laws, each of them a test: functions leave their arguments alone; rows never loo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from fedgg.core.net import Forward
 from fedgg.core.plan import Work
 from fedgg.core.probe import Probe
-from fedgg.core.rows import Rows, length
+from fedgg.core.rows import Rows, dot
 
 Number = float | Tensor  # a hyper-parameter: one value, or one for each row [K, 1]
 
@@ -54,12 +55,36 @@ class Site:
     momentum: Tensor  # [K, 1]
     examples: Tensor  # [K, 1]
     step: Tensor  # [K, 1] local steps done so far
-    last_step: Tensor  # [K, P] w - (w before the last local step); zero before the first
+    w: Tensor  # [K, P] where the client stands
+    last_step: Tensor | None  # [K, P] w - (w before the last local step); None where an engine keeps its sums only
+    sums: Rows  # inner products an engine has at hand, `[K, 1]`; the others are computed when asked for
+
+    def vector(self, name: str) -> Tensor:
+        """`drift` (w - anchor), `step` (the last local step, zero before the first), or a note by its name."""
+        if name == "drift":
+            return self.w - self.notes["anchor"]
+        if name == "step":
+            if self.last_step is None:
+                raise RuntimeError("this engine keeps the last step's inner products, not the step: override steer()")
+            return self.last_step
+        return self.notes[name]
+
+    def inner(self, a: str, b: str, *, by_layer: bool = False) -> Tensor:
+        """Inner product of two vectors by name, `[K, 1]`; by layer `[K, P]`: each parameter carries its own layer's."""
+        if by_layer:
+            return self.net.layout.layer_dot(self.vector(a), self.vector(b))
+        known = self.sums.get(pair(a, b))
+        return dot(self.vector(a), self.vector(b)) if known is None else known
 
     @property
     def last_move(self) -> Tensor:
         """Length of the last local step, `[K, 1]`."""
-        return length(self.last_step)
+        return self.inner("step", "step").sqrt()
+
+
+def pair(a: str, b: str) -> str:
+    """The name of an inner product, whichever way round it is asked for."""
+    return f"{min(a, b)}.{max(a, b)}"
 
 
 @dataclass(frozen=True)
@@ -104,8 +129,17 @@ class Algorithm:
         """The local objective, `[K, 1]`; differentiated in `w` by the training loop."""
         return site.net.loss(w, batch.x, batch.y, batch.mask)
 
+    def terms(self, site: Site) -> Mapping[str, Number]:
+        """What is added to the gradient: factors, `[K, 1]` or numbers, of vectors by name (see `Site.vector`).
+
+        Factors may depend on the rows through `site.inner` only: engines then add all terms in one pass.
+        """
+        return {}
+
     def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
-        """The gradient that goes into the optimiser."""
+        """The gradient that goes into the optimiser; to be overridden by what is no sum of such terms."""
+        for name, factor in self.terms(site).items():
+            grad = grad + factor * site.vector(name)
         return grad
 
     def nudge(self, move: Tensor, w: Tensor, site: Site) -> Tensor:
@@ -118,7 +152,7 @@ class Algorithm:
 
     def readings(self, w: Tensor, site: Site) -> Rows:
         """What is worth looking at when a client is done, `[K, 1]` each; recorded, never sent."""
-        return {"drift": length(w - site.notes["anchor"])}
+        return {"drift": site.inner("drift", "drift").sqrt()}
 
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
         """The next global model `[1, P]` and the server's memory; `share` `[K, 1]` sums to one."""

@@ -86,17 +86,17 @@ def open_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart) -> t
         momentum=sgd.momentum,
         examples=start.examples,
         step=running.step,
+        w=start.w,
         last_step=running.last_step,
+        sums={},
     )
     return running, replace(site, notes=check(algorithm.begin(start.w, site), len(start.w), "begin()"))
 
 
 def local_step(algorithm: Algorithm, sgd: SGD, running: Running, site: Site, batch: Batch) -> Running:
     """One step of every row."""
-    site = replace(site, step=running.step, last_step=running.last_step)
-    leaf = running.w.detach().requires_grad_()
-    loss = algorithm.loss(leaf, batch, site)
-    (grad,) = torch.autograd.grad(loss.sum(), leaf)
+    site = replace(site, step=running.step, w=running.w, last_step=running.last_step)
+    loss, grad = gradient(algorithm, running.w, batch, site)
     with torch.no_grad():
         w = running.w
         move, velocity = sgd.move(algorithm.steer(grad, w, site), w, running.velocity)
@@ -106,10 +106,20 @@ def local_step(algorithm: Algorithm, sgd: SGD, running: Running, site: Site, bat
         return new if batch.at_work is None else _where(batch.at_work, new, running)
 
 
-def end_round(algorithm: Algorithm, start: LocalStart, running: Running, site: Site) -> LocalEnd:
-    """What rows that have done all their steps send, keep and show."""
+def gradient(algorithm: Algorithm, w: Tensor, batch: Batch, site: Site) -> tuple[Tensor, Tensor]:
+    """The local objective `[K, 1]` and its gradient `[K, P]`."""
+    leaf = w.detach().requires_grad_()
+    loss = algorithm.loss(leaf, batch, site)
+    (grad,) = torch.autograd.grad(loss.sum(), leaf)
+    return loss.detach(), grad
+
+
+def end_round(
+    algorithm: Algorithm, start: LocalStart, running: Running, site: Site, sums: Rows | None = None
+) -> LocalEnd:
+    """What rows that have done all their steps send, keep and show; `sums` are inner products that are at hand."""
     clients = len(running.w)
-    site = replace(site, step=running.step, last_step=running.last_step)
+    site = replace(site, step=running.step, w=running.w, last_step=running.last_step, sums=sums or {})
     with torch.no_grad():
         up, memory = algorithm.finish(running.w, site)
         return LocalEnd(
