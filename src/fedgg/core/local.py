@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch, Site
-from fedgg.core.net import DropoutKey, Net
+from fedgg.core.masks import DropoutKey, mask_keys
+from fedgg.core.net import Net, RowsForward
 from fedgg.core.probe import Probe
 from fedgg.core.rows import Rows, check, each_row
 from fedgg.core.sgd import SGD
@@ -31,6 +32,7 @@ class LocalStart:
     steps: Tensor  # [K, 1], falling
     dropout: Sequence[DropoutKey]
     probe: Probe | None = None
+    many: RowsForward | None = None  # a faster way to run all rows, where an engine has one
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Running:
 
     w: Tensor
     velocity: Tensor
-    last_step: Tensor
+    last_step: Tensor | None  # None where an engine keeps what algorithms ask of it instead
     step: Tensor
     loss_sum: Tensor
     seen: Tensor
@@ -75,7 +77,7 @@ def open_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart) -> t
     zero = torch.zeros_like(start.w[:, :1])
     running = Running(start.w, torch.zeros_like(start.w), torch.zeros_like(start.w), zero, zero, zero)
     site = Site(
-        net=net.bind(start.buffers, train=True, dropout=start.dropout),
+        net=net.bind(start.buffers, train=True, keys=_keys(net, start), many=start.many),
         probe=start.probe,
         down=start.down,
         memory=start.memory,
@@ -131,8 +133,14 @@ def end_round(
         )
 
 
+def _keys(net: Net, start: LocalStart) -> Tensor | None:
+    needed = bool(start.dropout) and (net.drops or net.draws_random_numbers)
+    return mask_keys(start.dropout, start.w.device) if needed else None
+
+
 def _where(condition: Tensor, new: Running, old: Running) -> Running:
-    return Running(*(torch.where(condition, getattr(new, f.name), getattr(old, f.name)) for f in fields(Running)))
+    pairs = ((getattr(new, f.name), getattr(old, f.name)) for f in fields(Running))
+    return Running(*(torch.where(condition, a, b) for a, b in pairs))
 
 
 def _together(parts: list[Running]) -> Running:

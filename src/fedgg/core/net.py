@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedgg.core.layout import Layout
+from fedgg.core.masks import CountedMasks
 from fedgg.core.rows import Rows
-from fedgg.core.seeds import torch_seed
 from fedgg.errors import UserError
 
 Criterion = Callable[[Tensor, Tensor], Tensor]  # outputs [N, ...], targets [N] -> loss of each example [N]
-
-DropoutKey = tuple[int, int, int]  # seed, round, client
+RowsForward = Callable[[Tensor, Tensor], Tensor]  # [K, P], [K, B, ...] -> [K, B, ...], differentiable in the rows
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -34,7 +33,8 @@ class Net:
         self.start = self.layout.flatten(dict(module.named_parameters()))
         self.start_buffers = self.layout.buffer_rows(module)
         self.frozen_statistics = frozen_statistics
-        self.draws_random_numbers = True
+        self.draws_random_numbers = True  # from torch's generators; what F.dropout drops is counted instead
+        self.drops = True
         self.needs_two_examples = False
         self.stackable = False
         self.keeps_statistics = bool(self.layout.buffers)
@@ -53,7 +53,9 @@ class Net:
                 before = _generators(x)
                 self.set_mode(True)
                 own = {name: rows[0] for name, rows in buffers.items()}
-                outputs = self.call(self.layout.unflatten(self.start[0]), own, x)
+                with CountedMasks(torch.zeros(1, dtype=torch.int64, device=x.device), 0) as masks:
+                    outputs = self.call(self.layout.unflatten(self.start[0]), own, x)
+                self.drops = masks.used > 0
                 after = _generators(x)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             shape = tuple(x.shape[1:])
@@ -89,7 +91,9 @@ class Net:
         """Some modules (recurrent ones, for instance) have no rule for being run for many rows at once."""
         try:
             with torch.no_grad():
-                self.bind(self.start_buffers, train=True)(self.start.expand(2, -1), x.expand(2, *x.shape))
+                keys = torch.zeros(2, 1, dtype=torch.int64, device=x.device)
+                forward = self.bind(self.start_buffers, train=True, keys=keys)
+                forward(self.start.expand(2, -1), x.expand(2, *x.shape))
         except (RuntimeError, NotImplementedError, ValueError):
             return False
         return True
@@ -104,9 +108,14 @@ class Net:
                     f"write F.dropout(x, training=self.training)"
                 )
 
-    def bind(self, buffers: Rows, *, train: bool, dropout: Sequence[DropoutKey] = ()) -> Forward:
-        """The forward function of a round. In training the buffers given are updated in place."""
-        return Forward(self, buffers, train, tuple(dropout))
+    def bind(
+        self, buffers: Rows, *, train: bool, keys: Tensor | None = None, many: RowsForward | None = None
+    ) -> Forward:
+        """The forward function of a round. In training the buffers given are updated in place.
+
+        `keys` `[K, 1]` make the dropout masks; `many` is a faster way to run all rows, where an engine has one.
+        """
+        return Forward(self, buffers, train, keys, 0, many)
 
     def call(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """The module's own forward with these tensors in place of its own."""
@@ -132,47 +141,68 @@ class Forward:
     _net: Net
     _buffers: Rows
     _train: bool
-    _dropout: tuple[DropoutKey, ...] = ()
-    _step: int = field(default=0)
+    _keys: Tensor | None = None
+    _step: Tensor | int = 0
+    _many: RowsForward | None = None
 
     @property
     def layout(self) -> Layout:
         return self._net.layout
 
-    def at_step(self, step: int) -> None:
-        """Dropout masks are a function of (seed, round, client, step): say which step comes next."""
+    @property
+    def buffers(self) -> Rows:
+        """The rows' statistics, as training has left them."""
+        return self._buffers
+
+    def at_step(self, step: Tensor | int) -> None:
+        """Dropout masks are a function of (seed, round, client, step): say which step comes next, `[K, 1]` or one."""
         self._step = step
 
     def __call__(self, w: Tensor, x: Tensor) -> Tensor:
         self._net.set_mode(self._train)
-        return self._forward(w, x, self._buffers)
+        if self._many is not None:
+            return self._many(w, x)
+        return self._forward(w, x)
 
     def quiet(self, w: Tensor, x: Tensor) -> Tensor:
         """A look in evaluation mode: no dropout, statistics read but not moved."""
         self._net.set_mode(False)
-        return self._forward(w, x, self._buffers)
+        return self._forward(w, x)
 
     def loss(self, w: Tensor, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         """Mean supervised loss over the examples that count, `[K, 1]`."""
         return mean_loss(self._net.criterion, self(w, x), y, mask)
 
-    def _forward(self, w: Tensor, x: Tensor, buffers: Rows) -> Tensor:
+    def _forward(self, w: Tensor, x: Tensor) -> Tensor:
         net = self._net
-        masks = self._train and net.module.training and net.draws_random_numbers and bool(self._dropout)
-        if w.shape[0] > 1 and not (masks or net.keeps_statistics):
-            shared = {name: rows[0] for name, rows in buffers.items()}
-
-            def one(row: Tensor, inputs: Tensor) -> Tensor:
-                return net.call(net.layout.unflatten(row), shared, inputs)
-
-            return vmap(one)(w, x)
+        if w.shape[0] > 1 and not (net.draws_random_numbers or net.keeps_statistics):
+            shared = {name: rows[0] for name, rows in self._buffers.items()}
+            if not self._masks_count:
+                return vmap(lambda row, inputs: self._one(row, inputs, shared))(w, x)
+            steps = torch.as_tensor(self._step, device=w.device).expand(len(w), 1)
+            return vmap(lambda row, inputs, key, at: self._one(row, inputs, shared, key, at))(w, x, self._keys, steps)
         outputs = []
         for k in range(w.shape[0]):
-            if masks:
-                torch.manual_seed(torch_seed(self._dropout[k][0], "dropout", *self._dropout[k][1:], self._step))
-            own = {name: rows[k] for name, rows in buffers.items()}
-            outputs.append(net.call(net.layout.unflatten(w[k]), own, x[k]))
+            own = {name: rows[k] for name, rows in self._buffers.items()}
+            if self._keys is None or not net.module.training:
+                outputs.append(self._one(w[k], x[k], own))
+                continue
+            step = self._step[k] if isinstance(self._step, Tensor) else self._step
+            if net.draws_random_numbers:  # anything random but dropout: torch's generators, set for every step
+                torch.manual_seed(int(self._keys[k] + int(step)) % 2**63)
+            outputs.append(self._one(w[k], x[k], own, self._keys[k] if net.drops else None, step))
         return outputs[0][None] if len(outputs) == 1 else torch.stack(outputs)
+
+    @property
+    def _masks_count(self) -> bool:
+        return self._keys is not None and self._net.drops and self._net.module.training
+
+    def _one(self, row: Tensor, x: Tensor, buffers: Rows, key: Tensor | None = None, step: Tensor | int = 0) -> Tensor:
+        net = self._net
+        if key is None:
+            return net.call(net.layout.unflatten(row), buffers, x)
+        with CountedMasks(key, step):
+            return net.call(net.layout.unflatten(row), buffers, x)
 
 
 def _generators(x: Tensor) -> list[Tensor]:

@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedgg import kernels
 from fedgg.core import plan
 from fedgg.core.algorithm import Batch
-from fedgg.data.augment import Augmentation, Draws, augment, draw
+from fedgg.data.augment import MARGIN, Augmentation, Draws, augment, draw
 from fedgg.data.dataset import Dataset
 from fedgg.data.normalise import Scaling
 
@@ -130,13 +131,23 @@ class Feed:
         draws = None if moves is None else Draws(*torch.from_numpy(moves).to(device))
         return Pages(torch.from_numpy(where).to(device), draws)
 
-    def read(self, where: Tensor, moves: Draws | None) -> Batch:
-        """The batch behind one step of some rows, `[K, B]`."""
+    def read(self, where: Tensor, moves: Draws | None, lanes: int = 0, dtype: torch.dtype | None = None) -> Batch:
+        """The batch behind one step of some rows, `[K, B]`; on a GPU also packed (see `kernels.images`)."""
         rows, width = where.shape
         flat = where.clamp_min(0).flatten()
         draws = moves and Draws(moves.top.flatten(), moves.left.flatten(), moves.mirror.flatten())
-        x = self._inputs(self.x[flat], draws)
-        return Batch(x.unflatten(0, (rows, width)), self.y[flat].view(rows, width), (where >= 0).to(x.dtype))
+        if where.is_cuda and kernels.available():
+            x = self._gathered(where.flatten(), draws, lanes, dtype)
+        else:
+            x = self._inputs(self.x[flat], draws)
+        mask = (where >= 0).to(self.scaling.shift.dtype)
+        return Batch(x.unflatten(0, (rows, width)), self.y[flat].view(rows, width), mask)
+
+    def _gathered(self, where: Tensor, draws: Draws | None, lanes: int, dtype: torch.dtype | None) -> Tensor:
+        from fedgg.kernels.images import gather
+
+        moves = None if draws is None else (draws.top, draws.left, draws.mirror)
+        return gather(self.x, where, moves, self.scaling.shift, self.scaling.scale, MARGIN, lanes, dtype)
 
     def client_chunks(self, client: int) -> Iterator[tuple[Tensor, Tensor]]:
         """A client's training examples in order, unaugmented: for probes."""

@@ -1,12 +1,14 @@
-"""The same step, captured once as a CUDA graph for several sizes of the stack and replayed without the host.
+"""Steps captured once as CUDA graphs and replayed without the host.
 
 A device-side counter picks the page of the schedule, so that a whole round runs without waiting for Python. Rows stand
-longest first: as they finish, smaller graphs take over. Between two sizes, rows that are done stand still.
+longest first: as they finish, graphs of fewer rows take over. Between two sizes, rows that are done stand still. Where
+batches must not be padded (batch statistics), there is a graph for every width of a batch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,9 +22,20 @@ from fedgg.core.net import Net
 from fedgg.core.rows import each_row
 from fedgg.core.sgd import SGD
 from fedgg.engines.job import ClientData
+from fedgg.engines.one_pass import OnePass
+from fedgg.engines.program import padded_rows
 
 SIZES = 12  # graphs for each stack: more waste less arithmetic and take longer to capture
-WARM_UP = 3
+WARM_UP = 2
+WIDE = 1024  # rows of so many numbers or more get aligned addresses
+
+
+@dataclass(frozen=True)
+class Form:
+    """How batches are read for the model: see `kernels.images`."""
+
+    lanes: int = 0
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,89 +48,133 @@ class Desk:
     site: Site
     pages: Any  # [steps, K, batch]
     counter: Tensor  # [1] which page comes next
+    one_pass: OnePass | None
 
 
-class GraphCache:
-    """Desks and their graphs, kept from round to round."""
+@dataclass(frozen=True)
+class Step:
+    """One replay: of the first so many rows, with so many examples each."""
 
-    def __init__(self) -> None:
-        self._stacks: dict[Any, _Stack] = {}
-
-    def train(
-        self, algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, data: ClientData, agendas: list[Any]
-    ) -> LocalEnd:
-        """`local_round`, replayed."""
-        running, site = open_round(algorithm, net, sgd, start)
-        lengths = [len(agenda.where) for agenda in agendas]
-        rule = (type(algorithm), _shapes(algorithm), _shapes(site.notes), sgd.has_momentum, sgd.has_decay)
-        key = (rule, str(net.module), start.w.shape, id(data))
-        stack = self._stacks.get(key)
-        pages = data.lay_out(agendas)
-        fresh = Desk(algorithm, sgd, running, site, pages, torch.zeros(1, dtype=torch.int64, device=start.w.device))
-        if stack is None or not stack.takes(fresh):
-            stack = self._stacks[key] = _Stack(fresh, data)
-        sizes = prefix_sizes(tuple(lengths), SIZES)
-        stack.capture(sizes)  # before loading: warming up moves the desk
-        stack.load(fresh)
-        stack.replay(lengths, sizes)
-        return end_round(algorithm, start, _copied(stack.desk.running), site)
+    rows: int
+    width: int
 
 
-class _Stack:
-    def __init__(self, desk: Desk, data: ClientData):
+class Stack:
+    """A desk and its graphs, kept from round to round."""
+
+    def __init__(self, desk: Desk, data: ClientData, net: Net, form: Form):
         self.desk = _copied(desk)
+        self.net = net  # held, so that its identity is nobody else's
         self._data = data
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._form = form
+        self._graphs: dict[Step, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
-
-    def capture(self, sizes: tuple[int, ...]) -> None:
-        """The graphs of these sizes that are not there yet."""
-        for rows in sizes:
-            if rows not in self._graphs:
-                self._graphs[rows] = self._captured(rows)
 
     def takes(self, fresh: Desk) -> bool:
         """Whether the schedule fits on the desk."""
         mine, theirs = self.desk.pages.where.shape, fresh.pages.where.shape
         return bool(theirs[0] <= mine[0] and theirs[1:] == mine[1:])
 
-    def load(self, fresh: Desk) -> None:
+    def load(self, fresh: Desk, steps: Sequence[Step]) -> None:
+        """Capture what is missing, then lay everything out: warming up moves the desk."""
+        for step in dict.fromkeys(steps):
+            if step not in self._graphs:
+                self._graphs[step] = self._captured(step)
         _copy_into(self.desk, fresh)
 
-    def replay(self, lengths: list[int], sizes: tuple[int, ...]) -> None:
-        """All steps of a round; each takes the smallest of these sizes that holds all rows still at work.
+    def replay(self, steps: Sequence[Step]) -> Iterator[None]:
+        """All steps of a round, with a pause after each in which others may launch theirs."""
+        for step in steps:
+            self._graphs[step].replay()
+            yield
 
-        The sizes are a function of this round alone, whatever graphs earlier rounds left here: a stack of another size
-        rounds differently, and a resumed run would not repeat the bits.
-        """
-        at_work = np.searchsorted(-np.asarray(lengths), -np.arange(lengths[0]), side="left")
-        for rows in np.asarray(sizes)[np.searchsorted(sizes, at_work)]:
-            self._graphs[int(rows)].replay()
+    def end(self, algorithm: Algorithm, start: LocalStart, site: Site) -> LocalEnd:
+        """What the rows have to show, in tensors of their own."""
+        desk = self.desk
+        sums = _copied(desk.one_pass.sums()) if desk.one_pass else None
+        buffers = _copied(desk.site.net.buffers)
+        return end_round(algorithm, replace(start, buffers=buffers), _copied(desk.running), site, sums)
 
-    def _captured(self, rows: int) -> torch.cuda.CUDAGraph:
+    def _captured(self, step: Step) -> torch.cuda.CUDAGraph:
+        """Warmed up and captured on a stream of its own; `torch.cuda.graph` would collect garbage every time."""
         side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(side):
             for _ in range(WARM_UP):
-                self._step(rows)
+                self._step(step)
                 self.desk.counter.zero_()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._step(rows)
-        self.desk.counter.zero_()
+            side.synchronize()
+            graph.capture_begin(pool=self._pool)
+            self._step(step)
+            graph.capture_end()
+            self.desk.counter.zero_()
+            side.synchronize()
         return graph
 
-    def _step(self, rows: int) -> None:
+    def _step(self, step: Step) -> None:
         """Read the page, take the step, write it back, turn the page."""
         desk = self.desk
         page = each_row(desk.pages, desk.counter)
-        where = page.where[0, :rows]
-        batch = self._data.read(where, page.moves and page.moves[0, :rows])
-        batch = type(batch)(batch.x, batch.y, batch.mask, where[:, :1] >= 0)
-        algorithm, sgd, running, site = each_row((desk.algorithm, desk.sgd, desk.running, desk.site), slice(rows))
-        _copy_into(running, local_step(algorithm, sgd, running, site, batch))
+        place = (0, slice(step.rows), slice(step.width))
+        where = page.where[place]
+        batch = self._data.read(where, page.moves and page.moves[place], self._form.lanes, self._form.dtype)
+        if len(desk.running.w) > 1:
+            batch = replace(batch, at_work=where[:, :1] >= 0)
+        parts = (desk.algorithm, desk.sgd, desk.running, desk.site, desk.one_pass)
+        algorithm, sgd, running, site, one_pass = each_row(parts, slice(step.rows))
+        site.net.at_step(running.step)
+        if one_pass is not None:
+            one_pass.step(algorithm, sgd, running, site, batch)
+        else:
+            _copy_into(running, local_step(algorithm, sgd, running, site, batch))
         desk.counter.add_(1)
+
+
+class GraphCache:
+    """Stacks by what is captured in them."""
+
+    def __init__(self) -> None:
+        self._stacks: dict[Any, Stack] = {}
+
+    def open(
+        self,
+        place: int,
+        algorithm: Algorithm,
+        net: Net,
+        sgd: SGD,
+        start: LocalStart,
+        data: ClientData,
+        pages: Any,
+        owners: list[int],
+        steps: Sequence[Step],
+        form: Form,
+    ) -> tuple[Stack, Site]:
+        """A stack with this round laid out on it; `place` tells stacks apart that are at work at the same time."""
+        running, site = open_round(algorithm, net, sgd, start)
+        one_pass = OnePass.of(algorithm, site, owners)
+        if one_pass is not None:
+            running = replace(running, last_step=None)
+        rule = (type(algorithm), _shapes(algorithm), _shapes(site.notes), sgd.has_momentum, sgd.has_decay)
+        key = (place, rule, id(net), id(data), start.w.shape, one_pass and one_pass.asked, form)
+        counter = torch.zeros(1, dtype=torch.int64, device=start.w.device)
+        fresh = Desk(algorithm, sgd, running, replace(site, probe=None), pages, counter, one_pass)
+        stack = self._stacks.get(key)
+        if stack is None or not stack.takes(fresh):
+            stack = self._stacks[key] = Stack(fresh, data, net, form)
+        stack.load(fresh, steps)
+        return stack, site
+
+
+def steps_of_stack(lengths: Sequence[int], width: int) -> list[Step]:
+    """Each step with the smallest of some prefix sizes that holds all rows still at work.
+
+    The sizes are a function of this round alone, whatever graphs earlier rounds left: a stack of another size rounds
+    differently, and a resumed run would not repeat the bits.
+    """
+    sizes = prefix_sizes(tuple(lengths), SIZES)
+    at_work = np.searchsorted(-np.asarray(lengths), -np.arange(lengths[0]), side="left")
+    return [Step(int(rows), width) for rows in np.asarray(sizes)[np.searchsorted(sizes, at_work)]]
 
 
 @lru_cache(maxsize=256)
@@ -148,8 +205,10 @@ def prefix_sizes(lengths: tuple[int, ...], most: int) -> tuple[int, ...]:
 
 
 def _copied(thing: Any) -> Any:
-    """The same structure with tensors of its own."""
+    """The same structure with tensors of its own, wide rows at aligned addresses."""
     if isinstance(thing, Tensor):
+        if thing.ndim == 2 and thing.shape[1] >= WIDE and thing.is_floating_point():
+            return padded_rows(thing).copy_(thing)
         return thing.detach().clone()
     if isinstance(thing, dict):
         return {key: _copied(value) for key, value in thing.items()}
@@ -161,7 +220,7 @@ def _copied(thing: Any) -> Any:
 def _copy_into(desk: Any, fresh: Any) -> None:
     """Overwrite the tensors of one structure with those of another; a schedule may be shorter than its desk."""
     if isinstance(desk, Tensor):
-        desk[: len(fresh)].copy_(fresh)
+        (desk[: len(fresh)] if desk.ndim else desk).copy_(fresh)
     elif isinstance(desk, dict):
         for key, value in desk.items():
             _copy_into(value, fresh[key])

@@ -1,8 +1,9 @@
 """All clients of all experiments as one program over rows `[K, P]`: for small models, where launching is the cost.
 
 Experiments go into one stack when they share the model, the data and the algorithm with its switches; seeds, splits and
-numbers (mu, lr, ...) may differ, since numbers become columns. What cannot be stacked (batch statistics, dropout,
-modules without a rule for many rows) is handed to the reference loop.
+numbers (mu, lr, ...) may differ, since numbers become columns. Stacks of different algorithms run side by side on
+streams of their own. What cannot be stacked (batch statistics, modules without a rule for many rows) is handed to the
+reference loop.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ from fedgg.core.algorithm import Algorithm
 from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.rows import each_row, stack
 from fedgg.core.sgd import SGD
-from fedgg.engines.graphs import GraphCache
+from fedgg.engines.ahead import Ahead
+from fedgg.engines.graphs import Form, GraphCache, steps_of_stack
 from fedgg.engines.job import RoundJob
+from fedgg.engines.lanes import interleave
 from fedgg.engines.loop import Loop
+from fedgg.engines.precision import Precision
+from fedgg.engines.program import ConvolutionReluPool, Program, program_of
 
 
 @dataclass(frozen=True)
@@ -34,31 +39,42 @@ class Row:
 class Stacked:
     """Trains the clients of one round, or of one round of each of several experiments, together."""
 
-    def __init__(self) -> None:
+    def __init__(self, precision: Precision = "fp32") -> None:
+        self._precision = precision
         self._graphs = GraphCache()
+        self._programs: dict[int, tuple[object, Program | None]] = {}
+        self._streams: list[torch.cuda.Stream] = []
+        self._ahead = Ahead()
 
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd]]:
         yield from self.train_together([job])[0].items()
 
     def train_together(self, jobs: Sequence[RoundJob]) -> list[dict[int, LocalEnd]]:
         ends: list[dict[int, LocalEnd]] = [{} for _ in jobs]
-        for group in _groups(jobs):
-            if jobs[group[0]].net.stackable:
-                for row, end in self._train_stack(jobs, group):
-                    ends[row.job][row.client] = end
-            else:
+        groups = _groups(jobs)
+        stackable = [group for group in groups if jobs[group[0]].net.stackable]
+        works = [self._train_stack(place, jobs, group, ends) for place, group in enumerate(stackable)]
+        if stackable and jobs[0].w.is_cuda:
+            while len(self._streams) < len(works):
+                self._streams.append(torch.cuda.Stream())
+            interleave(works, self._streams[: len(works)])
+        else:
+            for work in works:
+                for _ in work:
+                    pass
+        for group in groups:
+            if group not in stackable:
                 for number in group:
                     ends[number] = dict(Loop().train(jobs[number]))
         return [{client: ends[n][client] for client in job.cohort} for n, job in enumerate(jobs)]
 
-    def _train_stack(self, jobs: Sequence[RoundJob], group: list[int]) -> Iterator[tuple[Row, LocalEnd]]:
-        rows = [
-            Row(number, client, jobs[number].work.steps(jobs[number].data.examples(client)))
-            for number in group
-            for client in jobs[number].cohort
-        ]
-        rows.sort(key=lambda row: -row.steps)  # stable: equal rows keep their order, so that results do too
+    def _train_stack(
+        self, place: int, jobs: Sequence[RoundJob], group: list[int], ends: list[dict[int, LocalEnd]]
+    ) -> Iterator[None]:
+        """Trains a group; pauses after each launch, and leaves the results in `ends`."""
+        rows = _rows(jobs, group)
         first = jobs[group[0]]
+        program = self._program(first)
         start = LocalStart(
             w=torch.cat([jobs[row.job].w for row in rows]),
             down=stack([jobs[row.job].down for row in rows]),
@@ -66,26 +82,71 @@ class Stacked:
             buffers=stack([first.buffers for _ in rows]),
             examples=_column([jobs[row.job].data.examples(row.client) for row in rows], first.w),
             steps=_column([row.steps for row in rows], first.w),
-            dropout=[],
+            dropout=[(jobs[row.job].seed, jobs[row.job].round, row.client) for row in rows],
+            many=program,
         )
-        settings = [jobs[row.job].optimiser for row in rows]
-        sgd = SGD(
-            lr=_column([s.lr for s in settings], first.w),
-            momentum=_column([s.momentum for s in settings], first.w),
-            weight_decay=_column([s.weight_decay for s in settings], first.w),
-            has_momentum=any(s.momentum for s in settings),
-            has_decay=any(s.weight_decay for s in settings),
-        )
-        agendas = [
-            jobs[row.job].data.agenda(jobs[row.job].seed, jobs[row.job].round, row.client, first.work) for row in rows
-        ]
+        sgd = _sgd([jobs[row.job] for row in rows])
         algorithm = _with_columns([jobs[row.job].algorithm for row in rows], first.w)
+        agendas = self._ahead.agendas([(jobs[row.job], row.client) for row in rows])
         if first.w.is_cuda:
-            end = self._graphs.train(algorithm, first.net, sgd, start, first.data, agendas)
+            pages = first.data.lay_out(agendas)
+            steps = steps_of_stack([row.steps for row in rows], pages.where.shape[2])
+            owners = [row.job for row in rows]
+            opened = self._graphs.open(
+                place, algorithm, first.net, sgd, start, first.data, pages, owners, steps, _form(program)
+            )
+            self._ahead.prepare([(jobs[row.job], row.client) for row in rows])
+            yield from opened[0].replay(steps)
+            end = opened[0].end(algorithm, start, opened[1])
         else:
             end = local_round(algorithm, first.net, sgd, start, first.data.gather(agendas))
+        end = for_people(end)
         for position, row in enumerate(rows):
-            yield row, each_row(end, slice(position, position + 1))
+            ends[row.job][row.client] = each_row(end, slice(position, position + 1))
+
+    def _program(self, job: RoundJob) -> Program | None:
+        known = self._programs.get(id(job.net))
+        if known is None:
+            program = program_of(job.net, self._precision, job.w.device)
+            known = self._programs[id(job.net)] = (job.net, program)  # the net is held: its id is nobody else's
+        return known[1]
+
+
+def for_people(end: LocalEnd) -> LocalEnd:
+    """What is recorded and never computed with goes to the host at once, not number by number."""
+    return replace(end, readings={name: rows.cpu() for name, rows in end.readings.items()}, loss=end.loss.cpu())
+
+
+def _form(program: Program | None) -> Form:
+    """Images come packed, and in the right type, where a convolution of ours is what reads them first."""
+    if program is None or not isinstance(program.layers[0], ConvolutionReluPool):
+        return Form()
+    from fedgg.kernels.convolution import lanes
+
+    first = program.layers[0]
+    channels = program.layout.shapes[program.layout.names.index(first.weight)][1]
+    return Form(lanes(channels), torch.bfloat16 if first.precision == "bf16" else None)
+
+
+def _rows(jobs: Sequence[RoundJob], group: list[int]) -> list[Row]:
+    """Longest first; stable: equal rows keep their order, so that results do too."""
+    rows = [
+        Row(number, client, jobs[number].work.steps(jobs[number].data.examples(client)))
+        for number in group
+        for client in jobs[number].cohort
+    ]
+    return sorted(rows, key=lambda row: -row.steps)
+
+
+def _sgd(jobs: Sequence[RoundJob]) -> SGD:
+    settings, like = [job.optimiser for job in jobs], jobs[0].w
+    return SGD(
+        lr=_column([s.lr for s in settings], like),
+        momentum=_column([s.momentum for s in settings], like),
+        weight_decay=_column([s.weight_decay for s in settings], like),
+        has_momentum=any(s.momentum for s in settings),
+        has_decay=any(s.weight_decay for s in settings),
+    )
 
 
 def _groups(jobs: Sequence[RoundJob]) -> list[list[int]]:

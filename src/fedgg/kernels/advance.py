@@ -34,9 +34,9 @@ class Shared:
 
 @triton.jit
 def _pick(which: tl.constexpr, drift, step, a, b):
-    if which == 0:
+    if which == 0:  # noqa: SIM116 (a branch at compile time)
         return drift
-    elif which == 1:
+    elif which == 1:  # noqa: RET505
         return step
     elif which == 2:
         return a
@@ -48,7 +48,7 @@ def _pick(which: tl.constexpr, drift, step, a, b):
 def _advance(
     w, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
     factors, lr, momentum, decay, at_work, parts,
-    rows, length, blocks, stride_w, stride_grad, stride_velocity, stride_anchor, stride_a, stride_b, part_stride,
+    rows, length, blocks, stride_w, stride_grad, stride_velocity, stride_anchor, stride_a, stride_b,
     has_momentum: tl.constexpr, has_decay: tl.constexpr, has_anchor: tl.constexpr, drift_term: tl.constexpr,
     vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
     sums: tl.constexpr, s00: tl.constexpr, s01: tl.constexpr, s10: tl.constexpr, s11: tl.constexpr,
@@ -92,18 +92,18 @@ def _advance(
         tl.store(w + long_row * stride_w + at, new, mask=inside)
         if has_anchor:
             drift = new - start
-        part = parts + row * blocks + block
+        part = parts + (row * sums) * blocks + block
         if sums > 0:
             tl.store(part, tl.sum(_pick(s00, drift, step, first, second) * _pick(s01, drift, step, first, second)))
         if sums > 1:
             value = tl.sum(_pick(s10, drift, step, first, second) * _pick(s11, drift, step, first, second))
-            tl.store(part + part_stride, value)
+            tl.store(part + blocks, value)
         if sums > 2:
             value = tl.sum(_pick(s20, drift, step, first, second) * _pick(s21, drift, step, first, second))
-            tl.store(part + 2 * part_stride, value)
+            tl.store(part + 2 * blocks, value)
         if sums > 3:
             value = tl.sum(_pick(s30, drift, step, first, second) * _pick(s31, drift, step, first, second))
-            tl.store(part + 3 * part_stride, value)
+            tl.store(part + 3 * blocks, value)
 
 
 MOST_SUMS = 4
@@ -121,12 +121,12 @@ def advance(
     anchor: Shared | None,
     vectors: list[Shared],
     factors: Tensor,  # [K, 3]: of the drift and of each vector
-    has_factor: tuple[bool, bool, bool],
+    has_factor: list[bool],  # of the drift and of two vectors
     lr: Tensor,
     momentum: Tensor | None,
     decay: Tensor | None,
     at_work: Tensor,  # [K, 1] bool: the others stand still, and keep their sums
-    parts: Tensor,  # [sums, all rows, blocks]
+    parts: Tensor,  # [K, sums, blocks]
     pairs: tuple[tuple[int, int], ...],
 ) -> None:
     """Moves `w`, `velocity` and `parts` in place."""
@@ -139,7 +139,7 @@ def advance(
         w, grad, velocity, start.rows, first.rows, second.rows, start.lead, first.lead, second.lead,
         factors, lr, lr if momentum is None else momentum, lr if decay is None else decay, at_work, parts,
         rows, length, count, w.stride(0), grad.stride(0), velocity.stride(0),
-        start.rows.stride(0), first.rows.stride(0), second.rows.stride(0), parts.stride(0),
+        start.rows.stride(0), first.rows.stride(0), second.rows.stride(0),
         momentum is not None, decay is not None, anchor is not None, has_factor[0],
         len(vectors), has_factor[1], has_factor[2],
         len(pairs), s00, s01, s10, s11, s20, s21, s30, s31, BLOCK,

@@ -1,4 +1,4 @@
-"""Examples of many rows gathered, moved and normalised in one pass: from bytes in the data set to what a model takes."""
+"""Examples gathered, moved and normalised in one pass: from bytes in the data set to what a model takes."""
 
 from __future__ import annotations
 
@@ -10,28 +10,33 @@ from torch import Tensor
 
 @triton.jit
 def _gather(
-    source, where, top, left, mirror, shift, scale, out, values,
-    channels: tl.constexpr, height: tl.constexpr, width: tl.constexpr, margin: tl.constexpr,
+    source, where, top, left, mirror, shift, scale, out, values, length,
+    channels: tl.constexpr, height: tl.constexpr, width: tl.constexpr, lanes: tl.constexpr, margin: tl.constexpr,
     moved: tl.constexpr, by_channel: tl.constexpr, size: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * size + tl.arange(0, size)
-    inside = at < values
     example = tl.maximum(tl.load(where + image), 0).to(tl.int64)
-    channel = at // (height * width)
-    if moved:
-        y = (at // width) % height + tl.load(top + image).to(tl.int32) - margin
-        x = at % width
-        x = tl.where(tl.load(mirror + image) == 1, width - 1 - x, x) + tl.load(left + image).to(tl.int32) - margin
-        seen = inside & (y >= 0) & (y < height) & (x >= 0) & (x < width)
-        value = tl.load(source + example * values + channel * height * width + y * width + x, mask=seen, other=0)
+    if lanes > 0:
+        channel, pixel = at % lanes, at // lanes
+        inside = (at < length) & (channel < channels)
     else:
-        value = tl.load(source + example * values + at, mask=inside, other=0)
+        channel, pixel = at // (height * width), at % (height * width)
+        inside = at < length
+    seen = inside
+    if moved:
+        y = pixel // width + tl.load(top + image).to(tl.int32) - margin
+        x = pixel % width
+        x = tl.where(tl.load(mirror + image) == 1, width - 1 - x, x) + tl.load(left + image).to(tl.int32) - margin
+        seen = seen & (y >= 0) & (y < height) & (x >= 0) & (x < width)
+        pixel = y * width + x
+    value = tl.load(source + example * values + channel * (height * width) + pixel, mask=seen, other=0)
     if by_channel:
-        offset, factor = tl.load(shift + channel, mask=inside), tl.load(scale + channel, mask=inside)
+        offset, factor = tl.load(shift + channel, mask=inside, other=0), tl.load(scale + channel, mask=inside, other=0)
     else:
         offset, factor = tl.load(shift), tl.load(scale)
-    tl.store(out + image * values + at, (value.to(offset.dtype) - offset) * factor, mask=inside)
+    ready = tl.where(inside, (value.to(offset.dtype) - offset) * factor, 0)
+    tl.store(out + image * length + at, ready, mask=at < length)
 
 
 def gather(
@@ -41,16 +46,20 @@ def gather(
     shift: Tensor,
     scale: Tensor,
     margin: int,
+    lanes: int = 0,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`[M, ...]` in the type of `shift`."""
+    """`[M, ...]`; with `lanes`, images lie packed in memory: pixel by pixel, channels padded with zeros to so many."""
     shape = source.shape[1:]
-    channels, height, width = shape if len(shape) == 3 else (shape[0], 1, max(1, shape[1:].numel()))
-    out = torch.empty((len(where), *shape), dtype=shift.dtype, device=source.device)
-    values, size = shape.numel(), 1024
+    channels, height, width = shape if len(shape) == 3 else (shape[0], 1, shape[1:].numel())
+    many, values, size = len(where), shape.numel(), 1024
+    length = height * width * lanes if lanes else values
+    out = torch.empty((many, length), dtype=dtype or shift.dtype, device=source.device)
     top, left, mirror = moves or (where, where, where)
-    by_channel = shift.numel() > 1
-    _gather[(len(where), -(-values // size))](
-        source, where, top, left, mirror, shift, scale, out, values,
-        channels, height, width, margin, moves is not None, by_channel, size,
+    _gather[(many, -(-length // size))](
+        source, where, top, left, mirror, shift, scale, out, values, length,
+        channels, height, width, lanes, margin, moves is not None, shift.numel() > 1, size,
     )  # fmt: skip
-    return out
+    if not lanes:
+        return out.view(many, *shape)
+    return out.view(many, height, width, lanes).permute(0, 3, 1, 2)[:, :channels]

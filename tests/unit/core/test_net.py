@@ -152,18 +152,28 @@ def test_masks_are_the_same_for_all_algorithms(algorithm: Algorithm) -> None:
     assert all(torch.equal(a, b) for a, b in zip(masks(FedAvg()), masks(algorithm), strict=True))
 
 
-def test_masks_are_the_named_stream() -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_seed(3, "dropout", 1, 2, 0))
-        expected = F.dropout(torch.ones(6, 4), 0.5)
-    assert torch.equal(masks(FedAvg(), seed=3, round_=1, client=2)[0], expected)
+def test_masks_are_counted_as_their_definition_says() -> None:
+    """SplitMix64 over plain integers: key, step and place of the dropout make a moment, moment and element a number."""
+
+    def mixed(z: int) -> int:
+        z %= 2**64
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+        return z ^ z >> 31
+
+    golden, key = 0x9E3779B97F4A7C15, torch_seed(3, "dropout", 1, 2)
+    for step, mask in enumerate(masks(FedAvg(), seed=3, round_=1, client=2)):
+        moment = mixed(key + golden * (1024 * step + 1 + 1))
+        expected = [2.0 * (mixed(moment + golden * element) >> 40 >= 2**23) for element in range(24)]
+        assert mask.flatten().tolist() == expected
 
 
 @pytest.mark.parametrize("module", [Functional, lambda: nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(12, 3))])
 def test_dropout_is_noticed_wherever_it_is(module: Callable[[], nn.Module]) -> None:
     net = Net(module())
     net.examine(torch.randn(2, 3, 2, 2), 3)
-    assert net.draws_random_numbers
+    assert net.drops
+    assert not net.draws_random_numbers  # masks are counted
     assert not net.keeps_statistics
 
 

@@ -1,0 +1,44 @@
+"""The schedules of the next round, made while the GPU is busy with this one.
+
+Who trains in the next round is the server's business, but schedules are a function of (seed, round, client): those of
+the same clients are made on a guess, and used if the guess was right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from fedgg.engines.job import RoundJob
+
+Asked = tuple[RoundJob, int]  # a job and one of its clients
+Key = tuple[int, int, int, int]
+
+
+class Ahead:
+    def __init__(self) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+        self._made: dict[Key, Future[Any]] = {}
+
+    def agendas(self, asked: Sequence[Asked]) -> list[Any]:
+        """One for each client asked for, made before or made now."""
+        return [self._agenda(job, client) for job, client in asked]
+
+    def prepare(self, asked: Sequence[Asked]) -> None:
+        """Begin with the agendas of the same clients' next round."""
+        self._threads = self._threads or ThreadPoolExecutor(2, "fedgg-schedules")
+        oldest = min(job.round for job, _ in asked)
+        self._made = {key: made for key, made in self._made.items() if key[2] >= oldest}  # wrong guesses go
+        for job, client in asked:
+            self._made[_key(job, client, 1)] = self._threads.submit(
+                job.data.agenda, job.seed, job.round + 1, client, job.work
+            )
+
+    def _agenda(self, job: RoundJob, client: int) -> Any:
+        made = self._made.pop(_key(job, client, 0), None)
+        return job.data.agenda(job.seed, job.round, client, job.work) if made is None else made.result()
+
+
+def _key(job: RoundJob, client: int, later: int) -> Key:
+    return id(job.data), job.seed, job.round + later, client

@@ -1,0 +1,208 @@
+"""A module as a program over rows, with kernels of its own: for stacks of small models on a GPU.
+
+An `nn.Sequential` made of convolution, ReLU and 2 x 2 max-pool, of linear layers with or without ReLU, of dropout and
+of `Flatten` is run layer by layer for all rows at once, forwards and backwards; gradients go straight to their place in
+the row. Whatever else a user brings is run by `torch.func.vmap`: slower, the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedgg.core.layout import Layout
+from fedgg.core.net import Net
+from fedgg.engines.precision import Precision
+
+Parameters = dict[str, Tensor]  # views [K, *shape] into rows
+ALIGNMENT = 64  # row lengths are padded to this many numbers, since matrix kernels read aligned words
+
+
+class Layer(Protocol):
+    def forward(self, x: Tensor, parameters: Parameters) -> tuple[Tensor, Any]: ...
+    def backward(
+        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
+    ) -> Tensor | None: ...
+
+
+@dataclass(frozen=True)
+class Flatten:
+    def forward(self, x: Tensor, parameters: Parameters) -> tuple[Tensor, Any]:
+        return x.reshape(*x.shape[:2], -1), x.shape
+
+    def backward(
+        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
+    ) -> Tensor | None:
+        return grad.view(kept)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer, with ReLU behind it or not."""
+
+    weight: str
+    bias: str
+    relu: bool
+
+    def forward(self, x: Tensor, parameters: Parameters) -> tuple[Tensor, Any]:
+        y = torch.baddbmm(parameters[self.bias][:, None], x, parameters[self.weight].mT)
+        y = y.relu_() if self.relu else y
+        return y, (x, y)
+
+    def backward(
+        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
+    ) -> Tensor | None:
+        x, y = kept
+        if self.relu:
+            grad = torch.where(y > 0, grad, 0)
+        torch.bmm(grad.mT, x, out=into[self.weight])
+        torch.sum(grad, 1, out=into[self.bias])
+        return torch.bmm(grad, parameters[self.weight]) if to_input else None
+
+
+@dataclass(frozen=True)
+class ConvolutionReluPool:
+    weight: str
+    bias: str
+    kernel: int
+    precision: Precision
+
+    def forward(self, x: Tensor, parameters: Parameters) -> tuple[Tensor, Any]:
+        from fedgg.kernels import convolution
+
+        weight = parameters[self.weight]
+        channels, height, width = x.shape[2:]
+        shape = convolution.Shape(channels, height, width, weight.shape[1], self.kernel)
+        dtype = torch.bfloat16 if self.precision == "bf16" else x.dtype
+        x = convolution.packed(x.to(dtype), shape.lanes_in)
+        kernels = convolution.spread(weight, shape, dtype)
+        y, winner = convolution.forward(x, kernels, parameters[self.bias], shape, self.product)
+        return y, (x, kernels, winner, shape)
+
+    def backward(
+        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
+    ) -> Tensor | None:
+        from fedgg.kernels import convolution
+
+        x, kernels, winner, shape = kept
+        grad = convolution.packed(grad.to(x.dtype), shape.lanes_out)
+        convolution.weight_gradient(x, grad, winner, shape, self.product, into[self.weight], into[self.bias])
+        if not to_input:
+            return None
+        return convolution.input_gradient(grad, winner, kernels, shape, x.shape[1], self.product)
+
+    @property
+    def product(self) -> str:
+        """fp32 products are put together from three TF32 ones: as exact as fp32, and several times faster."""
+        return {"fp32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}[self.precision]
+
+
+class Program:
+    """The layers in order; called with rows and inputs, differentiable in the rows."""
+
+    def __init__(self, layers: Sequence[Layer], layout: Layout):
+        self.layers = tuple(layers)
+        self.layout = layout
+
+    def __call__(self, w: Tensor, x: Tensor) -> Tensor:
+        outputs: Tensor = _Run.apply(w, x, self)  # type: ignore[no-untyped-call]
+        return outputs
+
+    def forward(self, w: Tensor, x: Tensor) -> tuple[Tensor, list[Any]]:
+        parameters, kept = self.layout.unflatten(w), []
+        for layer in self.layers:
+            x, remembered = layer.forward(x, parameters)
+            kept.append(remembered)
+        return x.to(w.dtype), kept
+
+    def backward(self, w: Tensor, grad: Tensor, kept: list[Any]) -> Tensor:
+        result = padded_rows(w)
+        parameters, into = self.layout.unflatten(w), self.layout.unflatten(result)
+        first = next(n for n, layer in enumerate(self.layers) if not isinstance(layer, Flatten))
+        back: Tensor | None = grad
+        for number in reversed(range(first, len(self.layers))):
+            assert back is not None
+            back = self.layers[number].backward(back, kept[number], parameters, into, number > first)
+        return result
+
+
+def padded_rows(like: Tensor) -> Tensor:
+    """Room for rows `[K, P]` that start at aligned addresses."""
+    length = like.shape[1]
+    return like.new_empty((len(like), -(-length // ALIGNMENT) * ALIGNMENT))[:, :length]
+
+
+def program_of(net: Net, precision: Precision, device: torch.device) -> Program | None:
+    """The net's program, or None where it has none: another device or precision, other layers."""
+    from fedgg import kernels
+
+    if device.type != "cuda" or net.start.dtype != torch.float32 or not kernels.available():
+        return None
+    layers = _layers(net.module, net.layout, precision)
+    return Program(layers, net.layout) if layers else None
+
+
+def _layers(module: nn.Module, layout: Layout, precision: Precision) -> list[Layer] | None:
+    parts = list(_leaves(module, ""))
+    layers: list[Layer] = []
+    at = 0
+    while at < len(parts):
+        kinds = [type(part) for _, part in parts[at : at + 3]]
+        name, part = parts[at]
+        weight, bias = f"{name}weight", f"{name}bias"
+        if isinstance(part, nn.Linear) and weight in layout.names and bias in layout.names:
+            relu = kinds[1:2] == [nn.ReLU]
+            layers.append(Dense(weight, bias, relu))
+            at += 2 if relu else 1
+        elif kinds == [nn.Conv2d, nn.ReLU, nn.MaxPool2d] and _is_plain(part, parts[at + 2][1]) and bias in layout.names:
+            layers.append(ConvolutionReluPool(weight, bias, part.kernel_size[0], precision))  # type: ignore[arg-type, index]
+            at += 3
+        elif isinstance(part, nn.Flatten) and (part.start_dim, part.end_dim) == (1, -1):
+            layers.append(Flatten())
+            at += 1
+        else:
+            return None
+    return layers
+
+
+def _leaves(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    """The parts of nested `nn.Sequential`s in the order they run, with the prefix of their parameters' names."""
+    if type(module) is not nn.Sequential:
+        yield prefix, module
+        return
+    for name, part in module.named_children():
+        yield from _leaves(part, f"{prefix}{name}.")
+
+
+def _is_plain(convolution: nn.Module, pool: nn.Module) -> bool:
+    assert isinstance(convolution, nn.Conv2d)
+    assert isinstance(pool, nn.MaxPool2d)
+    kernel = convolution.kernel_size
+    return (
+        kernel[0] == kernel[1]
+        and kernel[0] % 2 == 1
+        and convolution.stride == (1, 1)
+        and convolution.padding in ((0, 0), "valid")
+        and convolution.dilation == (1, 1)
+        and convolution.groups == 1
+        and convolution.in_channels <= 16
+        and convolution.out_channels <= 32
+        and (pool.kernel_size, pool.stride) in ((2, 2), ((2, 2), (2, 2)))
+        and (pool.padding, pool.dilation, pool.ceil_mode, pool.return_indices) == (0, 1, False, False)
+    )
+
+
+class _Run(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, x: Tensor, program: Program) -> Tensor:
+        outputs, ctx.kept = program.forward(w.detach(), x)
+        ctx.w, ctx.program = w.detach(), program
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.program.backward(ctx.w, grad, ctx.kept), None, None

@@ -1,0 +1,67 @@
+"""What an algorithm asks for in a step, found out by asking it once: engines then do all of it in one pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fedgg.core.algorithm import Algorithm, Site
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The vectors an algorithm adds to the gradient, and the inner products its factors are made of."""
+
+    factors: tuple[str, ...]  # the drift and notes, by name
+    pairs: tuple[str, ...]  # those that change from step to step
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Vectors besides the drift, in the factors or in the inner products."""
+        named = [*self.factors, *(name for both in self.pairs for name in both.split("."))]
+        return tuple(name for name in dict.fromkeys(named) if name not in ("drift", "step"))
+
+    @property
+    def drift(self) -> bool:
+        return "drift" in self.factors or any("drift" in both.split(".") for both in self.pairs)
+
+
+def asked(algorithm: Algorithm, site: Site) -> Asked | None:
+    """None if a step is more than a sum of terms: then the algorithm's own functions are called step by step."""
+    if type(algorithm).steer is not Algorithm.steer or not _leaves_steps_alone(algorithm, site):
+        return None
+    during, after = _Recorder(site.lr), _Recorder(site.lr)
+    nowhere = cast(Tensor, None)
+    blind = replace(site, w=nowhere, last_step=None, sums=during)
+    try:
+        factors = algorithm.terms(blind)
+        algorithm.readings(site.w, replace(site, last_step=None, sums=after))
+    except (AttributeError, TypeError, RuntimeError):
+        return None  # it looks at the rows themselves
+    if any(isinstance(factor, Tensor) and factor.shape[1:] != (1,) for factor in factors.values()):
+        return None
+    of_the_step = [both for both in after.names if "step" in both.split(".")]
+    moving = [both for both in during.names if not {"drift", "step"}.isdisjoint(both.split("."))]
+    return Asked(tuple(factors), tuple(dict.fromkeys([*moving, *of_the_step])))
+
+
+def _leaves_steps_alone(algorithm: Algorithm, site: Site) -> bool:
+    move = torch.zeros_like(site.w)
+    return algorithm.nudge(move, site.w, site) is move
+
+
+class _Recorder(dict[str, Tensor]):
+    """Knows every inner product, to be zero, and writes down which were asked for."""
+
+    def __init__(self, like: Tensor):
+        super().__init__()
+        self._like = like
+        self.names: list[str] = []
+
+    def get(self, name: str, default: Any = None) -> Any:
+        if name not in self.names:
+            self.names.append(name)
+        return torch.zeros_like(self._like)
