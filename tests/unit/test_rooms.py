@@ -19,7 +19,7 @@ MAY: dict[str, set[str]] = {
     "algorithms": {"core"},
     "models": {"errors"},
     "data": {"core", "errors"},
-    "engines": {"core"},
+    "engines": {"core", "errors"},
     "lab": {"core", "algorithms", "models", "data", "engines", "errors", "version"},
     "check": {"lab", "core", "algorithms", "models", "data", "engines", "errors", "version"},
     "report": {"errors"},

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.seeds import torch_stream
+from fedgg.engines.strangers import PREFIX
 from fedgg.errors import UserError
 from fedgg.lab.complaints import nearest
 from fedgg.models import MODELS
@@ -43,7 +44,7 @@ def find_object(address: str) -> Any:
 def _load_file(path: Path) -> Any:
     if not path.is_file():
         raise UserError(f"there is no file {path}")
-    name = f"fedgg_user_{path.stem}"
+    name = f"{PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
