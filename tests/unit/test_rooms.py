@@ -20,7 +20,7 @@ MAY: dict[str, set[str]] = {
     "models": {"errors"},
     "kernels": set(),
     "data": {"core", "errors", "kernels"},
-    "engines": {"core", "kernels"},
+    "engines": {"core", "errors", "kernels"},
     "lab": {"core", "algorithms", "models", "data", "engines", "errors", "version"},
     "check": {"lab", "core", "algorithms", "models", "data", "engines", "errors", "version"},
     "report": {"errors"},

@@ -139,10 +139,12 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
             if kind == "started":
                 done[job.name] = what[0]
                 tasks[job.name] = bar.add_task(job.name, total=what[1], completed=what[0], news="", within="")
+            elif kind == "client":
+                bar.update(tasks[job.name], within=f"{what[0]}/{what[1]} clients")
             elif kind == "round":
                 done[job.name] = what["round"]
                 beat(f"{sum(done.values())} of {total * study.base.rounds} rounds; {job.name}: {news(what)}")
-                bar.update(tasks[job.name], completed=what["round"], news=news(what))
+                bar.update(tasks[job.name], completed=what["round"], news=news(what), within="")
             elif kind == "notice" and what not in said:
                 said.add(what)
                 note(f"{job.name}: {what}")

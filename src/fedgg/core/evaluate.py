@@ -19,15 +19,33 @@ class Score:
     examples: int
 
 
+@dataclass(frozen=True)
+class Tally:
+    """What a chunk of examples adds to a score."""
+
+    right: Tensor  # scalars, float64
+    loss: Tensor
+    examples: int
+
+
+def tally(net: Net, w: Tensor, buffers: Rows, x: Tensor, y: Tensor) -> Tally:
+    """One row on one chunk, in evaluation mode."""
+    with torch.no_grad():
+        outputs = net.bind(buffers, train=False)(w, x[None])[0]
+        right = (outputs.argmax(1) == y).sum().double()
+        return Tally(right, net.criterion(outputs, y).double().sum(), len(y))
+
+
+def total(tallies: Iterable[Tally]) -> Score:
+    """Accuracy and mean loss over all chunks, added up in the order given: the same bits, whoever counted them."""
+    right: Tensor | float = 0.0
+    loss: Tensor | float = 0.0
+    examples = 0
+    for part in tallies:
+        right, loss, examples = right + part.right, loss + part.loss, examples + part.examples
+    return Score(float(right) / max(examples, 1), float(loss) / max(examples, 1), examples)
+
+
 def evaluate(net: Net, w: Tensor, buffers: Rows, chunks: Iterable[tuple[Tensor, Tensor]]) -> Score:
     """Accuracy and mean loss of one row, in evaluation mode."""
-    forward = net.bind(buffers, train=False)
-    right = total = torch.zeros((), dtype=torch.float64, device=w.device)
-    examples = 0
-    with torch.no_grad():
-        for x, y in chunks:
-            outputs = forward(w, x[None])[0]
-            right = right + (outputs.argmax(1) == y).sum()
-            total = total + net.criterion(outputs, y).double().sum()
-            examples += len(y)
-    return Score(float(right) / max(examples, 1), float(total) / max(examples, 1), examples)
+    return total(tally(net, w, buffers, x, y) for x, y in chunks)

@@ -35,11 +35,14 @@ def first_state(algorithm: Algorithm, w: Tensor, buffers: Rows) -> ServerState:
     return ServerState(w, buffers, check(algorithm.server_memory(w), 1, "server_memory()"))
 
 
-def healthy(ends: Mapping[int, LocalEnd]) -> tuple[dict[int, LocalEnd], list[Lost]]:
-    """The clients whose update is finite, and those whose is not: one NaN would destroy the model for all."""
+def healthy(ends: Mapping[int, LocalEnd | Lost]) -> tuple[dict[int, LocalEnd], list[Lost]]:
+    """The clients whose update is there and finite, and the others: one NaN would destroy the model for all."""
     kept: dict[int, LocalEnd] = {}
     lost: list[Lost] = []
     for client, end in ends.items():
+        if isinstance(end, Lost):
+            lost.append(end)
+            continue
         everything = end.up | {f"memory {name}": rows for name, rows in end.memory.items()} | _floating(end.buffers)
         sick = [name for name, rows in everything.items() if not bool(torch.isfinite(rows).all())]
         if sick:

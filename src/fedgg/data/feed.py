@@ -151,18 +151,30 @@ class Feed:
 
     def client_chunks(self, client: int) -> Iterator[tuple[Tensor, Tensor]]:
         """A client's training examples in order, unaugmented: for probes."""
-        yield from self._chunks(self.x, self.y, self.clients[client])
+        own = self.clients[client]
+        for start in range(0, len(own), CHUNK):
+            yield self._chunk(self.x, self.y, own[start : start + CHUNK])
 
     def held_out_chunks(self, client: int) -> Iterator[tuple[Tensor, Tensor]]:
-        yield from self._chunks(self.x, self.y, self.held_out[client])
+        return (self.unseen(client, number) for number in range(self.unseen_chunks(client)))
 
     def test_chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        yield from self._chunks(self.x_test, self.y_test, np.arange(len(self.x_test)))
+        return (self.unseen(None, number) for number in range(self.unseen_chunks(None)))
 
-    def _chunks(self, x: Tensor, y: Tensor, where: plan.Positions) -> Iterator[tuple[Tensor, Tensor]]:
-        for start in range(0, len(where), CHUNK):
-            part = torch.from_numpy(where[start : start + CHUNK]).to(x.device)
-            yield self._inputs(x[part], None), y[part]
+    def unseen_chunks(self, client: int | None) -> int:
+        """How many chunks of examples nobody trains on: the server's test set, or what a client keeps back."""
+        return -(-(len(self.x_test) if client is None else len(self.held_out[client])) // CHUNK)
+
+    def unseen(self, client: int | None, number: int) -> tuple[Tensor, Tensor]:
+        """One of these chunks."""
+        part = slice(number * CHUNK, (number + 1) * CHUNK)
+        if client is None:
+            return self._inputs(self.x_test[part], None), self.y_test[part]
+        return self._chunk(self.x, self.y, self.held_out[client][part])
+
+    def _chunk(self, x: Tensor, y: Tensor, where: plan.Positions) -> tuple[Tensor, Tensor]:
+        part = torch.from_numpy(where).to(x.device)
+        return self._inputs(x[part], None), y[part]
 
     def _inputs(self, x: Tensor, draws: Draws | None) -> Tensor:
         return self.scaling(augment(x, draws) if draws is not None else x)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,10 +11,12 @@ from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch
 from fedgg.core.buffers import BufferPolicy
+from fedgg.core.evaluate import Score, evaluate
 from fedgg.core.local import LocalEnd
 from fedgg.core.net import Net
 from fedgg.core.plan import Work
 from fedgg.core.rows import Rows
+from fedgg.core.server import Lost
 
 
 class ClientData(Protocol):
@@ -28,6 +30,8 @@ class ClientData(Protocol):
     def read(self, where: Tensor, moves: Any, lanes: int = 0, dtype: torch.dtype | None = None) -> Batch: ...
     def shares_examples_with(self, other: object) -> bool: ...
     def client_chunks(self, client: int) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def unseen_chunks(self, client: int | None) -> int: ...
+    def unseen(self, client: int | None, number: int) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,30 @@ class RoundJob:
     kept_buffers: Mapping[int, Rows]  # under the policy `local`
 
 
-class Engine(Protocol):
-    """Trains the clients of a round and gives them back one by one."""
+@dataclass(frozen=True)
+class Look:
+    """A model to be scored on examples nobody trains on: the server's test set, or what a client keeps back."""
 
-    def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd]]: ...
+    net: Net
+    data: ClientData
+    w: Tensor
+    buffers: Rows
+    client: int | None  # None: the server's test set
+
+
+Scorer = Callable[[Sequence[Look]], list[Score]]
+
+
+def score_here(looks: Sequence[Look]) -> list[Score]:
+    """Each look taken in this process."""
+    return [evaluate(look.net, look.w, look.buffers, _unseen(look)) for look in looks]
+
+
+def _unseen(look: Look) -> Iterator[tuple[Tensor, Tensor]]:
+    return (look.data.unseen(look.client, number) for number in range(look.data.unseen_chunks(look.client)))
+
+
+class Engine(Protocol):
+    """Trains the clients of a round and gives them back one by one, in any order."""
+
+    def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd | Lost]]: ...

@@ -17,6 +17,8 @@ from fedgg.data.normalise import Normalisation
 from fedgg.errors import UserError
 from fedgg.lab.complaints import one_line
 
+HANDS = {"threads", "workers", "lost_clients"}  # who does the work; clients that were lost are named in the history
+
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=False)
@@ -80,10 +82,16 @@ class Server(Section):
 
 
 class Engine(Section):
-    name: Literal["loop", "stacked"] = Field("loop", description="loop: one client after another; stacked: as one")
+    name: Literal["loop", "workers", "stacked"] = Field(
+        "loop", description="loop: one client after another; workers: in parallel processes; stacked: as one"
+    )
     device: str = Field("cpu", description="cpu, cuda or cuda:N")
     precision: Literal["fp32", "fp64"] = Field("fp32", description="fp32 (without TF32) or fp64")
-    threads: int = Field(1, ge=1, description="torch threads; one is fastest for small models")
+    threads: int = Field(1, ge=1, description="torch threads; one is fastest for small models, and what a worker has")
+    workers: int | None = Field(None, ge=1, description="processes of the engine workers; one for each core by default")
+    lost_clients: Literal["stop", "leave_out"] = Field(
+        "stop", description="a client on which three workers died: stop the run, or leave it out of the round"
+    )
 
     @field_validator("device")
     @classmethod
@@ -92,6 +100,12 @@ class Engine(Section):
         if not (device == "cpu" or (kind == "cuda" and (number.isdecimal() if colon else True))):
             raise ValueError("choose cpu, cuda or cuda:N")
         return device
+
+    @model_validator(mode="after")
+    def _workers_have_no_gpu(self) -> Engine:
+        if self.name == "workers" and self.device != "cpu":
+            raise ValueError(f"engine 'workers' works on the cpu, not on {self.device}: take 'stacked' or 'loop'")
+        return self
 
 
 class Experiment(Section):
@@ -121,10 +135,8 @@ class Experiment(Section):
             raise UserError(one_line(error, type(self))) from error
 
     def hash(self) -> str:
-        """Identity of the numbers: everything but the name, how many threads work on it and how often it is saved."""
-        content = self.model_dump(
-            mode="json", exclude={"name": True, "engine": {"threads"}, "server": {"checkpoint_every"}}
-        )
+        """Identity of the numbers: everything but the name, how many work on it and how often it is saved."""
+        content = self.model_dump(mode="json", exclude={"name": True, "engine": HANDS, "server": {"checkpoint_every"}})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def trajectory(self) -> str:
@@ -133,7 +145,7 @@ class Experiment(Section):
 
     def _path(self) -> dict[str, Any]:
         watching = {"evaluate_every", "checkpoint_every"}
-        hidden: Any = {"name": True, "rounds": True, "engine": {"threads"}, "server": watching}
+        hidden: Any = {"name": True, "rounds": True, "engine": HANDS, "server": watching}
         return self.model_dump(mode="json", exclude=hidden)
 
     def differences(self, other: Experiment) -> str:

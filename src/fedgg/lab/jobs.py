@@ -33,7 +33,7 @@ class Job:
     data_folder: Path | None
 
 
-Tell = Callable[[Job, str, Any], None]  # (job, "started" | "round" | "notice" | "ended", what)
+Tell = Callable[[Job, str, Any], None]  # (job, "started" | "client" | "round" | "notice" | "ended", what)
 
 
 def run_jobs(jobs: list[Job], processes: int, tell: Tell) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.seeds import torch_stream
+from fedgg.engines.strangers import read_module
 from fedgg.errors import UserError
 from fedgg.lab.complaints import nearest
 from fedgg.models import MODELS
@@ -43,14 +42,7 @@ def find_object(address: str) -> Any:
 def _load_file(path: Path) -> Any:
     if not path.is_file():
         raise UserError(f"there is no file {path}")
-    name = f"fedgg_user_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
-    return module
+    return read_module(path)
 
 
 def algorithm_class(name: str) -> type[Algorithm]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fedgg.core.buffers import travels
-from fedgg.core.evaluate import evaluate
+from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Rows, payload
 from fedgg.core.server import Lost, ServerState
 from fedgg.engines import RoundJob
+from fedgg.engines.job import Look
 from fedgg.lab.build import Federation
 
 
@@ -33,16 +33,14 @@ def round_record(
     job: RoundJob,
     played: Played,
     rounds_done: int,
-    server: ServerState,
-    kept_buffers: Mapping[int, Rows],
+    scores: Mapping[int | None, Score],
+    evaluate_seconds: float,
 ) -> dict[str, Any]:
-    """Looks at the new model where it is due, and writes down what the round was."""
-    started = time.perf_counter()
-    experiment, kept, share = federation.experiment, played.kept, played.share
-    due = rounds_done % experiment.server.evaluate_every == 0 or rounds_done == experiment.rounds
+    """What the round was, and how good the new model is where that was due."""
+    kept, share = played.kept, played.share
     return {
         "round": rounds_done,
-        **(_scores(federation, server, kept_buffers) if due else {}),
+        **_shown_scores(scores),
         "train_loss": _finite(sum(share[c] * float(end.loss) for c, end in kept.items())),
         "readings": _mean_readings(kept, share),
         "bytes_down": len(job.cohort) * _bytes_down(job),
@@ -52,7 +50,7 @@ def round_record(
         "seconds": {
             "train": round(played.train_seconds, 6),
             "aggregate": round(played.aggregate_seconds, 6),
-            "evaluate": round(time.perf_counter() - started, 6),
+            "evaluate": round(evaluate_seconds, 6),
         },
     }
 
@@ -62,21 +60,33 @@ def is_finite(record: dict[str, Any]) -> bool:
     return "test_loss" not in record or record["test_loss"] is not None
 
 
-def _scores(federation: Federation, server: ServerState, kept_buffers: Mapping[int, Rows]) -> dict[str, Any]:
-    """Accuracies say in their name where they were measured: `test` on the server's set, `holdout` on the clients'."""
-    net, feed = federation.net, federation.feed
-    test = evaluate(net, server.w, server.buffers, feed.test_chunks())
-    scores: dict[str, Any] = {"test_accuracy": test.accuracy, "test_loss": _finite(test.loss)}
-    own = {
-        client: evaluate(net, server.w, kept_buffers.get(client, server.buffers), feed.held_out_chunks(client))
+def looks_due(
+    federation: Federation, rounds_done: int, server: ServerState, kept_buffers: Mapping[int, Rows]
+) -> tuple[Look, ...]:
+    """How the new model is to be looked at, in rounds in which that is due: on the test set, and by the clients."""
+    experiment, net, feed = federation.experiment, federation.net, federation.feed
+    if rounds_done % experiment.server.evaluate_every and rounds_done != experiment.rounds:
+        return ()
+    by_clients = [
+        Look(net, feed, server.w, kept_buffers.get(client, server.buffers), client)
         for client, kept in enumerate(feed.held_out)
         if len(kept)
-    }
+    ]
+    return (Look(net, feed, server.w, server.buffers, None), *by_clients)
+
+
+def _shown_scores(scores: Mapping[int | None, Score]) -> dict[str, Any]:
+    """Accuracies say in their name where they were measured: `test` on the server's set, `holdout` on the clients'."""
+    if not scores:
+        return {}
+    test = scores[None]
+    own = {client: score for client, score in scores.items() if client is not None}
+    shown: dict[str, Any] = {"test_accuracy": test.accuracy, "test_loss": _finite(test.loss)}
     if own:
         count = sum(score.examples for score in own.values())
-        scores["holdout_accuracy"] = sum(s.accuracy * s.examples for s in own.values()) / count
-        scores["holdout_accuracy_by_client"] = {str(client): score.accuracy for client, score in own.items()}
-    return scores
+        shown["holdout_accuracy"] = sum(s.accuracy * s.examples for s in own.values()) / count
+        shown["holdout_accuracy_by_client"] = {str(client): score.accuracy for client, score in own.items()}
+    return shown
 
 
 def _client_line(federation: Federation, job: RoundJob, client: int, end: LocalEnd) -> dict[str, Any]:

@@ -15,14 +15,16 @@ import torch
 
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm
-from fedgg.core.local import LocalEnd
+from fedgg.core.evaluate import Score
 from fedgg.core.rows import Rows
 from fedgg.core.server import Lost
 from fedgg.engines import Engine, Loop, RoundJob, Stacked
+from fedgg.engines.job import Look, score_here
 from fedgg.lab.build import DataGiven, Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.parts import given_algorithm
-from fedgg.lab.state import Diverged, State, begin, close_and_record, next_job, train
+from fedgg.lab.players import play_alone
+from fedgg.lab.state import Closed, Diverged, Ends, State, begin, close_before_looking, next_job, record_of, train
 from fedgg.lab.store import Store
 
 
@@ -76,8 +78,12 @@ def run(
     algorithm = given_algorithm(algorithm) if algorithm is not None else None
     experiment = _with_names(experiment or Experiment(), model, data, algorithm)
     build_it = partial(build, experiment, model=model, data=data, algorithm=algorithm, data_folder=data_folder)
-    folder, engine = Path(out) if out is not None else None, make_engine(experiment)
-    with arithmetic(experiment), opened(build_it, experiment, folder, watcher or Watcher()) as session:
+    folder, watcher = Path(out) if out is not None else None, watcher or Watcher()
+    with arithmetic(experiment), opened(build_it, experiment, folder, watcher) as session:
+        if experiment.engine.name == "workers":
+            play_alone(session)
+            return session.finish()
+        engine = make_engine(experiment)
         while not session.over:
             job, started = session.next_job(), time.perf_counter()
             ends = train(job, engine, session.watcher.client)
@@ -131,6 +137,7 @@ class Session:
     state: State
     rounds: list[dict[str, Any]]
     diverged: str | None = None
+    closed: Closed | None = None  # a round that has been aggregated but not looked at
 
     def __post_init__(self) -> None:
         known = self.store.summary() if self.store else None
@@ -144,16 +151,31 @@ class Session:
     def next_job(self) -> RoundJob:
         return next_job(self.federation, self.state)
 
-    def close_round(self, job: RoundJob, ends: dict[int, LocalEnd], seconds: float) -> None:
-        """Aggregate, evaluate, write down; a run that leaves the finite numbers is over."""
+    def close_round(self, job: RoundJob, ends: Ends, seconds: float) -> None:
+        """Aggregate, look at the new model in this process, write down."""
+        looks = self.aggregate(job, ends, seconds)
+        if looks is not None:
+            self.write_down(score_here(looks))
+
+    def aggregate(self, job: RoundJob, ends: Ends, seconds: float) -> tuple[Look, ...] | None:
+        """The looks to be taken at the new model; None if the run has left the finite numbers and is over."""
         try:
-            self.state, record = close_and_record(self.federation, self.state, job, ends, seconds)
+            self.closed = close_before_looking(self.federation, self.state, job, ends, seconds)
         except Diverged as end:
-            names = "; ".join(_lost(end.lost))
-            self.diverged = f"{end}" + (f" ({names})" if names else "")
-            if self.store:
-                self.store.save(self.state, self.experiment)  # the history up to here stands, and so does its model
+            self._end(end)
+            return None
+        return self.closed.looks
+
+    def write_down(self, scores: list[Score], seconds: float | None = None) -> None:
+        """The round is done: what it was goes into the history, and its state into a checkpoint."""
+        assert self.closed is not None
+        closed, self.closed = self.closed, None
+        try:
+            record = record_of(self.federation, closed, scores, seconds)
+        except Diverged as end:
+            self._end(end)
             return
+        self.state = closed.state
         self.rounds.append(record)
         for sentence in _lost([Lost(**gone) for gone in record["lost"]]):
             self.watcher.notice(f"round {record['round']}: left out: {sentence}")
@@ -162,6 +184,12 @@ class Session:
             if self.state.rounds_done % self.experiment.server.checkpoint_every == 0 or self.over:
                 self.store.save(self.state, self.experiment)
         self.watcher.round(record)
+
+    def _end(self, end: Diverged) -> None:
+        names = "; ".join(_lost(end.lost))
+        self.diverged = f"{end}" + (f" ({names})" if names else "")
+        if self.store:
+            self.store.save(self.state, self.experiment)  # the history up to here stands, and so does its model
 
     def finish(self) -> Run:
         weights = _weights(self.federation, self.state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +12,18 @@ from torch import Tensor
 
 from fedgg.core import plan
 from fedgg.core.algorithm import Hub
+from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Rows
 from fedgg.core.server import Lost, ServerState, close_round, first_state, healthy
 from fedgg.engines import Engine, RoundJob
-from fedgg.engines.job import Optimiser
+from fedgg.engines.job import Look, Optimiser, Scorer, score_here
 from fedgg.lab.build import Federation
-from fedgg.lab.record import Played, is_finite, round_record
+from fedgg.lab.record import Played, is_finite, looks_due, round_record
 
 TrainedOne = Callable[[int, int], None]  # clients done, clients of this round
+Record = dict[str, Any]
+Ends = Mapping[int, LocalEnd | Lost]
 
 
 @dataclass(frozen=True)
@@ -71,18 +74,18 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     )
 
 
-def train(job: RoundJob, engine: Engine, trained_one: TrainedOne = lambda done, of: None) -> dict[int, LocalEnd]:
-    """Every client of the cohort, trained."""
-    ends: dict[int, LocalEnd] = {}
+def train(job: RoundJob, engine: Engine, trained_one: TrainedOne = lambda done, of: None) -> Ends:
+    """Every client of the cohort, trained, in the cohort's order whoever was back first."""
+    ends: dict[int, LocalEnd | Lost] = {}
     for client, end in engine.train(job):
         ends[client] = end
         trained_one(len(ends), len(job.cohort))
     synchronise(job.w)
-    return ends
+    return {client: ends[client] for client in job.cohort}
 
 
 def close(
-    state: State, job: RoundJob, examples: list[int], ends: dict[int, LocalEnd], train_seconds: float = 0.0
+    state: State, job: RoundJob, examples: list[int], ends: Ends, train_seconds: float = 0.0
 ) -> tuple[State, Played]:
     """Leave out what is not finite, aggregate the rest."""
     started = time.perf_counter()
@@ -103,24 +106,44 @@ def close(
     return new, Played(kept, share, lost, train_seconds, time.perf_counter() - started)
 
 
-def close_and_record(
-    federation: Federation, state: State, job: RoundJob, ends: dict[int, LocalEnd], train_seconds: float
-) -> tuple[State, dict[str, Any]]:
-    """The next state and the round's line in the history."""
+@dataclass(frozen=True)
+class Closed:
+    """A round whose model is there but has not been looked at."""
+
+    job: RoundJob
+    played: Played
+    state: State
+    looks: tuple[Look, ...]
+    at: float  # when
+
+
+def close_before_looking(
+    federation: Federation, state: State, job: RoundJob, ends: Ends, train_seconds: float
+) -> Closed:
     new, played = close(state, job, federation.examples, ends, train_seconds)
-    record = round_record(federation, job, played, new.rounds_done, new.server, new.kept_buffers)
+    looks = looks_due(federation, new.rounds_done, new.server, new.kept_buffers)
+    return Closed(job, played, new, looks, time.perf_counter())
+
+
+def record_of(federation: Federation, closed: Closed, scores: list[Score], seconds: float | None = None) -> Record:
+    """The round's line in the history."""
+    seconds = time.perf_counter() - closed.at if seconds is None else seconds
+    found = dict(zip((look.client for look in closed.looks), scores, strict=True))
+    number = closed.state.rounds_done
+    record = round_record(federation, closed.job, closed.played, number, found, seconds)
     if not is_finite(record):
-        raise Diverged(f"the test loss is not finite after round {new.rounds_done}", played.lost)
-    return new, record
+        raise Diverged(f"the test loss is not finite after round {number}", closed.played.lost)
+    return record
 
 
 def play_round(
-    federation: Federation, state: State, engine: Engine, trained_one: TrainedOne = lambda done, of: None
-) -> tuple[State, dict[str, Any]]:
+    federation: Federation, state: State, engine: Engine, score: Scorer = score_here
+) -> tuple[State, Record]:
     """One whole round."""
     job, started = next_job(federation, state), time.perf_counter()
-    ends = train(job, engine, trained_one)
-    return close_and_record(federation, state, job, ends, time.perf_counter() - started)
+    ends = train(job, engine)
+    closed = close_before_looking(federation, state, job, ends, time.perf_counter() - started)
+    return closed.state, record_of(federation, closed, score(closed.looks))
 
 
 def synchronise(w: Tensor) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment, flat, read_toml
 from fedgg.lab.files import write_json, writing_to
+from fedgg.lab.interleaved import run_interleaved
 from fedgg.lab.jobs import Job, Tell, run_jobs
 from fedgg.lab.parts import build_algorithm
 from fedgg.lab.store import Store
@@ -81,6 +82,8 @@ def run_study(study: Study, folder: Path, *, processes: int, tell: Tell, data_fo
         write_json(folder / "study.json", content)
     if study.base.engine.name == "stacked":
         run_together(jobs, tell)
+    elif study.base.engine.name == "workers":
+        run_interleaved(jobs, processes, tell)
     else:
         run_jobs(jobs, processes, tell)
 

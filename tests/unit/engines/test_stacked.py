@@ -99,12 +99,24 @@ def test_a_diverging_experiment_does_not_touch_its_neighbours(tmp_path: Path) ->
     assert ended["calm"]["final_test_accuracy"] == run(calm).test_accuracy[-1]
 
 
-def test_models_that_cannot_be_stacked_go_to_the_loop() -> None:
-    def with_dropout() -> torch.nn.Module:
-        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.3), torch.nn.Linear(64, 10))
+def with_dropout() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.3), torch.nn.Linear(64, 10))
 
-    chosen = experiment({"name": "fedavg"}, "cpu", None, model={})
+
+def with_statistics() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 10))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_stack_drops_the_same_units(device: str) -> None:
+    chosen = experiment({"name": "fedgg", "mu": 0.5}, device, None, model={})
     loop, stacked = (played(build(chosen, model=with_dropout), engine) for engine in (Loop(), Stacked()))
+    torch.testing.assert_close(stacked.server.w, loop.server.w, rtol=0, atol=1e-10)
+
+
+def test_models_that_cannot_be_stacked_go_to_the_loop() -> None:
+    chosen = experiment({"name": "fedavg"}, "cpu", None, model={}, local={"epochs": 1, "batch": 13})
+    loop, stacked = (played(build(chosen, model=with_statistics), engine) for engine in (Loop(), Stacked()))
     assert torch.equal(loop.server.w, stacked.server.w)
 
 

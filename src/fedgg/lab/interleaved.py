@@ -1,0 +1,65 @@
+"""Several runs over one pool of workers, client by client: while one waits for its longest, others' clients run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache, partial
+
+from fedgg.data.dataset import Dataset
+from fedgg.data.sources import load
+from fedgg.engines.errands import Player
+from fedgg.engines.workers import GaveUp
+from fedgg.errors import UserError
+from fedgg.lab.build import Federation, build
+from fedgg.lab.jobs import Job, Tell
+from fedgg.lab.players import REMEDY, hired, play
+from fedgg.lab.runner import Session, Watcher, arithmetic, opened
+
+
+def run_interleaved(jobs: list[Job], processes: int, tell: Tell) -> None:
+    """Like running the jobs one after another, with the same folders and the same bits."""
+    first = jobs[0].experiment.engine
+    for job in jobs:
+        engine = job.experiment.engine
+        if (engine.name, engine.workers, engine.lost_clients) != (first.name, first.workers, first.lost_clients):
+            raise UserError(
+                f"{job.name}: engine 'workers' is one pool for all: engine.name, engine.workers and "
+                f"engine.lost_clients must be the same in every run"
+            )
+
+    @cache
+    def data_set(source: str) -> Dataset:
+        """One copy, however many experiments train on it."""
+        return load(source, jobs[0].data_folder)
+
+    with arithmetic(jobs[0].experiment), ExitStack() as folders:
+        sessions: dict[str, Session] = {}
+        for job in jobs:
+            build_it = partial(_built, job, data_set)
+            sessions[job.name] = folders.enter_context(
+                opened(build_it, job.experiment, job.folder, _watcher(job, tell))
+            )
+        try:
+            with hired(first, processes) as workers:
+                workers.interleave([_played(job, sessions[job.name], tell) for job in jobs])
+        except GaveUp as end:
+            raise UserError(f"{end}: {REMEDY}; finished rounds are kept, call the same command again") from end
+
+
+def _built(job: Job, data_set: Callable[[str], Dataset]) -> Federation:
+    return build(job.experiment, data=data_set(job.experiment.data.source))
+
+
+def _played(job: Job, session: Session, tell: Tell) -> Player:
+    yield from play(session, name=job.name)
+    tell(job, "ended", session.finish().summary)
+
+
+def _watcher(job: Job, tell: Tell) -> Watcher:
+    return Watcher(
+        started=lambda done, of: tell(job, "started", (done, of)),
+        client=lambda done, of: tell(job, "client", (done, of)),
+        round=partial(tell, job, "round"),
+        notice=partial(tell, job, "notice"),
+    )
