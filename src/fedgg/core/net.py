@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedgg.core.layout import Layout
 from fedgg.core.masks import CountedMasks
@@ -26,13 +27,25 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 class Net:
     """The module, its layout and its loss. The module's own parameters are never read after construction."""
 
-    def __init__(self, module: nn.Module, criterion: Criterion = cross_entropy, *, frozen_statistics: bool = False):
+    def __init__(
+        self,
+        module: nn.Module,
+        criterion: Criterion = cross_entropy,
+        *,
+        frozen_statistics: bool = False,
+        products: torch.dtype | None = None,
+    ):
+        """`products`: what matrix products and convolutions take, if not what the module is made of."""
         self.module = module
         self.criterion = criterion
         self.layout = Layout.of(module)
         self.start = self.layout.flatten(dict(module.named_parameters()))
         self.start_buffers = self.layout.buffer_rows(module)
         self.frozen_statistics = frozen_statistics
+        self.products = products
+        self.channels_last = False
+        self.multiply_adds = 0.0  # of a forward pass, an example
+        self.activations = 0  # numbers in between, an example
         self.draws_random_numbers = True  # from torch's generators; what F.dropout drops is counted instead
         self.drops = True
         self.needs_two_examples = False
@@ -75,7 +88,22 @@ class Net:
         self.keeps_statistics = any(not torch.equal(buffers[name], self.start_buffers[name]) for name in buffers)
         self.needs_two_examples = self.keeps_statistics and self._fails_on_one(x[:1])
         self._refuse_random_evaluation(x)
+        self.multiply_adds = self._count_work(x)
         self.stackable = not (self.keeps_statistics or self.draws_random_numbers) and self._maps_over_rows(x)
+
+    def _count_work(self, x: Tensor) -> float:
+        """Multiply-adds an example; and, on the way, how many numbers a forward pass of it leaves behind."""
+        sizes: list[int] = [x[0].numel()]
+        leaves = [part for part in self.module.modules() if not list(part.children())]
+        hooks = [part.register_forward_hook(lambda _, __, y: sizes.append(_numel(y) // len(x))) for part in leaves]
+        try:
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+                self.bind(self.start_buffers, train=False)(self.start, x[None])
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self.activations = sum(sizes)
+        return float(counter.get_total_flops()) / 2 / len(x)
 
     def _fails_on_one(self, x: Tensor) -> bool:
         """Batch statistics of a single value do not exist: PyTorch refuses them."""
@@ -120,8 +148,14 @@ class Net:
     def call(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """The module's own forward with these tensors in place of its own."""
         tensors = {**parameters, **buffers}
-        outputs: Tensor = functional_call(self.module, tensors, (x,), tie_weights=self._tied)
-        return outputs
+        if self.channels_last and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        if self.products is None:
+            outputs: Tensor = functional_call(self.module, tensors, (x,), tie_weights=self._tied)
+            return outputs
+        with torch.autocast(x.device.type, self.products, cache_enabled=False):
+            outputs = functional_call(self.module, tensors, (x,), tie_weights=self._tied)
+        return outputs.to(self.start.dtype) if isinstance(outputs, Tensor) else outputs
 
     def set_mode(self, train: bool) -> None:
         if self._training == train:
@@ -203,6 +237,10 @@ class Forward:
             return net.call(net.layout.unflatten(row), buffers, x)
         with CountedMasks(key, step):
             return net.call(net.layout.unflatten(row), buffers, x)
+
+
+def _numel(outputs: object) -> int:
+    return outputs.numel() if isinstance(outputs, Tensor) else 0
 
 
 def _generators(x: Tensor) -> list[Tensor]:

@@ -117,16 +117,16 @@ class Feed:
                 at_work -= 1
             yield self.read(pages.where[step, :at_work], pages.moves and pages.moves[step, :at_work])
 
-    def lay_out(self, agendas: Sequence[Agenda]) -> Pages:
-        """The agendas side by side on the device."""
+    def lay_out(self, agendas: Sequence[Agenda], steps: int | None = None) -> Pages:
+        """The agendas side by side on the device; with room for so many steps, if more may come."""
         width = max(agenda.where.shape[1] for agenda in agendas)
-        where = np.full((len(agendas[0].where), len(agendas), width), -1, np.int32)
+        where = np.full((steps or len(agendas[0].where), len(agendas), width), -1, np.int32)
         moves = np.zeros((3, *where.shape), np.int8) if agendas[0].moves is not None else None
         for row, agenda in enumerate(agendas):
-            steps, size = agenda.where.shape
-            where[:steps, row, :size] = agenda.where
+            taken, size = agenda.where.shape
+            where[:taken, row, :size] = agenda.where
             if moves is not None:
-                moves[:, :steps, row, :size] = agenda.moves
+                moves[:, :taken, row, :size] = agenda.moves
         device = self.x.device
         draws = None if moves is None else Draws(*torch.from_numpy(moves).to(device))
         return Pages(torch.from_numpy(where).to(device), draws)

@@ -25,20 +25,24 @@ class Loop:
 
 def train_one(job: RoundJob, client: int) -> LocalEnd:
     """One client's round, wherever it runs. Modules that draw random numbers move torch's generator."""
+    start, sgd = open_client(job, client)
+    todo = job.data.batches(job.seed, job.round, client, job.work)
+    return local_round(job.algorithm, job.net, sgd, start, todo)
+
+
+def open_client(job: RoundJob, client: int) -> tuple[LocalStart, SGD]:
+    """What a client brings to its round, and its optimiser."""
     examples = job.data.examples(client)
     memory = job.memory.get(client)
-    buffers = open_buffers(job.policy, job.buffers, job.kept_buffers.get(client))
     start = LocalStart(
         w=job.w,
         down=job.down,
         memory=job.algorithm.client_memory(job.w) if memory is None else memory,
-        buffers=buffers,
+        buffers=open_buffers(job.policy, job.buffers, job.kept_buffers.get(client)),
         examples=torch.full_like(job.w[:, :1], examples),
         steps=torch.full_like(job.w[:, :1], job.work.steps(examples)),
         dropout=[(job.seed, job.round, client)],
         probe=Probe(job.net, job.buffers, lambda: job.data.client_chunks(client)),
     )
     optimiser = job.optimiser
-    sgd = SGD.of(optimiser.lr, optimiser.momentum, optimiser.weight_decay, job.w)
-    todo = job.data.batches(job.seed, job.round, client, job.work)
-    return local_round(job.algorithm, job.net, sgd, start, todo)
+    return start, SGD.of(optimiser.lr, optimiser.momentum, optimiser.weight_decay, job.w)

@@ -49,6 +49,7 @@ class Dense:
     relu: bool
 
     def forward(self, x: Tensor, parameters: Parameters) -> tuple[Tensor, Any]:
+        x = x.to(parameters[self.weight].dtype)
         y = torch.baddbmm(parameters[self.bias][:, None], x, parameters[self.weight].mT)
         y = y.relu_() if self.relu else y
         return y, (x, y)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm
-from fedgg.core.local import LocalEnd, LocalStart, local_round
+from fedgg.core.local import LocalEnd, LocalStart, for_people, local_round
 from fedgg.core.rows import each_row, stack
 from fedgg.core.sgd import SGD
 from fedgg.engines.ahead import Ahead
@@ -110,11 +110,6 @@ class Stacked:
             program = program_of(job.net, self._precision, job.w.device)
             known = self._programs[id(job.net)] = (job.net, program)  # the net is held: its id is nobody else's
         return known[1]
-
-
-def for_people(end: LocalEnd) -> LocalEnd:
-    """What is recorded and never computed with goes to the host at once, not number by number."""
-    return replace(end, readings={name: rows.cpu() for name, rows in end.readings.items()}, loss=end.loss.cpu())
 
 
 def _form(program: Program | None) -> Form:

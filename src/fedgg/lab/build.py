@@ -22,13 +22,13 @@ from fedgg.data.normalise import scaling
 from fedgg.data.partition import Partition, partition
 from fedgg.data.sources import load
 from fedgg.errors import UserError
+from fedgg.lab.arithmetic import DTYPES
+from fedgg.lab.choice import EngineName, channels_last, choose, products
 from fedgg.lab.config import Experiment
 from fedgg.lab.parts import build_algorithm, build_model, load_start
 
 ModelGiven = nn.Module | Callable[..., nn.Module]
 DataGiven = Dataset | tuple[Any, Any, Any, Any]
-
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +42,7 @@ class Federation:
     dataset: Dataset
     partition: Partition
     work: Work
+    engine: EngineName  # who trains it
     notices: tuple[str, ...]
 
     @property
@@ -87,14 +88,16 @@ def build(
     empty = [name for name, count in zip(dataset.classes, _class_counts(dataset), strict=True) if not count]
     if empty:
         notices.append(f"no training example has the class {', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''}")
-    if experiment.engine.name == "stacked" and not net.stackable:
-        notices.append("this model cannot be stacked (statistics, dropout, or no rule for it): the loop trains it")
+    choice = choose(experiment, net, work.epochs * len(dataset.y_train))
+    net.channels_last = channels_last(experiment, choice)
+    if choice.notice is not None:
+        notices.append(choice.notice)
     if net.keeps_statistics:
         notices.append(
             f"the model keeps batch statistics: model.statistics = {experiment.model.statistics!r} "
             f"(others: average, local, frozen)"
         )
-    return Federation(experiment, algorithm, net, feed, dataset, split, work, tuple(notices))
+    return Federation(experiment, algorithm, net, feed, dataset, split, work, choice.name, tuple(notices))
 
 
 def chosen_device(experiment: Experiment) -> torch.device:
@@ -194,4 +197,5 @@ def _net(
     module = build_model(given or choice.name, choice.settings, dataset.shape, len(dataset.classes), experiment.seed)
     if choice.start is not None:
         load_start(module, Path(choice.start))
-    return Net(module.to(device=device, dtype=dtype), frozen_statistics=choice.statistics == "frozen")
+    frozen = choice.statistics == "frozen"
+    return Net(module.to(device=device, dtype=dtype), frozen_statistics=frozen, products=products(experiment))

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedgg.core.buffers import BufferPolicy
 from fedgg.data.augment import Augmentation
 from fedgg.data.normalise import Normalisation
+from fedgg.engines.precision import Precision
 from fedgg.errors import UserError
 from fedgg.lab.complaints import one_line
 
@@ -82,11 +83,16 @@ class Server(Section):
 
 
 class Engine(Section):
-    name: Literal["loop", "workers", "stacked"] = Field(
-        "loop", description="loop: one client after another; workers: in parallel processes; stacked: as one"
+    name: Literal["auto", "loop", "workers", "stacked", "streams"] = Field(
+        "auto",
+        description="loop: one client after another; workers: in parallel processes; stacked: small models as one "
+        "program; streams: large ones, several in flight; auto: the fastest of them",
     )
     device: str = Field("cpu", description="cpu, cuda or cuda:N")
-    precision: Literal["fp32", "fp64"] = Field("fp32", description="fp32 (without TF32) or fp64")
+    precision: Precision = Field(
+        "fp32", description="fp32 (without TF32) or fp64; on a GPU also tf32 and bf16, for products only"
+    )
+    deterministic: bool = Field(True, description="on a GPU, whether a run repeats bit for bit; False lets cuDNN try")
     threads: int = Field(1, ge=1, description="torch threads; one is fastest for small models, and what a worker has")
     workers: int | None = Field(None, ge=1, description="processes of the engine workers; one for each core by default")
     lost_clients: Literal["stop", "leave_out"] = Field(
@@ -102,10 +108,19 @@ class Engine(Section):
         return device
 
     @model_validator(mode="after")
-    def _workers_have_no_gpu(self) -> Engine:
+    def _fits_the_device(self) -> Engine:
+        if self.precision in ("tf32", "bf16") and self.device == "cpu":
+            raise ValueError(f"engine.precision = {self.precision!r} needs a GPU: set engine.device = 'cuda'")
+        if self.name == "streams" and self.device == "cpu":
+            raise ValueError("engine 'streams' needs a GPU: set engine.device = 'cuda', or take 'workers'")
         if self.name == "workers" and self.device != "cpu":
             raise ValueError(f"engine 'workers' works on the cpu, not on {self.device}: take 'stacked' or 'loop'")
         return self
+
+    @property
+    def arithmetic_of(self) -> str:
+        """On a CPU `auto`, `loop` and `workers` have the same bits: to a run's identity they are one."""
+        return "loop" if self.device == "cpu" and self.name in ("auto", "workers") else self.name
 
 
 class Experiment(Section):
@@ -137,6 +152,7 @@ class Experiment(Section):
     def hash(self) -> str:
         """Identity of the numbers: everything but the name, how many work on it and how often it is saved."""
         content = self.model_dump(mode="json", exclude={"name": True, "engine": HANDS, "server": {"checkpoint_every"}})
+        content["engine"]["name"] = self.engine.arithmetic_of
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def trajectory(self) -> str:
@@ -146,7 +162,9 @@ class Experiment(Section):
     def _path(self) -> dict[str, Any]:
         watching = {"evaluate_every", "checkpoint_every"}
         hidden: Any = {"name": True, "rounds": True, "engine": HANDS, "server": watching}
-        return self.model_dump(mode="json", exclude=hidden)
+        path = self.model_dump(mode="json", exclude=hidden)
+        path["engine"]["name"] = self.engine.arithmetic_of
+        return path
 
     def differences(self, other: Experiment) -> str:
         """The first few settings in which the paths of two experiments differ, for people."""

@@ -11,10 +11,11 @@ from fedgg.data.sources import load
 from fedgg.engines.errands import Player
 from fedgg.engines.workers import GaveUp
 from fedgg.errors import UserError
+from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import Federation, build
 from fedgg.lab.jobs import Job, Tell
 from fedgg.lab.players import REMEDY, hired, play
-from fedgg.lab.runner import Session, Watcher, arithmetic, opened
+from fedgg.lab.runner import Session, Watcher, opened
 
 
 def run_interleaved(jobs: list[Job], processes: int, tell: Tell) -> None:

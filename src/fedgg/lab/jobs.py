@@ -11,7 +11,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -31,6 +31,12 @@ class Job:
     experiment: Experiment
     folder: Path
     data_folder: Path | None
+
+    def under(self, engine: str) -> Job:
+        """The same run where `auto` may choose: on a CPU its engines have the same bits."""
+        if self.experiment.engine.name != "auto":
+            return self
+        return replace(self, experiment=self.experiment.changed({"engine.name": engine}))
 
 
 Tell = Callable[[Job, str, Any], None]  # (job, "started" | "client" | "round" | "notice" | "ended", what)

@@ -11,15 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.evaluate import Score
 from fedgg.core.rows import Rows
 from fedgg.core.server import Lost
-from fedgg.engines import Engine, Loop, RoundJob, Stacked
+from fedgg.engines import Engine, Loop, RoundJob, Stacked, Streams
 from fedgg.engines.job import Look, score_here
+from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import DataGiven, Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.parts import given_algorithm
@@ -80,33 +79,26 @@ def run(
     build_it = partial(build, experiment, model=model, data=data, algorithm=algorithm, data_folder=data_folder)
     folder, watcher = Path(out) if out is not None else None, watcher or Watcher()
     with arithmetic(experiment), opened(build_it, experiment, folder, watcher) as session:
-        if experiment.engine.name == "workers":
-            play_alone(session)
-            return session.finish()
-        engine = make_engine(experiment)
-        while not session.over:
-            job, started = session.next_job(), time.perf_counter()
-            ends = train(job, engine, session.watcher.client)
-            session.close_round(job, ends, time.perf_counter() - started)
+        play(session)
         return session.finish()
 
 
-def make_engine(experiment: Experiment) -> Engine:
-    return Stacked() if experiment.engine.name == "stacked" else Loop()
+def play(session: Session) -> None:
+    """One run to its end."""
+    if session.federation.engine == "workers":
+        play_alone(session)
+        return
+    engine = make_engine(session.federation)
+    while not session.over:
+        job, started = session.next_job(), time.perf_counter()
+        ends = train(job, engine, session.watcher.client)
+        session.close_round(job, ends, time.perf_counter() - started)
 
 
-@contextmanager
-def arithmetic(experiment: Experiment) -> Iterator[None]:
-    """fp32 means fp32, with the same kernels each time and as many threads as asked; afterwards all is as it was."""
-    matmul, cudnn, threads = torch.backends.cuda.matmul, torch.backends.cudnn, torch.get_num_threads()
-    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
-    torch.set_num_threads(experiment.engine.threads)
-    matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = False, False, True, False
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
-        torch.set_num_threads(threads)
+def make_engine(federation: Federation) -> Engine:
+    if federation.engine == "stacked":
+        return Stacked(federation.experiment.engine.precision)
+    return Streams() if federation.engine == "streams" else Loop()
 
 
 @contextmanager

@@ -80,12 +80,13 @@ def run_study(study: Study, folder: Path, *, processes: int, tell: Tell, data_fo
             "runs": {label: {str(s): _place(label, s) for s in study.seeds} for label in study.variants},
         }
         write_json(folder / "study.json", content)
-    if study.base.engine.name == "stacked":
+    engine = study.base.engine
+    if engine.device != "cpu" or engine.name == "stacked":
         run_together(jobs, tell)
-    elif study.base.engine.name == "workers":
-        run_interleaved(jobs, processes, tell)
+    elif engine.name == "workers" or (engine.name == "auto" and 1 < len(jobs) < processes):
+        run_interleaved([job.under("workers") for job in jobs], processes, tell)
     else:
-        run_jobs(jobs, processes, tell)
+        run_jobs([job.under("loop") for job in jobs] if len(jobs) > 1 else jobs, processes, tell)
 
 
 def grid(axes: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:

@@ -1,51 +1,97 @@
-"""Several runs in one process, round by round, so that an engine can train all their clients as one program."""
+"""Several runs in one process, round by round, so that an engine can train all their clients as one program.
+
+Runs that cannot be stacked train one after another. Runs that can are taken as many at a time as fit into the memory of
+the GPU.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 
+import torch
+
+from fedgg.data.dataset import Dataset
 from fedgg.data.sources import load
 from fedgg.engines import Stacked
+from fedgg.engines.memory import room, stack_bytes
 from fedgg.errors import UserError
+from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import build, chosen_device
 from fedgg.lab.jobs import Job, Tell
-from fedgg.lab.runner import Session, Watcher, arithmetic, opened
+from fedgg.lab.runner import Session, Watcher, opened, play
 from fedgg.lab.state import synchronise
 
 
 def run_together(jobs: list[Job], tell: Tell) -> None:
-    """Like running the jobs one after another, with the same folders; all must name the same data set and device."""
+    """Like running the jobs one after another, with the same folders; all must ask for the same engine."""
     first = jobs[0].experiment
     for job in jobs:
-        if (job.experiment.data.source, job.experiment.engine) != (first.data.source, first.engine):
-            raise UserError(
-                f"{job.name}: engine 'stacked' needs one data set and one engine for all; take engine 'loop'"
-            )
-    engine = Stacked()
-    dataset = load(first.data.source, jobs[0].data_folder).to(chosen_device(first))
-    with arithmetic(first), ExitStack() as folders:
-        sessions: dict[str, Session] = {}
-        for job in jobs:
-            watcher = Watcher(
-                started=partial(_started, tell, job),
-                round=partial(tell, job, "round"),
-                notice=partial(tell, job, "notice"),
-            )
-            build_it = partial(build, job.experiment, data=dataset)
-            sessions[job.name] = folders.enter_context(opened(build_it, job.experiment, job.folder, watcher))
-        while running := [session for session in sessions.values() if not session.over]:
-            started = time.perf_counter()
-            asked = [session.next_job() for session in running]
-            answers = engine.train_together(asked)
-            synchronise(asked[0].w)
-            share = (time.perf_counter() - started) / len(running)
-            for session, job_, ends in zip(running, asked, answers, strict=True):
-                session.close_round(job_, ends, share)
-        for job in jobs:
-            tell(job, "ended", sessions[job.name].finish().summary)
+        if job.experiment.engine != first.engine:
+            raise UserError(f"{job.name}: runs that share a GPU need one [engine] section for all; run it on its own")
+
+    @cache
+    def data_set(source: str) -> Dataset:
+        """One copy on the device, however many experiments train on it."""
+        return load(source, jobs[0].data_folder).to(chosen_device(first))
+
+    waiting, engine = deque(jobs), Stacked(first.engine.precision)
+    with arithmetic(first):
+        while waiting:
+            with ExitStack() as folders:
+                _in_step(_as_many_as_fit(waiting, data_set, folders, tell), engine, tell)
 
 
-def _started(tell: Tell, job: Job, done: int, of: int) -> None:
-    tell(job, "started", (done, of))
+def _as_many_as_fit(
+    waiting: deque[Job], data_set: Callable[[str], Dataset], folders: ExitStack, tell: Tell
+) -> list[tuple[Job, Session]]:
+    """Open runs until the next one would not fit; those that cannot be stacked are played here, to their end."""
+    taken: list[tuple[Job, Session]] = []
+    used, free = 0, None
+    while waiting:
+        job = waiting[0]
+        with ExitStack() as own:
+            build_it = partial(build, job.experiment, data=data_set(job.experiment.data.source))
+            session = own.enter_context(opened(build_it, job.experiment, job.folder, _watcher(job, tell)))
+            federation = session.federation
+            if federation.engine != "stacked":
+                play(session)
+                tell(job, "ended", session.finish().summary)
+                waiting.popleft()
+                continue
+            free = room(federation.net.start.device) if free is None else free
+            needed = stack_bytes(federation.net, federation.work, federation.cohort_size)
+            if taken and used + needed > free:
+                tell(job, "notice", f"the GPU's memory holds {len(taken)} runs of this sweep at a time: it waits")
+                return taken
+            used += needed
+            taken.append((job, session))
+            folders.push(own.pop_all())
+            waiting.popleft()
+    return taken
+
+
+def _in_step(taken: list[tuple[Job, Session]], engine: Stacked, tell: Tell) -> None:
+    while running := [session for _, session in taken if not session.over]:
+        started = time.perf_counter()
+        asked = [session.next_job() for session in running]
+        answers = engine.train_together(asked)
+        synchronise(asked[0].w)
+        share = (time.perf_counter() - started) / len(running)
+        for session, round_job, ends in zip(running, asked, answers, strict=True):
+            session.close_round(round_job, ends, share)
+    for job, session in taken:
+        tell(job, "ended", session.finish().summary)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _watcher(job: Job, tell: Tell) -> Watcher:
+    return Watcher(
+        started=lambda done, of: tell(job, "started", (done, of)),
+        round=partial(tell, job, "round"),
+        notice=partial(tell, job, "notice"),
+    )

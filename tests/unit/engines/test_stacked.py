@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from fedgg.data.arrays import from_arrays
 from fedgg.data.digits import load_digits
 from fedgg.engines import Loop, Stacked
 from fedgg.engines.graphs import prefix_sizes
+from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.jobs import Job
@@ -149,3 +151,29 @@ def test_a_round_does_not_depend_on_the_rounds_an_engine_has_seen(device: str) -
         fresh, _ = play_round(federation, state, Stacked())
         state, _ = play_round(federation, state, used)
         assert torch.equal(fresh.server.w, state.server.w)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(map(str, rule.values())))
+@pytest.mark.parametrize("cohort", [None, 3])
+def test_our_own_kernels_train_what_the_loop_trains(rule: dict[str, Any], cohort: int | None) -> None:
+    """A convolutional model in fp32: rounding differs, so the gap is compared with that of a loop in float64."""
+    torch.manual_seed(0)
+    images, labels = torch.randint(0, 256, (300, 3, 20, 20), dtype=torch.uint8), torch.arange(300) % 10
+    images[torch.arange(300), 0, labels, labels] = 255
+    data = from_arrays(images, labels, images[:50], labels[:50])
+    settings: dict[str, Any] = {
+        "data": {"augment": "crop_flip"},
+        "model": {"name": "cnn"},
+        "split": {"clients": 5, "beta": 0.5},
+        "local": {"epochs": 1, "batch": 16, "lr": 0.02},
+    }
+    ends = {}
+    for precision, engine in (("fp64", Loop()), ("fp32", Loop()), ("fp32 stacked", Stacked("fp32"))):
+        chosen = experiment(rule, "cuda", cohort, **settings).changed({"engine.precision": precision[:4]})
+        with arithmetic(chosen):
+            ends[precision] = played(build(chosen, data=data), engine, 2).server.w.double()
+    moved = float((ends["fp64"] - begin(build(chosen, data=data)).server.w).norm())
+    gap = {name: float((ends[name] - ends["fp64"]).norm()) for name in ("fp32", "fp32 stacked")}
+    assert moved > 0.01
+    assert gap["fp32 stacked"] < 5 * gap["fp32"] + 1e-4 * moved

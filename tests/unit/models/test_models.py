@@ -62,7 +62,7 @@ def test_dropout_and_statistics_are_noticed() -> None:
     for name, settings in {"hidden": {}, "bn": {"batch_norm": True, "classifier": "linear"}}.items():
         net = Net(build_model("vgg16", settings, IMAGE, 10, seed=0))
         net.examine(x, 10)
-        seen[name] = (net.draws_random_numbers, net.keeps_statistics)
+        seen[name] = (net.drops, net.keeps_statistics)
     assert seen == {"hidden": (True, False), "bn": (False, True)}
 
 

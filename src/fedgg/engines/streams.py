@@ -1,0 +1,67 @@
+"""Several clients in flight on one GPU, each with a captured step on a stream of its own: for large models.
+
+A large model fills the GPU for moments only: between its small kernels there is room for other clients'. Batches of
+models with batch statistics are never padded: a shorter last batch is a graph of its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from fedgg.core.local import LocalEnd, for_people
+from fedgg.engines.ahead import Ahead
+from fedgg.engines.graphs import Form, GraphCache, Step
+from fedgg.engines.job import RoundJob
+from fedgg.engines.lanes import interleave
+from fedgg.engines.loop import Loop, open_client
+
+LANES = 6  # clients in flight: more gain little and cost memory
+
+
+class Streams:
+    """Trains the clients of a round, a few at a time, longest first."""
+
+    def __init__(self, lanes: int = LANES) -> None:
+        self._lanes = lanes
+        self._graphs = GraphCache()
+        self._streams: list[torch.cuda.Stream] = []
+        self._ahead = Ahead()
+
+    def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd]]:
+        if not job.w.is_cuda or job.net.draws_random_numbers:
+            yield from Loop().train(job)
+            return
+        order = sorted(job.cohort, key=lambda client: -job.data.examples(client))
+        waiting, ends = deque(order), dict[int, LocalEnd]()
+        lanes = min(self._lanes, len(order))
+        while len(self._streams) < lanes:
+            self._streams.append(torch.cuda.Stream())
+        interleave([self._lane(number, job, waiting, ends) for number in range(lanes)], self._streams[:lanes])
+        for client in job.cohort:
+            yield client, for_people(ends[client])
+
+    def _lane(self, number: int, job: RoundJob, waiting: deque[int], ends: dict[int, LocalEnd]) -> Iterator[None]:
+        """One client after another; which lane trains whom is a function of the cohort, and changes no number."""
+        longest = job.work.steps(max(job.data.examples(client) for client in job.cohort))
+        while waiting:
+            client = waiting.popleft()
+            (agenda,) = self._ahead.agendas([(job, client)])
+            self._ahead.prepare([(job, client)])
+            start, sgd = open_client(job, client)
+            steps = _steps(agenda.where, exact=job.net.keeps_statistics)
+            pages = job.data.lay_out([agenda], longest)
+            stack, site = self._graphs.open(
+                number, job.algorithm, job.net, sgd, start, job.data, pages, [0], steps, Form()
+            )
+            yield from stack.replay(steps)
+            ends[client] = stack.end(job.algorithm, start, site)
+
+
+def _steps(where: Any, exact: bool) -> list[Step]:
+    """Batches at their own width where statistics are made of them, else padded to the full one."""
+    widths = (where >= 0).sum(1) if exact else [where.shape[1]] * len(where)
+    return [Step(1, int(width)) for width in widths]

@@ -1,0 +1,136 @@
+"""Each kernel against its plain torch twin, in float64 where rounding would hide a mistake."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    pytest.skip("kernels need a GPU", allow_module_level=True)
+
+from fedgg.data.augment import Draws, augment
+from fedgg.kernels import advance, convolution, images
+
+CUDA = torch.device("cuda")
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, dtype=dtype, device=CUDA)
+
+
+def gap(ours: Tensor, exact: Tensor) -> float:
+    return float((ours.double() - exact).detach().abs().max() / exact.detach().abs().max())
+
+
+@pytest.mark.parametrize(("precision", "close"), [("tf32x3", 3e-6), ("tf32", 3e-3), ("bf16", 2e-2)])
+@pytest.mark.parametrize(
+    "sizes", [(3, 64, 3, 32, 6, 5), (4, 64, 6, 14, 16, 5), (2, 7, 2, 9, 3, 3), (1, 1, 1, 16, 5, 5)]
+)
+def test_convolution_relu_pool(sizes: tuple[int, ...], precision: str, close: float) -> None:
+    torch.manual_seed(0)
+    many, batch, channels, side, out, k = sizes
+    shape, count = convolution.Shape(channels, side, side, out, k), out * channels * k * k
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    rows = (0.1 * drawn(many, count + out + 7)).to(dtype).float()
+    weight, bias = rows[:, :count].view(many, out, channels, k, k), rows[:, count : count + out]
+    x = convolution.packed(drawn(many, batch, channels, side, side).to(dtype), shape.lanes_in)
+    kernels = convolution.spread(weight, shape, dtype)
+    y, winner = convolution.forward(x, kernels, bias, shape, precision)
+
+    exact_x, exact_rows = x.double().requires_grad_(), rows.double().requires_grad_()
+    outputs = []
+    for k_row in range(many):
+        w = exact_rows[k_row, :count].view(out, channels, k, k)
+        outputs.append(F.conv2d(exact_x[k_row], w, exact_rows[k_row, count : count + out]))
+    exact = F.max_pool2d(F.relu(torch.cat(outputs)), 2).view(y.shape)
+    assert gap(y, exact) < close
+
+    # Behind a maximum, rounding may choose another pixel: gradients are compared where both chose the same.
+    grad = drawn(*y.shape)
+    same = _chosen(torch.stack(outputs)) == _winners(winner, y)
+    grad = torch.where(same, grad, 0).to(dtype)
+    assert float(same.float().mean()) > (0.9999 if precision == "tf32x3" else 0.95)
+    packed = convolution.packed(grad, shape.lanes_out)
+    into = torch.full_like(rows, 9.0)
+    convolution.weight_gradient(
+        x, packed, winner, shape, precision, into[:, :count].view_as(weight), into[:, count : count + out]
+    )
+    to_x, to_rows = torch.autograd.grad((exact * grad.double()).sum(), (exact_x, exact_rows))
+    assert gap(into[:, : count + out], to_rows[:, : count + out]) < close
+    assert bool((into[:, count + out :] == 9.0).all())
+    assert gap(convolution.input_gradient(packed, winner, kernels, shape, batch, precision), to_x) < close
+
+
+def _chosen(outputs: Tensor) -> Tensor:
+    """Which of the window's four is the maximum, 4 where none is positive."""
+    windows = outputs.unfold(3, 2, 2).unfold(4, 2, 2).flatten(-2)
+    best, at = windows.max(-1)
+    return torch.where(best > 0, at, 4)
+
+
+def _winners(winner: Tensor, y: Tensor) -> Tensor:
+    many, batch, out, high, wide = y.shape
+    return winner.view(many, batch, high, wide, -1).permute(0, 1, 4, 2, 3)[:, :, :out].long()
+
+
+def test_a_nan_stays_a_nan() -> None:
+    shape = convolution.Shape(3, 12, 12, 6, 5)
+    x = convolution.packed(drawn(1, 2, 3, 12, 12), shape.lanes_in)
+    kernels = convolution.spread(torch.full((1, 6, 3, 5, 5), float("nan"), device=CUDA), shape, torch.float32)
+    y, _ = convolution.forward(x, kernels, torch.zeros(1, 6, device=CUDA), shape, "tf32x3")
+    assert bool(torch.isnan(y).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_pass_of_the_optimiser(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    w, grad, velocity, anchor, a = (drawn(5, 5000, dtype=dtype) for _ in range(5))
+    anchor[1] = anchor[3] = anchor[0]
+    a[3] = a[0]
+    owners = [0, 0, 1, 0, 1]
+    shared = [advance.Shared(rows, advance.leads(rows, owners)) for rows in (anchor, a)]
+    assert [one.lead.tolist() for one in shared] == [[0, 0, 2, 0, 4], [0, 1, 2, 0, 4]]
+    factors, lr, momentum, decay = (torch.rand(5, n, dtype=dtype, device=CUDA) for n in (3, 1, 1, 1))
+    at_work = torch.tensor([[True], [True], [False], [True], [True]], device=CUDA)
+    total = grad + factors[:, :1] * (w - anchor) + factors[:, 1:2] * a + decay * w + momentum * velocity
+    step = -lr * total
+    drift = w + step - anchor
+    expected = torch.where(at_work, w + step, w), torch.where(at_work, total, velocity)
+    parts = torch.zeros(5, 3, advance.blocks(5000), dtype=dtype, device=CUDA)
+    pairs = ((advance.DRIFT, advance.DRIFT), (advance.DRIFT, advance.FIRST_VECTOR), (advance.STEP, advance.STEP))
+    advance.advance(
+        w,
+        grad,
+        velocity,
+        shared[0],
+        shared[1:],
+        factors,
+        [True, True, False],
+        lr,
+        momentum,
+        decay,
+        at_work,
+        parts,
+        pairs,
+    )
+    close = 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close((w, velocity), expected, rtol=close, atol=close)
+    sums = torch.stack([(drift * drift).sum(1), (drift * a).sum(1), (step * step).sum(1)], 1) * at_work
+    torch.testing.assert_close(parts.sum(2), sums, rtol=10 * close, atol=100 * close)
+
+
+@pytest.mark.parametrize("lanes", [0, 4])
+def test_images_are_gathered_as_they_are_read_on_a_cpu(lanes: int) -> None:
+    torch.manual_seed(2)
+    source = torch.randint(0, 256, (50, 3, 12, 10), dtype=torch.uint8, device=CUDA)
+    where = torch.randint(-1, 50, (20,), dtype=torch.int32, device=CUDA)
+    top, left = (torch.randint(0, 9, (20,), dtype=torch.int8, device=CUDA) for _ in range(2))
+    mirror = torch.randint(0, 2, (20,), dtype=torch.int8, device=CUDA)
+    shift, scale = drawn(3, 1, 1), drawn(3, 1, 1)
+    examples = source[where.clamp_min(0).long()]
+    moved = (augment(examples, Draws(top, left, mirror)).float() - shift) * scale
+    torch.testing.assert_close(images.gather(source, where, (top, left, mirror), shift, scale, 4, lanes), moved)
+    still = (examples.float() - shift) * scale
+    torch.testing.assert_close(images.gather(source, where, None, shift, scale, 4, lanes), still)
