@@ -5,7 +5,7 @@ Parameters that do not require a gradient are no part of the row: they stay in t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +21,7 @@ class Layout:
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
     buffers: tuple[str, ...]
+    pixelwise: bool = False  # whether convolutions' weights lie output, row, column, input, as tensor cores read them
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
@@ -52,7 +53,31 @@ class Layout:
         """Views `[K, *shape]` into rows `[K, P]`; one `split` so that the backward pass is one concatenation."""
         parts = w.split(self.sizes, dim=-1)
         lead = w.shape[:-1]
-        return {n: part.view((*lead, *shape)) for n, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+        if not self.pixelwise:
+            views = (part.view((*lead, *shape)) for part, shape in zip(parts, self.shapes, strict=True))
+        else:
+            views = (_pixelwise(part, lead, shape) for part, shape in zip(parts, self.shapes, strict=True))
+        return dict(zip(self.names, views, strict=True))
+
+    def arranged(self, rows: Tensor) -> Tensor:
+        """Rows `[K, P]` of the plain layout as the pixelwise one has them; whatever else as it is."""
+        return torch.cat(list(self._turned(rows, back=False)), 1) if self._is_row(rows) else rows
+
+    def restored(self, rows: Tensor) -> Tensor:
+        """And back."""
+        return torch.cat(list(self._turned(rows, back=True)), 1) if self._is_row(rows) else rows
+
+    def _is_row(self, rows: Tensor) -> bool:
+        return rows.ndim == 2 and rows.shape[1] == self.total
+
+    def _turned(self, rows: Tensor, *, back: bool) -> Iterator[Tensor]:
+        for part, shape in zip(rows.split(self.sizes, 1), self.shapes, strict=True):
+            if len(shape) != 4:
+                yield part
+            elif back:
+                yield _pixelwise(part, rows.shape[:1], shape).reshape(len(rows), -1)
+            else:
+                yield part.view(-1, *shape).movedim(2, -1).reshape(len(rows), -1)
 
     def buffer_rows(self, module: nn.Module) -> Rows:
         """Copies of the module's buffers, `[1, ...]` each (a scalar counter becomes `[1]`)."""
@@ -75,3 +100,10 @@ class Layout:
     def layer_dot(self, a: Tensor, b: Tensor) -> Tensor:
         """`[K, P]`: every parameter carries the inner product of its own layer."""
         return torch.cat([dot(a[:, i:j], b[:, i:j]).expand(-1, j - i) for i, j in self.layers], dim=1)
+
+
+def _pixelwise(part: Tensor, lead: torch.Size, shape: torch.Size) -> Tensor:
+    if len(shape) != 4:
+        return part.view((*lead, *shape))
+    out, channels, high, wide = shape
+    return part.view((*lead, out, high, wide, channels)).movedim(-1, -3)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,8 @@ from fedgg.core.rows import Rows
 from fedgg.errors import UserError
 
 Criterion = Callable[[Tensor, Tensor], Tensor]  # outputs [N, ...], targets [N] -> loss of each example [N]
-RowsForward = Callable[[Tensor, Tensor], Tensor]  # [K, P], [K, B, ...] -> [K, B, ...], differentiable in the rows
+# Rows [K, P], inputs [K, B, ...], keys [K, 1] and step of the dropout masks -> outputs, differentiable in the rows.
+RowsForward = Callable[[Tensor, Tensor, Tensor | None, Tensor | int], Tensor]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -136,6 +138,13 @@ class Net:
                     f"write F.dropout(x, training=self.training)"
                 )
 
+    def arranged(self) -> Net:
+        """The same net for rows that lie pixelwise (see `Layout`)."""
+        twin = copy.copy(self)
+        twin.layout = replace(self.layout, pixelwise=True)
+        twin.start = self.layout.arranged(self.start)
+        return twin
+
     def bind(
         self, buffers: Rows, *, train: bool, keys: Tensor | None = None, many: RowsForward | None = None
     ) -> Forward:
@@ -158,7 +167,7 @@ class Net:
         return outputs.to(self.start.dtype) if isinstance(outputs, Tensor) else outputs
 
     def set_mode(self, train: bool) -> None:
-        if self._training == train:
+        if self._training == train == self.module.training:
             return
         self.module.train(train)
         if self.frozen_statistics:
@@ -195,7 +204,7 @@ class Forward:
     def __call__(self, w: Tensor, x: Tensor) -> Tensor:
         self._net.set_mode(self._train)
         if self._many is not None:
-            return self._many(w, x)
+            return self._many(w, x, self._keys, self._step)
         return self._forward(w, x)
 
     def quiet(self, w: Tensor, x: Tensor) -> Tensor:

@@ -78,6 +78,7 @@ class Feed:
         return (
             isinstance(other, Feed)
             and other.x is self.x
+            and other.x_test is self.x_test
             and other.augmentation == self.augmentation
             and torch.equal(other.scaling.shift, self.scaling.shift)
             and torch.equal(other.scaling.scale, self.scaling.scale)

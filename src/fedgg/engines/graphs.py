@@ -152,7 +152,7 @@ class GraphCache:
     ) -> tuple[Stack, Site]:
         """A stack with this round laid out on it; `place` tells stacks apart that are at work at the same time."""
         running, site = open_round(algorithm, net, sgd, start)
-        one_pass = OnePass.of(algorithm, site, owners)
+        one_pass = OnePass.of(algorithm, site, owners, start.many)
         if one_pass is not None:
             running = replace(running, last_step=None)
         rule = (type(algorithm), _shapes(algorithm), _shapes(site.notes), sgd.has_momentum, sgd.has_decay)

@@ -85,6 +85,7 @@ def _unseen(look: Look) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 class Engine(Protocol):
-    """Trains the clients of a round and gives them back one by one, in any order."""
+    """Trains the clients of a round and gives them back one by one, in any order; and scores models."""
 
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd | Lost]]: ...
+    def score(self, looks: Sequence[Look]) -> list[Score]: ...

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from fedgg.core.buffers import open_buffers
+from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.probe import Probe
 from fedgg.core.sgd import SGD
-from fedgg.engines.job import RoundJob
+from fedgg.engines.job import Look, RoundJob, score_here
 
 
 class Loop:
@@ -21,6 +22,9 @@ class Loop:
         with torch.random.fork_rng(devices=cards, enabled=job.net.draws_random_numbers):
             for client in job.cohort:
                 yield client, train_one(job, client)
+
+    def score(self, looks: Sequence[Look]) -> list[Score]:
+        return score_here(looks)
 
 
 def train_one(job: RoundJob, client: int) -> LocalEnd:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch, Site
 from fedgg.core.local import Running, gradient
-from fedgg.core.rows import Rows, each_row
+from fedgg.core.net import RowsForward
+from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
+from fedgg.engines.program import Program
 from fedgg.engines.terms import Asked, asked
+
+if TYPE_CHECKING:
+    from fedgg.kernels.advance import Shared
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,9 +27,10 @@ class OnePass:
     asked: Asked
     parts: Tensor  # [K, inner products, blocks]: inner products of where the rows stand, in parts
     leads: Rows  # of the anchor and of each note: the row to be read in place of an equal one, [K] int32
+    program: Program | None  # which leaves the gradient of a wide first layer to the pass
 
     @classmethod
-    def of(cls, algorithm: Algorithm, site: Site, owners: list[int]) -> OnePass | None:
+    def of(cls, algorithm: Algorithm, site: Site, owners: list[int], many: RowsForward | None) -> OnePass | None:
         """None where there is no such pass: on a CPU, or for an algorithm that is more than a sum of terms."""
         from fedgg import kernels
 
@@ -36,10 +43,15 @@ class OnePass:
             return None
         shared = (["anchor"] if wanted.drift else []) + list(wanted.notes)
         rows, length = site.w.shape
+        usual = type(algorithm).loss is Algorithm.loss  # else something else may look at the gradient
+        program = many if isinstance(many, Program) and many.wide is not None and usual else None
+        outs, ins = program.wide if program and program.wide else (0, 0)
+        count = advance.tiles(outs, ins) + advance.blocks(length - outs * ins)
         return cls(
             wanted,
-            site.w.new_zeros(rows, len(wanted.pairs), advance.blocks(length)),
+            site.w.new_zeros(rows, len(wanted.pairs), count),
             {name: advance.leads(site.notes[name], owners) for name in shared},
+            program,
         )
 
     def step(self, algorithm: Algorithm, sgd: SGD, running: Running, site: Site, batch: Batch) -> None:
@@ -47,32 +59,40 @@ class OnePass:
         from fedgg.kernels import advance
 
         site = replace(site, step=running.step, w=running.w, last_step=None, sums=self.sums())
-        loss, grad = gradient(algorithm, running.w, batch, site)
+        with Program.leaving_wide(self.program) as left:
+            loss, grad = gradient(algorithm, running.w, batch, site)
         with torch.no_grad():
             at_work = torch.ones_like(running.step, dtype=torch.bool) if batch.at_work is None else batch.at_work
-            terms = algorithm.terms(site)
-            vectors = ["drift", *self.asked.notes]
-            names = (*vectors, "", "")[:3]
-            columns = [_column(terms.get(name, 0.0), running.step) for name in names]
-            advance.advance(
-                running.w,
-                grad,
-                running.velocity,
-                self._shared("anchor", site) if self.asked.drift else None,
-                [self._shared(name, site) for name in self.asked.notes],
-                torch.cat(columns, 1),
-                [name in terms for name in names],
-                sgd.lr,
-                sgd.momentum if sgd.has_momentum else None,
-                sgd.weight_decay if sgd.has_decay else None,
-                at_work,
-                self.parts,
-                tuple(self._numbers(both) for both in self.asked.pairs),
-            )
+            moving = self._pass(algorithm, sgd, running, site, at_work)
+            if left and self.program is not None:
+                (grad_y, x), (outs, ins) = left[0], self.program.wide or (0, 0)
+                advance.advance_linear(moving, grad_y, x, self.program.product)
+                advance.advance(moving, grad, outs * ins, advance.tiles(outs, ins))
+            else:
+                advance.advance(moving, grad)
             count = batch.mask.sum(1, keepdim=True) * at_work
             running.step.add_(at_work)
             running.loss_sum.add_(torch.where(at_work, loss, 0) * count)
             running.seen.add_(count)
+
+    def _pass(self, algorithm: Algorithm, sgd: SGD, running: Running, site: Site, at_work: Tensor):  # type: ignore[no-untyped-def]
+        from fedgg.kernels.advance import Pass
+
+        terms, names = algorithm.terms(site), ("drift", *self.asked.notes, "", "")[:3]
+        return Pass(
+            w=running.w,
+            velocity=running.velocity,
+            anchor=self._shared("anchor", site) if self.asked.drift else None,
+            vectors=[self._shared(name, site) for name in self.asked.notes],
+            factors=torch.cat([_column(terms.get(name, 0.0), running.step) for name in names], 1),
+            has_factor=[name in terms for name in names],
+            lr=sgd.lr,
+            momentum=sgd.momentum if sgd.has_momentum else None,
+            decay=sgd.weight_decay if sgd.has_decay else None,
+            at_work=at_work,
+            parts=self.parts,
+            pairs=tuple(self._numbers(both) for both in self.asked.pairs),
+        )
 
     def sums(self) -> Rows:
         """The inner products, put together from their parts in a fixed order."""
@@ -81,10 +101,7 @@ class OnePass:
         whole = self.parts.sum(2)
         return {name: whole[:, number : number + 1] for number, name in enumerate(self.asked.pairs)}
 
-    def slice(self, rows: int) -> OnePass:
-        return each_row(self, slice(rows))
-
-    def _shared(self, name: str, site: Site):  # type: ignore[no-untyped-def]
+    def _shared(self, name: str, site: Site) -> Shared:
         from fedgg.kernels.advance import Shared
 
         return Shared(site.notes[name], self.leads[name])

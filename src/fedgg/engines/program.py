@@ -8,6 +8,7 @@ the row. Whatever else a user brings is run by `torch.func.vmap`: slower, the sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,11 +20,15 @@ from fedgg.core.net import Net
 from fedgg.engines.precision import Precision
 
 Parameters = dict[str, Tensor]  # views [K, *shape] into rows
+Moment = tuple[Tensor | None, Tensor | int]  # keys [K, 1] and step of the dropout masks; no keys: nothing is dropped
+# fp32 products are put together from three TF32 ones: as exact as fp32, and several times faster.
+PRODUCTS = {"fp64": "ieee", "fp32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}
+WIDE = 1 << 18  # parameters of a layer that are worth a pass of their own
 ALIGNMENT = 64  # row lengths are padded to this many numbers, since matrix kernels read aligned words
 
 
 class Layer(Protocol):
-    def forward(self, x: Tensor, parameters: Parameters) -> tuple[Tensor, Any]: ...
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]: ...
     def backward(
         self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
     ) -> Tensor | None: ...
@@ -31,7 +36,7 @@ class Layer(Protocol):
 
 @dataclass(frozen=True)
 class Flatten:
-    def forward(self, x: Tensor, parameters: Parameters) -> tuple[Tensor, Any]:
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
         return x.reshape(*x.shape[:2], -1), x.shape
 
     def backward(
@@ -48,7 +53,7 @@ class Dense:
     bias: str
     relu: bool
 
-    def forward(self, x: Tensor, parameters: Parameters) -> tuple[Tensor, Any]:
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
         x = x.to(parameters[self.weight].dtype)
         y = torch.baddbmm(parameters[self.bias][:, None], x, parameters[self.weight].mT)
         y = y.relu_() if self.relu else y
@@ -64,6 +69,38 @@ class Dense:
         torch.sum(grad, 1, out=into[self.bias])
         return torch.bmm(grad, parameters[self.weight]) if to_input else None
 
+    def leave(self, grad: Tensor, kept: Any, into: Parameters) -> tuple[Tensor, Tensor]:
+        """The bias's gradient, and what the weight's is made of: gradients of the outputs, and inputs."""
+        x, y = kept
+        grad = torch.where(y > 0, grad, 0) if self.relu else grad
+        torch.sum(grad, 1, out=into[self.bias])
+        return grad, x
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """With counted masks: its place among the dropouts of the model, from 1, and the share it drops."""
+
+    place: int
+    share: float
+
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
+        return self._dropped(x, moment), moment
+
+    def backward(
+        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
+    ) -> Tensor | None:
+        return self._dropped(grad, kept)
+
+    def _dropped(self, x: Tensor, moment: Moment) -> Tensor:
+        from fedgg.kernels.layers import drop
+
+        keys, step = moment
+        if keys is None:
+            return x
+        steps = step if isinstance(step, Tensor) else torch.full_like(keys, step)
+        return drop(x, keys, steps, self.place, self.share)
+
 
 @dataclass(frozen=True)
 class ConvolutionReluPool:
@@ -72,7 +109,7 @@ class ConvolutionReluPool:
     kernel: int
     precision: Precision
 
-    def forward(self, x: Tensor, parameters: Parameters) -> tuple[Tensor, Any]:
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
         from fedgg.kernels import convolution
 
         weight = parameters[self.weight]
@@ -98,37 +135,71 @@ class ConvolutionReluPool:
 
     @property
     def product(self) -> str:
-        """fp32 products are put together from three TF32 ones: as exact as fp32, and several times faster."""
-        return {"fp32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}[self.precision]
+        return PRODUCTS[self.precision]
 
 
 class Program:
     """The layers in order; called with rows and inputs, differentiable in the rows."""
 
-    def __init__(self, layers: Sequence[Layer], layout: Layout):
+    def __init__(
+        self, layers: Sequence[Layer], layout: Layout, precision: Precision, products: torch.dtype | None = None
+    ):
         self.layers = tuple(layers)
         self.layout = layout
+        self.product = "tf32" if precision == "bf16" else PRODUCTS[precision]  # of linear layers
+        self.products = products  # what layers take, if not what rows are made of
+        self._first = next(n for n, layer in enumerate(self.layers) if not isinstance(layer, Flatten))
+        self._left: list[tuple[Tensor, Tensor]] | None = None
 
-    def __call__(self, w: Tensor, x: Tensor) -> Tensor:
-        outputs: Tensor = _Run.apply(w, x, self)  # type: ignore[no-untyped-call]
+    def __call__(self, w: Tensor, x: Tensor, keys: Tensor | None = None, step: Tensor | int = 0) -> Tensor:
+        outputs: Tensor = _Run.apply(w, x, self, (keys, step))  # type: ignore[no-untyped-call]
         return outputs
 
-    def forward(self, w: Tensor, x: Tensor) -> tuple[Tensor, list[Any]]:
-        parameters, kept = self.layout.unflatten(w), []
+    def forward(self, w: Tensor, x: Tensor, moment: Moment = (None, 0)) -> tuple[Tensor, list[Any]]:
+        """Outputs, and what the backward pass needs: the parameters as they were used, and each layer's notes."""
+        parameters = self.layout.unflatten(w if self.products is None else w.to(self.products))
+        kept: list[Any] = [parameters]
         for layer in self.layers:
-            x, remembered = layer.forward(x, parameters)
+            x, remembered = layer.forward(x, parameters, moment)
             kept.append(remembered)
         return x.to(w.dtype), kept
 
     def backward(self, w: Tensor, grad: Tensor, kept: list[Any]) -> Tensor:
         result = padded_rows(w)
-        parameters, into = self.layout.unflatten(w), self.layout.unflatten(result)
-        first = next(n for n, layer in enumerate(self.layers) if not isinstance(layer, Flatten))
+        parameters, *kept = kept
+        into = self.layout.unflatten(result)
         back: Tensor | None = grad
-        for number in reversed(range(first, len(self.layers))):
+        for number in reversed(range(self._first, len(self.layers))):
             assert back is not None
-            back = self.layers[number].backward(back, kept[number], parameters, into, number > first)
+            layer = self.layers[number]
+            if number == self._first and self._left is not None and isinstance(layer, Dense):
+                self._left.append(layer.leave(back, kept[number], into))
+                break
+            back = layer.backward(back, kept[number], parameters, into, number > self._first)
         return result
+
+    @property
+    def wide(self) -> tuple[int, int] | None:
+        """Outputs and inputs of a wide linear layer that comes first, at the start of the rows."""
+        layer = self.layers[self._first]
+        if not isinstance(layer, Dense) or self.layout.names[0] != layer.weight:
+            return None
+        outs, ins = self.layout.shapes[0]
+        return (outs, ins) if outs * ins >= WIDE else None
+
+    @staticmethod
+    @contextmanager
+    def leaving_wide(program: Program | None) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """Within the block the wide layer's gradient is left undone: what it is made of is in the list instead."""
+        left: list[tuple[Tensor, Tensor]] = []
+        if program is None:
+            yield left
+            return
+        program._left = left
+        try:
+            yield left
+        finally:
+            program._left = None
 
 
 def padded_rows(like: Tensor) -> Tensor:
@@ -144,11 +215,11 @@ def program_of(net: Net, precision: Precision, device: torch.device) -> Program 
     if device.type != "cuda" or net.start.dtype != torch.float32 or not kernels.available():
         return None
     layers = _layers(net.module, net.layout, precision)
-    return Program(layers, net.layout) if layers else None
+    return Program(layers, net.layout, precision) if layers else None
 
 
 def _layers(module: nn.Module, layout: Layout, precision: Precision) -> list[Layer] | None:
-    parts = list(_leaves(module, ""))
+    parts = list(leaves(module))
     layers: list[Layer] = []
     at = 0
     while at < len(parts):
@@ -162,6 +233,9 @@ def _layers(module: nn.Module, layout: Layout, precision: Precision) -> list[Lay
         elif kinds == [nn.Conv2d, nn.ReLU, nn.MaxPool2d] and _is_plain(part, parts[at + 2][1]) and bias in layout.names:
             layers.append(ConvolutionReluPool(weight, bias, part.kernel_size[0], precision))  # type: ignore[arg-type, index]
             at += 3
+        elif isinstance(part, nn.Dropout) and 0 < part.p < 1:
+            layers.append(Dropout(1 + sum(isinstance(layer, Dropout) for layer in layers), part.p))
+            at += 1
         elif isinstance(part, nn.Flatten) and (part.start_dim, part.end_dim) == (1, -1):
             layers.append(Flatten())
             at += 1
@@ -170,13 +244,13 @@ def _layers(module: nn.Module, layout: Layout, precision: Precision) -> list[Lay
     return layers
 
 
-def _leaves(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+def leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """The parts of nested `nn.Sequential`s in the order they run, with the prefix of their parameters' names."""
     if type(module) is not nn.Sequential:
         yield prefix, module
         return
     for name, part in module.named_children():
-        yield from _leaves(part, f"{prefix}{name}.")
+        yield from leaves(part, f"{prefix}{name}.")
 
 
 def _is_plain(convolution: nn.Module, pool: nn.Module) -> bool:
@@ -199,11 +273,11 @@ def _is_plain(convolution: nn.Module, pool: nn.Module) -> bool:
 
 class _Run(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, w: Tensor, x: Tensor, program: Program) -> Tensor:
-        outputs, ctx.kept = program.forward(w.detach(), x)
+    def forward(ctx: Any, w: Tensor, x: Tensor, program: Program, moment: Moment) -> Tensor:
+        outputs, ctx.kept = program.forward(w.detach(), x, moment)
         ctx.w, ctx.program = w.detach(), program
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.program.backward(ctx.w, grad, ctx.kept), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.program.backward(ctx.w, grad, ctx.kept), None, None, None

@@ -8,23 +8,28 @@ reference loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm
+from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd, LocalStart, for_people, local_round
+from fedgg.core.net import Net
 from fedgg.core.rows import each_row, stack
 from fedgg.core.sgd import SGD
 from fedgg.engines.ahead import Ahead
 from fedgg.engines.graphs import Form, GraphCache, steps_of_stack
-from fedgg.engines.job import RoundJob
+from fedgg.engines.job import Look, RoundJob, score_here
 from fedgg.engines.lanes import interleave
 from fedgg.engines.loop import Loop
 from fedgg.engines.precision import Precision
 from fedgg.engines.program import ConvolutionReluPool, Program, program_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Stacked:
 
     def train_together(self, jobs: Sequence[RoundJob]) -> list[dict[int, LocalEnd]]:
         ends: list[dict[int, LocalEnd]] = [{} for _ in jobs]
-        groups = _groups(jobs)
+        groups = _groups(jobs, _trained_alike)
         stackable = [group for group in groups if jobs[group[0]].net.stackable]
         works = [self._train_stack(place, jobs, group, ends) for place, group in enumerate(stackable)]
         if stackable and jobs[0].w.is_cuda:
@@ -74,7 +79,7 @@ class Stacked:
         """Trains a group; pauses after each launch, and leaves the results in `ends`."""
         rows = _rows(jobs, group)
         first = jobs[group[0]]
-        program = self._program(first)
+        program = self._program(first.net)
         start = LocalStart(
             w=torch.cat([jobs[row.job].w for row in rows]),
             down=stack([jobs[row.job].down for row in rows]),
@@ -104,12 +109,38 @@ class Stacked:
         for position, row in enumerate(rows):
             ends[row.job][row.client] = each_row(end, slice(position, position + 1))
 
-    def _program(self, job: RoundJob) -> Program | None:
-        known = self._programs.get(id(job.net))
+    def score(self, looks: Sequence[Look]) -> list[Score]:
+        """Models that share a program and a test set are looked at together."""
+        scores: dict[int, Score] = {}
+        for group in _groups(looks, _seen_alike):
+            program = self._program(looks[group[0]].net)
+            some = [looks[number] for number in group]
+            found = score_here(some) if program is None or some[0].client is not None else _score(program, some)
+            scores |= dict(zip(group, found, strict=True))
+        return [scores[number] for number in range(len(looks))]
+
+    def _program(self, net: Net) -> Program | None:
+        known = self._programs.get(id(net))
         if known is None:
-            program = program_of(job.net, self._precision, job.w.device)
-            known = self._programs[id(job.net)] = (job.net, program)  # the net is held: its id is nobody else's
+            program = program_of(net, self._precision, net.start.device)
+            known = self._programs[id(net)] = (net, program)  # the net is held: its id is nobody else's
         return known[1]
+
+
+def _score(program: Program, looks: Sequence[Look]) -> list[Score]:
+    """As `core.evaluate` has it, for several rows at once."""
+    first, w = looks[0], torch.cat([look.w for look in looks])
+    right = loss = w.new_zeros(len(w), dtype=torch.float64)
+    examples = 0
+    for number in range(first.data.unseen_chunks(None)):
+        x, y = first.data.unseen(None, number)
+        outputs, _ = program.forward(w, x.expand(len(w), *x.shape))
+        right = right + (outputs.argmax(2) == y).sum(1)
+        each = first.net.criterion(outputs.flatten(0, 1), y.repeat(len(w)))
+        loss = loss + each.view(len(w), -1).double().sum(1)
+        examples += len(y)
+    found = torch.stack([right, loss]).tolist()
+    return [Score(a / max(examples, 1), b / max(examples, 1), examples) for a, b in zip(*found, strict=True)]
 
 
 def _form(program: Program | None) -> Form:
@@ -144,12 +175,12 @@ def _sgd(jobs: Sequence[RoundJob]) -> SGD:
     )
 
 
-def _groups(jobs: Sequence[RoundJob]) -> list[list[int]]:
-    """Numbers of the jobs that can train as one."""
+def _groups(things: Sequence[T], alike: Callable[[T, T], bool]) -> list[list[int]]:
+    """Numbers of those that can be done as one."""
     groups: list[list[int]] = []
-    for number, job in enumerate(jobs):
+    for number, thing in enumerate(things):
         for group in groups:
-            if _alike(jobs[group[0]], job):
+            if alike(things[group[0]], thing):
                 group.append(number)
                 break
         else:
@@ -157,15 +188,22 @@ def _groups(jobs: Sequence[RoundJob]) -> list[list[int]]:
     return groups
 
 
-def _alike(a: RoundJob, b: RoundJob) -> bool:
+def _trained_alike(a: RoundJob, b: RoundJob) -> bool:
     return (
         type(a.algorithm) is type(b.algorithm)
         and _switches(a.algorithm) == _switches(b.algorithm)
         and a.work == b.work
-        and str(a.net.module) == str(b.net.module)
-        and a.net.layout == b.net.layout
+        and _same_model(a.net, b.net)
         and a.data.shares_examples_with(b.data)
     )
+
+
+def _seen_alike(a: Look, b: Look) -> bool:
+    return a.client is b.client is None and _same_model(a.net, b.net) and a.data.shares_examples_with(b.data)
+
+
+def _same_model(a: Net, b: Net) -> bool:
+    return type(a.module) is type(b.module) and str(a.module) == str(b.module) and a.layout == b.layout
 
 
 def _switches(algorithm: Algorithm) -> dict[str, object]:

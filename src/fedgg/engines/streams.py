@@ -7,17 +7,24 @@ models with batch statistics are never padded: a shorter last batch is a graph o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fedgg.core.local import LocalEnd, for_people
+from fedgg.core.evaluate import Score
+from fedgg.core.local import LocalEnd, LocalStart, for_people
+from fedgg.core.net import Net
+from fedgg.core.rows import Rows
 from fedgg.engines.ahead import Ahead
 from fedgg.engines.graphs import Form, GraphCache, Step
-from fedgg.engines.job import RoundJob
+from fedgg.engines.job import Look, RoundJob, score_here
 from fedgg.engines.lanes import interleave
+from fedgg.engines.large import large_program_of
 from fedgg.engines.loop import Loop, open_client
+from fedgg.engines.program import Program
 
 LANES = 6  # clients in flight: more gain little and cost memory
 
@@ -30,6 +37,7 @@ class Streams:
         self._graphs = GraphCache()
         self._streams: list[torch.cuda.Stream] = []
         self._ahead = Ahead()
+        self._nets: dict[int, tuple[Net, Net, Program | None]] = {}
 
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd]]:
         if not job.w.is_cuda or job.net.draws_random_numbers:
@@ -44,6 +52,9 @@ class Streams:
         for client in job.cohort:
             yield client, for_people(ends[client])
 
+    def score(self, looks: Sequence[Look]) -> list[Score]:
+        return score_here(looks)
+
     def _lane(self, number: int, job: RoundJob, waiting: deque[int], ends: dict[int, LocalEnd]) -> Iterator[None]:
         """One client after another; which lane trains whom is a function of the cohort, and changes no number."""
         longest = job.work.steps(max(job.data.examples(client) for client in job.cohort))
@@ -51,14 +62,46 @@ class Streams:
             client = waiting.popleft()
             (agenda,) = self._ahead.agendas([(job, client)])
             self._ahead.prepare([(job, client)])
+            net, program = self._arranged(job.net)
             start, sgd = open_client(job, client)
+            start = _arranged_start(start, net, program)
             steps = _steps(agenda.where, exact=job.net.keeps_statistics)
             pages = job.data.lay_out([agenda], longest)
-            stack, site = self._graphs.open(
-                number, job.algorithm, job.net, sgd, start, job.data, pages, [0], steps, Form()
-            )
+            stack, site = self._graphs.open(number, job.algorithm, net, sgd, start, job.data, pages, [0], steps, Form())
             yield from stack.replay(steps)
-            ends[client] = stack.end(job.algorithm, start, site)
+            ends[client] = _restored(stack.end(job.algorithm, start, site), net)
+
+    def _arranged(self, net: Net) -> tuple[Net, Program | None]:
+        """The net as it lies on this engine's desks, and its program if it has one."""
+        known = self._nets.get(id(net))
+        if known is None:
+            arranged = net.arranged() if net.channels_last else net
+            program = large_program_of(arranged) if net.channels_last else None
+            known = self._nets[id(net)] = (net, arranged, program)  # the net is held: its id is nobody else's
+        return known[1:]
+
+
+def _arranged_start(start: LocalStart, net: Net, program: Program | None) -> LocalStart:
+    """Rows as the net reads them, wherever they come from."""
+    if not net.layout.pixelwise:
+        return start
+    turned = net.layout.arranged
+    probe = start.probe and replace(start.probe, net=net)
+    return replace(
+        start, w=turned(start.w), down=_each(start.down, turned), memory=_each(start.memory, turned), probe=probe,
+        many=program,
+    )  # fmt: skip
+
+
+def _restored(end: LocalEnd, net: Net) -> LocalEnd:
+    if not net.layout.pixelwise:
+        return end
+    back = net.layout.restored
+    return replace(end, up=_each(end.up, back), memory=_each(end.memory, back))
+
+
+def _each(rows: Rows, turned: Callable[[Tensor], Tensor]) -> Rows:
+    return {name: turned(tensor) for name, tensor in rows.items()}
 
 
 def _steps(where: Any, exact: bool) -> list[Step]:

@@ -17,7 +17,7 @@ from fedgg.core.evaluate import Score
 from fedgg.core.rows import Rows
 from fedgg.core.server import Lost
 from fedgg.engines import Engine, Loop, RoundJob, Stacked, Streams
-from fedgg.engines.job import Look, score_here
+from fedgg.engines.job import Look, Scorer, score_here
 from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import DataGiven, Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
@@ -92,7 +92,7 @@ def play(session: Session) -> None:
     while not session.over:
         job, started = session.next_job(), time.perf_counter()
         ends = train(job, engine, session.watcher.client)
-        session.close_round(job, ends, time.perf_counter() - started)
+        session.close_round(job, ends, time.perf_counter() - started, engine.score)
 
 
 def make_engine(federation: Federation) -> Engine:
@@ -143,11 +143,11 @@ class Session:
     def next_job(self) -> RoundJob:
         return next_job(self.federation, self.state)
 
-    def close_round(self, job: RoundJob, ends: Ends, seconds: float) -> None:
+    def close_round(self, job: RoundJob, ends: Ends, seconds: float, score: Scorer = score_here) -> None:
         """Aggregate, look at the new model in this process, write down."""
         looks = self.aggregate(job, ends, seconds)
         if looks is not None:
-            self.write_down(score_here(looks))
+            self.write_down(score(looks))
 
     def aggregate(self, job: RoundJob, ends: Ends, seconds: float) -> tuple[Look, ...] | None:
         """The looks to be taken at the new model; None if the run has left the finite numbers and is over."""

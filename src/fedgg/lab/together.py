@@ -17,6 +17,7 @@ import torch
 from fedgg.data.dataset import Dataset
 from fedgg.data.sources import load
 from fedgg.engines import Stacked
+from fedgg.engines.job import Look
 from fedgg.engines.memory import room, stack_bytes
 from fedgg.errors import UserError
 from fedgg.lab.arithmetic import arithmetic
@@ -81,12 +82,24 @@ def _in_step(taken: list[tuple[Job, Session]], engine: Stacked, tell: Tell) -> N
         answers = engine.train_together(asked)
         synchronise(asked[0].w)
         share = (time.perf_counter() - started) / len(running)
-        for session, round_job, ends in zip(running, asked, answers, strict=True):
-            session.close_round(round_job, ends, share)
+        closed = [
+            (session, session.aggregate(job, ends, share))
+            for session, job, ends in zip(running, asked, answers, strict=True)
+        ]
+        _write_down([(session, looks) for session, looks in closed if looks is not None], engine)
     for job, session in taken:
         tell(job, "ended", session.finish().summary)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def _write_down(closed: list[tuple[Session, tuple[Look, ...]]], engine: Stacked) -> None:
+    """All models are looked at together; each run is charged its share of the time."""
+    started = time.perf_counter()
+    scores = deque(engine.score([look for _, looks in closed for look in looks]))
+    share = (time.perf_counter() - started) / max(len(closed), 1)
+    for session, looks in closed:
+        session.write_down([scores.popleft() for _ in looks], share)
 
 
 def _watcher(job: Job, tell: Tell) -> Watcher:

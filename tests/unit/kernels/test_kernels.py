@@ -10,8 +10,9 @@ from torch import Tensor
 if not torch.cuda.is_available():
     pytest.skip("kernels need a GPU", allow_module_level=True)
 
+from fedgg.core.masks import keep
 from fedgg.data.augment import Draws, augment
-from fedgg.kernels import advance, convolution, images
+from fedgg.kernels import advance, convolution, images, layers
 
 CUDA = torch.device("cuda")
 
@@ -100,21 +101,8 @@ def test_one_pass_of_the_optimiser(dtype: torch.dtype) -> None:
     expected = torch.where(at_work, w + step, w), torch.where(at_work, total, velocity)
     parts = torch.zeros(5, 3, advance.blocks(5000), dtype=dtype, device=CUDA)
     pairs = ((advance.DRIFT, advance.DRIFT), (advance.DRIFT, advance.FIRST_VECTOR), (advance.STEP, advance.STEP))
-    advance.advance(
-        w,
-        grad,
-        velocity,
-        shared[0],
-        shared[1:],
-        factors,
-        [True, True, False],
-        lr,
-        momentum,
-        decay,
-        at_work,
-        parts,
-        pairs,
-    )
+    rest = [True, True, False], lr, momentum, decay, at_work, parts, pairs
+    advance.advance(advance.Pass(w, velocity, shared[0], shared[1:], factors, *rest), grad)
     close = 1e-12 if dtype == torch.float64 else 1e-5
     torch.testing.assert_close((w, velocity), expected, rtol=close, atol=close)
     sums = torch.stack([(drift * drift).sum(1), (drift * a).sum(1), (step * step).sum(1)], 1) * at_work
@@ -134,3 +122,56 @@ def test_images_are_gathered_as_they_are_read_on_a_cpu(lanes: int) -> None:
     torch.testing.assert_close(images.gather(source, where, (top, left, mirror), shift, scale, 4, lanes), moved)
     still = (examples.float() - shift) * scale
     torch.testing.assert_close(images.gather(source, where, None, shift, scale, 4, lanes), still)
+
+
+@pytest.mark.parametrize(("precision", "close"), [("tf32x3", 1e-5), ("tf32", 5e-3)])
+def test_the_gradient_of_a_wide_layer_is_made_on_the_way(precision: str, close: float) -> None:
+    torch.manual_seed(3)
+    many, batch, outs, ins, rest = 3, 20, 70, 200, 333
+    w, velocity, anchor, grad = (drawn(many, outs * ins + rest) for _ in range(4))
+    grad_y, x = drawn(many, batch, outs), drawn(many, batch, ins)
+    whole = torch.cat([torch.bmm(grad_y.double().mT, x.double()).flatten(1), grad.double()[:, outs * ins :]], 1)
+    factors, lr, momentum = (torch.rand(many, n, device=CUDA) for n in (3, 1, 1))
+    at_work = torch.tensor([[True], [False], [True]], device=CUDA)
+    total = whole + factors[:, :1] * (w - anchor) + momentum * velocity
+    expected = torch.where(at_work, w - lr * total, w), torch.where(at_work, total, velocity)
+    tiles = advance.tiles(outs, ins)
+    parts = torch.zeros(many, 1, tiles + advance.blocks(rest), device=CUDA)
+    shared = advance.Shared(anchor, advance.leads(anchor, [0, 0, 0]))
+    step = advance.Pass(
+        w, velocity, shared, [], factors, [True, False, False], lr, momentum, None, at_work, parts, ((0, 0),)
+    )
+    advance.advance_linear(step, grad_y, x, precision)
+    advance.advance(step, grad, outs * ins, tiles)
+    assert gap(w, expected[0].double()) < close
+    assert gap(velocity, expected[1].double()) < close
+    drift = torch.where(at_work, w - anchor, 0).double()
+    assert gap(parts.sum(2), (drift * drift).sum(1, keepdim=True)) < 1e-5
+
+
+def test_what_stands_around_a_convolution() -> None:
+    torch.manual_seed(4)
+    for high, wide in ((6, 8), (7, 5)):
+        y = drawn(3, 70, high, wide).contiguous(memory_format=torch.channels_last)
+        bias = drawn(70)
+        exact, exact_bias = y.clone().requires_grad_(), bias.clone().requires_grad_()
+        plain = F.relu(exact + exact_bias[:, None, None])
+        pooled = F.max_pool2d(plain, 2)
+        torch.testing.assert_close(layers.bias_relu(y.clone(memory_format=torch.preserve_format), bias), plain)
+        ours, winner = layers.bias_relu_pool(y, bias)
+        torch.testing.assert_close(ours, pooled)
+        for output, back in (
+            (plain, lambda grad, plain=plain: layers.relu_back(grad, plain.detach())),
+            (pooled, lambda grad, winner=winner, high=high, wide=wide: layers.pool_back(grad, winner, high, wide)),
+        ):
+            grad = drawn(*output.shape).contiguous(memory_format=torch.channels_last)
+            expected = torch.autograd.grad(output, (exact, exact_bias), grad, retain_graph=True)
+            torch.testing.assert_close(back(grad), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_kernel_drops_what_the_definition_drops() -> None:
+    x = drawn(2, 5, 300)
+    keys = torch.tensor([[123456789012345678], [2**63 - 7]], device=CUDA)
+    steps = torch.tensor([[3.0], [70.0]], device=CUDA)
+    expected = [torch.where(keep(keys[k], steps[k], 2, x[k].shape, 0.3), x[k] / 0.7, 0) for k in range(2)]
+    torch.testing.assert_close(layers.drop(x, keys, steps, 2, 0.3), torch.stack(expected))

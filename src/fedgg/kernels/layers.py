@@ -1,0 +1,167 @@
+"""What stands around a convolution of a large model, in one pass each: bias, ReLU, 2 x 2 max-pool, dropout, and back.
+
+Images lie pixel by pixel (`channels_last`): `[N, H, W, C]` in memory. Sums for a bias's gradient are written in parts
+and added in a fixed order: the same bits every time.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+DEAD = tl.constexpr(4)
+PIXELS, CHANNELS = 64, 64  # of a tile
+GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+
+
+@triton.jit
+def _tile(pixels, channels, size_p: tl.constexpr, size_c: tl.constexpr):
+    p = tl.program_id(0) * size_p + tl.arange(0, size_p)
+    c = tl.program_id(1) * size_c + tl.arange(0, size_c)
+    return p, c, (p < pixels)[:, None] & (c < channels)[None, :]
+
+
+@triton.jit
+def _bias_relu(y, bias, pixels, channels, size_p: tl.constexpr, size_c: tl.constexpr):
+    p, c, inside = _tile(pixels, channels, size_p, size_c)
+    place = y + p[:, None].to(tl.int64) * channels + c[None, :]
+    value = tl.load(place, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + c, mask=c < channels)[None, :]
+    tl.store(place, tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL), mask=inside)
+
+
+@triton.jit
+def _better(best, at, other, number: tl.constexpr):
+    at = tl.where(other > best, number, at)
+    return tl.maximum(best, other, propagate_nan=tl.PropagateNan.ALL), at
+
+
+@triton.jit
+def _bias_relu_pool(
+    y, bias, out, winner, pixels, channels, high, wide, height, width, size_p: tl.constexpr, size_c: tl.constexpr
+):
+    p, c, inside = _tile(pixels, channels, size_p, size_c)
+    image, py, px = p // (high * wide), (p // wide) % high, p % wide
+    corner = ((image.to(tl.int64) * height + 2 * py) * width + 2 * px) * channels
+    place = y + corner[:, None] + c[None, :]
+    b = tl.load(bias + c, mask=c < channels)[None, :]
+    best = tl.load(place, mask=inside, other=0.0).to(tl.float32) + b
+    at = tl.zeros((size_p, size_c), tl.int32)
+    best, at = _better(best, at, tl.load(place + channels, mask=inside, other=0.0).to(tl.float32) + b, 1)
+    low = place + width * channels
+    best, at = _better(best, at, tl.load(low, mask=inside, other=0.0).to(tl.float32) + b, 2)
+    best, at = _better(best, at, tl.load(low + channels, mask=inside, other=0.0).to(tl.float32) + b, 3)
+    at = tl.where(best > 0, at, DEAD)
+    here = p[:, None].to(tl.int64) * channels + c[None, :]
+    tl.store(out + here, tl.maximum(best, 0.0, propagate_nan=tl.PropagateNan.ALL), mask=inside)
+    tl.store(winner + here, at.to(tl.int8), mask=inside)
+
+
+@triton.jit
+def _relu_back(grad, y, out, parts, pixels, channels, size_p: tl.constexpr, size_c: tl.constexpr):
+    p, c, inside = _tile(pixels, channels, size_p, size_c)
+    place = p[:, None].to(tl.int64) * channels + c[None, :]
+    alive = tl.load(y + place, mask=inside, other=0.0) > 0
+    value = tl.where(alive, tl.load(grad + place, mask=inside, other=0.0), 0.0)
+    tl.store(out + place, value, mask=inside)
+    tl.store(parts + tl.program_id(0) * channels + c, tl.sum(value.to(tl.float32), axis=0), mask=c < channels)
+
+
+@triton.jit
+def _pool_back(
+    grad, winner, out, parts, pixels, channels, high, wide, height, width, size_p: tl.constexpr, size_c: tl.constexpr
+):
+    p, c, inside = _tile(pixels, channels, size_p, size_c)
+    here = p[:, None].to(tl.int64) * channels + c[None, :]
+    at = tl.load(winner + here, mask=inside, other=4).to(tl.int32)
+    value = tl.where(at < DEAD, tl.load(grad + here, mask=inside, other=0.0), 0.0)
+    image, py, px = p // (high * wide), (p // wide) % high, p % wide
+    corner = ((image.to(tl.int64) * height + 2 * py) * width + 2 * px) * channels
+    place = out + corner[:, None] + c[None, :]
+    tl.store(place, tl.where(at == 0, value, 0.0), mask=inside)
+    tl.store(place + channels, tl.where(at == 1, value, 0.0), mask=inside)
+    tl.store(place + width * channels, tl.where(at == 2, value, 0.0), mask=inside)
+    tl.store(place + (width + 1) * channels, tl.where(at == 3, value, 0.0), mask=inside)
+    tl.store(parts + tl.program_id(0) * channels + c, tl.sum(value.to(tl.float32), axis=0), mask=c < channels)
+
+
+@triton.jit
+def _mixed(z):
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def _drop(x, out, key, step, elements, place, threshold, left, size: tl.constexpr):
+    at = tl.program_id(0) * size + tl.arange(0, size)
+    row = tl.program_id(1)
+    inside = at < elements
+    moment = tl.load(step + row).to(tl.int64) * 1024 + place + 1
+    start = _mixed(tl.load(key + row).to(tl.uint64) + moment.to(tl.uint64) * GOLDEN)
+    uniform = _mixed(start + at.to(tl.uint64) * GOLDEN) >> 40
+    here = row.to(tl.int64) * elements + at
+    value = tl.load(x + here, mask=inside, other=0.0)
+    kept = uniform >= threshold.to(tl.uint64)
+    tl.store(out + here, tl.where(kept, value.to(tl.float32) / left, 0.0), mask=inside)
+
+
+def _grid(pixels: int, channels: int) -> tuple[int, int]:
+    return -(-pixels // PIXELS), -(-channels // CHANNELS)
+
+
+def _pixelwise(like: Tensor, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+
+
+def bias_relu(y: Tensor, bias: Tensor) -> Tensor:
+    """relu(y + bias), in place; y `[N, C, H, W]`."""
+    channels = y.shape[1]
+    pixels = y.numel() // channels
+    _bias_relu[_grid(pixels, channels)](y, bias, pixels, channels, PIXELS, CHANNELS)
+    return y
+
+
+def bias_relu_pool(y: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """maxpool(relu(y + bias)), and which of the four it was, or DEAD."""
+    many, channels, height, width = y.shape
+    high, wide = height // 2, width // 2
+    out = _pixelwise(y, many, channels, high, wide)
+    winner = torch.empty_like(out, dtype=torch.int8)
+    pixels = many * high * wide
+    _bias_relu_pool[_grid(pixels, channels)](
+        y, bias, out, winner, pixels, channels, high, wide, height, width, PIXELS, CHANNELS
+    )
+    return out, winner
+
+
+def relu_back(grad: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients in front of bias and ReLU, and of the bias `[C]` in float32."""
+    channels = y.shape[1]
+    pixels = y.numel() // channels
+    grid = _grid(pixels, channels)
+    out, parts = torch.empty_like(y), torch.empty((grid[0], channels), dtype=torch.float32, device=y.device)
+    _relu_back[grid](grad, y, out, parts, pixels, channels, PIXELS, CHANNELS)
+    return out, parts.sum(0)
+
+
+def pool_back(grad: Tensor, winner: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """The same through the pool of images of this height and width: gradients in front, and of the bias."""
+    many, channels, high, wide = grad.shape
+    out = _pixelwise(grad, many, channels, height, width)
+    if height % 2 or width % 2:
+        out.zero_()  # an odd row or column is in no window
+    pixels = many * high * wide
+    grid = _grid(pixels, channels)
+    parts = torch.empty((grid[0], channels), dtype=torch.float32, device=grad.device)
+    _pool_back[grid](grad, winner, out, parts, pixels, channels, high, wide, height, width, PIXELS, CHANNELS)
+    return out, parts.sum(0)
+
+
+def drop(x: Tensor, key: Tensor, step: Tensor, place: int, p: float) -> Tensor:
+    """Dropout with counted masks, the twin of `core.masks`; x `[K, ...]`, key and step `[K, 1]`. Its own backward."""
+    x = x.contiguous()
+    out, elements, size = torch.empty_like(x), x[0].numel(), 1024
+    _drop[(-(-elements // size), len(x))](x, out, key, step, elements, place, round(p * (1 << 24)), 1 - p, size)
+    return out
