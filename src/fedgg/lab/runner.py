@@ -21,7 +21,9 @@ from fedgg.core.server import Lost
 from fedgg.engines import Engine, Loop, RoundJob, Stacked
 from fedgg.lab.build import DataGiven, Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
+from fedgg.lab.moving import moved
 from fedgg.lab.parts import given_algorithm
+from fedgg.lab.shelf import RowsOnDisk
 from fedgg.lab.state import Diverged, State, begin, close_and_record, next_job, train
 from fedgg.lab.store import Store
 
@@ -117,7 +119,11 @@ def opened(
             watcher.notice(sentence)
         state, rounds = _open(store, federation, watcher)
         watcher.started(state.rounds_done, experiment.rounds)
-        yield Session(experiment, federation, store, watcher, state, rounds)
+        session = Session(experiment, federation, store, watcher, state, rounds)
+        try:
+            yield session
+        finally:
+            session.close_files()
 
 
 @dataclass
@@ -147,13 +153,15 @@ class Session:
     def close_round(self, job: RoundJob, ends: dict[int, LocalEnd], seconds: float) -> None:
         """Aggregate, evaluate, write down; a run that leaves the finite numbers is over."""
         try:
-            self.state, record = close_and_record(self.federation, self.state, job, ends, seconds)
+            state, record = close_and_record(self.federation, self.state, job, ends, seconds)
         except Diverged as end:
             names = "; ".join(_lost(end.lost))
             self.diverged = f"{end}" + (f" ({names})" if names else "")
             if self.store:
                 self.store.save(self.state, self.experiment)  # the history up to here stands, and so does its model
             return
+        folder = self.store.checkpoint_folder if self.store else None
+        self.state = moved(state, job.cohort, len(self.federation.examples), self.experiment.server, folder)
         self.rounds.append(record)
         for sentence in _lost([Lost(**gone) for gone in record["lost"]]):
             self.watcher.notice(f"round {record['round']}: left out: {sentence}")
@@ -162,6 +170,11 @@ class Session:
             if self.state.rounds_done % self.experiment.server.checkpoint_every == 0 or self.over:
                 self.store.save(self.state, self.experiment)
         self.watcher.round(record)
+
+    def close_files(self) -> None:
+        for rows in (self.state.memory, self.state.kept_buffers):
+            if isinstance(rows, RowsOnDisk):
+                rows.shelf.file.close()
 
     def finish(self) -> Run:
         weights = _weights(self.federation, self.state)
