@@ -72,21 +72,22 @@ def read_checkpoint(path: Path, experiment_hash: str, device: torch.device) -> S
     return replace(_state(tensors, int(facts["rounds_done"])), **shelved)
 
 
-def pin(state: State, others: Mapping[int, Path]) -> None:
-    """Keep what other checkpoints, by round, refer to; refuse a state whose own rows are not what was written.
+def pin(state: State, older: Mapping[int, Path]) -> None:
+    """Keep what this and older checkpoints, by round, refer to; refuse a state whose rows are not what was written.
 
-    What a kill or a power cut can spoil was written since the newest of the others: no more than that is looked at.
+    What a kill or a power cut can spoil was written since the newest of the older ones: no more than that is looked at.
     """
     for name in FILES:
         rows = getattr(state, name)
         if isinstance(rows, RowsOnDisk):
-            found = {number: _places_in(path, name) for number, path in others.items()}
+            found = {number: _places_in(path, name) for number, path in older.items()}
             rows.shelf.pinned = {number: places for number, places in found.items() if places is not None}
             newest = max(rows.shelf.pinned, default=None)
             trusted = None if newest is None else rows.shelf.pinned[newest]
             spoilt = rows.shelf.spoilt(rows.places, trusted)
             if spoilt is not None:
                 raise BadCheckpoint(f"{rows.shelf.file} does not hold what client {spoilt} kept")
+            rows.shelf.pinned[state.rounds_done] = rows.places
 
 
 def _places_in(path: Path, name: str) -> Places | None:
