@@ -185,7 +185,7 @@ def test_every_type_and_shape_comes_back(dtype: torch.dtype) -> None:
 def test_equal_rows_lie_in_one_slot(tmp_path: Path) -> None:
     """One tensor, as from the loop; or equal rows of a stack."""
     one = rows_of(7)
-    memory = shelved(tmp_path, {0: one, 1: one, 2: rows_of(7), 3: rows_of(8)})
+    memory = shelved(tmp_path, {3: rows_of(8), 0: one, 1: one, 2: rows_of(7)})
     assert memory.shelf.file.count == 2
     assert same(memory, {0: 7, 1: 7, 2: 7, 3: 8})
 
