@@ -19,6 +19,13 @@ class Score:
     examples: int
 
 
+def rights(net: Net, w: Tensor, buffers: Rows, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Which examples one row gets right, in evaluation mode."""
+    forward = net.bind(buffers, train=False)
+    with torch.no_grad():
+        return torch.cat([forward(w, x[None])[0].argmax(1) == y for x, y in chunks])
+
+
 def evaluate(net: Net, w: Tensor, buffers: Rows, chunks: Iterable[tuple[Tensor, Tensor]]) -> Score:
     """Accuracy and mean loss of one row, in evaluation mode."""
     forward = net.bind(buffers, train=False)

@@ -142,8 +142,9 @@ class Feed:
         """A client's training examples in order, unaugmented: for probes."""
         yield from self._chunks(self.x, self.y, self.clients[client])
 
-    def held_out_chunks(self, client: int) -> Iterator[tuple[Tensor, Tensor]]:
-        yield from self._chunks(self.x, self.y, self.held_out[client])
+    def held_out_chunks(self, clients: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """What these clients keep back, one client behind the other."""
+        yield from self._chunks(self.x, self.y, np.concatenate([self.held_out[client] for client in clients]))
 
     def test_chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         yield from self._chunks(self.x_test, self.y_test, np.arange(len(self.x_test)))

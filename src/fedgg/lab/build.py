@@ -66,6 +66,11 @@ class Federation:
         """The clients that have any."""
         return np.flatnonzero(self.examples)
 
+    @cached_property
+    def tested(self) -> list[int]:
+        """The clients that keep examples back."""
+        return [client for client, kept in enumerate(self.feed.held_out) if len(kept)]
+
 
 def build(
     experiment: Experiment,

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fedgg.core.buffers import travels
-from fedgg.core.evaluate import evaluate
+from fedgg.core.evaluate import evaluate, rights
 from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Rows, payload
 from fedgg.core.server import Lost, ServerState
@@ -67,16 +69,32 @@ def _scores(federation: Federation, server: ServerState, kept_buffers: Mapping[i
     net, feed = federation.net, federation.feed
     test = evaluate(net, server.w, server.buffers, feed.test_chunks())
     scores: dict[str, Any] = {"test_accuracy": test.accuracy, "test_loss": _finite(test.loss)}
-    own = {
-        client: evaluate(net, server.w, kept_buffers.get(client, server.buffers), feed.held_out_chunks(client))
-        for client, kept in enumerate(feed.held_out)
-        if len(kept)
-    }
-    if own:
-        count = sum(score.examples for score in own.values())
-        scores["holdout_accuracy"] = sum(s.accuracy * s.examples for s in own.values()) / count
-        scores["holdout_accuracy_by_client"] = {str(client): score.accuracy for client, score in own.items()}
+    if federation.tested:
+        right = _right_by_client(federation, server, kept_buffers)
+        counts = {client: len(feed.held_out[client]) for client in right}
+        accuracy = {client: right[client] / counts[client] for client in right}
+        scores["holdout_accuracy"] = sum(accuracy[c] * counts[c] for c in counts) / sum(counts.values())
+        scores["holdout_accuracy_by_client"] = {str(client): value for client, value in accuracy.items()}
     return scores
+
+
+def _right_by_client(federation: Federation, server: ServerState, kept_buffers: Mapping[int, Rows]) -> dict[int, int]:
+    """How many of the examples it keeps back the model gets right, for each client.
+
+    All clients that share the server's statistics are looked at in one go: one by one, most of the time would go into
+    asking, and a large population would cost more to test than to train.
+    """
+    net, feed = federation.net, federation.feed
+    right: dict[int, int] = {}
+    alike = [client for client in federation.tested if client not in kept_buffers]
+    for client in federation.tested:
+        if client in kept_buffers:
+            right[client] = int(rights(net, server.w, kept_buffers[client], feed.held_out_chunks([client])).sum())
+    if alike:
+        each = rights(net, server.w, server.buffers, feed.held_out_chunks(alike)).cpu().numpy()
+        starts = np.cumsum([0, *(len(feed.held_out[client]) for client in alike[:-1])])
+        right |= {c: int(n) for c, n in zip(alike, np.add.reduceat(each, starts, dtype=np.int64), strict=True)}
+    return {client: right[client] for client in federation.tested}
 
 
 def _client_line(federation: Federation, job: RoundJob, client: int, end: LocalEnd) -> dict[str, Any]:
