@@ -28,6 +28,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "batch norm": ({"model.statistics": "local"}, {"model": batch_norm}),
     "batch norm and scaffold": ({"algorithm.name": "scaffold", "model.statistics": "local"}, {"model": batch_norm}),
 }
+if torch.cuda.is_available():
+    CASES |= {
+        f"{rule}, {engine}, cuda": ({"algorithm.name": rule, "engine.name": engine, "engine.device": "cuda"}, {})
+        for rule in ("scaffold", "fedgg")
+        for engine in ("loop", "stacked")
+    }
 FILE = {"server.memory_limit_mb": 0}
 
 
