@@ -130,7 +130,9 @@ class RowsOnDisk(Mapping[int, Rows]):
 
     def __contains__(self, client: object) -> bool:
         slots = self.places.slot
-        return isinstance(client, int) and 0 <= client < len(slots) and bool(slots[client] != NOWHERE)
+        if not isinstance(client, int | np.integer) or not 0 <= client < len(slots):
+            return False
+        return bool(slots[client] != NOWHERE)
 
     def __iter__(self) -> Iterator[int]:
         return iter(np.flatnonzero(self.places.slot != NOWHERE).tolist())

@@ -161,6 +161,7 @@ def test_a_mapping_like_any_other(tmp_path: Path) -> None:
     memory = shelved(tmp_path, {4: rows_of(4), 1: rows_of(1)})
     assert (list(memory), len(memory), 1 in memory, 2 in memory, -2 in memory) == ([1, 4], 2, True, False, False)
     assert memory.get(2) is None
+    assert np.int64(4) in memory  # as in a dict: who asks with NumPy's numbers is no stranger
     with pytest.raises(KeyError):
         memory[-2]
     with pytest.raises(KeyError):
