@@ -299,8 +299,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_and_room_again(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["run", "--rounds", "4", "--clients", "3", "--set", "local.epochs=1", "--set", "model.hidden=400"]
+@pytest.mark.parametrize(
+    "choice",
+    [
+        ["--set", "model.hidden=400"],
+        # Two of three variates fit, so that it is the file of the clients' memory that fills the disk.
+        ["--algorithm", "scaffold", "--set", "server.memory_limit_mb=0", "--set", "model.hidden=350"],
+    ],
+)
+def test_a_full_disk_and_room_again(choice: list[str], small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["run", "--rounds", "4", "--clients", "3", "--set", "local.epochs=1", *choice]
     assert_one_line(call([*words, "--out", str(small_disk / "run")], monkeypatch), "No space left", "resume")
     subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
     assert call(["resume", str(small_disk / "run")], monkeypatch)[0] == 0

@@ -23,22 +23,31 @@ def history(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
-def start(folder: Path, rounds: int) -> subprocess.Popen[bytes]:
-    words = [*RUN, "--rounds", str(rounds), "--out", str(folder)]
+IN_A_FILE = ["--set", "server.memory_limit_mb=0"]
+
+
+def start(folder: Path, rounds: int, more: list[str]) -> subprocess.Popen[bytes]:
+    words = [*RUN, *more, "--rounds", str(rounds), "--out", str(folder)]
     return subprocess.Popen([COMMAND, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
-def finish(folder: Path, rounds: int) -> None:
-    process = start(folder, rounds)
+def finish(folder: Path, rounds: int, more: list[str]) -> None:
+    process = start(folder, rounds, more)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors.decode()
 
 
-def kill_and_resume(tmp_path: Path, rounds: int, kills: int, seed: int) -> dict[str, int]:
-    """So many kills over as many lives as it takes; a life that ends by itself begins the next run."""
+def kill_and_resume(
+    tmp_path: Path, rounds: int, kills: int, seed: int, more: list[str] | None = None
+) -> dict[str, int]:
+    """So many kills over as many lives as it takes; a life that ends by itself begins the next run.
+
+    `more` moves no number, and is said to the runs that are killed only.
+    """
+    more = more or []
     straight = tmp_path / "straight"
     began = time.monotonic()
-    finish(straight, rounds)
+    finish(straight, rounds, [])
     whole = time.monotonic() - began
     chance = random.Random(seed)
     done = number = 0
@@ -47,7 +56,7 @@ def kill_and_resume(tmp_path: Path, rounds: int, kills: int, seed: int) -> dict[
         folder = tmp_path / f"run-{number}"
         number += 1
         while done < kills and not (folder / "summary.json").exists():
-            process = start(folder, rounds)
+            process = start(folder, rounds, more)
             try:
                 # Most of a short life is importing torch: aim half of the kills at what comes after it.
                 process.wait(chance.uniform(0, whole) if chance.random() < 0.3 else chance.uniform(0.5 * whole, whole))
@@ -61,12 +70,13 @@ def kill_and_resume(tmp_path: Path, rounds: int, kills: int, seed: int) -> dict[
             assert b"Traceback" not in errors, errors.decode()
             assert process.returncode in (0, -9), errors.decode()
         if not (folder / "summary.json").exists():
-            finish(folder, rounds)
+            finish(folder, rounds, more)
         assert (folder / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
         assert history(folder) == history(straight)
         summaries = [json.loads((place / "summary.json").read_text()) for place in (folder, straight)]
         assert {**summaries[0], "seconds": 0} == {**summaries[1], "seconds": 0}
         assert not list(folder.rglob("*.tmp")), "a torn write was left behind"
+        assert (folder / "checkpoint" / "client-memory.slots").exists() == (IN_A_FILE[1] in more)
         shutil.rmtree(folder)
     return hit
 
@@ -75,8 +85,13 @@ def test_five_kills(tmp_path: Path) -> None:
     kill_and_resume(tmp_path, rounds=20, kills=5, seed=0)
 
 
+def test_four_kills_with_the_clients_memory_in_a_file(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, rounds=20, kills=4, seed=2, more=IN_A_FILE)
+
+
 @pytest.mark.slow
-def test_a_hundred_kills(tmp_path: Path) -> None:
-    hit = kill_and_resume(tmp_path, rounds=120, kills=100, seed=1)
+@pytest.mark.parametrize("more", [[], IN_A_FILE, [*IN_A_FILE, "--set", "server.checkpoint_every=3"]])
+def test_a_hundred_kills(tmp_path: Path, more: list[str]) -> None:
+    hit = kill_and_resume(tmp_path, rounds=120, kills=100, seed=1, more=more)
     assert sum(hit.values()) == 100
     assert hit["during training"] > 20, hit

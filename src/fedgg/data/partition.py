@@ -16,7 +16,7 @@ from fedgg.core.seeds import stream
 from fedgg.errors import UserError
 
 Indices = NDArray[np.int64]
-Draw = Callable[[np.random.Generator], list[Indices] | None]
+Draw = Callable[[np.random.Generator], Indices | None]  # the owner of each example
 
 SCHEMES: dict[str, str] = {
     "dirichlet": "each class is cut over the clients by Dirichlet(beta); full clients get no more (usual benchmark)",
@@ -42,8 +42,10 @@ class Partition:
 
     def counts(self, labels: Indices, classes: int) -> Indices:
         """How many examples of each class each client holds: [clients, classes]."""
-        table = [np.bincount(labels[held], minlength=classes) for held in self.indices]
-        return np.stack(table).astype(np.int64)
+        clients = len(self.indices)
+        owners = np.repeat(np.arange(clients), self.sizes)
+        cells = owners * classes + labels[np.concatenate(self.indices)]
+        return np.bincount(cells, minlength=clients * classes).reshape(clients, classes)
 
     def hash(self) -> str:
         """SHA-256 of who holds what, the same on every machine; the scheme's name does not enter."""
@@ -75,12 +77,14 @@ def partition(
     needed = min_examples if allow_empty else max(min_examples, 1)
     best = -1
     for attempt in range(MAX_ATTEMPTS):
-        shares = draw(stream(seed, "partition", attempt))
-        if shares is None:
+        owners = draw(stream(seed, "partition", attempt))
+        if owners is None:
             continue
-        smallest = min(len(share) for share in shares)
+        sizes = np.bincount(owners, minlength=clients)
+        smallest = int(sizes.min())
         if smallest >= needed:
-            return Partition(scheme, tuple(np.sort(share) for share in shares))
+            by_owner = np.argsort(owners, kind="stable")  # so that each client's examples come out ascending
+            return Partition(scheme, tuple(np.split(by_owner, np.cumsum(sizes)[:-1])))
         best = max(best, smallest)
     raise UserError(_exhausted(scheme, clients, beta, needed, best))
 
@@ -135,25 +139,40 @@ def _drawer(scheme: str, labels: Indices, clients: int, beta: float, shards_per_
     return partial(_dirichlet, pools, clients, beta, scheme == "dirichlet")
 
 
-def _iid(examples: int, clients: int, rng: np.random.Generator) -> list[Indices]:
-    return np.array_split(rng.permutation(examples), clients)
+def _iid(examples: int, clients: int, rng: np.random.Generator) -> Indices:
+    return _dealt(rng.permutation(examples), _even(examples, clients))
 
 
-def _shards(labels: Indices, clients: int, shards_per_client: int, rng: np.random.Generator) -> list[Indices]:
+def _shards(labels: Indices, clients: int, shards_per_client: int, rng: np.random.Generator) -> Indices:
     # Shuffling first makes which examples of a class share a shard random too, not an effect of the file's order.
     shuffled = rng.permutation(len(labels))
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    shards = np.array_split(by_label, clients * shards_per_client)
-    hands = rng.permutation(len(shards)).reshape(clients, shards_per_client)
-    return [np.concatenate([shards[shard] for shard in hand]) for hand in hands]
+    shards = clients * shards_per_client
+    hands = rng.permutation(shards).reshape(clients, shards_per_client)
+    holder = np.empty(shards, dtype=np.int64)
+    holder[hands] = np.arange(clients)[:, None]
+    return holder[_dealt(by_label, _even(len(labels), shards))]
+
+
+def _even(examples: int, parts: int) -> Indices:
+    """Sizes that differ by at most one, the larger ones first."""
+    return examples // parts + (np.arange(parts) < examples % parts)
+
+
+def _dealt(order: Indices, sizes: Indices) -> Indices:
+    """The owner of each example, when consecutive stretches of `order` go to one part after the other."""
+    owners = np.empty(len(order), dtype=np.int64)
+    owners[order] = np.repeat(np.arange(len(sizes)), sizes)
+    return owners
 
 
 def _dirichlet(
     pools: list[Indices], clients: int, beta: float, balanced: bool, rng: np.random.Generator
-) -> list[Indices] | None:
+) -> Indices | None:
     """Cut every class over the clients; None when nobody could take a class."""
-    fair_share = sum(len(pool) for pool in pools) / clients
-    pieces: list[list[Indices]] = [[] for _ in range(clients)]
+    examples = sum(len(pool) for pool in pools)
+    fair_share = examples / clients
+    owners = np.empty(examples, dtype=np.int64)
     held = np.zeros(clients, dtype=np.int64)
     for pool in pools:
         proportions = rng.dirichlet(np.full(clients, beta))
@@ -163,15 +182,13 @@ def _dirichlet(
         if not (np.isfinite(mass) and mass > 0):
             return None
         cuts = (np.cumsum(proportions / mass)[:-1] * len(pool)).astype(np.int64)
-        for client, piece in enumerate(np.split(rng.permutation(pool), cuts)):
-            pieces[client].append(piece)
-            held[client] += len(piece)
-    return [np.concatenate(piece) for piece in pieces]
+        sizes = np.diff(cuts, prepend=0, append=len(pool))
+        owners[rng.permutation(pool)] = np.repeat(np.arange(clients), sizes)
+        held += sizes
+    return owners
 
 
-def _dirichlet_client(
-    pools: list[Indices], clients: int, beta: float, rng: np.random.Generator
-) -> list[Indices] | None:
+def _dirichlet_client(pools: list[Indices], clients: int, beta: float, rng: np.random.Generator) -> Indices | None:
     """Clients with class distributions of their own take turns, one example at a time, until all are dealt."""
     preferences = rng.dirichlet(np.full(len(pools), beta), size=clients)
     if not np.isfinite(preferences).all():
@@ -179,7 +196,7 @@ def _dirichlet_client(
     supply = [rng.permutation(pool).tolist() for pool in pools]
     left = np.array([len(pool) for pool in pools], dtype=np.int64)
     examples = int(left.sum())
-    shares: list[list[int]] = [[] for _ in range(clients)]
+    owners = np.empty(examples, dtype=np.int64)
     ladders = _ladders(preferences, left)
     dice = rng.random(examples).tolist()
     for start in range(0, examples, clients):
@@ -191,11 +208,11 @@ def _dirichlet_client(
                 chosen = int(np.searchsorted(stock, die * stock[-1], side="right"))
             else:
                 chosen = bisect_right(ladder, die)
-            shares[client].append(supply[chosen].pop())
+            owners[supply[chosen].pop()] = client
             left[chosen] -= 1
             if not supply[chosen]:
                 ladders = _ladders(preferences, left)
-    return [np.array(share, dtype=np.int64) for share in shares]
+    return owners
 
 
 def _ladders(preferences: NDArray[np.float64], left: Indices) -> list[list[float] | None]:

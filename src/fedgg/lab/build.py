@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from fedgg.core.algorithm import Algorithm
@@ -49,9 +51,26 @@ class Federation:
     def cohort_size(self) -> int:
         return self.experiment.server.cohort or self.experiment.split.clients
 
-    @property
+    # Counted once: a round asks for its cohort's alone, and must not cost more where the population is larger.
+
+    @cached_property
     def examples(self) -> list[int]:
+        """How many each client trains on."""
         return [len(client) for client in self.feed.clients]
+
+    @cached_property
+    def all_examples(self) -> int:
+        return sum(self.examples)
+
+    @cached_property
+    def filled(self) -> NDArray[np.int64]:
+        """The clients that have any."""
+        return np.flatnonzero(self.examples)
+
+    @cached_property
+    def tested(self) -> list[int]:
+        """The clients that keep examples back."""
+        return [client for client, kept in enumerate(self.feed.held_out) if len(kept)]
 
 
 def build(
@@ -145,9 +164,11 @@ def _split(experiment: Experiment, dataset: Dataset) -> Partition:
 def _hold_out(experiment: Experiment, split: Partition) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Each client's training examples, and those it keeps back (at least one where it has two or more)."""
     share = experiment.data.holdout
+    if share == 0:
+        return list(split.indices), [np.empty(0, np.int64)] * len(split.indices)
     train, kept = [], []
     for client, own in enumerate(split.indices):
-        count = min(max(round(share * len(own)), 1), len(own) - 1) if share > 0 and len(own) > 1 else 0
+        count = min(max(round(share * len(own)), 1), len(own) - 1) if len(own) > 1 else 0
         order = stream(experiment.seed, "holdout", client).permutation(len(own))
         kept.append(np.sort(own[order[:count]]))
         train.append(np.sort(own[order[count:]]))
@@ -181,9 +202,11 @@ def _class_counts(dataset: Dataset) -> list[int]:
 
 
 def _check_single_examples(net: Net, work: Work, sizes: list[int]) -> None:
+    if not net.needs_two_examples:
+        return
     for client, size in enumerate(sizes):
         last = size if work.batch is None else (size - 1) % work.batch + 1
-        if net.needs_two_examples and last == 1:
+        if last == 1:
             raise UserError(
                 f"client {client} holds {size} examples, so its last batch has one, and batch statistics need two: "
                 f"take another local.batch, a larger split.min_examples or model.statistics = 'frozen'"

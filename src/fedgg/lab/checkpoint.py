@@ -1,10 +1,16 @@
-"""A run's state as one safetensors file: torn and foreign ones are recognised, equal tensors are stored once."""
+"""A run's state as one safetensors file: torn and foreign ones are recognised, equal tensors are stored once.
+
+Clients' rows that lie in a file of their own (lab/shelf.py) are stored as their places in it.
+"""
 
 from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +21,14 @@ from torch import Tensor
 from fedgg.core.rows import Rows
 from fedgg.core.server import ServerState
 from fedgg.lab.files import write_atomically
+from fedgg.lab.moving import FILES
+from fedgg.lab.shelf import NOWHERE, Places, RowsOnDisk, Shelf
+from fedgg.lab.slots import Record, SlotFile
 from fedgg.lab.state import State
 
 FORMAT = "1"
+WITH_PLACES = "2"  # an older fedgg would go on without the clients' memory
+PLACES_KEYS = ("clients", "slots", "sums", "population")
 
 
 class BadCheckpoint(Exception):
@@ -25,13 +36,19 @@ class BadCheckpoint(Exception):
 
 
 def write_checkpoint(path: Path, state: State, experiment_hash: str) -> None:
+    shelved = {name: rows for name in FILES if isinstance(rows := getattr(state, name), RowsOnDisk)}
     tensors, same_as = _without_copies(_named(state))
+    tensors |= _named_places(shelved)
     facts = {
-        "format": FORMAT,
+        "format": WITH_PLACES if shelved else FORMAT,
         "experiment": experiment_hash,
         "rounds_done": str(state.rounds_done),
         "same_as": json.dumps(same_as),
     }
+    if shelved:
+        facts["records"] = json.dumps({name: rows.shelf.record.described() for name, rows in shelved.items()})
+    for rows in shelved.values():
+        rows.shelf.file.sync()  # what is referred to before what refers to it
     write_atomically(path, save(tensors, metadata=facts | {"checksum": _checksum(tensors, facts)}))
 
 
@@ -42,16 +59,43 @@ def read_checkpoint(path: Path, experiment_hash: str, device: torch.device) -> S
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError) as error:
         raise BadCheckpoint(f"it is torn or no safetensors file ({error})") from error
-    if facts.get("format") != FORMAT:
-        raise BadCheckpoint(f"it has format {facts.get('format')}, this fedgg reads {FORMAT}")
+    if facts.get("format") not in (FORMAT, WITH_PLACES):
+        raise BadCheckpoint(f"it has format {facts.get('format')}, this fedgg reads {FORMAT} and {WITH_PLACES}")
     if facts.pop("checksum", None) != _checksum(tensors, facts):
         raise BadCheckpoint("its checksum does not fit its content")
     if facts.get("experiment") != experiment_hash:
         raise BadCheckpoint("it belongs to another experiment")
+    shelved = _shelved(path.parent, json.loads(facts.get("records", "{}")), tensors, device)
     tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
     for name, original in json.loads(facts["same_as"]).items():
         tensors[name] = tensors[original]
-    return _state(tensors, int(facts["rounds_done"]))
+    return replace(_state(tensors, int(facts["rounds_done"])), **shelved)
+
+
+def pin(state: State, older: Mapping[int, Path]) -> None:
+    """Keep what this and older checkpoints, by round, refer to; refuse a state whose rows are not what was written.
+
+    What a kill or a power cut can spoil was written since the newest of the older ones: no more than that is looked at.
+    """
+    for name in FILES:
+        rows = getattr(state, name)
+        if isinstance(rows, RowsOnDisk):
+            found = {number: _places_in(path, name) for number, path in older.items()}
+            rows.shelf.pinned = {number: places for number, places in found.items() if places is not None}
+            newest = max(rows.shelf.pinned, default=None)
+            trusted = None if newest is None else rows.shelf.pinned[newest]
+            spoilt = rows.shelf.spoilt(rows.places, trusted)
+            if spoilt is not None:
+                raise BadCheckpoint(f"{rows.shelf.file} does not hold what client {spoilt} kept")
+            rows.shelf.pinned[state.rounds_done] = rows.places
+
+
+def _places_in(path: Path, name: str) -> Places | None:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return _places({key: file.get_tensor(f"places/{name}/{key}") for key in PLACES_KEYS})
+    except (OSError, SafetensorError, ValueError, IndexError):
+        return None
 
 
 def _named(state: State) -> dict[str, Tensor]:
@@ -59,7 +103,8 @@ def _named(state: State) -> dict[str, Tensor]:
     named |= {f"buffers/{name}": t for name, t in state.server.buffers.items()}
     named |= {f"server/{name}": t for name, t in state.server.memory.items()}
     for group, clients in (("client", state.memory), ("client_buffers", state.kept_buffers)):
-        named |= {f"{group}/{client}/{name}": t for client, rows in clients.items() for name, t in rows.items()}
+        if isinstance(clients, dict):
+            named |= {f"{group}/{client}/{name}": t for client, rows in clients.items() for name, t in rows.items()}
     return named
 
 
@@ -77,6 +122,46 @@ def _state(tensors: dict[str, Tensor], rounds_done: int) -> State:
             client, _, name = name.partition("/")
             clients[group].setdefault(int(client), {})[name] = tensor
     return State(rounds_done, ServerState(tensors["w"], buffers, server), clients["client"], clients["client_buffers"])
+
+
+def _named_places(shelved: Mapping[str, RowsOnDisk]) -> dict[str, Tensor]:
+    """Only of clients met: the file is small as long as few are."""
+    named: dict[str, Tensor] = {}
+    for name, rows in shelved.items():
+        places = rows.places
+        clients = np.flatnonzero(places.slot != NOWHERE)
+        told = {
+            "clients": clients.astype(np.int32),
+            "slots": places.slot[clients],
+            "sums": places.sum[clients].view(np.int32),
+            "population": np.array([len(places.slot)], np.int32),
+        }
+        named |= {f"places/{name}/{key}": torch.from_numpy(told[key]) for key in PLACES_KEYS}
+    return named
+
+
+def _places(told: Mapping[str, Tensor]) -> Places:
+    places = Places.none(int(told["population"]))
+    clients = told["clients"].numpy()
+    places.slot[clients] = told["slots"].numpy()
+    places.sum[clients] = told["sums"].numpy().view(np.uint32)
+    return places
+
+
+def _shelved(
+    folder: Path, records: dict[str, Any], tensors: Mapping[str, Tensor], device: torch.device
+) -> dict[str, Any]:
+    shelved = {}
+    for name, described in records.items():
+        record, path = Record.from_description(described), folder / FILES[name]
+        if not path.exists():
+            raise BadCheckpoint(f"{path} is missing, in which the clients' memory lies")
+        shelf = Shelf(SlotFile(record.size, path, fresh=False), record, device)
+        places = _places({key: tensors[f"places/{name}/{key}"] for key in PLACES_KEYS})
+        if places.taken().max(initial=NOWHERE) >= shelf.file.count:
+            raise BadCheckpoint(f"{path} is shorter than it was: clients' memory is lost")
+        shelved[name] = RowsOnDisk(shelf, places)
+    return shelved
 
 
 def _without_copies(named: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -80,6 +80,9 @@ class Server(Section):
     cohort: int | None = Field(None, ge=1, description="clients drawn each round; all of them by default")
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations on the server's test set")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints; a resume repeats what lies between")
+    memory_limit_mb: int = Field(
+        1024, ge=0, description="what all clients may keep between rounds before it lies in a file; moves no number"
+    )
 
 
 class Engine(Section):
@@ -150,8 +153,9 @@ class Experiment(Section):
             raise UserError(one_line(error, type(self))) from error
 
     def hash(self) -> str:
-        """Identity of the numbers: everything but the name, how many work on it and how often it is saved."""
-        content = self.model_dump(mode="json", exclude={"name": True, "engine": HANDS, "server": {"checkpoint_every"}})
+        """Identity of the numbers: everything but the name, how many work on it, and how it is kept."""
+        keeping = {"checkpoint_every", "memory_limit_mb"}
+        content = self.model_dump(mode="json", exclude={"name": True, "engine": HANDS, "server": keeping})
         content["engine"]["name"] = self.engine.arithmetic_of
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -160,7 +164,7 @@ class Experiment(Section):
         return hashlib.sha256(json.dumps(self._path(), sort_keys=True).encode()).hexdigest()
 
     def _path(self) -> dict[str, Any]:
-        watching = {"evaluate_every", "checkpoint_every"}
+        watching = {"evaluate_every", "checkpoint_every", "memory_limit_mb"}
         hidden: Any = {"name": True, "rounds": True, "engine": HANDS, "server": watching}
         path = self.model_dump(mode="json", exclude=hidden)
         path["engine"]["name"] = self.engine.arithmetic_of

@@ -68,9 +68,7 @@ def looks_due(
     if rounds_done % experiment.server.evaluate_every and rounds_done != experiment.rounds:
         return ()
     by_clients = [
-        Look(net, feed, server.w, kept_buffers.get(client, server.buffers), client)
-        for client, kept in enumerate(feed.held_out)
-        if len(kept)
+        Look(net, feed, server.w, kept_buffers.get(client, server.buffers), client) for client in federation.tested
     ]
     return (Look(net, feed, server.w, server.buffers, None), *by_clients)
 

@@ -21,8 +21,10 @@ from fedgg.engines.job import Look, Scorer, score_here
 from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import DataGiven, Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
+from fedgg.lab.moving import moved
 from fedgg.lab.parts import given_algorithm
 from fedgg.lab.players import play_alone
+from fedgg.lab.shelf import RowsOnDisk
 from fedgg.lab.state import Closed, Diverged, Ends, State, begin, close_before_looking, next_job, record_of, train
 from fedgg.lab.store import Store
 
@@ -115,7 +117,11 @@ def opened(
             watcher.notice(sentence)
         state, rounds = _open(store, federation, watcher)
         watcher.started(state.rounds_done, experiment.rounds)
-        yield Session(experiment, federation, store, watcher, state, rounds)
+        session = Session(experiment, federation, store, watcher, state, rounds)
+        try:
+            yield session
+        finally:
+            session.close_files()
 
 
 @dataclass
@@ -167,7 +173,9 @@ class Session:
         except Diverged as end:
             self._end(end)
             return
-        self.state = closed.state
+        cohort, clients = closed.job.cohort, len(self.federation.examples)
+        folder = self.store.checkpoint_folder if self.store else None
+        self.state = moved(closed.state, cohort, clients, self.experiment.server, folder)
         self.rounds.append(record)
         for sentence in _lost([Lost(**gone) for gone in record["lost"]]):
             self.watcher.notice(f"round {record['round']}: left out: {sentence}")
@@ -182,6 +190,11 @@ class Session:
         self.diverged = f"{end}" + (f" ({names})" if names else "")
         if self.store:
             self.store.save(self.state, self.experiment)  # the history up to here stands, and so does its model
+
+    def close_files(self) -> None:
+        for rows in (self.state.memory, self.state.kept_buffers):
+            if isinstance(rows, RowsOnDisk):
+                rows.shelf.file.close()
 
     def finish(self) -> Run:
         weights = _weights(self.federation, self.state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,12 @@ from fedgg.core import plan
 from fedgg.core.algorithm import Hub
 from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
-from fedgg.core.rows import Rows
 from fedgg.core.server import Lost, ServerState, close_round, first_state, healthy
 from fedgg.engines import Engine, RoundJob
 from fedgg.engines.job import Look, Optimiser, Scorer, score_here
 from fedgg.lab.build import Federation
 from fedgg.lab.record import Played, is_finite, looks_due, round_record
+from fedgg.lab.shelf import ClientRows
 
 TrainedOne = Callable[[int, int], None]  # clients done, clients of this round
 Record = dict[str, Any]
@@ -32,8 +32,8 @@ class State:
 
     rounds_done: int
     server: ServerState
-    memory: dict[int, Rows]  # clients met so far
-    kept_buffers: dict[int, Rows]  # under the policy `local`
+    memory: ClientRows  # clients met so far
+    kept_buffers: ClientRows  # under the policy `local`
 
 
 class Diverged(Exception):
@@ -53,9 +53,9 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     """What the engine is asked to do in the next round."""
     experiment, number = federation.experiment, state.rounds_done
     local = experiment.local
-    filled = [client for client, examples in enumerate(federation.examples) if examples]
+    filled = federation.filled
     drawn = plan.cohort(experiment.seed, number, len(filled), min(federation.cohort_size, len(filled)))
-    cohort = [filled[place] for place in drawn]
+    cohort = [int(client) for client in filled[drawn]]
     return RoundJob(
         algorithm=federation.algorithm,
         net=federation.net,
@@ -68,7 +68,9 @@ def next_job(federation: Federation, state: State) -> RoundJob:
         cohort=cohort,
         w=state.server.w,
         buffers=state.server.buffers,
-        down=federation.algorithm.send_down(state.server.w, _hub(state, federation.examples, cohort)),
+        down=federation.algorithm.send_down(
+            state.server.w, _hub(state, federation.examples, federation.all_examples, cohort)
+        ),
         memory=state.memory,
         kept_buffers=state.kept_buffers,
     )
@@ -85,16 +87,22 @@ def train(job: RoundJob, engine: Engine, trained_one: TrainedOne = lambda done, 
 
 
 def close(
-    state: State, job: RoundJob, examples: list[int], ends: Ends, train_seconds: float = 0.0
+    state: State,
+    job: RoundJob,
+    examples: Sequence[int],
+    ends: Ends,
+    train_seconds: float = 0.0,
+    all_examples: int | None = None,
 ) -> tuple[State, Played]:
-    """Leave out what is not finite, aggregate the rest."""
+    """Leave out what is not finite, aggregate the rest. `all_examples` saves counting the whole population's."""
     started = time.perf_counter()
     kept, lost = healthy(ends)
     number = state.rounds_done + 1
     if not kept:
         raise Diverged(f"no client of round {number} sent a finite update", lost)
-    hub = _hub(state, examples, list(kept))
-    server, share = close_round(job.algorithm, state.server, hub, kept, dict(enumerate(examples)), job.policy)
+    hub = _hub(state, examples, sum(examples) if all_examples is None else all_examples, list(kept))
+    counts = {client: examples[client] for client in kept}
+    server, share = close_round(job.algorithm, state.server, hub, kept, counts, job.policy)
     if not bool(torch.isfinite(server.w).all()):
         raise Diverged(f"the global model is not finite after round {number}", lost)
     new = State(
@@ -120,7 +128,7 @@ class Closed:
 def close_before_looking(
     federation: Federation, state: State, job: RoundJob, ends: Ends, train_seconds: float
 ) -> Closed:
-    new, played = close(state, job, federation.examples, ends, train_seconds)
+    new, played = close(state, job, federation.examples, ends, train_seconds, federation.all_examples)
     looks = looks_due(federation, new.rounds_done, new.server, new.kept_buffers)
     return Closed(job, played, new, looks, time.perf_counter())
 
@@ -152,6 +160,6 @@ def synchronise(w: Tensor) -> None:
         torch.cuda.synchronize(w.device)
 
 
-def _hub(state: State, examples: list[int], cohort: list[int]) -> Hub:
-    coverage = sum(examples[client] for client in cohort) / sum(examples)
+def _hub(state: State, examples: Sequence[int], all_examples: int, cohort: list[int]) -> Hub:
+    coverage = sum(examples[client] for client in cohort) / all_examples
     return Hub(state.server.memory, len(examples), coverage, state.rounds_done)

@@ -3,9 +3,9 @@
 config.toml       the experiment, complete
 versions.json     format of this folder; fedgg, torch, Python, machine; hash of experiment and data
 inputs.json       what the final model expects of its inputs: shape, scaling, classes
-partition.npz     the examples of each client; partition.json: hash and counts by class
+partition.npz     the examples of all clients in a row, and how many each has; partition.json: hash and counts by class
 rounds.jsonl      one line a round
-checkpoint/       the two latest states
+checkpoint/       the two latest states; *.slots: what clients keep between rounds, where that is much
 summary.json      how it ended; model.safetensors: the final model under the module's own names
 """
 
@@ -29,9 +29,10 @@ from fedgg.core.layout import Layout
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation
-from fedgg.lab.checkpoint import BadCheckpoint, read_checkpoint, write_checkpoint
+from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint, write_checkpoint
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.files import write_atomically, write_json, writing_to
+from fedgg.lab.shelf import RowsOnDisk
 from fedgg.lab.state import State
 from fedgg.version import VERSION
 
@@ -45,11 +46,15 @@ class Store:
     def __init__(self, folder: Path):
         self.folder = folder
 
+    @property
+    def checkpoint_folder(self) -> Path:
+        return self.folder / "checkpoint"
+
     @contextmanager
     def locked(self) -> Iterator[Store]:
         """Creates the folder and keeps every other process out; a kill releases it."""
         with writing_to(self.folder):
-            (self.folder / "checkpoint").mkdir(parents=True, exist_ok=True)
+            self.checkpoint_folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.folder / "lock")
             try:
                 lock.acquire(timeout=0)
@@ -106,11 +111,11 @@ class Store:
                 "classes": list(dataset.classes),
                 "counts": counts.tolist(),
             }
-            write_json(self.folder / "partition.json", partition)
+            # On one line: a line for each number would be megabytes where clients are many.
+            write_atomically(self.folder / "partition.json", json.dumps(partition).encode() + b"\n")
             write_json(self.folder / "inputs.json", _inputs(federation))
-            clients = {f"client_{number}": own for number, own in enumerate(split.indices)}
             with (self.folder / "partition.npz").open("wb") as file:
-                np.savez_compressed(file, **clients)  # type: ignore[arg-type]
+                np.savez_compressed(file, examples=np.concatenate(split.indices), sizes=split.sizes)
             write_atomically(self.folder / "config.toml", federation.experiment.to_toml().encode())
 
     def update(self, experiment: Experiment) -> None:
@@ -180,18 +185,27 @@ class Store:
     # Where to go on ---------------------------------------------------------------------------------------------------
 
     def save(self, state: State, experiment: Experiment) -> None:
-        folder = self.folder / "checkpoint"
         with writing_to(self.folder):
-            write_checkpoint(folder / f"{state.rounds_done:06d}.safetensors", state, experiment.trajectory())
+            write_checkpoint(
+                self.checkpoint_folder / f"{state.rounds_done:06d}.safetensors", state, experiment.trajectory()
+            )
             for old in self._checkpoints()[:-KEPT_CHECKPOINTS]:
                 old.unlink()
+        there = {_round_of(path) for path in self._checkpoints()}
+        for rows in (state.memory, state.kept_buffers):
+            if isinstance(rows, RowsOnDisk):
+                pinned = rows.shelf.pinned | {state.rounds_done: rows.places}
+                rows.shelf.pinned = {number: places for number, places in pinned.items() if number in there}
 
     def latest(self, experiment: Experiment, device: torch.device) -> tuple[State | None, list[str]]:
         """The newest state that can be trusted, and a word on each that cannot."""
         refused: list[str] = []
-        for path in reversed(self._checkpoints()):
+        paths = self._checkpoints()
+        for number, path in reversed(list(enumerate(paths))):
             try:
-                return read_checkpoint(path, experiment.trajectory(), device), refused
+                state = read_checkpoint(path, experiment.trajectory(), device)
+                pin(state, {_round_of(older): older for older in paths[:number]})
+                return state, refused
             except BadCheckpoint as reason:
                 refused.append(f"checkpoint {path.name} is refused: {reason}")
         if refused and self.rounds():
@@ -199,7 +213,7 @@ class Store:
         return None, refused
 
     def _checkpoints(self) -> list[Path]:
-        return sorted((self.folder / "checkpoint").glob("[0-9]*.safetensors"))
+        return sorted(self.checkpoint_folder.glob("[0-9]*.safetensors"))
 
     # How it ended -----------------------------------------------------------------------------------------------------
 
@@ -228,6 +242,10 @@ class Store:
         if not isinstance(content, dict):
             raise UserError(f"{path} is not what fedgg wrote: this is no run folder")
         return content
+
+
+def _round_of(checkpoint: Path) -> int:
+    return int(checkpoint.stem)
 
 
 def _shape_of(layout: Layout) -> str:

@@ -218,7 +218,10 @@ def _class_ticks(axes: Axes, classes: Sequence[str], room: float) -> None:
 
 def _total_bars(axes: Axes, totals: Ints) -> None:
     """The size of each client as a bar, with its number or, where numbers would overlap, a scale."""
-    axes.barh(np.arange(len(totals)), totals, color="#dddddd", height=0.7)
+    if len(totals) <= 200:
+        axes.barh(np.arange(len(totals)), totals, color="#dddddd", height=0.7)
+    else:  # one shape instead of thousands, which no picture could tell apart
+        axes.fill_betweenx(np.arange(len(totals)), totals, color="#dddddd", step="mid", linewidth=0)
     axes.spines[:].set_visible(False)
     axes.tick_params(left=False, labelleft=False, length=0, labelsize=7.5)
     axes.set_title("total", fontsize=8, color="#555555")
