@@ -126,8 +126,10 @@ def test_a_killed_parent_of_a_long_client_leaves_no_orphan(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_ctrl_c_of_a_study_while_workers_start_prints_no_traceback(tmp_path: Path) -> None:
-    for delay in (1.0, 1.5, 2.0, 2.5, 3.0, 3.5):
-        parent = start(["compare", *WORKERS, "--rounds", "1000", "--out", str(tmp_path / str(delay))])
+    for delay in (0.0, 0.2, 0.5, 1.0, 1.5, 2.0):
+        folder = tmp_path / str(delay)
+        parent = start(["compare", *WORKERS, "--rounds", "1000", "--out", str(folder)])
+        wait_for((folder / "study.json").exists, "the study to begin")
         time.sleep(delay)
         os.killpg(parent.pid, signal.SIGINT)
         _, errors = parent.communicate(timeout=PATIENCE)

@@ -23,6 +23,7 @@ PROPERTIES: dict[str, Property] = {
     "clients that miss rounds": behaviour.clients_may_miss_rounds,
     "many rounds on quadratics": behaviour.quadratics_come_closer,
     "learns real digits": behaviour.learns_digits,
+    "in other processes the same, bit for bit": behaviour.workers_repeat_the_loop,
 }
 
 __all__ = ["PROPERTIES", "Broken", "Property", "Skipped"]

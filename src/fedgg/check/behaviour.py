@@ -16,7 +16,7 @@ from fedgg.core.plan import Work
 from fedgg.core.server import first_state
 from fedgg.core.sgd import SGD
 from fedgg.data.worlds import Quadratics
-from fedgg.engines import Loop, RoundJob
+from fedgg.engines import Engine, Loop, RoundJob, Workers
 from fedgg.engines.job import Optimiser
 from fedgg.lab.build import Federation, build
 from fedgg.lab.checkpoint import read_checkpoint, write_checkpoint
@@ -134,8 +134,22 @@ def on_quadratics(
     return state
 
 
-def _play(federation: Federation, rounds: int, state: State | None = None) -> State:
+def workers_repeat_the_loop(algorithm: Algorithm) -> None:
+    """Nothing is remembered in a process: the loop's one, or two that take whichever client comes next."""
+    federation, said = build(digits(3, cohort=3), algorithm=algorithm), list[str]()
+    alone = _play(federation, 3)
+    with Workers(2, notice=said.append) as workers:
+        shared = _play(federation, 3, engine=workers)
+    if said:
+        raise Skipped(said[0])
+    demand_equal(shared.server.w, alone.server.w, "the model after three rounds")
+    for client, memory in alone.memory.items():
+        for name, rows in memory.items():
+            demand_equal(shared.memory[client][name], rows, f"the {name} of client {client}")
+
+
+def _play(federation: Federation, rounds: int, state: State | None = None, engine: Engine | None = None) -> State:
     state = state or begin(federation)
     for _ in range(rounds):
-        state, _ = play_round(federation, state, Loop())
+        state, _ = play_round(federation, state, engine or Loop())
     return state

@@ -92,9 +92,11 @@ class Feed:
         start = 0
         for part in positions:
             where = torch.from_numpy(own[part]).to(self.x.device)
-            x = self._inputs(self.x[where], draws and draws[start : start + len(part)])[None]
+            # The same copy as x[where], made with memcpy: on a CPU indexing takes ten times as long.
+            x = self._inputs(self.x.index_select(0, where), draws and draws[start : start + len(part)])[None]
+            y = self.y.index_select(0, where)[None]
             start += len(part)
-            yield Batch(x, self.y[where][None], torch.ones(1, len(where), dtype=x.dtype, device=x.device))
+            yield Batch(x, y, torch.ones(1, len(where), dtype=x.dtype, device=x.device))
 
     def agenda(self, seed: int, round_: int, client: int, work: plan.Work) -> Agenda:
         """The same batches as positions to be gathered later, together with those of other clients."""
@@ -175,7 +177,7 @@ class Feed:
 
     def _chunk(self, x: Tensor, y: Tensor, where: plan.Positions) -> tuple[Tensor, Tensor]:
         part = torch.from_numpy(where).to(x.device)
-        return self._inputs(x[part], None), y[part]
+        return self._inputs(x.index_select(0, part), None), y.index_select(0, part)
 
     def _inputs(self, x: Tensor, draws: Draws | None) -> Tensor:
         return self.scaling(augment(x, draws) if draws is not None else x)

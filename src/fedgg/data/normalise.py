@@ -26,7 +26,7 @@ class Scaling:
     scale: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        return (x.to(self.shift.dtype) - self.shift) * self.scale
+        return (x.to(self.shift.dtype) - self.shift).mul_(self.scale)  # the difference is our own: no third copy
 
     def to(self, device: torch.device) -> Scaling:
         return Scaling(self.shift.to(device), self.scale.to(device))
