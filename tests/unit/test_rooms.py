@@ -22,6 +22,7 @@ MAY: dict[str, set[str]] = {
     "engines": {"core"},
     "lab": {"core", "algorithms", "models", "data", "engines", "errors", "version"},
     "check": {"lab", "core", "algorithms", "models", "data", "engines", "errors", "version"},
+    "bench": {"lab", "core", "data", "errors", "version"},
     "report": {"errors"},
 }
 WITHOUT_TORCH = ("report", "errors", "version")
