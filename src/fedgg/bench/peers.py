@@ -84,7 +84,7 @@ def find_peers(folder: Path | None) -> list[Peer]:
     """Every peer with a `peer.toml`, by name."""
     if folder is None:
         return []
-    environments = folder.parents[1] / ENVIRONMENTS
+    environments = (folder.parents[1] / ENVIRONMENTS).resolve()
     return [_read(file, environments) for file in sorted(folder.glob("*/peer.toml"))]
 
 

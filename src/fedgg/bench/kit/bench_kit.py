@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -119,6 +119,12 @@ def load() -> Workload:
         clients.append((((x[own].to(target) - shift) * scale), y[own].to(target)))
     x_test, y_test = torch.from_numpy(arrays["x_test"]), torch.from_numpy(arrays["y_test"])
     return Workload(settings_of(arrays), tuple(clients), start_of(arrays), x_test, y_test, shift, scale)
+
+
+def shuffled(x: Tensor, y: Tensor, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Shuffled batches as cheaply as torch has them, for frameworks that leave this to their user."""
+    for where in torch.randperm(len(y), device=y.device).split(batch):
+        yield x[where], y[where]
 
 
 def threads() -> int:

@@ -54,7 +54,8 @@ def federation_of(engine: dict[str, Any]) -> Federation:
     )
     module = cnn()
     module.load_state_dict(start_of(arrays))
-    dataset = from_arrays(**{name: arrays[name] for name in KEYS})
+    x_train, y_train, x_test, y_test = (arrays[name] for name in KEYS)
+    dataset = from_arrays(x_train, y_train, x_test, y_test)
     federation = build(experiment, model=module, data=dataset)
     return replace(federation, feed=replace(federation.feed, clients=tuple(members)))
 

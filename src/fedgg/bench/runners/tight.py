@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgg.bench.kit.bench_kit import Line, Workload, load
+from fedgg.bench.kit.bench_kit import Line, Workload, load, shuffled
 
 
 def main() -> None:
@@ -36,9 +36,9 @@ def train(model: nn.Module, x: Tensor, y: Tensor, workload: Workload) -> None:
     settings = workload.settings
     optimiser = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     for _ in range(settings.epochs):
-        for batch in torch.randperm(len(y), device=y.device).split(settings.batch):
+        for images, labels in shuffled(x, y, settings.batch):
             optimiser.zero_grad()
-            F.cross_entropy(model(x[batch]), y[batch]).backward()
+            F.cross_entropy(model(images), labels).backward()
             optimiser.step()
 
 
