@@ -5,6 +5,12 @@ Its SGD trainer has neither momentum nor weights by examples; both are put in wh
 """
 
 import contextlib
+import sys
+from types import ModuleType
+
+for name in ("torchvision", "torchvision.transforms"):  # see requirements.txt: imported by FedLab, used by nobody here
+    sys.modules[name] = ModuleType(name)
+sys.modules["torchvision"].transforms = sys.modules["torchvision.transforms"]
 
 import torch
 from bench_kit import Line, Workload, load, shuffled

@@ -1,6 +1,7 @@
 """Other frameworks: a folder each in `benchmarks/peers`, an environment each in `.bench`, so that pins never collide.
 
-A folder holds `peer.toml` (who takes part under which name), `requirements.txt` and `contender.py`.
+A folder holds `peer.toml` (who takes part under which name), `requirements.txt` and `contender.py`; what pip must
+install without what it asks for is in `without-dependencies.txt`.
 """
 
 from __future__ import annotations
@@ -55,8 +56,11 @@ class Peer:
         return self.environment / "bin" / "python"
 
     @property
-    def requirements(self) -> Path:
-        return self.folder / "requirements.txt"
+    def requirements(self) -> list[tuple[str, ...]]:
+        """What pip is told to install, step by step."""
+        alone = self.folder / "without-dependencies.txt"
+        first = ("--requirement", str(self.folder / "requirements.txt"))
+        return [first, ("--no-deps", "--requirement", str(alone))] if alone.exists() else [first]
 
     @property
     def absent(self) -> str | None:
@@ -69,7 +73,7 @@ class Peer:
         return None
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(self.requirements.read_bytes()).hexdigest()
+        return hashlib.sha256(b"".join(Path(words[-1]).read_bytes() for words in self.requirements)).hexdigest()
 
 
 def peers_folder() -> Path | None:
@@ -109,7 +113,7 @@ def install(peer: Peer, tell: Callable[[str], None], python: str = sys.executabl
     constraint.write_text(f"torch=={torch}\n", encoding="utf-8")
     steps = (
         (python, "-m", "venv", str(peer.environment)),
-        (str(peer.python), *PIP_INSTALL, "--constraint", str(constraint), "--requirement", str(peer.requirements)),
+        *((str(peer.python), *PIP_INSTALL, "--constraint", str(constraint), *words) for words in peer.requirements),
     )
     tell(f"{peer.name}: installing into {peer.environment} (log: {log})")
     with log.open("w", encoding="utf-8") as said:
