@@ -32,7 +32,7 @@ class Result:
     label: str
     kind: str
     threads: int
-    status: Literal["waiting", "measured", "absent", "failed"] = "waiting"
+    status: Literal["not measured", "measured", "absent", "failed"] = "not measured"
     why: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     start_seconds: float | None = None  # until its first round may begin
@@ -73,14 +73,18 @@ class Contest:
         with tempfile.TemporaryDirectory(prefix="fedgg-bench-") as scratch, writing_to(self._out):
             file = Path(scratch) / "workload.npz"
             self._workload = write_workload(file, self._plan.source, self._plan.data_folder, self._plan.quick)
+            finished = False
             try:
                 for contender in self._contenders:
                     self._start(contender, file, Path(scratch))
                 for turn in range(1 + self._plan.repeat):
                     self._take_turns(turn)
-                    self._write(finished=turn == self._plan.repeat)
+                    self._write(finished)  # after each turn: a killed driver leaves what was measured
+                finished = True
             finally:
-                self._end_all()
+                for entrant in self._entrants.values():
+                    entrant.end() if finished else entrant.kill()
+                self._write(finished)
 
     def _start(self, contender: Contender, workload: Path, scratch: Path) -> None:
         result = self._results[contender.name]
@@ -138,10 +142,6 @@ class Contest:
         self._tell("failed", contender, str(failure))
         if entrant := self._entrants.pop(contender.name, None):
             entrant.kill()
-
-    def _end_all(self) -> None:
-        for entrant in self._entrants.values():
-            entrant.end()
 
     def _write(self, finished: bool) -> None:
         self._out.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from fedgg.bench import kit
 from fedgg.bench.contenders import Contender
 from fedgg.bench.processes import MARK, PATIENCE, Peak, end_family, processor_seconds
 
+GRACE = 20.0  # seconds to leave when asked: Ray takes its time
 LAST_WORDS = 3  # lines of its log that are quoted when it fails
 
 
@@ -49,7 +50,8 @@ class Entrant:
         self.peak = Peak(self._process.pid)
         self._busy, self._slept_since, self._idle_used = 0.0, time.perf_counter(), 0.0
         self._idle_seconds = 0.0
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def wait_until_ready(self, patience: float) -> tuple[float, dict[str, str]]:
         """Seconds from its start until its first round may begin, and the versions it runs."""
@@ -85,13 +87,18 @@ class Entrant:
         """Let it leave, and see to it that nobody of its family stays."""
         with contextlib.suppress(Failed, OSError, subprocess.TimeoutExpired):
             self._ask("quit")
-            self._process.wait(PATIENCE)
+            self._process.wait(GRACE)
         self.kill()
 
     def kill(self) -> None:
         end_family(self._process.pid, self._mark)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(PATIENCE)
+        self._listener.join(PATIENCE)
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):  # what was written last has no reader any more
+                if pipe is not None:
+                    pipe.close()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None

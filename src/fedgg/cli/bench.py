@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 FOR_EACH = 1_500_000_000  # bytes that a contender on the full workload may hold while it waits
 
 app = typer.Typer(
-    help="Measure fedgg's engines beside plain loops and other frameworks.",
     invoke_without_command=True,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
