@@ -9,11 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from fedgg.bench.contenders import REFERENCE, Contender, Device
 from fedgg.bench.entrant import Entrant, Failed
 from fedgg.bench.machine import code, load, machine
 from fedgg.bench.processes import memory_kind, psutil
 from fedgg.bench.workload import Described, Source, write_workload
+from fedgg.errors import UserError
 from fedgg.lab.files import write_json, writing_to
 
 FORMAT = 1
@@ -59,6 +62,8 @@ class Contest:
 
     def __init__(self, contenders: Sequence[Contender], plan: Plan, out: Path, tell: Tell):
         psutil()  # before anything is started: without it nobody can be ended for sure
+        if plan.device == "cuda" and not torch.cuda.is_available():
+            raise UserError("--device cuda: torch sees no CUDA device on this machine; take --device cpu")
         self._contenders, self._plan, self._out, self._tell = contenders, plan, out, tell
         self._results = {c.name: Result(c.name, c.label, c.kind, c.threads) for c in contenders}
         self._entrants: dict[str, Entrant] = {}

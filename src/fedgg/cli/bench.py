@@ -89,7 +89,9 @@ def bench(
 @app.command()
 def setup(
     names: Annotated[list[str] | None, typer.Argument(help="Peers by name; without one, all of them.")] = None,
-    python: Annotated[str, typer.Option(help="The Python that the environments are made with.")] = sys.executable,
+    python: Annotated[
+        str | None, typer.Option(help="The Python to make the environments with; by default the one that runs fedgg.")
+    ] = None,
 ) -> None:
     """Install the frameworks that are measured beside fedgg, each in an environment of its own under `.bench`.
 
@@ -104,7 +106,7 @@ def setup(
     from fedgg.bench.peers import chosen_peers, install
 
     for peer in chosen_peers(names or []):
-        install(peer, say, python)
+        install(peer, say, python or sys.executable)
 
 
 def _warn(contenders: list[Contender], quick: bool) -> None:

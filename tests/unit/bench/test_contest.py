@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from fedgg.bench.contenders import Contender, all_contenders
 from fedgg.bench.contest import Contest, Plan
@@ -126,6 +127,12 @@ def test_silence_and_wrong_words_are_failures(tmp_path: Path, monkeypatch: pytes
     assert "cannot be started" in found["nowhere"]["why"]
     with pytest.raises(UserError, match="nobody was measured"):
         bench_figure(read_bench(tmp_path / "out" / "bench.json"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_is_refused_where_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="take --device cpu"):
+        Contest([], Plan(repeat=2, device="cuda"), tmp_path, lambda kind, contender, what: None)
 
 
 def test_children_end_with_their_contender(tmp_path: Path) -> None:

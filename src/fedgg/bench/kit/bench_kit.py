@@ -110,6 +110,7 @@ def start_of(arrays: dict[str, Array]) -> dict[str, Tensor]:
 def load() -> Workload:
     """The workload on the device that the driver chose, with as many torch threads as it granted."""
     torch.set_num_threads(threads())
+    torch.backends.cudnn.allow_tf32 = False  # fp32 means fp32, as it does in fedgg
     arrays, target = raw(), device()
     shift, scale = (torch.from_numpy(arrays[name]).to(target) for name in ("shift", "scale"))
     x, y = torch.from_numpy(arrays["x_train"]), torch.from_numpy(arrays["y_train"])

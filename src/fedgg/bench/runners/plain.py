@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedgg.bench.kit.bench_kit import Line, Workload, load
+from fedgg.bench.kit.bench_kit import Line, Workload, device, load
 
 Loader = DataLoader[Any]
 
@@ -18,7 +18,7 @@ Loader = DataLoader[Any]
 def main() -> None:
     line, workload = Line(), load()
     torch.manual_seed(0)
-    loaders = [DataLoader(TensorDataset(*own), workload.settings.batch, shuffle=True) for own in workload.clients]
+    loaders = [loader_of(x.cpu(), y.cpu(), workload.settings.batch) for x, y in workload.clients]
     model = workload.model()
     line.ready()
     while line.round_wanted(lambda: workload.accuracy(model)):
@@ -36,13 +36,18 @@ def play_round(model: nn.Module, loaders: list[Loader], workload: Workload) -> N
     model.load_state_dict(mean)
 
 
+def loader_of(x: Tensor, y: Tensor, batch: int) -> Loader:
+    """Images in the host's memory, as usual; batches travel to the device one by one."""
+    return DataLoader(TensorDataset(x, y), batch, shuffle=True)
+
+
 def train(model: nn.Module, loader: Loader, workload: Workload) -> nn.Module:
     settings = workload.settings
     optimiser = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     for _ in range(settings.epochs):
         for x, y in loader:
             optimiser.zero_grad()
-            F.cross_entropy(model(x), y).backward()
+            F.cross_entropy(model(x.to(device())), y.to(device())).backward()
             optimiser.step()
     return model
 
