@@ -43,7 +43,8 @@ class Result:
     round_seconds: list[float | None] = field(default_factory=list)  # one for each turn; None: it had failed
     accuracy: float | None = None
     peak_memory_bytes: int | None = None
-    idle_processor_share: float | None = None
+    idle_processor_share: float | None = None  # of a core, between its turns
+    others_cores: list[float] = field(default_factory=list)  # busy with something else, in each timed round
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ class Contest:
                 result.first_round_seconds = round(entrant.play_round(ROUND_PATIENCE), 4)
         else:
             result.round_seconds.append(round(entrant.play_round(ROUND_PATIENCE), 4))
+            result.others_cores.append(round(entrant.others, 3))
             result.status = "measured"
             entrant.peak.look()
         result.peak_memory_bytes = entrant.peak.bytes

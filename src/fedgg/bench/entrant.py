@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedgg.bench import kit
 from fedgg.bench.contenders import Contender
-from fedgg.bench.processes import MARK, PATIENCE, Peak, end_family, processor_seconds
+from fedgg.bench.processes import MARK, PATIENCE, Peak, busy_seconds, end_family, processor_seconds
 
 GRACE = 20.0  # seconds to leave when asked: Ray takes its time
 LAST_WORDS = 3  # lines of its log that are quoted when it fails
@@ -50,6 +50,7 @@ class Entrant:
         self.peak = Peak(self._process.pid)
         self._busy, self._slept_since, self._idle_used = 0.0, time.perf_counter(), 0.0
         self._idle_seconds = 0.0
+        self.others = 0.0  # cores that were busy with something else during its last round
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -63,11 +64,13 @@ class Entrant:
     def play_round(self, patience: float) -> float:
         """Seconds for one round, by the driver's clock."""
         self._wake_up()
+        everyone, own = busy_seconds(), processor_seconds(self._process.pid)
         started = time.perf_counter()
         self._ask("round")
         self._answer("done", patience)
         seconds = time.perf_counter() - started
         self._fall_asleep()
+        self.others = max((busy_seconds() - everyone - (self._busy - own)) / seconds, 0.0)
         return seconds
 
     def score(self, patience: float) -> float:

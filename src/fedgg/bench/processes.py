@@ -72,6 +72,13 @@ def processor_seconds(root: int) -> float:
     return float(_sum(root, lambda process: sum(process.cpu_times()[:2])))
 
 
+def busy_seconds() -> float:
+    """Processor time that this machine has spent on anything so far, over all cores."""
+    spent = psutil().cpu_times()
+    waiting = spent.idle + getattr(spent, "iowait", 0.0)
+    return float(sum(spent[:8]) - waiting)  # beyond the eighth, Linux counts guests a second time
+
+
 def memory_kind() -> str:
     return "PSS" if hasattr(psutil().Process().memory_full_info(), "pss") else "RSS"
 

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from fedgg.errors import UserError
 from fedgg.report.style import COLOURS, blank, styled
@@ -19,7 +20,7 @@ FORMAT = 1
 APART = 0.05  # accuracies further below the middle than this are no longer the same training
 ABOVE_CHANCE = 0.05
 IDLE = 0.05  # of a core, between a contender's turns
-BUSY = 0.5  # processes that wanted a core before the start
+BUSY = 0.1  # cores that worked for somebody else while a contender was timed
 COLOUR_OF = {"fedgg": COLOURS[2], "loop": "#999999", "peer": COLOURS[1]}
 NAME_OF = {"fedgg": "fedgg", "loop": "plain PyTorch", "peer": "other frameworks"}
 
@@ -133,10 +134,9 @@ def _notes(record: BenchRecord) -> list[str]:
         )
     if not content["finished"]:
         notes.append("Stopped before the end: these are the turns that were finished.")
-    if conditions["load_before"] > BUSY:
-        notes.append(
-            f"The machine was busy before the start (load {conditions['load_before']:.1f}): measure on a quiet one."
-        )
+    others = max((median(standing.entry["others_cores"] or [0.0]) for standing in record.standings), default=0.0)
+    if others > BUSY:
+        notes.append(f"NOT A QUIET MACHINE: up to {others:.1f} cores were busy with something else; measure again.")
     notes += [f"(!) {standing.entry['label']}: {standing.flag}." for standing in record.standings if standing.flag]
     notes += [
         f"{standing.entry['label']} kept {100 * share:.0f}% of a core busy between its turns."
@@ -162,7 +162,7 @@ def bench_figure(record: BenchRecord) -> Figure:
     standings = record.standings
     if not standings:
         raise UserError("nobody was measured, so there is nothing to draw")
-    figure = blank(8.0, 1.7 + 0.36 * len(standings))
+    figure = blank(8.0, 1.9 + 0.36 * len(standings))
     axes = figure.subplots()
     places = range(len(standings))
     middles = [standing.middle for standing in standings]
@@ -178,15 +178,15 @@ def bench_figure(record: BenchRecord) -> Figure:
     axes.set_yticks(places, [textwrap.shorten(s.entry["label"], 34, placeholder="…") for s in standings])
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
-    axes.set_xlim(0, 1.5 * longest)
+    axes.set_xlim(0, 1.4 * longest)
     axes.set_xlabel("seconds a round (line: shortest to longest)")
     axes.grid(axis="x")
     axes.set_axisbelow(True)
     axes.set_title(_below(record.content), loc="left", fontsize=8, color="#555555")
     figure.suptitle(f"One FedAvg round on {record.content['workload']['title']}", x=0.01, ha="left", fontsize=10)
     kinds = [kind for kind in COLOUR_OF if any(standing.entry["kind"] == kind for standing in standings)]
-    handles = [axes.barh([0], [0], color=COLOUR_OF[kind]) for kind in kinds]
-    axes.legend(handles, [NAME_OF[kind] for kind in kinds], loc="lower right")
+    handles = [Patch(color=COLOUR_OF[kind], label=NAME_OF[kind]) for kind in kinds]
+    figure.legend(handles=handles, loc="outside lower left", ncols=len(kinds))
     return figure
 
 
@@ -201,4 +201,4 @@ def _beside(standing: Standing) -> str:
 
 
 def _below(content: dict[str, Any]) -> str:
-    return "\n".join(textwrap.wrap(f"{content['workload']['sentence']}. {_machine(content)}", 118))
+    return "\n".join(textwrap.wrap(f"{content['workload']['sentence']}. {_machine(content)}", 92))

@@ -29,6 +29,7 @@ def entry(name: str, seconds: list[float | None], accuracy: float | None = 0.5, 
         "accuracy": accuracy,
         "peak_memory_bytes": 1_500_000_000,
         "idle_processor_share": 0.0,
+        "others_cores": [0.0],
         **more,
     }
 
@@ -90,6 +91,13 @@ def test_without_the_reference_there_is_no_ratio(tmp_path: Path) -> None:
     table = bench_table(read_bench(write(tmp_path, entry("other", [1.0], None))))
     assert table.rows[0][3] == "–"
     assert table.rows[0][5] == "–"
+
+
+def test_a_busy_machine_is_told(tmp_path: Path) -> None:
+    quiet = bench_table(read_bench(write(tmp_path, entry("tight-2", [1.0, 1.0], others_cores=[0.1, 0.02]))))
+    busy = bench_table(read_bench(write(tmp_path, entry("tight-2", [1.0, 1.0], others_cores=[0.9, 0.7]))))
+    assert not any("QUIET" in note for note in quiet.notes)
+    assert any("0.8 cores" in note for note in busy.notes)
 
 
 def test_what_was_stopped_says_so(tmp_path: Path) -> None:
