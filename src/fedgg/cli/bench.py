@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -75,6 +76,9 @@ def bench(
                 bar.update(task, description=what or kind, news=contender.label, advance=int(kind == "round"))
 
         contest = Contest(contenders, Plan(repeat, device, data, data_folder, quick), out, tell)
+        # A shell starts background jobs deaf to Ctrl-C, and `kill` sends another signal: both end the bench in order.
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(sign, signal.default_int_handler)
         try:
             contest.hold()
         except KeyboardInterrupt:

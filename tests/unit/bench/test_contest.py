@@ -176,7 +176,7 @@ def wait_for(condition: Any, what: str, seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_orphan_is_left(tmp_path: Path, how: signal.Signals) -> None:
     driver = bench_command(tmp_path)
     record = tmp_path / "out" / "bench.json"
@@ -191,7 +191,8 @@ def test_no_orphan_is_left(tmp_path: Path, how: signal.Signals) -> None:
         for process in contenders_of(tmp_path):
             process.kill()
     assert all(_seconds(record)), "what was measured is kept"
-    if how == signal.SIGINT:
+    if how != signal.SIGKILL:
+        assert not list(tmp_path.glob("fedgg-bench-*"))
         assert driver.returncode == 130
         assert "nobody is left running" in output
         assert (tmp_path / "out" / "bench.png").exists()
