@@ -80,7 +80,8 @@ import sys
 import fedgg, fedgg.errors, fedgg.report.figures, fedgg.report.tables, fedgg.report.compare, fedgg.report.folders
 import fedgg.cli, fedgg.data.sources
 from typer.testing import CliRunner
-for words in (["--help"], ["--version"], ["run", "--help"], ["compare", "--help"], ["data", "show", "--help"]):
+pages = (["run"], ["compare"], ["data", "show"], ["bench"])
+for words in (["--help"], ["--version"], *([*page, "--help"] for page in pages)):
     assert CliRunner().invoke(fedgg.cli.app, words).exit_code == 0, words
 print([name for name in ("torch", "sklearn", "scipy") if name in sys.modules])
 """
