@@ -50,6 +50,11 @@ class BenchRecord:
     standings: tuple[Standing, ...]  # the measured ones, fastest first
 
     @property
+    def others_cores(self) -> float:
+        """Cores that worked for somebody else, for the contender that had most of it."""
+        return max((median(standing.entry["others_cores"] or [0.0]) for standing in self.standings), default=0.0)
+
+    @property
     def others(self) -> list[dict[str, Any]]:
         measured = {standing.entry["name"] for standing in self.standings}
         return [entry for entry in self.content["contenders"] if entry["name"] not in measured]
@@ -134,9 +139,10 @@ def _notes(record: BenchRecord) -> list[str]:
         )
     if not content["finished"]:
         notes.append("Stopped before the end: these are the turns that were finished.")
-    others = max((median(standing.entry["others_cores"] or [0.0]) for standing in record.standings), default=0.0)
-    if others > BUSY:
-        notes.append(f"NOT A QUIET MACHINE: up to {others:.1f} cores were busy with something else; measure again.")
+    if record.others_cores > BUSY:
+        notes.append(
+            f"NOT A QUIET MACHINE: up to {record.others_cores:.1f} cores were busy with something else; measure again."
+        )
     notes += [f"(!) {standing.entry['label']}: {standing.flag}." for standing in record.standings if standing.flag]
     notes += [
         f"{standing.entry['label']} kept {100 * share:.0f}% of a core busy between its turns."
@@ -182,7 +188,7 @@ def bench_figure(record: BenchRecord) -> Figure:
     axes.set_xlabel("seconds a round (line: shortest to longest)")
     axes.grid(axis="x")
     axes.set_axisbelow(True)
-    axes.set_title(_below(record.content), loc="left", fontsize=8, color="#555555")
+    axes.set_title(_below(record), loc="left", fontsize=8, color="#555555")
     figure.suptitle(f"One FedAvg round on {record.content['workload']['title']}", x=0.01, ha="left", fontsize=10)
     kinds = [kind for kind in COLOUR_OF if any(standing.entry["kind"] == kind for standing in standings)]
     handles = [Patch(color=COLOUR_OF[kind], label=NAME_OF[kind]) for kind in kinds]
@@ -200,5 +206,6 @@ def _beside(standing: Standing) -> str:
     return "  ".join(parts)
 
 
-def _below(content: dict[str, Any]) -> str:
-    return "\n".join(textwrap.wrap(f"{content['workload']['sentence']}. {_machine(content)}", 92))
+def _below(record: BenchRecord) -> str:
+    noise = ". NOT A QUIET MACHINE" if record.others_cores > BUSY else ""
+    return "\n".join(textwrap.wrap(f"{record.content['workload']['sentence']}. {_machine(record.content)}{noise}", 92))
