@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test slow clean
+.PHONY: help demo test slow bench clean
 
 help:
 	@echo "make demo   compare FedGG, FedAvg, FedProx and SCAFFOLD on real digits (under a minute after the install)"
 	@echo "make test   ruff, mypy, and every test that needs neither data sets nor minutes"
 	@echo "make slow   the long tests: real CIFAR-10 and SVHN where they are, a hundred kills"
+	@echo "make bench  fedgg beside pfl-research, Flower and FedLab, which it installs under .bench (4 GB); a quiet machine"
 	@echo "make clean  remove .venv and everything the tools left behind (runs/ stays)"
 
 .venv/ready: pyproject.toml constraints.txt
@@ -28,6 +29,10 @@ test: .venv/ready
 
 slow: .venv/ready
 	$(BIN)/pytest -m slow
+
+bench: .venv/ready
+	$(BIN)/fedgg bench setup
+	$(BIN)/fedgg bench
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

@@ -31,6 +31,8 @@ COMMANDS = (
     ["data", "fetch"],
     ["data", "check"],
     ["data", "show"],
+    ["bench"],
+    ["bench", "setup"],
 )
 
 

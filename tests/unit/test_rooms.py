@@ -23,6 +23,7 @@ MAY: dict[str, set[str]] = {
     "engines": {"core", "errors", "kernels"},
     "lab": {"core", "algorithms", "models", "data", "engines", "errors", "version"},
     "check": {"lab", "core", "algorithms", "models", "data", "engines", "errors", "version"},
+    "bench": {"lab", "core", "data", "errors", "version"},
     "report": {"errors"},
 }
 WITHOUT_TORCH = ("report", "errors", "version")
@@ -80,7 +81,8 @@ import sys
 import fedgg, fedgg.errors, fedgg.report.figures, fedgg.report.tables, fedgg.report.compare, fedgg.report.folders
 import fedgg.cli, fedgg.data.sources
 from typer.testing import CliRunner
-for words in (["--help"], ["--version"], ["run", "--help"], ["compare", "--help"], ["data", "show", "--help"]):
+pages = (["run"], ["compare"], ["data", "show"], ["bench"])
+for words in (["--help"], ["--version"], *([*page, "--help"] for page in pages)):
     assert CliRunner().invoke(fedgg.cli.app, words).exit_code == 0, words
 print([name for name in ("torch", "sklearn", "scipy") if name in sys.modules])
 """

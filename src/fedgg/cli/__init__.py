@@ -7,7 +7,7 @@ import sys
 import click
 import typer
 
-from fedgg.cli import data, listing, run, study
+from fedgg.cli import bench, data, listing, run, study
 from fedgg.cli.screen import complain
 from fedgg.errors import UserError
 from fedgg.version import VERSION
@@ -28,6 +28,7 @@ app.command("sweep")(study.sweep)
 app.command("list")(listing.list_parts)
 app.command("check")(listing.check)
 app.add_typer(data.app, name="data")
+app.add_typer(bench.app, name="bench")
 
 
 def _version(wanted: bool) -> None:

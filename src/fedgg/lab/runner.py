@@ -23,7 +23,7 @@ from fedgg.lab.build import DataGiven, Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.moving import moved
 from fedgg.lab.parts import given_algorithm
-from fedgg.lab.players import play_alone
+from fedgg.lab.players import hired, play_alone
 from fedgg.lab.shelf import RowsOnDisk
 from fedgg.lab.state import Closed, Diverged, Ends, State, begin, close_before_looking, next_job, record_of, train
 from fedgg.lab.store import Store
@@ -98,9 +98,17 @@ def play(session: Session) -> None:
 
 
 def make_engine(federation: Federation) -> Engine:
-    if federation.engine == "stacked":
-        return Stacked(federation.experiment.engine.precision)
-    return Streams() if federation.engine == "streams" else Loop()
+    """The engine that trains it; `Workers` ends its processes when it is closed."""
+    engine = federation.experiment.engine
+    match federation.engine:
+        case "stacked":
+            return Stacked(engine.precision)
+        case "streams":
+            return Streams()
+        case "workers":
+            return hired(engine)
+        case _:
+            return Loop()
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""What every contender may use, whoever wrote it: this folder is put on the path of environments without fedgg."""

@@ -1,0 +1,170 @@
+"""The workload as every contender gets it, and its line to the driver. NumPy and torch only, nothing of fedgg.
+
+A contender is a process that says `ready`, then answers each line it reads:
+
+    round   plays one round, answers `done`
+    score   answers `accuracy 0.4321`, on the test set
+    quit    ends, as it does when its input ends
+
+Between its turns it waits for a line and should burn nothing. The driver holds the clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+Array = NDArray[Any]
+
+CHUNK = 1000  # test images looked at together
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every client does in a round."""
+
+    epochs: int
+    batch: int
+    lr: float
+    momentum: float
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """Every client's images, normalised, as float tensors, and the model all begin with."""
+
+    settings: Settings
+    clients: tuple[tuple[Tensor, Tensor], ...]  # x [n, 3, 32, 32], y [n]
+    start: dict[str, Tensor]
+    x_test: Tensor  # bytes
+    y_test: Tensor
+    shift: Tensor
+    scale: Tensor
+
+    def model(self) -> nn.Module:
+        """The model with the weights that everyone begins with."""
+        module = cnn()
+        module.load_state_dict(self.start)
+        return module.to(self.shift.device)
+
+    def accuracy(self, model: nn.Module) -> float:
+        """On the test set, which is not part of what is measured."""
+        model.eval()
+        right = 0
+        with torch.no_grad():
+            for x, y in zip(self.x_test.split(CHUNK), self.y_test.split(CHUNK), strict=True):
+                outputs = model((x.to(self.shift.device) - self.shift) * self.scale)
+                right += int((outputs.argmax(1).cpu() == y).sum())
+        model.train()
+        return right / len(self.y_test)
+
+
+def cnn() -> nn.Module:
+    """fedgg's `cnn` for images of 3 x 32 x 32 in 10 classes, so that nobody needs fedgg to build it."""
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, 10),
+    )
+
+
+def raw() -> dict[str, Array]:
+    """The arrays of the workload as the driver wrote them."""
+    with np.load(Path(os.environ["FEDGG_BENCH_WORKLOAD"]), allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def settings_of(arrays: dict[str, Array]) -> Settings:
+    return Settings(**json.loads(str(arrays["settings"])))
+
+
+def members_of(arrays: dict[str, Array]) -> list[Array]:
+    """The example numbers of every client."""
+    return np.split(arrays["members"], np.cumsum(arrays["sizes"])[:-1])
+
+
+def start_of(arrays: dict[str, Array]) -> dict[str, Tensor]:
+    return {name.removeprefix("start/"): torch.from_numpy(a) for name, a in arrays.items() if name.startswith("start/")}
+
+
+def load() -> Workload:
+    """The workload on the device that the driver chose, with as many torch threads as it granted."""
+    torch.set_num_threads(threads())
+    torch.backends.cudnn.allow_tf32 = False  # fp32 means fp32, as it does in fedgg
+    arrays, target = raw(), device()
+    shift, scale = (torch.from_numpy(arrays[name]).to(target) for name in ("shift", "scale"))
+    x, y = torch.from_numpy(arrays["x_train"]), torch.from_numpy(arrays["y_train"])
+    clients = []
+    for members in members_of(arrays):
+        own = torch.from_numpy(members)
+        clients.append((((x[own].to(target) - shift) * scale), y[own].to(target)))
+    x_test, y_test = torch.from_numpy(arrays["x_test"]), torch.from_numpy(arrays["y_test"])
+    return Workload(settings_of(arrays), tuple(clients), start_of(arrays), x_test, y_test, shift, scale)
+
+
+def shuffled(x: Tensor, y: Tensor, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Shuffled batches as cheaply as torch has them, for frameworks that leave this to their user."""
+    for where in torch.randperm(len(y), device=y.device).split(batch):
+        yield x[where], y[where]
+
+
+def threads() -> int:
+    return int(os.environ["FEDGG_BENCH_THREADS"])
+
+
+def device() -> torch.device:
+    return torch.device(os.environ["FEDGG_BENCH_DEVICE"])
+
+
+class Line:
+    """The line to the driver. From here on, what a library prints goes to the log and not between the answers."""
+
+    def __init__(self) -> None:
+        self._answers = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)
+
+    def ready(self, *packages: str) -> None:
+        """Everything is loaded; the first round may begin."""
+        self._tell("ready", json.dumps({name: _version(name) for name in ("torch", "numpy", *packages)}))
+
+    def round_wanted(self, score: Callable[[], float]) -> bool:
+        """Wait for the driver, telling scores as it asks for them; False: it is over."""
+        while (wish := sys.stdin.readline().strip()) == "score":
+            self._tell("accuracy", f"{score():.6f}")
+        return wish == "round"
+
+    def done(self) -> None:
+        """The round is over, on the device too."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self._tell("done")
+
+    def _tell(self, *words: str) -> None:
+        self._answers.write(" ".join(words) + "\n")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

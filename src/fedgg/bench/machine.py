@@ -1,0 +1,64 @@
+"""What a figure of time is worth nothing without: the machine, its state, the versions, the commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import fedgg
+from fedgg.bench.processes import psutil
+from fedgg.version import VERSION
+
+
+def machine(device: str) -> dict[str, Any]:
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": psutil().virtual_memory().total,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "gpu": _gpu() if device == "cuda" else None,
+    }
+
+
+def code() -> dict[str, Any]:
+    """Which fedgg: its version and, from a repository, its commit and whether files differ from it."""
+    root = Path(fedgg.__file__).parents[2]
+    commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
+    changed = bool(_git(root, "status", "--porcelain", "--untracked-files=no")) if commit else None
+    return {"fedgg": VERSION, "commit": commit, "changed": changed}
+
+
+def load() -> float:
+    """Processes that wanted a core, on average over the last minute."""
+    return round(float(psutil().getloadavg()[0]), 2)
+
+
+def free_memory() -> int:
+    return int(psutil().virtual_memory().available)
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _gpu() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def _git(root: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

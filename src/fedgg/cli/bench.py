@@ -1,0 +1,145 @@
+"""`fedgg bench`: how fast the engines are, beside plain loops and other frameworks."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fedgg.cli import choices
+from fedgg.cli.screen import Heartbeat, note, print_table, progress, say
+
+if TYPE_CHECKING:
+    from fedgg.bench.contenders import Contender
+
+FOR_EACH = 1_500_000_000  # bytes that a contender on the full workload may hold while it waits
+
+app = typer.Typer(
+    invoke_without_command=True,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def bench(
+    context: typer.Context,
+    repeat: Annotated[int, typer.Option(help="Timed rounds of each contender, after one to warm up.", min=2)] = 5,
+    only: Annotated[list[str] | None, typer.Option(help="Only this contender, or family, as pfl; repeat it.")] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="Not this one; repeat it.")] = None,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="On cuda: fedgg and the plain loops only.")] = "cpu",
+    data: Annotated[
+        Literal["auto", "cifar10", "stand-in"],
+        typer.Option(help="auto: CIFAR-10 where it is on this machine, else generated images of its shape."),
+    ] = "auto",
+    data_folder: choices.DataFolderOption = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A twentieth of the images: to see that everything works.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("runs/bench"),
+) -> None:
+    """Measure a round of federated training: fedgg's engines, plain loops and other frameworks, in turns.
+
+    Everyone trains the same model from the same weights on the same clients; nobody runs while another is timed.
+    Written are a table, bench.json, and a chart as PNG and SVG. Measure on a quiet machine.
+
+    Examples:
+
+    - `fedgg bench --quick`
+    - `fedgg bench --repeat 5 --out runs/bench`
+    - `fedgg bench --only fedgg --only tight-2`
+    - `fedgg bench --device cuda --skip plain-2`
+    - `fedgg bench setup` installs the other frameworks, each in an environment of its own
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from fedgg.bench.contenders import all_contenders, chosen
+    from fedgg.bench.contest import Contest, Plan
+
+    contenders = chosen(all_contenders(), device, only or (), skip or ())
+    _warn(contenders, quick)
+    names = [contender.label for contender in contenders if not contender.absent]
+    with progress() as bar:
+        beat = Heartbeat()
+        task = bar.add_task("starting", total=len(names) * (1 + repeat), news="", within="")
+
+        def tell(kind: str, contender: Contender, what: str) -> None:
+            if kind == "failed":
+                note(f"{contender.label} failed: {what}")
+            elif kind == "absent":
+                note(f"{contender.label} is absent: {what}")
+            else:
+                beat(f"{contender.label}: {what or kind}")
+                bar.update(task, description=what or kind, news=contender.label, advance=int(kind == "round"))
+
+        contest = Contest(contenders, Plan(repeat, device, data, data_folder, quick), out, tell)
+        # A shell starts background jobs deaf to Ctrl-C, and `kill` sends another signal: both end the bench in order.
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(sign, signal.default_int_handler)
+        try:
+            contest.hold()
+        except KeyboardInterrupt:
+            bar.stop()
+            note("stopped; nobody is left running")
+            if contest.record_file.exists():
+                _show(contest.record_file)
+            raise typer.Exit(130) from None
+    _show(contest.record_file)
+
+
+@app.command()
+def setup(
+    names: Annotated[list[str] | None, typer.Argument(help="Peers by name; without one, all of them.")] = None,
+    python: Annotated[
+        str | None, typer.Option(help="The Python to make the environments with; by default the one that runs fedgg.")
+    ] = None,
+) -> None:
+    """Install the frameworks that are measured beside fedgg, each in an environment of its own under `.bench`.
+
+    They get the torch version that fedgg runs. Where pip would fetch torch with CUDA and you want it without, set
+    PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu first.
+
+    Examples:
+
+    - `fedgg bench setup`
+    - `fedgg bench setup pfl flower --python python3.12`
+    """
+    from fedgg.bench.peers import chosen_peers, install
+
+    for peer in chosen_peers(names or []):
+        install(peer, say, python or sys.executable)
+
+
+def _warn(contenders: list[Contender], quick: bool) -> None:
+    from fedgg.bench.machine import free_memory
+    from fedgg.bench.peers import peers_folder
+
+    if peers_folder() is None:
+        note("the other frameworks' scripts are in fedgg's repository: here are fedgg's engines and the plain loops")
+    present = sum(not contender.absent for contender in contenders)
+    if not quick and present * FOR_EACH > free_memory():
+        note(
+            f"{present} contenders side by side may need {present * FOR_EACH / 1e9:.0f} GB of memory and "
+            f"{free_memory() / 1e9:.0f} GB are free: if it swaps, take fewer with --only"
+        )
+
+
+def _show(file: Path) -> None:
+    from fedgg.report.figures import save
+    from fedgg.report.speed import bench_figure, bench_table, read_bench
+    from fedgg.report.tables import as_markdown
+
+    record = read_bench(file)
+    table = bench_table(record)
+    print_table(table)
+    file.with_suffix(".md").write_text(as_markdown(table), encoding="utf-8")
+    if record.standings:
+        for kind in (".png", ".svg"):
+            save(bench_figure(record), file.with_suffix(kind))
+        say(f"chart: {file.with_suffix('.png')} and .svg")
+    say(f"record: {file}")
+    if any(standing.flag for standing in record.standings) or any(e["status"] == "failed" for e in record.others):
+        raise typer.Exit(1)
