@@ -8,18 +8,32 @@ from contextlib import suppress
 import torch
 
 
-def interleave(works: Sequence[Iterator[None]], streams: Sequence[torch.cuda.Stream]) -> None:
-    """Run all to their ends, each on its own stream, one launch after another in turn."""
-    here = torch.cuda.current_stream()
-    for stream in streams:
-        stream.wait_stream(here)
-    waiting = list(zip(works, streams, strict=True))
+class Lanes:
+    """As many streams as are needed, kept from round to round; on a CPU there are none, and work is done in turns."""
+
+    def __init__(self) -> None:
+        self._streams: list[torch.cuda.Stream] = []
+
+    def run(self, works: Sequence[Iterator[None]], device: torch.device) -> None:
+        """All to their ends, each on its own stream, one launch after another in turn."""
+        if device.type != "cuda":
+            _in_turn([(work, None) for work in works])
+            return
+        while len(self._streams) < len(works):
+            self._streams.append(torch.cuda.Stream(device))
+        streams, here = self._streams[: len(works)], torch.cuda.current_stream(device)
+        for stream in streams:
+            stream.wait_stream(here)
+        _in_turn(list(zip(works, streams, strict=True)))
+        for stream in streams:
+            here.wait_stream(stream)
+
+
+def _in_turn(waiting: Sequence[tuple[Iterator[None], torch.cuda.Stream | None]]) -> None:
     while waiting:
         still = []
         for work, stream in waiting:
-            with torch.cuda.stream(stream), suppress(StopIteration):
+            with torch.cuda.stream(stream), suppress(StopIteration):  # None: the current one, or no GPU at all
                 next(work)
                 still.append((work, stream))
         waiting = still
-    for stream in streams:
-        here.wait_stream(stream)

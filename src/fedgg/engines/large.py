@@ -95,7 +95,7 @@ def large_program_of(net: Net) -> Program | None:
     if not net.start.is_cuda or net.start.dtype != torch.float32 or not kernels.available():
         return None
     layers = _layers(net)
-    return Program(layers, net.layout, "fp32", net.products) if layers else None
+    return Program(layers, net.layout, net.products) if layers else None
 
 
 def _layers(net: Net) -> list[Layer] | None:

@@ -10,14 +10,12 @@ from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch, Site
 from fedgg.core.local import Running, gradient
-from fedgg.core.net import RowsForward
 from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
-from fedgg.engines.program import Program
 from fedgg.engines.terms import Asked, asked
 
 if TYPE_CHECKING:
-    from fedgg.kernels.advance import Shared
+    from fedgg.kernels.advance import Pass, Shared
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,10 +25,9 @@ class OnePass:
     asked: Asked
     parts: Tensor  # [K, inner products, blocks]: inner products of where the rows stand, in parts
     leads: Rows  # of the anchor and of each note: the row to be read in place of an equal one, [K] int32
-    program: Program | None  # which leaves the gradient of a wide first layer to the pass
 
     @classmethod
-    def of(cls, algorithm: Algorithm, site: Site, owners: list[int], many: RowsForward | None) -> OnePass | None:
+    def of(cls, algorithm: Algorithm, site: Site, owners: list[int]) -> OnePass | None:
         """None where there is no such pass: on a CPU, or for an algorithm that is more than a sum of terms."""
         from fedgg import kernels
 
@@ -43,15 +40,10 @@ class OnePass:
             return None
         shared = (["anchor"] if wanted.drift else []) + list(wanted.notes)
         rows, length = site.w.shape
-        usual = type(algorithm).loss is Algorithm.loss  # else something else may look at the gradient
-        program = many if isinstance(many, Program) and many.wide is not None and usual else None
-        outs, ins = program.wide if program and program.wide else (0, 0)
-        count = advance.tiles(outs, ins) + advance.blocks(length - outs * ins)
         return cls(
             wanted,
-            site.w.new_zeros(rows, len(wanted.pairs), count),
+            site.w.new_zeros(rows, len(wanted.pairs), advance.blocks(length)),
             {name: advance.leads(site.notes[name], owners) for name in shared},
-            program,
         )
 
     def step(self, algorithm: Algorithm, sgd: SGD, running: Running, site: Site, batch: Batch) -> None:
@@ -59,23 +51,16 @@ class OnePass:
         from fedgg.kernels import advance
 
         site = replace(site, step=running.step, w=running.w, last_step=None, sums=self.sums())
-        with Program.leaving_wide(self.program) as left:
-            loss, grad = gradient(algorithm, running.w, batch, site)
+        loss, grad = gradient(algorithm, running.w, batch, site)
         with torch.no_grad():
             at_work = torch.ones_like(running.step, dtype=torch.bool) if batch.at_work is None else batch.at_work
-            moving = self._pass(algorithm, sgd, running, site, at_work)
-            if left and self.program is not None:
-                (grad_y, x), (outs, ins) = left[0], self.program.wide or (0, 0)
-                advance.advance_linear(moving, grad_y, x, self.program.product)
-                advance.advance(moving, grad, outs * ins, advance.tiles(outs, ins))
-            else:
-                advance.advance(moving, grad)
+            advance.advance(self._pass(algorithm, sgd, running, site, at_work), grad)
             count = batch.mask.sum(1, keepdim=True) * at_work
             running.step.add_(at_work)
             running.loss_sum.add_(torch.where(at_work, loss, 0) * count)
             running.seen.add_(count)
 
-    def _pass(self, algorithm: Algorithm, sgd: SGD, running: Running, site: Site, at_work: Tensor):  # type: ignore[no-untyped-def]
+    def _pass(self, algorithm: Algorithm, sgd: SGD, running: Running, site: Site, at_work: Tensor) -> Pass:
         from fedgg.kernels.advance import Pass
 
         terms, names = algorithm.terms(site), ("drift", *self.asked.notes, "", "")[:3]

@@ -8,7 +8,6 @@ the row. Whatever else a user brings is run by `torch.func.vmap`: slower, the sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,7 +22,6 @@ Parameters = dict[str, Tensor]  # views [K, *shape] into rows
 Moment = tuple[Tensor | None, Tensor | int]  # keys [K, 1] and step of the dropout masks; no keys: nothing is dropped
 # fp32 products are put together from three TF32 ones: as exact as fp32, and several times faster.
 PRODUCTS = {"fp64": "ieee", "fp32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}
-WIDE = 1 << 18  # parameters of a layer that are worth a pass of their own
 ALIGNMENT = 64  # row lengths are padded to this many numbers, since matrix kernels read aligned words
 
 
@@ -68,13 +66,6 @@ class Dense:
         torch.bmm(grad.mT, x, out=into[self.weight])
         torch.sum(grad, 1, out=into[self.bias])
         return torch.bmm(grad, parameters[self.weight]) if to_input else None
-
-    def leave(self, grad: Tensor, kept: Any, into: Parameters) -> tuple[Tensor, Tensor]:
-        """The bias's gradient, and what the weight's is made of: gradients of the outputs, and inputs."""
-        x, y = kept
-        grad = torch.where(y > 0, grad, 0) if self.relu else grad
-        torch.sum(grad, 1, out=into[self.bias])
-        return grad, x
 
 
 @dataclass(frozen=True)
@@ -141,15 +132,11 @@ class ConvolutionReluPool:
 class Program:
     """The layers in order; called with rows and inputs, differentiable in the rows."""
 
-    def __init__(
-        self, layers: Sequence[Layer], layout: Layout, precision: Precision, products: torch.dtype | None = None
-    ):
+    def __init__(self, layers: Sequence[Layer], layout: Layout, products: torch.dtype | None = None):
         self.layers = tuple(layers)
         self.layout = layout
-        self.product = "tf32" if precision == "bf16" else PRODUCTS[precision]  # of linear layers
         self.products = products  # what layers take, if not what rows are made of
         self._first = next(n for n, layer in enumerate(self.layers) if not isinstance(layer, Flatten))
-        self._left: list[tuple[Tensor, Tensor]] | None = None
 
     def __call__(self, w: Tensor, x: Tensor, keys: Tensor | None = None, step: Tensor | int = 0) -> Tensor:
         outputs: Tensor = _Run.apply(w, x, self, (keys, step))  # type: ignore[no-untyped-call]
@@ -171,35 +158,8 @@ class Program:
         back: Tensor | None = grad
         for number in reversed(range(self._first, len(self.layers))):
             assert back is not None
-            layer = self.layers[number]
-            if number == self._first and self._left is not None and isinstance(layer, Dense):
-                self._left.append(layer.leave(back, kept[number], into))
-                break
-            back = layer.backward(back, kept[number], parameters, into, number > self._first)
+            back = self.layers[number].backward(back, kept[number], parameters, into, number > self._first)
         return result
-
-    @property
-    def wide(self) -> tuple[int, int] | None:
-        """Outputs and inputs of a wide linear layer that comes first, at the start of the rows."""
-        layer = self.layers[self._first]
-        if not isinstance(layer, Dense) or self.layout.names[0] != layer.weight:
-            return None
-        outs, ins = self.layout.shapes[0]
-        return (outs, ins) if outs * ins >= WIDE else None
-
-    @staticmethod
-    @contextmanager
-    def leaving_wide(program: Program | None) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """Within the block the wide layer's gradient is left undone: what it is made of is in the list instead."""
-        left: list[tuple[Tensor, Tensor]] = []
-        if program is None:
-            yield left
-            return
-        program._left = left
-        try:
-            yield left
-        finally:
-            program._left = None
 
 
 def padded_rows(like: Tensor) -> Tensor:
@@ -215,7 +175,7 @@ def program_of(net: Net, precision: Precision, device: torch.device) -> Program 
     if device.type != "cuda" or net.start.dtype != torch.float32 or not kernels.available():
         return None
     layers = _layers(net.module, net.layout, precision)
-    return Program(layers, net.layout, precision) if layers else None
+    return Program(layers, net.layout) if layers else None
 
 
 def _layers(module: nn.Module, layout: Layout, precision: Precision) -> list[Layer] | None:

@@ -24,7 +24,7 @@ from fedgg.core.sgd import SGD
 from fedgg.engines.ahead import Ahead
 from fedgg.engines.graphs import Form, GraphCache, steps_of_stack
 from fedgg.engines.job import Look, RoundJob, score_here
-from fedgg.engines.lanes import interleave
+from fedgg.engines.lanes import Lanes
 from fedgg.engines.loop import Loop
 from fedgg.engines.precision import Precision
 from fedgg.engines.program import ConvolutionReluPool, Program, program_of
@@ -48,7 +48,7 @@ class Stacked:
         self._precision = precision
         self._graphs = GraphCache()
         self._programs: dict[int, tuple[object, Program | None]] = {}
-        self._streams: list[torch.cuda.Stream] = []
+        self._lanes = Lanes()
         self._ahead = Ahead()
 
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd]]:
@@ -59,14 +59,7 @@ class Stacked:
         groups = _groups(jobs, _trained_alike)
         stackable = [group for group in groups if jobs[group[0]].net.stackable]
         works = [self._train_stack(place, jobs, group, ends) for place, group in enumerate(stackable)]
-        if stackable and jobs[0].w.is_cuda:
-            while len(self._streams) < len(works):
-                self._streams.append(torch.cuda.Stream())
-            interleave(works, self._streams[: len(works)])
-        else:
-            for work in works:
-                for _ in work:
-                    pass
+        self._lanes.run(works, jobs[0].w.device)
         for group in groups:
             if group not in stackable:
                 for number in group:

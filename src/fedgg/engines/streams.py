@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedgg.core.evaluate import Score
@@ -21,7 +20,7 @@ from fedgg.core.rows import Rows
 from fedgg.engines.ahead import Ahead
 from fedgg.engines.graphs import Form, GraphCache, Step
 from fedgg.engines.job import Look, RoundJob, score_here
-from fedgg.engines.lanes import interleave
+from fedgg.engines.lanes import Lanes
 from fedgg.engines.large import large_program_of
 from fedgg.engines.loop import Loop, open_client
 from fedgg.engines.program import Program
@@ -33,22 +32,20 @@ class Streams:
     """Trains the clients of a round, a few at a time, longest first."""
 
     def __init__(self, lanes: int = LANES) -> None:
-        self._lanes = lanes
+        self._most = lanes
+        self._lanes = Lanes()
         self._graphs = GraphCache()
-        self._streams: list[torch.cuda.Stream] = []
         self._ahead = Ahead()
         self._nets: dict[int, tuple[Net, Net, Program | None]] = {}
 
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd]]:
-        if not job.w.is_cuda or job.net.draws_random_numbers:
+        if job.net.draws_random_numbers:
             yield from Loop().train(job)
             return
         order = sorted(job.cohort, key=lambda client: -job.data.examples(client))
         waiting, ends = deque(order), dict[int, LocalEnd]()
-        lanes = min(self._lanes, len(order))
-        while len(self._streams) < lanes:
-            self._streams.append(torch.cuda.Stream())
-        interleave([self._lane(number, job, waiting, ends) for number in range(lanes)], self._streams[:lanes])
+        works = [self._lane(number, job, waiting, ends) for number in range(min(self._most, len(order)))]
+        self._lanes.run(works, job.w.device)
         for client in job.cohort:
             yield client, for_people(ends[client])
 

@@ -175,5 +175,5 @@ def test_our_own_kernels_train_what_the_loop_trains(rule: dict[str, Any], cohort
             ends[precision] = played(build(chosen, data=data), engine, 2).server.w.double()
     moved = float((ends["fp64"] - begin(build(chosen, data=data)).server.w).norm())
     gap = {name: float((ends[name] - ends["fp64"]).norm()) for name in ("fp32", "fp32 stacked")}
-    assert moved > 0.01
+    assert moved > 0.001
     assert gap["fp32 stacked"] < 5 * gap["fp32"] + 1e-4 * moved

@@ -14,7 +14,10 @@ from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.state import State, begin, play_round
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")),
+]
 
 
 def with_statistics() -> nn.Module:
@@ -25,12 +28,12 @@ def with_dropout() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, 10))
 
 
-def experiment(rule: dict[str, Any], cohort: int | None, **more: Any) -> Experiment:
+def experiment(rule: dict[str, Any], device: str, cohort: int | None, **more: Any) -> Experiment:
     settings: dict[str, Any] = {
         "split": {"clients": 6, "beta": 0.3, "min_examples": 5},
         "local": {"epochs": 2, "batch": 13, "lr": 0.05, "weight_decay": 0.001},
         "server": {"cohort": cohort},
-        "engine": {"precision": "fp64", "device": "cuda", "name": "streams"},
+        "engine": {"precision": "fp64", "device": device},
     }
     return Experiment(rounds=3, algorithm=rule, **(settings | more))
 
@@ -53,24 +56,24 @@ RULES: list[dict[str, Any]] = [
 ]
 
 
-@needs_gpu
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("cohort", [None, 3])
 @pytest.mark.parametrize("model", [with_statistics, with_dropout])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(map(str, rule.values())))
 def test_the_loop_and_the_streams_agree(
-    rule: dict[str, Any], model: Callable[[], nn.Module], cohort: int | None
+    rule: dict[str, Any], model: Callable[[], nn.Module], cohort: int | None, device: str
 ) -> None:
-    chosen = experiment(rule, cohort)
+    chosen = experiment(rule, device, cohort)
     loop, streams = (played(build(chosen, model=model), engine) for engine in (Loop(), Streams(lanes=3)))
     torch.testing.assert_close(streams.server.w, loop.server.w, rtol=0, atol=1e-10)
     for name, rows in loop.server.buffers.items():
         torch.testing.assert_close(streams.server.buffers[name], rows, rtol=0, atol=1e-10)
 
 
-@needs_gpu
-def test_the_same_bits_again_and_from_a_fresh_engine() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_same_bits_again_and_from_a_fresh_engine(device: str) -> None:
     federation = build(
-        experiment({"name": "fedgg", "mu": 0.5}, 3).changed({"engine.precision": "fp32"}), model=with_statistics
+        experiment({"name": "fedgg", "mu": 0.5}, device, 3).changed({"engine.precision": "fp32"}), model=with_statistics
     )
     used, state = Streams(), begin(federation)
     for _ in range(4):

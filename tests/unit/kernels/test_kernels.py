@@ -124,31 +124,6 @@ def test_images_are_gathered_as_they_are_read_on_a_cpu(lanes: int) -> None:
     torch.testing.assert_close(images.gather(source, where, None, shift, scale, 4, lanes), still)
 
 
-@pytest.mark.parametrize(("precision", "close"), [("tf32x3", 1e-5), ("tf32", 5e-3)])
-def test_the_gradient_of_a_wide_layer_is_made_on_the_way(precision: str, close: float) -> None:
-    torch.manual_seed(3)
-    many, batch, outs, ins, rest = 3, 20, 70, 200, 333
-    w, velocity, anchor, grad = (drawn(many, outs * ins + rest) for _ in range(4))
-    grad_y, x = drawn(many, batch, outs), drawn(many, batch, ins)
-    whole = torch.cat([torch.bmm(grad_y.double().mT, x.double()).flatten(1), grad.double()[:, outs * ins :]], 1)
-    factors, lr, momentum = (torch.rand(many, n, device=CUDA) for n in (3, 1, 1))
-    at_work = torch.tensor([[True], [False], [True]], device=CUDA)
-    total = whole + factors[:, :1] * (w - anchor) + momentum * velocity
-    expected = torch.where(at_work, w - lr * total, w), torch.where(at_work, total, velocity)
-    tiles = advance.tiles(outs, ins)
-    parts = torch.zeros(many, 1, tiles + advance.blocks(rest), device=CUDA)
-    shared = advance.Shared(anchor, advance.leads(anchor, [0, 0, 0]))
-    step = advance.Pass(
-        w, velocity, shared, [], factors, [True, False, False], lr, momentum, None, at_work, parts, ((0, 0),)
-    )
-    advance.advance_linear(step, grad_y, x, precision)
-    advance.advance(step, grad, outs * ins, tiles)
-    assert gap(w, expected[0].double()) < close
-    assert gap(velocity, expected[1].double()) < close
-    drift = torch.where(at_work, w - anchor, 0).double()
-    assert gap(parts.sum(2), (drift * drift).sum(1, keepdim=True)) < 1e-5
-
-
 def test_what_stands_around_a_convolution() -> None:
     torch.manual_seed(4)
     for high, wide in ((6, 8), (7, 5)):
