@@ -134,5 +134,7 @@ def test_ctrl_c_of_a_study_while_workers_start_prints_no_traceback(tmp_path: Pat
         os.killpg(parent.pid, signal.SIGINT)
         _, errors = parent.communicate(timeout=PATIENCE)
         assert "Traceback" not in errors, f"after {delay} s"
-        assert parent.returncode == 130
+        assert "stopped" in errors
+        # CPython ends by the signal where it came while an import was in `exec` of a text, handled or not.
+        assert parent.returncode in (130, -signal.SIGINT), f"after {delay} s: {errors}"
         wait_for(lambda group=parent.pid: not alive(group), "everybody to end")

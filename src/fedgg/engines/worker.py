@@ -68,7 +68,14 @@ def work(pipe: Connection, parents_pipes: Sequence[Connection]) -> None:
     torch.set_num_threads(1)
     inbox: queue.SimpleQueue[tuple[tuple[Any, ...], Parcel | None]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, inbox), daemon=True).start()
-    send(pipe, ("ready",))
+    try:
+        send(pipe, ("ready",))
+        _work_off(pipe, inbox)
+    except OSError:  # the parent is gone, and nobody is left to tell
+        os._exit(0)
+
+
+def _work_off(pipe: Connection, inbox: queue.SimpleQueue[tuple[tuple[Any, ...], Parcel | None]]) -> None:
     kept = _Kept()
     while True:
         (kind, *about), parcel = inbox.get()
