@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedgg.core.layout import Layout
 from fedgg.core.masks import CountedMasks
+from fedgg.core.quick import quickened
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
 
@@ -39,6 +40,7 @@ class Net:
     ):
         """`products`: what matrix products and convolutions take, if not what the module is made of."""
         self.module = module
+        self._quick = quickened(module)  # on a CPU, for one row
         self.criterion = criterion
         self.layout = Layout.of(module)
         self.start = self.layout.flatten(dict(module.named_parameters()))
@@ -154,16 +156,19 @@ class Net:
         """
         return Forward(self, buffers, train, keys, 0, many)
 
-    def call(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """The module's own forward with these tensors in place of its own."""
+    def call(
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor, *, quick: bool = False
+    ) -> Tensor:
+        """The module's own forward with these tensors in place of its own; `quick` where nothing maps over it."""
         tensors = {**parameters, **buffers}
+        module = self._quick if quick and x.device.type == "cpu" else self.module
         if self.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         if self.products is None:
-            outputs: Tensor = functional_call(self.module, tensors, (x,), tie_weights=self._tied)
+            outputs: Tensor = functional_call(module, tensors, (x,), tie_weights=self._tied)
             return outputs
         with torch.autocast(x.device.type, self.products, cache_enabled=False):
-            outputs = functional_call(self.module, tensors, (x,), tie_weights=self._tied)
+            outputs = functional_call(module, tensors, (x,), tie_weights=self._tied)
         return outputs.to(self.start.dtype) if isinstance(outputs, Tensor) else outputs
 
     def set_mode(self, train: bool) -> None:
@@ -228,24 +233,34 @@ class Forward:
         for k in range(w.shape[0]):
             own = {name: rows[k] for name, rows in self._buffers.items()}
             if self._keys is None or not net.module.training:
-                outputs.append(self._one(w[k], x[k], own))
+                outputs.append(self._one(w[k], x[k], own, quick=True))
                 continue
             step = self._step[k] if isinstance(self._step, Tensor) else self._step
             if net.draws_random_numbers:  # anything random but dropout: torch's generators, set for every step
                 torch.manual_seed(int(self._keys[k] + int(step)) % 2**63)
-            outputs.append(self._one(w[k], x[k], own, self._keys[k] if net.drops else None, step))
+            key = self._keys[k] if net.drops else None
+            outputs.append(self._one(w[k], x[k], own, key, step, quick=True))
         return outputs[0][None] if len(outputs) == 1 else torch.stack(outputs)
 
     @property
     def _masks_count(self) -> bool:
         return self._keys is not None and self._net.drops and self._net.module.training
 
-    def _one(self, row: Tensor, x: Tensor, buffers: Rows, key: Tensor | None = None, step: Tensor | int = 0) -> Tensor:
+    def _one(
+        self,
+        row: Tensor,
+        x: Tensor,
+        buffers: Rows,
+        key: Tensor | None = None,
+        step: Tensor | int = 0,
+        *,
+        quick: bool = False,
+    ) -> Tensor:
         net = self._net
         if key is None:
-            return net.call(net.layout.unflatten(row), buffers, x)
+            return net.call(net.layout.unflatten(row), buffers, x, quick=quick)
         with CountedMasks(key, step):
-            return net.call(net.layout.unflatten(row), buffers, x)
+            return net.call(net.layout.unflatten(row), buffers, x, quick=quick)
 
 
 def _numel(outputs: object) -> int:

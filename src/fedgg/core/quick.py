@@ -1,0 +1,147 @@
+"""The same modules, quicker on a CPU: convolution, ReLU and 2 x 2 max-pool looked at as one.
+
+The maximum of ReLUs is the ReLU of the maximum, so that ReLU is done on a quarter of the pixels, and torch's own
+max-pool, which looks for the maximum one window at a time, becomes the maximum of four tensors:
+
+windows   of a convolution with few channels, which leaves most of a vector register empty: the four outputs of a window
+          are four kernels over one patch, the kernel shifted by a pixel each way, so that one convolution of stride 2
+          with four times the channels has them side by side;
+views     of any other: four strided views of what the convolution gave.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+FEW_IN, FEW_OUT = 4, 15  # channels
+
+
+def quickened(module: nn.Module) -> nn.Module:
+    """A container of the same parts under the same names, or the module itself where nothing can be gained."""
+    if type(module) is not nn.Sequential:
+        return module
+    parts = OrderedDict((name, quickened(part)) for name, part in module.named_children())
+    names = list(parts)
+    for place, name in enumerate(names):
+        before = [parts[earlier] for earlier in names[max(place - 2, 0) : place]]
+        if not _halves(parts[name]):
+            continue
+        if not before or type(before[-1]) is not nn.ReLU:
+            parts[name] = QuickPool()
+            continue
+        parts[names[place - 1]], parts[name] = QuickPool(), nn.ReLU()
+        if len(before) == 2 and isinstance(before[0], nn.Conv2d) and _has_few_channels(before[0]):
+            parts[names[place - 2]], parts[names[place - 1]] = WindowConvolution(before[0]), nn.Identity()
+    return nn.Sequential(parts)
+
+
+class QuickPool(nn.Module):
+    """A max-pool over windows of 2 x 2 pixels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-2] % 2 or x.shape[-1] % 2:
+            return F.max_pool2d(x, 2)
+        pooled, _, _ = _OfViews.apply(x)  # type: ignore[no-untyped-call]
+        return pooled  # type: ignore[no-any-return]
+
+
+class WindowConvolution(nn.Module):
+    """A convolution and the max-pool behind it, with the convolution's own parameters."""
+
+    def __init__(self, convolution: nn.Conv2d):
+        super().__init__()
+        self.weight, self.bias = convolution.weight, convolution.bias
+        self._padding = convolution.padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert not isinstance(self._padding, str)
+        sides = [
+            size + 2 * pad - kernel + 1
+            for size, pad, kernel in zip(x.shape[-2:], self._padding, self.weight.shape[-2:], strict=True)
+        ]
+        if sides[0] % 2 or sides[1] % 2:
+            return F.max_pool2d(F.conv2d(x, self.weight, self.bias, padding=self._padding), 2)
+        shifted = [F.pad(self.weight, (dx, 1 - dx, dy, 1 - dy)) for dy in (0, 1) for dx in (0, 1)]
+        bias = None if self.bias is None else self.bias.repeat(4)
+        windows = F.conv2d(x, torch.cat(shifted), bias, stride=2, padding=self._padding)
+        best: Tensor = _OfFour.apply(windows.unflatten(1, (4, -1)))  # type: ignore[no-untyped-call]
+        return best
+
+
+def _halves(part: nn.Module) -> bool:
+    return (
+        type(part) is nn.MaxPool2d
+        and (part.kernel_size, part.stride) in ((2, 2), ((2, 2), (2, 2)))
+        and (part.padding, part.dilation, part.ceil_mode, part.return_indices) == (0, 1, False, False)
+    )
+
+
+def _has_few_channels(part: nn.Conv2d) -> bool:
+    return (
+        part.in_channels <= FEW_IN
+        and part.out_channels <= FEW_OUT
+        and (part.stride, part.dilation, part.groups, part.padding_mode) == ((1, 1), (1, 1), 1, "zeros")
+        and not isinstance(part.padding, str)
+    )
+
+
+class _OfFour(torch.autograd.Function):
+    """The maximum over dimension 1, of size 4; of equals the first counts, as in torch's max-pool."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(y: Tensor) -> Tensor:
+        return torch.maximum(torch.maximum(y[:, 0], y[:, 1]), torch.maximum(y[:, 2], y[:, 3]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        y, best = ctx.saved_tensors
+        back = torch.empty_like(y)
+        left = grad  # what no earlier one has taken
+        for place in range(3):
+            won = y[:, place] == best
+            torch.mul(left, won, out=back[:, place])
+            left = left - back[:, place]
+        back[:, 3] = left
+        return back
+
+
+class _OfViews(torch.autograd.Function):
+    """A 2 x 2 max-pool; where the maximum was is found in the backward pass, for torch's own scatter."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        top = torch.maximum(x[..., 0::2, 0::2], x[..., 0::2, 1::2])
+        low = torch.maximum(x[..., 1::2, 0::2], x[..., 1::2, 1::2])
+        return torch.maximum(top, low), top, low
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        _, top, low = output
+        ctx.mark_non_differentiable(top, low)
+        ctx.save_for_backward(*inputs, top, low)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tensor:
+        x, top, low = ctx.saved_tensors
+        high, wide = x.shape[-2:]
+        below = low > top  # of equals the first counts, as in torch
+        on_top, beneath = top != x[..., 0::2, 0::2], low != x[..., 1::2, 0::2]
+        right = on_top ^ (below & (on_top ^ beneath))  # a choice between the two
+        corner = torch.arange(0, high, 2)[:, None] * wide + torch.arange(0, wide, 2)
+        where = torch.add(corner, below, alpha=wide).add_(right)
+        window = [2, 2], [2, 2], [0, 0], [1, 1], False
+        back: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(grad, x, *window, where)
+        return back
