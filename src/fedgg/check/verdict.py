@@ -22,12 +22,13 @@ def demand(truth: bool, otherwise: str) -> None:
 
 
 def demand_equal(a: Tensor, b: Tensor, what: str, tolerance: float = 0.0) -> None:
-    """Equal bit for bit, or within an absolute tolerance."""
+    """Equal bit for bit, or within a tolerance, which is relative for numbers larger than one."""
     demand(a.shape == b.shape, f"{what}: shapes {tuple(a.shape)} and {tuple(b.shape)}")
     if tolerance == 0:
         demand(torch.equal(a, b), f"{what}: differs by up to {_gap(a, b):.3g}, must be equal")
     else:
-        demand(_gap(a, b) <= tolerance, f"{what}: differs by up to {_gap(a, b):.3g}, more than {tolerance:g}")
+        size = max(1.0, float(b.double().abs().max()) if b.numel() else 0.0)
+        demand(_gap(a, b) <= tolerance * size, f"{what}: differs by up to {_gap(a, b):.3g}, more than {tolerance:g}")
 
 
 def demand_equal_rows(a: Rows, b: Rows, what: str, tolerance: float = 0.0) -> None:

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch, Site
+from fedgg.core.in_place import walk
 from fedgg.core.masks import DropoutKey, mask_keys
 from fedgg.core.net import Net, RowsForward
 from fedgg.core.probe import Probe
 from fedgg.core.rows import Rows, check, each_row
 from fedgg.core.sgd import SGD
+from fedgg.core.terms import Asked, asked
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,11 @@ class Running:
 def local_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, batches: Iterable[Batch]) -> LocalEnd:
     """Train all rows on their batches."""
     running, site = open_round(algorithm, net, sgd, start)
+    plan = _in_place(algorithm, start, site)
+    if plan is not None:
+        end = walk(algorithm, sgd, site, plan, batches)
+        done = Running(end.w, end.velocity, None, end.step, end.loss_sum, end.seen)
+        return end_round(algorithm, start, done, site, end.sums)
     here, at_work, left = site, (algorithm, sgd), list[Running]()
     for number, batch in enumerate(batches):
         rows = len(batch.mask)
@@ -70,6 +77,12 @@ def local_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, bat
         here.net.at_step(number)
         running = local_step(*at_work, running, here, batch)
     return end_round(algorithm, start, _together([running, *reversed(left)]), site)
+
+
+def _in_place(algorithm: Algorithm, start: LocalStart, site: Site) -> Asked | None:
+    """What a single row on a CPU asks for, if a step is the supervised loss and a sum of terms, and no more."""
+    alone = len(start.w) == 1 and start.w.device.type == "cpu" and start.many is None
+    return asked(algorithm, site) if alone and type(algorithm).loss is Algorithm.loss else None
 
 
 def open_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart) -> tuple[Running, Site]:

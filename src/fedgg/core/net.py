@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -221,46 +222,46 @@ class Forward:
         """Mean supervised loss over the examples that count, `[K, 1]`."""
         return mean_loss(self._net.criterion, self(w, x), y, mask)
 
+    def loss_with(self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """The same for one row whose parameters are given one by one, in the layout's order."""
+        net = self._net
+        net.set_mode(self._train)
+        outputs = self._alone(dict(zip(net.layout.names, parameters, strict=True)), x[0], 0)
+        return mean_loss(net.criterion, outputs[None], y, mask)
+
+    def _alone(self, parameters: Mapping[str, Tensor], x: Tensor, k: int) -> Tensor:
+        """Row k by itself, with its own buffers and masks."""
+        net = self._net
+        own = {name: rows[k] for name, rows in self._buffers.items()}
+        if self._keys is None or not net.module.training:
+            return net.call(parameters, own, x, quick=True)
+        step = self._step[k] if isinstance(self._step, Tensor) else self._step
+        if net.draws_random_numbers:  # anything random but dropout: torch's generators, set for every step
+            torch.manual_seed(int(self._keys[k] + int(step)) % 2**63)
+        if not net.drops:
+            return net.call(parameters, own, x, quick=True)
+        with CountedMasks(self._keys[k], step):
+            return net.call(parameters, own, x, quick=True)
+
     def _forward(self, w: Tensor, x: Tensor) -> Tensor:
         net = self._net
         if w.shape[0] > 1 and not (net.draws_random_numbers or net.keeps_statistics):
             shared = {name: rows[0] for name, rows in self._buffers.items()}
             if not self._masks_count:
-                return vmap(lambda row, inputs: self._one(row, inputs, shared))(w, x)
+                return vmap(lambda row, inputs: net.call(net.layout.unflatten(row), shared, inputs))(w, x)
             steps = torch.as_tensor(self._step, device=w.device).expand(len(w), 1)
-            return vmap(lambda row, inputs, key, at: self._one(row, inputs, shared, key, at))(w, x, self._keys, steps)
-        outputs = []
-        for k in range(w.shape[0]):
-            own = {name: rows[k] for name, rows in self._buffers.items()}
-            if self._keys is None or not net.module.training:
-                outputs.append(self._one(w[k], x[k], own, quick=True))
-                continue
-            step = self._step[k] if isinstance(self._step, Tensor) else self._step
-            if net.draws_random_numbers:  # anything random but dropout: torch's generators, set for every step
-                torch.manual_seed(int(self._keys[k] + int(step)) % 2**63)
-            key = self._keys[k] if net.drops else None
-            outputs.append(self._one(w[k], x[k], own, key, step, quick=True))
+            return vmap(partial(self._masked, shared))(w, x, self._keys, steps)
+        outputs = [self._alone(net.layout.unflatten(w[k]), x[k], k) for k in range(len(w))]
         return outputs[0][None] if len(outputs) == 1 else torch.stack(outputs)
 
     @property
     def _masks_count(self) -> bool:
         return self._keys is not None and self._net.drops and self._net.module.training
 
-    def _one(
-        self,
-        row: Tensor,
-        x: Tensor,
-        buffers: Rows,
-        key: Tensor | None = None,
-        step: Tensor | int = 0,
-        *,
-        quick: bool = False,
-    ) -> Tensor:
+    def _masked(self, shared: Rows, row: Tensor, x: Tensor, key: Tensor, step: Tensor) -> Tensor:
         net = self._net
-        if key is None:
-            return net.call(net.layout.unflatten(row), buffers, x, quick=quick)
         with CountedMasks(key, step):
-            return net.call(net.layout.unflatten(row), buffers, x, quick=quick)
+            return net.call(net.layout.unflatten(row), shared, x)
 
 
 def _numel(outputs: object) -> int:

@@ -106,12 +106,10 @@ class _OfFour(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         y, best = ctx.saved_tensors
-        back = torch.empty_like(y)
+        back = torch.eq(y, best[:, None], out=torch.empty_like(y))  # as numbers: far quicker than booleans
         left = grad  # what no earlier one has taken
         for place in range(3):
-            won = y[:, place] == best
-            torch.mul(left, won, out=back[:, place])
-            left = left - back[:, place]
+            left = left - back[:, place].mul_(left)
         back[:, 3] = left
         return back
 

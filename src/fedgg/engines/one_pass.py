@@ -12,7 +12,7 @@ from fedgg.core.algorithm import Algorithm, Batch, Site
 from fedgg.core.local import Running, gradient
 from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
-from fedgg.engines.terms import Asked, asked
+from fedgg.core.terms import Asked, asked
 
 if TYPE_CHECKING:
     from fedgg.kernels.advance import Pass, Shared
