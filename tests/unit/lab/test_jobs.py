@@ -105,8 +105,15 @@ def start_study(folder: Path, rounds: int = 100000) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    wait_for(lambda: len(list(folder.glob("*/seed-0/rounds.jsonl"))) == 2, "both runs to start", 60)
+    # Two rounds in the history: the checkpoint of the first is there.
+    wait_for(
+        lambda: [_lines(file) >= 2 for file in folder.glob("*/seed-0/rounds.jsonl")] == [True] * 2, "two rounds", 60
+    )
     return process
+
+
+def _lines(file: Path) -> int:
+    return len(file.read_text(encoding="utf-8").splitlines())
 
 
 def wait_for(truth: Any, what: str, seconds: float) -> None:
