@@ -1,6 +1,6 @@
 """Do tf32 and bf16 train what fp32 trains? The curves of results/cifar10-*.json, and the table in docs/engines.md.
 
-    python benchmarks/precision.py docs/figures/precision-cifar10.png
+python benchmarks/precision.py docs/figures/precision-cifar10.png
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedgg import kernels
 from fedgg.core.net import Net
-from fedgg.engines.program import Dropout, Flatten, Layer, Moment, Parameters, Program, leaves
+from fedgg.engines.program import Moment, Parameters, Program, Taken, halves, layers_of
 
 Pair = tuple[int, int]
 
@@ -61,81 +62,23 @@ class Convolution:
         return list(self.stride), list(self.padding), list(self.dilation), False, [0, 0], 1
 
 
-@dataclass(frozen=True)
-class Linear:
-    """A linear layer of one client, with ReLU behind it or not."""
-
-    weight: str
-    bias: str
-    relu: bool
-
-    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
-        w = parameters[self.weight][0]
-        x = x[0].to(w.dtype)
-        y = torch.addmm(parameters[self.bias][0], x, w.mT)
-        y = y.relu_() if self.relu else y
-        return y[None], (x, y)
-
-    def backward(
-        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
-    ) -> Tensor | None:
-        x, y = kept
-        grad = grad[0].to(x.dtype)
-        if self.relu:
-            grad = torch.where(y > 0, grad, 0)
-        into[self.weight][0].copy_(grad.mT @ x)
-        into[self.bias][0].copy_(grad.sum(0, dtype=torch.float32))
-        return (grad @ parameters[self.weight][0])[None] if to_input else None
-
-
 def large_program_of(net: Net) -> Program | None:
     """The program of a net whose rows lie pixelwise, or None where it has none."""
-    from fedgg import kernels
-
     if not net.start.is_cuda or net.start.dtype != torch.float32 or not kernels.available():
         return None
-    layers = _layers(net)
+    layers = layers_of(net, _convolution)
     return Program(layers, net.layout, net.products) if layers else None
 
 
-def _layers(net: Net) -> list[Layer] | None:
-    parts, names = list(leaves(net.module)), set(net.layout.names)
-    layers: list[Layer] = []
-    at = 0
-    while at < len(parts):
-        prefix, part = parts[at]
-        kinds = [type(later) for _, later in parts[at + 1 : at + 3]]
-        own = {f"{prefix}weight", f"{prefix}bias"} <= names
-        if isinstance(part, nn.Conv2d) and own and kinds[:1] == [nn.ReLU] and _is_usual(part):
-            pool = len(kinds) == 2 and _halves(parts[at + 2][1])
-            geometry = (_two(part.stride), _two(part.padding), _two(part.dilation))
-            layers.append(Convolution(f"{prefix}weight", f"{prefix}bias", *geometry, pool))
-            at += 3 if pool else 2
-        elif isinstance(part, nn.Linear) and own:
-            relu = kinds[:1] == [nn.ReLU]
-            layers.append(Linear(f"{prefix}weight", f"{prefix}bias", relu))
-            at += 2 if relu else 1
-        elif isinstance(part, nn.Dropout) and 0 < part.p < 1:
-            layers.append(Dropout(1 + sum(isinstance(layer, Dropout) for layer in layers), part.p))
-            at += 1
-        elif isinstance(part, nn.Flatten) and (part.start_dim, part.end_dim) == (1, -1):
-            layers.append(Flatten())
-            at += 1
-        else:
-            return None
-    return layers
-
-
-def _is_usual(part: nn.Conv2d) -> bool:
-    return part.groups == 1 and part.padding_mode == "zeros" and not isinstance(part.padding, str)
-
-
-def _halves(part: nn.Module) -> bool:
-    return (
-        isinstance(part, nn.MaxPool2d)
-        and (part.kernel_size, part.stride) in ((2, 2), ((2, 2), (2, 2)))
-        and (part.padding, part.dilation, part.ceil_mode, part.return_indices) == (0, 1, False, False)
-    )
+def _convolution(prefix: str, parts: list[nn.Module]) -> Taken | None:
+    part = parts[0]
+    assert isinstance(part, nn.Conv2d)
+    usual = part.groups == 1 and part.padding_mode == "zeros" and not isinstance(part.padding, str)
+    if not usual or len(parts) < 2 or type(parts[1]) is not nn.ReLU:
+        return None
+    pool = len(parts) == 3 and halves(parts[2])
+    geometry = (_two(part.stride), _two(part.padding), _two(part.dilation))
+    return Convolution(f"{prefix}weight", f"{prefix}bias", *geometry, pool), 3 if pool else 2
 
 
 def _two(value: Any) -> Pair:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedgg import kernels
 from fedgg.core.algorithm import Algorithm, Batch, Site
 from fedgg.core.local import Running, gradient
 from fedgg.core.rows import Rows
@@ -29,8 +30,6 @@ class OnePass:
     @classmethod
     def of(cls, algorithm: Algorithm, site: Site, owners: list[int]) -> OnePass | None:
         """None where there is no such pass: on a CPU, or for an algorithm that is more than a sum of terms."""
-        from fedgg import kernels
-
         if not site.w.is_cuda or not kernels.available():
             return None
         from fedgg.kernels import advance

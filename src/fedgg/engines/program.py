@@ -7,13 +7,14 @@ the row. Whatever else a user brings is run by `torch.func.vmap`: slower, the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from fedgg import kernels
 from fedgg.core.layout import Layout
 from fedgg.core.net import Net
 from fedgg.engines.precision import Precision
@@ -61,10 +62,14 @@ class Dense:
         self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
     ) -> Tensor | None:
         x, y = kept
+        grad = grad.to(x.dtype)
         if self.relu:
             grad = torch.where(y > 0, grad, 0)
-        torch.bmm(grad.mT, x, out=into[self.weight])
-        torch.sum(grad, 1, out=into[self.bias])
+        if x.dtype == into[self.weight].dtype:
+            torch.bmm(grad.mT, x, out=into[self.weight])
+        else:
+            into[self.weight].copy_(torch.bmm(grad.mT, x))
+        torch.sum(grad, 1, dtype=into[self.bias].dtype, out=into[self.bias])
         return torch.bmm(grad, parameters[self.weight]) if to_input else None
 
 
@@ -168,66 +173,80 @@ def padded_rows(like: Tensor) -> Tensor:
     return like.new_empty((len(like), -(-length // ALIGNMENT) * ALIGNMENT))[:, :length]
 
 
+Taken = tuple[Layer, int]  # a layer, and how many of a module's parts it stands for
+Convolutions = Callable[[str, list[nn.Module]], Taken | None]  # prefix of the names, and the next parts
+
+
 def program_of(net: Net, precision: Precision, device: torch.device) -> Program | None:
     """The net's program, or None where it has none: another device or precision, other layers."""
-    from fedgg import kernels
-
     if device.type != "cuda" or net.start.dtype != torch.float32 or not kernels.available():
         return None
-    layers = _layers(net.module, net.layout, precision)
+
+    def convolution(prefix: str, parts: list[nn.Module]) -> Taken | None:
+        first = parts[0]
+        assert isinstance(first, nn.Conv2d)
+        if [type(part) for part in parts[1:]] != [nn.ReLU, nn.MaxPool2d] or not _is_plain(first, parts[2]):
+            return None
+        return ConvolutionReluPool(f"{prefix}weight", f"{prefix}bias", first.kernel_size[0], precision), 3
+
+    layers = layers_of(net, convolution)
     return Program(layers, net.layout) if layers else None
 
 
-def _layers(module: nn.Module, layout: Layout, precision: Precision) -> list[Layer] | None:
-    parts = list(leaves(module))
+def layers_of(net: Net, convolution: Convolutions) -> list[Layer] | None:
+    """The layers of nested `nn.Sequential`s, or None if there is one we have no layer for."""
+    parts, names = list(_leaves(net.module)), set(net.layout.names)
     layers: list[Layer] = []
     at = 0
     while at < len(parts):
-        kinds = [type(part) for _, part in parts[at : at + 3]]
-        name, part = parts[at]
-        weight, bias = f"{name}weight", f"{name}bias"
-        if isinstance(part, nn.Linear) and weight in layout.names and bias in layout.names:
-            relu = kinds[1:2] == [nn.ReLU]
-            layers.append(Dense(weight, bias, relu))
-            at += 2 if relu else 1
-        elif kinds == [nn.Conv2d, nn.ReLU, nn.MaxPool2d] and _is_plain(part, parts[at + 2][1]) and bias in layout.names:
-            layers.append(ConvolutionReluPool(weight, bias, part.kernel_size[0], precision))  # type: ignore[arg-type, index]
-            at += 3
+        prefix, part = parts[at]
+        following = [later for _, later in parts[at : at + 3]]
+        own = {f"{prefix}weight", f"{prefix}bias"} <= names
+        taken: Taken | None = None
+        if isinstance(part, nn.Conv2d) and own:
+            taken = convolution(prefix, following)
+        elif isinstance(part, nn.Linear) and own:
+            relu = len(following) > 1 and type(following[1]) is nn.ReLU
+            taken = Dense(f"{prefix}weight", f"{prefix}bias", relu), 2 if relu else 1
         elif isinstance(part, nn.Dropout) and 0 < part.p < 1:
-            layers.append(Dropout(1 + sum(isinstance(layer, Dropout) for layer in layers), part.p))
-            at += 1
+            taken = Dropout(1 + sum(isinstance(layer, Dropout) for layer in layers), part.p), 1
         elif isinstance(part, nn.Flatten) and (part.start_dim, part.end_dim) == (1, -1):
-            layers.append(Flatten())
-            at += 1
-        else:
+            taken = Flatten(), 1
+        if taken is None:
             return None
+        layers.append(taken[0])
+        at += taken[1]
     return layers
 
 
-def leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """The parts of nested `nn.Sequential`s in the order they run, with the prefix of their parameters' names."""
     if type(module) is not nn.Sequential:
         yield prefix, module
         return
     for name, part in module.named_children():
-        yield from leaves(part, f"{prefix}{name}.")
+        yield from _leaves(part, f"{prefix}{name}.")
 
 
-def _is_plain(convolution: nn.Module, pool: nn.Module) -> bool:
-    assert isinstance(convolution, nn.Conv2d)
-    assert isinstance(pool, nn.MaxPool2d)
+def halves(part: nn.Module) -> bool:
+    """Whether it is a max-pool over windows of 2 x 2."""
+    return (
+        isinstance(part, nn.MaxPool2d)
+        and (part.kernel_size, part.stride) in ((2, 2), ((2, 2), (2, 2)))
+        and (part.padding, part.dilation, part.ceil_mode, part.return_indices) == (0, 1, False, False)
+    )
+
+
+def _is_plain(convolution: nn.Conv2d, pool: nn.Module) -> bool:
     kernel = convolution.kernel_size
     return (
         kernel[0] == kernel[1]
         and kernel[0] % 2 == 1
-        and convolution.stride == (1, 1)
+        and (convolution.stride, convolution.dilation, convolution.groups) == ((1, 1), (1, 1), 1)
         and convolution.padding in ((0, 0), "valid")
-        and convolution.dilation == (1, 1)
-        and convolution.groups == 1
         and convolution.in_channels <= 16
         and convolution.out_channels <= 32
-        and (pool.kernel_size, pool.stride) in ((2, 2), ((2, 2), (2, 2)))
-        and (pool.padding, pool.dilation, pool.ceil_mode, pool.return_indices) == (0, 1, False, False)
+        and halves(pool)
     )
 
 

@@ -1,0 +1,53 @@
+"""Figures in the documentation are those of the files under results/."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import statistics
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HOME = Path(__file__).parents[2]
+ENGINES = (HOME / "docs" / "engines.md").read_text(encoding="utf-8")
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, HOME / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_precisions() -> None:
+    precision = script("precision")
+    for label, case in precision.CASES.items():
+        assert f"| {label} | {' | '.join(precision.row(case))} |" in ENGINES
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("cifar10-bf16.json", "| bf16 | {:.0f} |"),
+        ("cifar10-tf32-half.json", "| tf32 | {:.0f} |"),
+        ("cifar10-fp32-half.json", "| fp32 | {:.0f} |"),
+    ],
+)
+def test_seconds_on_the_gpu(file: str, words: str) -> None:
+    runs = json.loads((HOME / "results" / file).read_text(encoding="utf-8"))["runs"]
+    assert words.format(sum(run["seconds"] for run in runs.values())) in ENGINES
+
+
+def test_seconds_beside_other_frameworks() -> None:
+    record = json.loads((HOME / "results" / "bench-cpu.json").read_text(encoding="utf-8"))
+    cells = [[cell.strip() for cell in line.split("|")] for line in ENGINES.splitlines() if line.count("|") == 6]
+    told = {line[1]: line[2] for line in cells}
+    seen = {entry["label"]: statistics.median(entry["round_seconds"]) for entry in record["contenders"]}
+    common = told.keys() & seen.keys()
+    assert {"fedgg workers, 2 processes", "tight loop, 2 threads", "pfl-research, 2 workers"} <= common
+    for label in common:
+        assert told[label] == f"{seen[label]:.2f}"
