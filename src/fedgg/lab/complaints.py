@@ -36,8 +36,8 @@ def _describe(problem: Any, model: type[BaseModel]) -> str:
             return f"unknown key {key!r}: did you mean 'algorithm.{key}'?"
         return f"unknown key {key!r}{nearest(place[-1], _keys(model, place[:-1]))}"
     message = problem["msg"].removeprefix("Value error, ")
-    if not key:
-        return str(message)
+    if not key or (problem["type"] == "value_error" and isinstance(problem["input"], dict)):
+        return str(message)  # about several settings of a section: the message names them
     return f"{key} = {problem['input']!r}: {message[0].lower()}{message[1:]}"
 
 

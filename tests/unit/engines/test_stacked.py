@@ -12,6 +12,7 @@ from fedgg.data.arrays import from_arrays
 from fedgg.data.digits import load_digits
 from fedgg.engines import Loop, Stacked
 from fedgg.engines.graphs import prefix_sizes
+from fedgg.engines.memory import stack_bytes
 from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
@@ -177,3 +178,27 @@ def test_our_own_kernels_train_what_the_loop_trains(rule: dict[str, Any], cohort
     gap = {name: float((ends[name] - ends["fp64"]).norm()) for name in ("fp32", "fp32 stacked")}
     assert moved > 0.001
     assert gap["fp32 stacked"] < 5 * gap["fp32"] + 1e-4 * moved
+
+
+def test_a_sweep_is_cut_into_stacks_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for one and a half of them, runs go one after another, and nothing else changes."""
+    chosen = [
+        experiment({"name": "fedavg"}, "cpu", None).changed({"engine.name": "stacked", "seed": s}) for s in (0, 1)
+    ]
+    federation = build(chosen[0])
+    one = stack_bytes(federation.net, federation.work, federation.cohort_size)
+    ends = {}
+    for name, free in (("together", float("inf")), ("cut", 1.5 * one)):
+        monkeypatch.setattr("fedgg.lab.together.room", lambda _, free=free: free)
+        told: list[tuple[str, str, Any]] = []
+
+        def tell(job: Job, kind: str, what: Any, told: list[tuple[str, str, Any]] = told) -> None:
+            told.append((job.name, kind, what))
+
+        jobs = [Job(f"seed {e.seed}", e, tmp_path / name / str(e.seed), None) for e in chosen]
+        run_together(jobs, tell)
+        ends[name] = {who: what["final_test_accuracy"] for who, kind, what in told if kind == "ended"}
+        waits = [what for _, kind, what in told if kind == "notice" and "it waits" in what]
+        assert len(waits) == (1 if name == "cut" else 0)
+    assert ends["cut"] == ends["together"]
+    assert len(ends["cut"]) == 2

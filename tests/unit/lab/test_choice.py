@@ -1,0 +1,97 @@
+"""Which engine trains what: `auto` by size and by what the model does, everybody else as asked where that works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from fedgg.core.net import Net
+from fedgg.errors import UserError
+from fedgg.lab.choice import choose
+from fedgg.lab.config import Experiment
+from fedgg.models import cnn, mlp, vgg16
+
+IMAGE = (3, 32, 32)
+
+
+def with_statistics() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3072), nn.Linear(3072, 10))
+
+
+def with_noise() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(3600, 10))
+
+
+def recurrent() -> nn.Module:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.LSTM(32, 8, batch_first=True), nn.Linear(8, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            outputs: torch.Tensor = self.outer(self.inner(x.flatten(1, 2))[0][:, -1])
+            return outputs
+
+    return Reader()
+
+
+def examined(module: nn.Module) -> Net:
+    net = Net(module)
+    net.examine(torch.randn(2, *IMAGE), 10)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("module", "engine", "word"),
+    [
+        (lambda: cnn(IMAGE, 10), "stacked", "small model"),
+        (lambda: mlp(IMAGE, 10), "stacked", "small model"),
+        (lambda: vgg16(IMAGE, 10), "streams", "large model"),
+        (with_statistics, "streams", "batch statistics"),
+        (recurrent, "streams", "no rule"),
+        (with_noise, "loop", "random numbers"),
+    ],
+)
+def test_auto_on_a_gpu(module: Callable[[], nn.Module], engine: str, word: str) -> None:
+    choice = choose(Experiment(engine={"device": "cuda"}), examined(module()), 50_000)
+    assert choice.name == engine
+    assert choice.notice is not None
+    assert word in choice.notice
+
+
+def test_auto_on_a_cpu_starts_processes_for_long_work_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = examined(cnn(IMAGE, 10))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+    assert choose(Experiment(rounds=100), net, 250_000).name == "workers"
+    assert choose(Experiment(rounds=1), net, 1_000).name == "loop"
+    assert choose(Experiment(rounds=100, engine={"threads": 4}), net, 250_000).name == "loop"
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
+    assert choose(Experiment(rounds=100), net, 250_000).name == "loop"
+
+
+def test_what_was_named_and_cannot_be_is_said() -> None:
+    stacked = Experiment(engine={"device": "cuda", "name": "stacked"})
+    for module, instead in ((with_statistics, "streams"), (with_noise, "loop")):
+        choice = choose(stacked, examined(module()), 1)
+        assert choice.name == instead
+        assert choice.notice is not None
+        assert "cannot be stacked" in choice.notice
+    assert choose(stacked, examined(cnn(IMAGE, 10)), 1).notice is None
+
+
+@pytest.mark.parametrize("engine", [{"precision": "bf16"}, {"precision": "tf32"}, {"name": "streams"}])
+def test_what_needs_a_gpu_says_so(engine: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"^engine[ .].*needs a GPU: set engine.device = 'cuda'"):
+        Experiment(engine=engine)
+
+
+def test_on_a_cpu_the_engines_with_the_same_bits_are_one_experiment() -> None:
+    names = ("auto", "loop", "workers")
+    assert len({Experiment(engine={"name": name}).hash() for name in names}) == 1
+    assert len({Experiment(engine={"name": name}).trajectory() for name in names}) == 1
+    assert Experiment(engine={"name": "stacked"}).hash() != Experiment().hash()
+    on_gpu = {Experiment(engine={"name": name, "device": "cuda"}).hash() for name in ("loop", "stacked", "streams")}
+    assert len(on_gpu) == 3
