@@ -29,7 +29,7 @@ def quickened(module: nn.Module) -> nn.Module:
     names = list(parts)
     for place, name in enumerate(names):
         before = [parts[earlier] for earlier in names[max(place - 2, 0) : place]]
-        if not _halves(parts[name]):
+        if not halves(parts[name]):
             continue
         if not before or type(before[-1]) is not nn.ReLU:
             parts[name] = QuickPool()
@@ -73,7 +73,8 @@ class WindowConvolution(nn.Module):
         return best
 
 
-def _halves(part: nn.Module) -> bool:
+def halves(part: nn.Module) -> bool:
+    """Whether it is a max-pool over windows of 2 x 2 pixels."""
     return (
         type(part) is nn.MaxPool2d
         and (part.kernel_size, part.stride) in ((2, 2), ((2, 2), (2, 2)))

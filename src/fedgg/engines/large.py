@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from fedgg import kernels
 from fedgg.core.net import Net
-from fedgg.engines.program import Moment, Parameters, Program, Taken, halves, layers_of
+from fedgg.core.quick import halves
+from fedgg.engines.program import Moment, Parameters, Program, Taken, layers_of
 
 Pair = tuple[int, int]
 

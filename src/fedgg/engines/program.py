@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedgg import kernels
 from fedgg.core.layout import Layout
 from fedgg.core.net import Net
+from fedgg.core.quick import halves
 from fedgg.engines.precision import Precision
 
 Parameters = dict[str, Tensor]  # views [K, *shape] into rows
@@ -226,15 +227,6 @@ def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modul
         return
     for name, part in module.named_children():
         yield from _leaves(part, f"{prefix}{name}.")
-
-
-def halves(part: nn.Module) -> bool:
-    """Whether it is a max-pool over windows of 2 x 2."""
-    return (
-        isinstance(part, nn.MaxPool2d)
-        and (part.kernel_size, part.stride) in ((2, 2), ((2, 2), (2, 2)))
-        and (part.padding, part.dilation, part.ceil_mode, part.return_indices) == (0, 1, False, False)
-    )
 
 
 def _is_plain(convolution: nn.Conv2d, pool: nn.Module) -> bool:
