@@ -23,7 +23,7 @@ from fedgg.core.rows import each_row
 from fedgg.core.sgd import SGD
 from fedgg.engines.job import ClientData
 from fedgg.engines.one_pass import OnePass
-from fedgg.engines.program import padded_rows
+from fedgg.engines.program import Program, padded_rows
 
 SIZES = 12  # graphs for each stack: more waste less arithmetic and take longer to capture
 WARM_UP = 2
@@ -154,7 +154,9 @@ class GraphCache:
     ) -> tuple[Stack, Site]:
         """A stack with this round laid out on it; `place` tells stacks apart that are at work at the same time."""
         running, site = open_round(algorithm, net, sgd, start)
-        one_pass = OnePass.of(algorithm, site, owners)
+        program, width = start.many, pages.where.shape[2]
+        wide = program if isinstance(program, Program) and program.withholds(width) else None
+        one_pass = OnePass.of(algorithm, site, owners, wide)
         if one_pass is not None:
             running = replace(running, last_step=None)
         rule = (type(algorithm), _shapes(algorithm), _shapes(site.notes), sgd.has_momentum, sgd.has_decay)

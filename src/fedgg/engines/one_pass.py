@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,9 +16,10 @@ from fedgg.core.local import Running, gradient
 from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
 from fedgg.core.terms import Asked, asked
+from fedgg.engines.program import Program
 
 if TYPE_CHECKING:
-    from fedgg.kernels.advance import Pass, Shared
+    from fedgg.kernels.advance import Pass, Shared, Wide
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,9 +29,10 @@ class OnePass:
     asked: Asked
     parts: Tensor  # [K, inner products, blocks]: inner products of where the rows stand, in parts
     leads: Rows  # of the anchor and of each note: the row to be read in place of an equal one, [K] int32
+    wide: Program | None  # whose first layer's gradient is made in the pass
 
     @classmethod
-    def of(cls, algorithm: Algorithm, site: Site, owners: list[int]) -> OnePass | None:
+    def of(cls, algorithm: Algorithm, site: Site, owners: list[int], wide: Program | None) -> OnePass | None:
         """None where there is no such pass: on a CPU, or for an algorithm that is more than a sum of terms."""
         if not site.w.is_cuda or not kernels.available():
             return None
@@ -39,10 +43,14 @@ class OnePass:
             return None
         shared = (["anchor"] if wanted.drift else []) + list(wanted.notes)
         rows, length = site.w.shape
+        plain = type(algorithm).loss is Algorithm.loss  # the model is run once: there is one gradient to withhold
+        wide = wide if plain else None
+        inside = math.prod(site.net.layout.shapes[0]) if wide else 0
         return cls(
             wanted,
-            site.w.new_zeros(rows, len(wanted.pairs), advance.blocks(length)),
+            site.w.new_zeros(rows, len(wanted.pairs), advance.blocks(length, inside)),
             {name: advance.leads(site.notes[name], owners) for name in shared},
+            wide,
         )
 
     def step(self, algorithm: Algorithm, sgd: SGD, running: Running, site: Site, batch: Batch) -> None:
@@ -50,10 +58,12 @@ class OnePass:
         from fedgg.kernels import advance
 
         site = replace(site, step=running.step, w=running.w, last_step=None, sums=self.sums())
-        loss, grad = gradient(algorithm, running.w, batch, site)
+        withholding: AbstractContextManager[list[Wide]] = self.wide.withholding() if self.wide else nullcontext([])
+        with withholding as withheld:
+            loss, grad = gradient(algorithm, running.w, batch, site)
         with torch.no_grad():
             at_work = torch.ones_like(running.step, dtype=torch.bool) if batch.at_work is None else batch.at_work
-            advance.advance(self._pass(algorithm, sgd, running, site, at_work), grad)
+            advance.advance(self._pass(algorithm, sgd, running, site, at_work), grad, *withheld)
             count = batch.mask.sum(1, keepdim=True) * at_work
             running.step.add_(at_work)
             running.loss_sum.add_(torch.where(at_work, loss, 0) * count)

@@ -8,8 +8,9 @@ the row. Whatever else a user brings is run by `torch.func.vmap`: slower, the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,9 @@ from fedgg.core.layout import Layout
 from fedgg.core.net import Net
 from fedgg.core.quick import halves
 from fedgg.engines.precision import Precision
+
+if TYPE_CHECKING:
+    from fedgg.kernels.advance import Wide
 
 Parameters = dict[str, Tensor]  # views [K, *shape] into rows
 Moment = tuple[Tensor | None, Tensor | int]  # keys [K, 1] and step of the dropout masks; no keys: nothing is dropped
@@ -72,6 +76,38 @@ class Dense:
             into[self.weight].copy_(torch.bmm(grad.mT, x))
         torch.sum(grad, 1, dtype=into[self.bias].dtype, out=into[self.bias])
         return torch.bmm(grad, parameters[self.weight]) if to_input else None
+
+
+@dataclass(frozen=True)
+class WideDense(Dense):
+    """The first layer, when it is most of the model: its gradient can be left to the pass that uses it."""
+
+    precision: Precision
+
+    @staticmethod
+    def takes(batch: int) -> bool:
+        from fedgg.kernels import dense
+
+        return batch <= dense.MOST_EXAMPLES
+
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
+        from fedgg.kernels import dense
+
+        if not self.takes(x.shape[1]):
+            return super().forward(x, parameters, moment)
+        x = x.to(torch.bfloat16 if self.precision == "bf16" else parameters[self.weight].dtype).contiguous()
+        y = dense.forward(x, parameters[self.weight], parameters[self.bias], self.relu, PRODUCTS[self.precision])
+        return y, (x, y)
+
+    def withheld(self, grad: Tensor, kept: Any, into: Parameters) -> Wide:
+        """The bias's gradient, and what the weight's is made of."""
+        from fedgg.kernels.advance import Wide
+
+        x, y = kept
+        if self.relu:
+            grad = torch.where(y > 0, grad, 0)
+        torch.sum(grad, 1, dtype=into[self.bias].dtype, out=into[self.bias])
+        return Wide(x, grad.to(x.dtype).contiguous(), PRODUCTS[self.precision])
 
 
 @dataclass(frozen=True)
@@ -143,6 +179,25 @@ class Program:
         self.layout = layout
         self.products = products  # what layers take, if not what rows are made of
         self._first = next(n for n, layer in enumerate(self.layers) if not isinstance(layer, Flatten))
+        self._withheld: list[Wide] | None = None
+
+    @property
+    def first(self) -> Layer:
+        """The first layer that computes."""
+        return self.layers[self._first]
+
+    def withholds(self, batch: int) -> bool:
+        """Whether the first layer's gradient can be left to the pass that uses it, for batches of this width."""
+        return isinstance(self.first, WideDense) and self.first.takes(batch)
+
+    @contextmanager
+    def withholding(self) -> Iterator[list[Wide]]:
+        """Within, backward passes leave the first layer's weight gradient unmade, and say here what it is made of."""
+        self._withheld = []
+        try:
+            yield self._withheld
+        finally:
+            self._withheld = None
 
     def __call__(self, w: Tensor, x: Tensor, keys: Tensor | None = None, step: Tensor | int = 0) -> Tensor:
         outputs: Tensor = _Run.apply(w, x, self, (keys, step))  # type: ignore[no-untyped-call]
@@ -164,7 +219,11 @@ class Program:
         back: Tensor | None = grad
         for number in reversed(range(self._first, len(self.layers))):
             assert back is not None
-            back = self.layers[number].backward(back, kept[number], parameters, into, number > self._first)
+            layer = self.layers[number]
+            if self._withheld is not None and number == self._first and isinstance(layer, WideDense):
+                self._withheld.append(layer.withheld(back, kept[number], into))
+                return result
+            back = layer.backward(back, kept[number], parameters, into, number > self._first)
         return result
 
 
@@ -191,7 +250,21 @@ def program_of(net: Net, precision: Precision, device: torch.device) -> Program 
         return ConvolutionReluPool(f"{prefix}weight", f"{prefix}bias", first.kernel_size[0], precision), 3
 
     layers = layers_of(net, convolution)
-    return Program(layers, net.layout) if layers else None
+    return Program(_widened(layers, net.layout, precision), net.layout) if layers else None
+
+
+def _widened(layers: list[Layer], layout: Layout, precision: Precision) -> list[Layer]:
+    """With the first layer's own kernels, where it has any: exact products are left to cuBLAS."""
+    from fedgg.kernels import dense
+
+    first = next(n for n, layer in enumerate(layers) if not isinstance(layer, Flatten))
+    layer = layers[first]
+    if not isinstance(layer, Dense) or precision not in ("tf32", "bf16") or layout.names[0] != layer.weight:
+        return layers
+    outputs, inputs = layout.shapes[0]
+    if not dense.takes(inputs, outputs):
+        return layers
+    return [*layers[:first], WideDense(layer.weight, layer.bias, layer.relu, precision), *layers[first + 1 :]]
 
 
 def layers_of(net: Net, convolution: Convolutions) -> list[Layer] | None:

@@ -27,7 +27,7 @@ from fedgg.engines.job import Look, RoundJob, score_here
 from fedgg.engines.lanes import Lanes
 from fedgg.engines.loop import Loop
 from fedgg.engines.precision import Precision
-from fedgg.engines.program import ConvolutionReluPool, Program, program_of
+from fedgg.engines.program import ConvolutionReluPool, Program, WideDense, program_of
 
 T = TypeVar("T")
 
@@ -137,12 +137,14 @@ def _score(program: Program, looks: Sequence[Look]) -> list[Score]:
 
 
 def _form(program: Program | None) -> Form:
-    """Images come packed, and in the right type, where a convolution of ours is what reads them first."""
-    if program is None or not isinstance(program.layers[0], ConvolutionReluPool):
+    """Images come in the right type, and packed, where a layer of ours is what reads them first."""
+    first = program and program.first
+    if isinstance(first, WideDense):
+        return Form(dtype=torch.bfloat16 if first.precision == "bf16" else None)
+    if program is None or not isinstance(first, ConvolutionReluPool):
         return Form()
     from fedgg.kernels.convolution import lanes
 
-    first = program.layers[0]
     channels = program.layout.shapes[program.layout.names.index(first.weight)][1]
     return Form(lanes(channels), torch.bfloat16 if first.precision == "bf16" else None)
 

@@ -19,7 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedgg.kernels.products import product
+
 BLOCK = 2048
+TILE = 64  # of a wide layer's weight, in both directions
 VECTORS = 2  # a and b
 MOST_SUMS = 4
 DRIFT, STEP, FIRST_VECTOR = 0, 1, 2  # how inner products name what they are made of
@@ -51,6 +54,19 @@ class Pass:
     pairs: tuple[tuple[int, int], ...]
 
 
+@dataclass(frozen=True)
+class Wide:
+    """A linear layer whose weight opens the row: its gradient is made where it is used, and never lies in memory."""
+
+    x: Tensor  # [K, batch, inputs], what it saw
+    grad: Tensor  # [K, batch, outputs], what came back to it
+    precision: str
+
+    @property
+    def parameters(self) -> int:
+        return self.x.shape[2] * self.grad.shape[2]
+
+
 @triton.jit
 def _pick(which: tl.constexpr, drift, step, a, b):
     if which == 0:  # noqa: SIM116 (a branch at compile time)
@@ -64,10 +80,83 @@ def _pick(which: tl.constexpr, drift, step, a, b):
 
 
 @triton.jit
+def _whole(x, size: tl.constexpr):
+    """The sum of a tile of any shape, in whatever order the registers hold it: always the same one."""
+    return tl.sum(tl.reshape(x, [size], can_reorder=True))
+
+
+@triton.jit
+def _read(
+    w, velocity, anchor, a, b, lead_anchor, lead_a, lead_b, row, at, inside,
+    stride_w, stride_velocity, stride_anchor, stride_a, stride_b,
+    has_momentum: tl.constexpr, has_anchor: tl.constexpr, vectors: tl.constexpr,
+):  # fmt: skip
+    """What the step reads beside the gradient; what it does not need stands for itself and costs nothing."""
+    long_row = row.to(tl.int64)
+    here = tl.load(w + long_row * stride_w + at, mask=inside, other=0)
+    speed = here
+    start = here
+    first = here
+    second = here
+    if has_momentum:
+        speed = tl.load(velocity + long_row * stride_velocity + at, mask=inside, other=0)
+    if has_anchor:
+        start = tl.load(anchor + tl.load(lead_anchor + row).to(tl.int64) * stride_anchor + at, mask=inside, other=0)
+    if vectors > 0:
+        first = tl.load(a + tl.load(lead_a + row).to(tl.int64) * stride_a + at, mask=inside, other=0)
+    if vectors > 1:
+        second = tl.load(b + tl.load(lead_b + row).to(tl.int64) * stride_b + at, mask=inside, other=0)
+    return here, speed, start, first, second
+
+
+@triton.jit
+def _write(
+    total, here, speed, start, first, second, w, velocity, factors, lr, momentum, decay, part, blocks,
+    row, at, inside, stride_w, stride_velocity,
+    has_momentum: tl.constexpr, has_decay: tl.constexpr, has_anchor: tl.constexpr, drift_term: tl.constexpr,
+    a_term: tl.constexpr, b_term: tl.constexpr,
+    sums: tl.constexpr, s00: tl.constexpr, s01: tl.constexpr, s10: tl.constexpr, s11: tl.constexpr,
+    s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr, size: tl.constexpr,
+):  # fmt: skip
+    """From the gradient to the new row and its part of the sums."""
+    long_row = row.to(tl.int64)
+    if drift_term:
+        total += tl.load(factors + row * 3) * (here - start)
+    if a_term:
+        total += tl.load(factors + row * 3 + 1) * first
+    if b_term:
+        total += tl.load(factors + row * 3 + 2) * second
+    if has_decay:
+        total += tl.load(decay + row) * here
+    if has_momentum:
+        total += tl.load(momentum + row) * speed
+        tl.store(velocity + long_row * stride_velocity + at, total, mask=inside)
+    step = -tl.load(lr + row) * total
+    new = here + step
+    tl.store(w + long_row * stride_w + at, new, mask=inside)
+    drift = here
+    if has_anchor:
+        drift = new - start
+    if sums > 0:
+        value = _pick(s00, drift, step, first, second) * _pick(s01, drift, step, first, second)
+        tl.store(part, _whole(value, size))
+    if sums > 1:
+        value = _pick(s10, drift, step, first, second) * _pick(s11, drift, step, first, second)
+        tl.store(part + blocks, _whole(value, size))
+    if sums > 2:
+        value = _pick(s20, drift, step, first, second) * _pick(s21, drift, step, first, second)
+        tl.store(part + 2 * blocks, _whole(value, size))
+    if sums > 3:
+        value = _pick(s30, drift, step, first, second) * _pick(s31, drift, step, first, second)
+        tl.store(part + 3 * blocks, _whole(value, size))
+
+
+@triton.jit
 def _advance(
     w, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
     factors, lr, momentum, decay, at_work, parts,
-    rows, length, blocks, stride_w, stride_grad, stride_velocity, stride_anchor, stride_a, stride_b,
+    rows, length, blocks, begin, first_block,
+    stride_w, stride_grad, stride_velocity, stride_anchor, stride_a, stride_b,
     has_momentum: tl.constexpr, has_decay: tl.constexpr, has_anchor: tl.constexpr, drift_term: tl.constexpr,
     vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
     sums: tl.constexpr, s00: tl.constexpr, s01: tl.constexpr, s10: tl.constexpr, s11: tl.constexpr,
@@ -77,73 +166,96 @@ def _advance(
     row = place % rows
     block = place // rows
     if tl.load(at_work + row) != 0:
-        long_row = row.to(tl.int64)
-        at = block * size + tl.arange(0, size)
+        at = begin + block * size + tl.arange(0, size)
         inside = at < length
-        here = tl.load(w + long_row * stride_w + at, mask=inside, other=0)
-        total = tl.load(grad + long_row * stride_grad + at, mask=inside, other=0)
-        drift = here
-        first = here
-        second = here
-        if has_anchor:
-            lead = tl.load(lead_anchor + row).to(tl.int64)
-            start = tl.load(anchor + lead * stride_anchor + at, mask=inside, other=0)
-            if drift_term:
-                total += tl.load(factors + row * 3) * (here - start)
-        if vectors > 0:
-            lead = tl.load(lead_a + row).to(tl.int64)
-            first = tl.load(a + lead * stride_a + at, mask=inside, other=0)
-            if a_term:
-                total += tl.load(factors + row * 3 + 1) * first
-        if vectors > 1:
-            lead = tl.load(lead_b + row).to(tl.int64)
-            second = tl.load(b + lead * stride_b + at, mask=inside, other=0)
-            if b_term:
-                total += tl.load(factors + row * 3 + 2) * second
-        if has_decay:
-            total += tl.load(decay + row) * here
-        if has_momentum:
-            speed = velocity + long_row * stride_velocity + at
-            total += tl.load(momentum + row) * tl.load(speed, mask=inside, other=0)
-            tl.store(speed, total, mask=inside)
-        step = -tl.load(lr + row) * total
-        new = here + step
-        tl.store(w + long_row * stride_w + at, new, mask=inside)
-        if has_anchor:
-            drift = new - start
-        part = parts + (row * sums) * blocks + block
-        if sums > 0:
-            tl.store(part, tl.sum(_pick(s00, drift, step, first, second) * _pick(s01, drift, step, first, second)))
-        if sums > 1:
-            value = tl.sum(_pick(s10, drift, step, first, second) * _pick(s11, drift, step, first, second))
-            tl.store(part + blocks, value)
-        if sums > 2:
-            value = tl.sum(_pick(s20, drift, step, first, second) * _pick(s21, drift, step, first, second))
-            tl.store(part + 2 * blocks, value)
-        if sums > 3:
-            value = tl.sum(_pick(s30, drift, step, first, second) * _pick(s31, drift, step, first, second))
-            tl.store(part + 3 * blocks, value)
+        total = tl.load(grad + row.to(tl.int64) * stride_grad + at, mask=inside, other=0)
+        here, speed, start, one, two = _read(
+            w, velocity, anchor, a, b, lead_anchor, lead_a, lead_b, row, at, inside,
+            stride_w, stride_velocity, stride_anchor, stride_a, stride_b, has_momentum, has_anchor, vectors,
+        )  # fmt: skip
+        _write(
+            total, here, speed, start, one, two, w, velocity, factors, lr, momentum, decay,
+            parts + (row * sums) * blocks + first_block + block, blocks, row, at, inside, stride_w, stride_velocity,
+            has_momentum, has_decay, has_anchor, drift_term, a_term, b_term,
+            sums, s00, s01, s10, s11, s20, s21, s30, s31, size,
+        )  # fmt: skip
 
 
-def blocks(length: int) -> int:
-    """Into how many parts an inner product over so many parameters falls."""
-    return -(-length // BLOCK)
+@triton.jit
+def _advance_wide(
+    w, x, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
+    factors, lr, momentum, decay, at_work, parts,
+    rows, blocks, batch, inputs: tl.constexpr, outputs: tl.constexpr,
+    stride_w, stride_velocity, stride_anchor, stride_a, stride_b,
+    has_momentum: tl.constexpr, has_decay: tl.constexpr, has_anchor: tl.constexpr, drift_term: tl.constexpr,
+    vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
+    sums: tl.constexpr, s00: tl.constexpr, s01: tl.constexpr, s10: tl.constexpr, s11: tl.constexpr,
+    s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr,
+    tile: tl.constexpr, size_batch: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
+    """The same for a weight `[outputs, inputs]` whose gradient is made on the way, from `grad` and `x`."""
+    place = tl.program_id(0)
+    row = place % rows
+    block = place // rows
+    if tl.load(at_work + row) != 0:
+        long_row = row.to(tl.int64)
+        o = (block % (outputs // tile)) * tile + tl.arange(0, tile)
+        i = (block // (outputs // tile)) * tile + tl.arange(0, tile)
+        n = tl.arange(0, size_batch)
+        counts = (n < batch)[:, None]
+        slope = tl.load(grad + (long_row * batch + n[:, None]) * outputs + o[None, :], mask=counts, other=0.0)
+        seen = tl.load(x + (long_row * batch + n[:, None]) * inputs + i[None, :], mask=counts, other=0.0)
+        at = o[:, None] * inputs + i[None, :]
+        inside = (o < outputs)[:, None] & (i < inputs)[None, :]
+        here, speed, start, one, two = _read(
+            w, velocity, anchor, a, b, lead_anchor, lead_a, lead_b, row, at, inside,
+            stride_w, stride_velocity, stride_anchor, stride_a, stride_b, has_momentum, has_anchor, vectors,
+        )  # fmt: skip
+        total = product(tl.trans(slope), seen, tl.zeros((tile, tile), tl.float32), precision)
+        _write(
+            total, here, speed, start, one, two, w, velocity, factors, lr, momentum, decay,
+            parts + (row * sums) * blocks + block, blocks, row, at, inside, stride_w, stride_velocity,
+            has_momentum, has_decay, has_anchor, drift_term, a_term, b_term,
+            sums, s00, s01, s10, s11, s20, s21, s30, s31, tile * tile,
+        )  # fmt: skip
 
 
-def advance(step: Pass, grad: Tensor) -> None:
+def blocks(length: int, wide: int = 0) -> int:
+    """Into how many parts an inner product over so many parameters falls, so many of them of a wide layer."""
+    return wide // TILE**2 + -(-(length - wide) // BLOCK)
+
+
+def advance(step: Pass, grad: Tensor, wide: Wide | None = None) -> None:
+    """With a wide layer, its part of `grad` is not read: it is made here."""
     rows, length = step.w.shape
     nothing = Shared(step.w, step.at_work)
     shared = [step.anchor or nothing, *step.vectors, nothing, nothing][: 1 + VECTORS]
     pairs = [*step.pairs, (0, 0), (0, 0), (0, 0), (0, 0)][:MOST_SUMS]
-    lr, count = step.lr, blocks(length)
-    _advance[(rows * count,)](
-        step.w, grad, step.velocity, *(one.rows for one in shared), *(one.lead for one in shared),
-        step.factors, lr, lr if step.momentum is None else step.momentum, lr if step.decay is None else step.decay,
-        step.at_work, step.parts, rows, length, count,
-        step.w.stride(0), grad.stride(0), step.velocity.stride(0), *(one.rows.stride(0) for one in shared),
+    lr, begin = step.lr, wide.parameters if wide else 0
+    count, tiles = blocks(length, begin), begin // TILE**2
+    vectors = (*(one.rows for one in shared), *(one.lead for one in shared))
+    numbers = (
+        step.factors,
+        lr,
+        lr if step.momentum is None else step.momentum,
+        lr if step.decay is None else step.decay,
+    )
+    strides = (step.velocity.stride(0), *(one.rows.stride(0) for one in shared))
+    switches = (
         step.momentum is not None, step.decay is not None, step.anchor is not None, step.has_factor[0],
         len(step.vectors), step.has_factor[1], step.has_factor[2],
-        len(step.pairs), *(number for both in pairs for number in both), BLOCK,
+        len(step.pairs), *(number for both in pairs for number in both),
+    )  # fmt: skip
+    if wide is not None:
+        batch, inputs = wide.x.shape[1:]
+        _advance_wide[(rows * tiles,)](
+            step.w, wide.x, wide.grad, step.velocity, *vectors, *numbers, step.at_work, step.parts,
+            rows, count, batch, inputs, wide.grad.shape[2], step.w.stride(0), *strides, *switches,
+            TILE, max(16, triton.next_power_of_2(batch)), wide.precision,
+        )  # fmt: skip
+    _advance[(rows * (count - tiles),)](
+        step.w, grad, step.velocity, *vectors, *numbers, step.at_work, step.parts,
+        rows, length, count, begin, tiles, step.w.stride(0), grad.stride(0), *strides, *switches, BLOCK,
     )  # fmt: skip
 
 

@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedgg.kernels.products import product
+
 DEAD = tl.constexpr(4)
 
 
@@ -106,15 +108,6 @@ def _spread(
 
 
 @triton.jit
-def _product(a, b, total, precision: tl.constexpr):
-    """total + a b, summed in float32; bf16 operands come as such."""
-    if precision == "bf16":
-        return tl.dot(a, b, total)
-    else:  # noqa: RET505 (a branch at compile time)
-        return tl.dot(a, b, total, input_precision=precision)
-
-
-@triton.jit
 def _patches(x, m, kk, pixels, depth, high: tl.constexpr, wide: tl.constexpr, t: tl.constexpr, ci: tl.constexpr,
              height: tl.constexpr, width: tl.constexpr):  # fmt: skip
     """What some pooled pixels look at, `[pixels, patch values]`."""
@@ -145,10 +138,10 @@ def _forward(
         patch = _patches(own, m, kk, pixels, depth, high, wide, k + 1, ci, height, width)
         place = weights + (kk * 4 * co)[:, None] + o[None, :]
         inside = (kk < depth)[:, None]
-        a00 = _product(patch, tl.load(place, mask=inside, other=0.0), a00, precision)
-        a01 = _product(patch, tl.load(place + co, mask=inside, other=0.0), a01, precision)
-        a10 = _product(patch, tl.load(place + 2 * co, mask=inside, other=0.0), a10, precision)
-        a11 = _product(patch, tl.load(place + 3 * co, mask=inside, other=0.0), a11, precision)
+        a00 = product(patch, tl.load(place, mask=inside, other=0.0), a00, precision)
+        a01 = product(patch, tl.load(place + co, mask=inside, other=0.0), a01, precision)
+        a10 = product(patch, tl.load(place + 2 * co, mask=inside, other=0.0), a10, precision)
+        a11 = product(patch, tl.load(place + 3 * co, mask=inside, other=0.0), a11, precision)
     b = tl.load(bias + model * bk + o, mask=o < out, other=0.0)[None, :]
     best = a00 + b
     at = tl.zeros((rows, co), tl.int32)
@@ -198,7 +191,7 @@ def _weights(
         m = (turn * splits + split) * rows + tl.arange(0, rows)
         patch = _patches(own, m, kk, pixels, depth, high, wide, k + 1, ci, height, width)
         hot = _window(grad + model * pixels * co, winner + model * pixels * co, m, m < pixels, po, co)
-        total = _product(tl.trans(hot), patch, total, precision)
+        total = product(tl.trans(hot), patch, total, precision)
         bias += tl.sum(hot.to(tl.float32), axis=0)
     place = (model * splits + split) * 4 * co + po
     tl.store(parts + place[:, None] * depth + kk[None, :], total, mask=(kk < depth)[None, :])
@@ -257,7 +250,7 @@ def _inputs(
         hot = _window(grad + model * pixels * co, winner + model * pixels * co, pixel, keep, po, co)
         kk = ((2 * (q // half) + ry) * (k + 1) + 2 * (q % half) + rx) * ci + c
         kernel = tl.load(spread + model * depth * 4 * co + (kk * 4 * co)[:, None] + po[None, :])
-        total = _product(hot, tl.trans(kernel), total, precision)
+        total = product(hot, tl.trans(kernel), total, precision)
     y, x = 2 * by[:, None] + ry[None, :], 2 * bx[:, None] + rx[None, :]
     place = (((model * images + image[:, None]) * height + y) * width + x) * ci + c[None, :]
     tl.store(grad_x + place, total, mask=(m < blocks)[:, None] & (y < height) & (x < width))

@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
 
 from fedgg.core.masks import keep
 from fedgg.data.augment import Draws, augment
-from fedgg.kernels import advance, convolution, images, layers
+from fedgg.kernels import advance, convolution, dense, images, layers
 
 CUDA = torch.device("cuda")
 
@@ -107,6 +107,42 @@ def test_one_pass_of_the_optimiser(dtype: torch.dtype) -> None:
     torch.testing.assert_close((w, velocity), expected, rtol=close, atol=close)
     sums = torch.stack([(drift * drift).sum(1), (drift * a).sum(1), (step * step).sum(1)], 1) * at_work
     torch.testing.assert_close(parts.sum(2), sums, rtol=10 * close, atol=100 * close)
+
+
+@pytest.mark.parametrize(("precision", "close"), [("tf32", 3e-3), ("bf16", 2e-2)])
+@pytest.mark.parametrize("sizes", [(3, 64, 192, 128), (2, 7, 64, 64), (130, 100, 64, 256)])
+def test_a_wide_layer_and_its_step(sizes: tuple[int, ...], precision: str, close: float) -> None:
+    torch.manual_seed(5)
+    many, batch, inputs, outputs = sizes
+    wide, length = inputs * outputs, inputs * outputs + outputs + 70
+    rows, velocity, a, grad = (drawn(many, length) for _ in range(4))
+    weight, bias = rows[:, :wide].unflatten(1, (outputs, inputs)), rows[:, wide : wide + outputs]
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    x, back = drawn(many, batch, inputs).to(dtype), drawn(many, batch, outputs).to(dtype)
+    plain = x.double() @ weight.double().mT + bias.double()[:, None]
+    assert gap(dense.forward(x, weight, bias, False, precision), plain) < close
+    assert gap(dense.forward(x, weight, bias, True, precision), plain.relu()) < close
+
+    exact = grad.double()
+    exact[:, :wide] = (back.double().mT @ x.double()).flatten(1)
+    grad[:, :wide] = float("nan")  # nobody may read it
+    lr, momentum, factors = (torch.rand(many, n, device=CUDA) for n in (1, 1, 3))
+    total = exact + factors[:, 1:2] * a + momentum * velocity
+    step = -lr * total
+    at_work = torch.ones(many, 1, dtype=torch.bool, device=CUDA)
+    at_work[1] = False
+    expected = torch.where(at_work, rows + step, rows), torch.where(at_work, total, velocity)
+    sums = torch.stack([(step * step).sum(1), (step * a).sum(1)], 1) * at_work
+    parts = torch.zeros(many, 2, advance.blocks(length, wide), device=CUDA)
+    vector = advance.Shared(a, torch.arange(many, dtype=torch.int32, device=CUDA))
+    pairs = ((advance.STEP, advance.STEP), (advance.STEP, advance.FIRST_VECTOR))
+    rest = [False, True, False], lr, momentum, None, at_work, parts, pairs
+    advance.advance(
+        advance.Pass(rows, velocity, None, [vector], factors, *rest), grad, advance.Wide(x, back, precision)
+    )
+    assert gap(rows, expected[0]) < close
+    assert gap(velocity, expected[1]) < close
+    assert gap(parts.sum(2), sums) < close
 
 
 @pytest.mark.parametrize("lanes", [0, 4])

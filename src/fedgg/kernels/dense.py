@@ -1,0 +1,58 @@
+"""The forward pass of a wide linear layer for many rows: each row's weight is read once, at the memory's speed."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fedgg.kernels.products import product
+
+MOST_EXAMPLES = 128  # in a batch; more of them are a matter of arithmetic, not of memory
+INPUTS = 64  # read at a time; sizes must be multiples of it
+SMALL, LARGE = 64, 128  # outputs of a block: fewer when there are few rows, so that there are blocks enough
+
+
+@triton.jit
+def _forward(
+    x, weight, bias, y, batch, stride_weight, stride_bias,
+    inputs: tl.constexpr, outputs: tl.constexpr, relu: tl.constexpr,
+    precision: tl.constexpr, size_batch: tl.constexpr, size_out: tl.constexpr, size_in: tl.constexpr,
+):  # fmt: skip
+    blocks: tl.constexpr = outputs // size_out
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    o = (tl.program_id(0) % blocks) * size_out + tl.arange(0, size_out)
+    n, i = tl.arange(0, size_batch), tl.arange(0, size_in)
+    counts = (n < batch)[:, None]
+    from_weight = weight + row * stride_weight + o[:, None] * inputs + i[None, :]
+    from_x = x + (row * batch + n[:, None]) * inputs + i[None, :]
+    total = tl.zeros((size_out, size_batch), tl.float32)
+    for at in range(0, inputs, size_in):
+        w = tl.load(from_weight + at)
+        if precision == "bf16":
+            w = w.to(tl.bfloat16)
+        total = product(w, tl.trans(tl.load(from_x + at, mask=counts, other=0.0)), total, precision)
+    total += tl.load(bias + row * stride_bias + o)[:, None]
+    if relu:
+        total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(y + (row * batch + n[None, :]) * outputs + o[:, None], total, mask=(n < batch)[None, :])
+
+
+def takes(inputs: int, outputs: int) -> bool:
+    """Whether a layer of these sizes falls into whole tiles."""
+    return inputs % INPUTS == 0 and outputs % SMALL == 0
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, precision: str) -> Tensor:
+    """x `[K, batch, inputs]`, in bf16 or as the weight is; weight `[K, outputs, inputs]` and bias are parts of rows."""
+    many, batch, inputs = x.shape
+    outputs = weight.shape[1]
+    y = torch.empty((many, batch, outputs), dtype=weight.dtype, device=x.device)
+    large = outputs % LARGE == 0 and many * (outputs // LARGE) >= 512
+    size = LARGE if large else SMALL
+    _forward[(many * (outputs // size),)](
+        x, weight, bias, y, batch, weight.stride(0), bias.stride(0), inputs, outputs, relu,
+        precision, max(16, triton.next_power_of_2(batch)), size, INPUTS, num_warps=8 if large else 4, num_stages=3,
+    )  # fmt: skip
+    return y
