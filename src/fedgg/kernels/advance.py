@@ -22,7 +22,8 @@ from torch import Tensor
 from fedgg.kernels.products import product
 
 BLOCK = 2048
-TILE = 64  # of a wide layer's weight, in both directions
+TILE = (64, 64)  # of a wide layer's weight: outputs, inputs
+WARPS = 4  # for a tile
 VECTORS = 2  # a and b
 MOST_SUMS = 4
 DRIFT, STEP, FIRST_VECTOR = 0, 1, 2  # how inner products name what they are made of
@@ -80,46 +81,75 @@ def _pick(which: tl.constexpr, drift, step, a, b):
 
 
 @triton.jit
-def _whole(x, size: tl.constexpr):
-    """The sum of a tile of any shape, in whatever order the registers hold it: always the same one."""
-    return tl.sum(tl.reshape(x, [size], can_reorder=True))
+def _add_two(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
+
+
+@triton.jit
+def _add_three(a0, a1, a2, b0, b1, b2):
+    return a0 + b0, a1 + b1, a2 + b2
+
+
+@triton.jit
+def _add_four(a0, a1, a2, a3, b0, b1, b2, b3):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
+
+
+@triton.jit
+def _sum_up(part, blocks, v0, v1, v2, v3, sums: tl.constexpr):
+    """All sums of a block in one go: the threads wait for each other once, not once for each."""
+    if sums == 1:
+        tl.store(part, tl.sum(v0, axis=0))
+    if sums == 2:
+        t0, t1 = tl.reduce((v0, v1), 0, _add_two)
+        tl.store(part, t0)
+        tl.store(part + blocks, t1)
+    if sums == 3:
+        t0, t1, t2 = tl.reduce((v0, v1, v2), 0, _add_three)
+        tl.store(part, t0)
+        tl.store(part + blocks, t1)
+        tl.store(part + 2 * blocks, t2)
+    if sums == 4:
+        t0, t1, t2, t3 = tl.reduce((v0, v1, v2, v3), 0, _add_four)
+        tl.store(part, t0)
+        tl.store(part + blocks, t1)
+        tl.store(part + 2 * blocks, t2)
+        tl.store(part + 3 * blocks, t3)
 
 
 @triton.jit
 def _read(
-    w, velocity, anchor, a, b, lead_anchor, lead_a, lead_b, row, at, inside,
-    stride_w, stride_velocity, stride_anchor, stride_a, stride_b,
-    has_momentum: tl.constexpr, has_anchor: tl.constexpr, vectors: tl.constexpr,
+    w, anchor, a, b, lead_anchor, lead_a, lead_b, row, at, inside,
+    stride_w, stride_anchor, stride_a, stride_b, has_anchor: tl.constexpr, vectors: tl.constexpr,
 ):  # fmt: skip
-    """What the step reads beside the gradient; what it does not need stands for itself and costs nothing."""
-    long_row = row.to(tl.int64)
-    here = tl.load(w + long_row * stride_w + at, mask=inside, other=0)
-    speed = here
+    """What the step reads beside gradient and velocity; what it does not need stands for nothing and costs nothing."""
+    here = tl.load(w + row.to(tl.int64) * stride_w + at, mask=inside, other=0)
     start = here
     first = here
     second = here
-    if has_momentum:
-        speed = tl.load(velocity + long_row * stride_velocity + at, mask=inside, other=0)
     if has_anchor:
         start = tl.load(anchor + tl.load(lead_anchor + row).to(tl.int64) * stride_anchor + at, mask=inside, other=0)
     if vectors > 0:
         first = tl.load(a + tl.load(lead_a + row).to(tl.int64) * stride_a + at, mask=inside, other=0)
     if vectors > 1:
         second = tl.load(b + tl.load(lead_b + row).to(tl.int64) * stride_b + at, mask=inside, other=0)
-    return here, speed, start, first, second
+    return here, start, first, second
 
 
 @triton.jit
 def _write(
-    total, here, speed, start, first, second, w, velocity, factors, lr, momentum, decay, part, blocks,
+    total, here, start, first, second, w, velocity, factors, lr, momentum, decay, part, blocks,
     row, at, inside, stride_w, stride_velocity,
     has_momentum: tl.constexpr, has_decay: tl.constexpr, has_anchor: tl.constexpr, drift_term: tl.constexpr,
     a_term: tl.constexpr, b_term: tl.constexpr,
     sums: tl.constexpr, s00: tl.constexpr, s01: tl.constexpr, s10: tl.constexpr, s11: tl.constexpr,
-    s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr, size: tl.constexpr,
+    s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr,
 ):  # fmt: skip
     """From the gradient to the new row and its part of the sums."""
     long_row = row.to(tl.int64)
+    speed = velocity + long_row * stride_velocity + at
+    if has_momentum:
+        total += tl.load(momentum + row) * tl.load(speed, mask=inside, other=0)
     if drift_term:
         total += tl.load(factors + row * 3) * (here - start)
     if a_term:
@@ -129,8 +159,7 @@ def _write(
     if has_decay:
         total += tl.load(decay + row) * here
     if has_momentum:
-        total += tl.load(momentum + row) * speed
-        tl.store(velocity + long_row * stride_velocity + at, total, mask=inside)
+        tl.store(speed, total, mask=inside)
     step = -tl.load(lr + row) * total
     new = here + step
     tl.store(w + long_row * stride_w + at, new, mask=inside)
@@ -138,17 +167,11 @@ def _write(
     if has_anchor:
         drift = new - start
     if sums > 0:
-        value = _pick(s00, drift, step, first, second) * _pick(s01, drift, step, first, second)
-        tl.store(part, _whole(value, size))
-    if sums > 1:
-        value = _pick(s10, drift, step, first, second) * _pick(s11, drift, step, first, second)
-        tl.store(part + blocks, _whole(value, size))
-    if sums > 2:
-        value = _pick(s20, drift, step, first, second) * _pick(s21, drift, step, first, second)
-        tl.store(part + 2 * blocks, _whole(value, size))
-    if sums > 3:
-        value = _pick(s30, drift, step, first, second) * _pick(s31, drift, step, first, second)
-        tl.store(part + 3 * blocks, _whole(value, size))
+        v0 = _pick(s00, drift, step, first, second) * _pick(s01, drift, step, first, second)
+        v1 = _pick(s10, drift, step, first, second) * _pick(s11, drift, step, first, second)
+        v2 = _pick(s20, drift, step, first, second) * _pick(s21, drift, step, first, second)
+        v3 = _pick(s30, drift, step, first, second) * _pick(s31, drift, step, first, second)
+        _sum_up(part, blocks, v0, v1, v2, v3, sums)
 
 
 @triton.jit
@@ -169,15 +192,15 @@ def _advance(
         at = begin + block * size + tl.arange(0, size)
         inside = at < length
         total = tl.load(grad + row.to(tl.int64) * stride_grad + at, mask=inside, other=0)
-        here, speed, start, one, two = _read(
-            w, velocity, anchor, a, b, lead_anchor, lead_a, lead_b, row, at, inside,
-            stride_w, stride_velocity, stride_anchor, stride_a, stride_b, has_momentum, has_anchor, vectors,
+        here, start, one, two = _read(
+            w, anchor, a, b, lead_anchor, lead_a, lead_b, row, at, inside,
+            stride_w, stride_anchor, stride_a, stride_b, has_anchor, vectors,
         )  # fmt: skip
         _write(
-            total, here, speed, start, one, two, w, velocity, factors, lr, momentum, decay,
+            total, here, start, one, two, w, velocity, factors, lr, momentum, decay,
             parts + (row * sums) * blocks + first_block + block, blocks, row, at, inside, stride_w, stride_velocity,
             has_momentum, has_decay, has_anchor, drift_term, a_term, b_term,
-            sums, s00, s01, s10, s11, s20, s21, s30, s31, size,
+            sums, s00, s01, s10, s11, s20, s21, s30, s31,
         )  # fmt: skip
 
 
@@ -191,7 +214,7 @@ def _advance_wide(
     vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
     sums: tl.constexpr, s00: tl.constexpr, s01: tl.constexpr, s10: tl.constexpr, s11: tl.constexpr,
     s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr,
-    tile: tl.constexpr, size_batch: tl.constexpr, precision: tl.constexpr,
+    tile_out: tl.constexpr, tile_in: tl.constexpr, size_batch: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     """The same for a weight `[outputs, inputs]` whose gradient is made on the way, from `grad` and `x`."""
     place = tl.program_id(0)
@@ -199,30 +222,35 @@ def _advance_wide(
     block = place // rows
     if tl.load(at_work + row) != 0:
         long_row = row.to(tl.int64)
-        o = (block % (outputs // tile)) * tile + tl.arange(0, tile)
-        i = (block // (outputs // tile)) * tile + tl.arange(0, tile)
+        from_o = (block % (outputs // tile_out)) * tile_out
+        from_i = (block // (outputs // tile_out)) * tile_in
+        o, i = from_o + tl.arange(0, tile_out), from_i + tl.arange(0, tile_in)
         n = tl.arange(0, size_batch)
         counts = (n < batch)[:, None]
         slope = tl.load(grad + (long_row * batch + n[:, None]) * outputs + o[None, :], mask=counts, other=0.0)
         seen = tl.load(x + (long_row * batch + n[:, None]) * inputs + i[None, :], mask=counts, other=0.0)
-        at = o[:, None] * inputs + i[None, :]
-        inside = (o < outputs)[:, None] & (i < inputs)[None, :]
-        here, speed, start, one, two = _read(
-            w, velocity, anchor, a, b, lead_anchor, lead_a, lead_b, row, at, inside,
-            stride_w, stride_velocity, stride_anchor, stride_a, stride_b, has_momentum, has_anchor, vectors,
+        # All but the product runs over the tile as one line, and the velocity is read behind the product: the compiler
+        # then brings the product to the others' order, and not each of them to the product's.
+        along = tl.arange(0, tile_out * tile_in)
+        at = (from_o + along // tile_in) * inputs + from_i + along % tile_in
+        inside = along < tile_out * tile_in
+        here, start, one, two = _read(
+            w, anchor, a, b, lead_anchor, lead_a, lead_b, row, at, inside,
+            stride_w, stride_anchor, stride_a, stride_b, has_anchor, vectors,
         )  # fmt: skip
-        total = product(tl.trans(slope), seen, tl.zeros((tile, tile), tl.float32), precision)
+        total = product(tl.trans(slope), seen, tl.zeros((tile_out, tile_in), tl.float32), precision)
+        total = tl.reshape(total, [tile_out * tile_in])
         _write(
-            total, here, speed, start, one, two, w, velocity, factors, lr, momentum, decay,
+            total, here, start, one, two, w, velocity, factors, lr, momentum, decay,
             parts + (row * sums) * blocks + block, blocks, row, at, inside, stride_w, stride_velocity,
             has_momentum, has_decay, has_anchor, drift_term, a_term, b_term,
-            sums, s00, s01, s10, s11, s20, s21, s30, s31, tile * tile,
+            sums, s00, s01, s10, s11, s20, s21, s30, s31,
         )  # fmt: skip
 
 
 def blocks(length: int, wide: int = 0) -> int:
     """Into how many parts an inner product over so many parameters falls, so many of them of a wide layer."""
-    return wide // TILE**2 + -(-(length - wide) // BLOCK)
+    return wide // (TILE[0] * TILE[1]) + -(-(length - wide) // BLOCK)
 
 
 def advance(step: Pass, grad: Tensor, wide: Wide | None = None) -> None:
@@ -232,7 +260,7 @@ def advance(step: Pass, grad: Tensor, wide: Wide | None = None) -> None:
     shared = [step.anchor or nothing, *step.vectors, nothing, nothing][: 1 + VECTORS]
     pairs = [*step.pairs, (0, 0), (0, 0), (0, 0), (0, 0)][:MOST_SUMS]
     lr, begin = step.lr, wide.parameters if wide else 0
-    count, tiles = blocks(length, begin), begin // TILE**2
+    count, tiles = blocks(length, begin), begin // (TILE[0] * TILE[1])
     vectors = (*(one.rows for one in shared), *(one.lead for one in shared))
     numbers = (
         step.factors,
@@ -251,7 +279,7 @@ def advance(step: Pass, grad: Tensor, wide: Wide | None = None) -> None:
         _advance_wide[(rows * tiles,)](
             step.w, wide.x, wide.grad, step.velocity, *vectors, *numbers, step.at_work, step.parts,
             rows, count, batch, inputs, wide.grad.shape[2], step.w.stride(0), *strides, *switches,
-            TILE, max(16, triton.next_power_of_2(batch)), wide.precision,
+            *TILE, max(16, triton.next_power_of_2(batch)), wide.precision, num_warps=WARPS,
         )  # fmt: skip
     _advance[(rows * (count - tiles),)](
         step.w, grad, step.velocity, *vectors, *numbers, step.at_work, step.parts,
