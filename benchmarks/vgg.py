@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,22 +134,11 @@ class Researcher:
         }
 
 
-def measure(chosen: argparse.Namespace, size: Size, device: torch.device) -> dict[str, Any]:
+def measure(chosen: argparse.Namespace, size: Size, device: torch.device) -> Iterator[dict[str, Any]]:
+    """What is known after each contender: a run that is cut short leaves what it has."""
     data = _data(chosen, size, device)
     plain = build(experiment_of(size, device.type, "fp32", True), data=data)
-    eager = [Researcher(plain, precision, size) for precision in chosen.eager_precision]
-    for researcher in eager:
-        researcher.look()
-    found = []
-    for precision in chosen.precisions:
-        for deterministic in DETERMINISTIC[chosen.deterministic]:
-            found.append(fedgg_rounds(experiment_of(size, device.type, precision, deterministic), data, size.rounds))
-            print(f"{found[-1]['who']}, {precision}, deterministic {deterministic}: done", file=sys.stderr, flush=True)
-            free_memory()
-    for researcher in eager:
-        researcher.look()
-    measured = [researcher.told() for researcher in eager] + found
-    return {
+    told = {
         "conditions": conditions(device.type, chosen.commit),
         "work": {
             "data": data.name,
@@ -159,8 +148,26 @@ def measure(chosen: argparse.Namespace, size: Size, device: torch.device) -> dic
             "batch": size.batch,
             "parameters": plain.net.layout.total,
         },
-        "measured": [{**line, "eager_to_this": measured[0]["round"] / line["round"]} for line in measured],
     }
+    eager = [Researcher(plain, precision, size) for precision in chosen.eager_precision]
+    found: list[dict[str, Any]] = []
+
+    def known() -> dict[str, Any]:
+        measured = [researcher.told() for researcher in eager] + found
+        first = measured[0]["round"]
+        return {**told, "measured": [{**line, "eager_to_this": first / line["round"]} for line in measured]}
+
+    for researcher in eager:
+        researcher.look()
+    for precision in chosen.precisions:
+        for deterministic in DETERMINISTIC[chosen.deterministic]:
+            found.append(fedgg_rounds(experiment_of(size, device.type, precision, deterministic), data, size.rounds))
+            free_memory()
+            print(f"{found[-1]['who']}, {precision}, deterministic {deterministic}: done", file=sys.stderr, flush=True)
+            yield known()
+    for researcher in eager:
+        researcher.look()
+    yield known()
 
 
 def shown(content: dict[str, Any]) -> str:
@@ -219,8 +226,9 @@ def main(words: Sequence[str] | None = None) -> None:
     device = present_device(chosen.device)
     if device.type == "cpu":
         print("engine streams needs a GPU: loop stands in for it here", file=sys.stderr)
-    content = measure(chosen, size, device)
-    write_down(content, chosen.out)
+    content: dict[str, Any] = {}
+    for content in measure(chosen, size, device):
+        write_down(content, chosen.out)
     print(shown(content))
 
 
