@@ -1,0 +1,119 @@
+"""What the measuring scripts share: the conditions of a figure, images to train on, and a clock that waits."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedgg.bench.machine import code
+from fedgg.data.dataset import Dataset
+from fedgg.errors import UserError
+
+TEST_IMAGES = 64  # nobody looks at them, but a data set has some
+
+
+def conditions(device: str, commit: str | None) -> dict[str, Any]:
+    """Machine, versions and commit; `commit` where the folder is no repository. Needs the library's own packages."""
+    told = code()
+    return {
+        "machine": {
+            "processor": _processor(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+            "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        },
+        "code": told if commit is None else {**told, "commit": commit},
+        "versions": {"torch": torch.__version__, "python": platform.python_version(), "cuda": torch.version.cuda},
+        "when": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+    }
+
+
+def add_common_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--out", type=Path, help="a JSON file for every figure and the conditions")
+    parser.add_argument("--commit", help="the commit to be written down where this folder is no repository")
+
+
+def named(text: str, known: Collection[str], option: str) -> list[str]:
+    """The names in `a,b,c`, each of them known."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise UserError(f"{option} {name}: choose from {', '.join(known)}")
+    if not names:
+        raise UserError(f"{option} names nothing: choose from {', '.join(known)}")
+    return list(dict.fromkeys(names))
+
+
+def present_device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch sees no GPU here; take --device cpu")
+    return torch.device(name)
+
+
+def random_images(count: int, shape: tuple[int, ...], classes: int, device: torch.device) -> Dataset:
+    """Bytes without meaning; the classes are equally large."""
+    numbers = torch.Generator().manual_seed(0)
+
+    def images(many: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randint(0, 256, (many, *shape), dtype=torch.uint8, generator=numbers)
+        return x, torch.arange(many) % classes
+
+    names = tuple(map(str, range(classes)))
+    return Dataset("random images", *images(count), *images(TEST_IMAGES), names, 255.0).to(device)
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """How long it takes until the device is done with it too."""
+    _wait()
+    started = time.perf_counter()
+    work()
+    _wait()
+    return time.perf_counter() - started
+
+
+def free_memory() -> None:
+    """What the last contender held is there for the next one."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table with columns of equal width; figures stand to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
+    lines = [
+        " | ".join(
+            cell.rjust(width) if cell[:1].isdigit() else cell.ljust(width)
+            for cell, width in zip(row, widths, strict=True)
+        )
+        for row in [head, ["-" * width for width in widths], *rows]
+    ]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def write_down(content: dict[str, Any], file: Path | None) -> None:
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _wait() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

@@ -1,0 +1,239 @@
+"""Seconds a round for VGG-16 on CIFAR-100's size: a researcher's eager loop beside fedgg's engine streams.
+
+    python benchmarks/vgg.py --device cuda --out vgg.json
+    python benchmarks/vgg.py --tiny                           # on a CPU: does it work? loop stands in for streams
+
+FedAvg, 10 clients, Dirichlet 0.5, batch 64, crop and flip, dropout, data on the device. The eager loop is an ordinary
+nn.Module with torch.optim.SGD, a deep copy for every client and an average of state dicts. Its steps are measured over
+a few hundred of them, before and after everybody else, and scaled to a round's; its copies and its average are measured
+by themselves and added. fedgg plays whole rounds, the first of which, in which steps are captured, does not count.
+Nobody's evaluation counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from conditions import (
+    add_common_options,
+    conditions,
+    free_memory,
+    named,
+    present_device,
+    random_images,
+    seconds,
+    table,
+    write_down,
+)
+from eager import EagerLoop
+
+from fedgg.data.dataset import Dataset
+from fedgg.data.sources import load
+from fedgg.engines import Engine, Loop, Streams
+from fedgg.errors import UserError
+from fedgg.lab.arithmetic import arithmetic
+from fedgg.lab.build import Federation, build
+from fedgg.lab.config import Experiment
+from fedgg.lab.state import begin, close, next_job, train
+
+IMAGES, CLASSES, SHAPE = 50_000, 100, (3, 32, 32)
+EAGER = ("default", "bf16")
+DETERMINISTIC = {"both": (True, False), "yes": (True,), "no": (False,)}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much work there is."""
+
+    images: int = IMAGES
+    clients: int = 10
+    batch: int = 64
+    epochs: int = 5
+    rounds: int = 2  # of fedgg that count
+    eager_steps: int = 150
+    eager_warm_up: int = 20
+
+
+def experiment_of(size: Size, device: str, precision: str, deterministic: bool) -> Experiment:
+    engine = "streams" if device == "cuda" else "loop"
+    return Experiment(
+        data={"augment": "crop_flip"},
+        split={"clients": size.clients, "beta": 0.5},
+        model={"name": "vgg16"},
+        algorithm={"name": "fedavg"},
+        local={"epochs": size.epochs, "batch": size.batch},
+        engine={"name": engine, "device": device, "precision": precision, "deterministic": deterministic},
+    )
+
+
+def fedgg_rounds(experiment: Experiment, data: Dataset, rounds: int) -> dict[str, Any]:
+    """Whole rounds, aggregation included."""
+    with arithmetic(experiment):
+        federation = build(experiment, data=data)
+        engine: Engine = Streams() if federation.engine == "streams" else Loop()
+        state = begin(federation)
+
+        def play() -> None:
+            nonlocal state
+            job = next_job(federation, state)
+            state, _ = close(state, job, federation.examples, train(job, engine))
+
+        first, *counted = [seconds(play) for _ in range(1 + rounds)]
+    return {
+        "who": f"fedgg {federation.engine}",
+        "precision": experiment.engine.precision,
+        "deterministic": experiment.engine.deterministic,
+        "first_round_seconds": first,
+        "round_seconds": counted,
+        "round": statistics.median(counted),
+        "step_ms": 1000 * statistics.median(counted) / steps_of(federation),
+    }
+
+
+def steps_of(federation: Federation) -> int:
+    return sum(federation.work.steps(examples) for examples in federation.examples)
+
+
+class Researcher:
+    """The eager loop in one precision, measured now and then."""
+
+    def __init__(self, federation: Federation, precision: str, size: Size):
+        self._loop = EagerLoop(federation, autocast=precision == "bf16")
+        self._precision, self._size, self._steps = precision, size, steps_of(federation)
+        self._step_seconds: list[float] = []
+        self._around_seconds: list[float] = []
+
+    def look(self) -> None:
+        """With torch's own settings, whatever others have set for themselves."""
+        self._loop.steps(self._size.eager_warm_up)
+        counted = self._size.eager_steps
+        self._step_seconds.append(seconds(lambda: self._loop.steps(counted)) / counted)
+        self._around_seconds.append(seconds(self._loop.copy_and_average))
+
+    def told(self) -> dict[str, Any]:
+        step, around = (statistics.median(found) for found in (self._step_seconds, self._around_seconds))
+        label = "fp32, cuDNN's TF32 default" if self._precision == "default" else "bf16 autocast, channels_last"
+        measured = len(self._step_seconds) * self._size.eager_steps
+        return {
+            "who": "eager loop",
+            "precision": label,
+            "deterministic": False,
+            "steps_measured": measured,
+            "each_step_ms": [1000 * found for found in self._step_seconds],
+            "copies_and_average_seconds": around,
+            "round": self._steps * step + around,
+            "scaled": f"{self._steps} steps as long as the {measured} that were measured, copies and average added",
+            "step_ms": 1000 * step,
+        }
+
+
+def measure(chosen: argparse.Namespace, size: Size, device: torch.device) -> Iterator[dict[str, Any]]:
+    """What is known after each contender: a run that is cut short leaves what it has."""
+    data = _data(chosen, size, device)
+    plain = build(experiment_of(size, device.type, "fp32", True), data=data)
+    told = {
+        "conditions": conditions(device.type, chosen.commit),
+        "work": {
+            "data": data.name,
+            "client_examples": plain.examples,
+            "steps": steps_of(plain),
+            "epochs": size.epochs,
+            "batch": size.batch,
+            "parameters": plain.net.layout.total,
+        },
+    }
+    eager = [Researcher(plain, precision, size) for precision in chosen.eager_precision]
+    found: list[dict[str, Any]] = []
+
+    def known() -> dict[str, Any]:
+        measured = [researcher.told() for researcher in eager] + found
+        first = measured[0]["round"]
+        return {**told, "measured": [{**line, "eager_to_this": first / line["round"]} for line in measured]}
+
+    for researcher in eager:
+        researcher.look()
+    for precision in chosen.precisions:
+        for deterministic in DETERMINISTIC[chosen.deterministic]:
+            found.append(fedgg_rounds(experiment_of(size, device.type, precision, deterministic), data, size.rounds))
+            free_memory()
+            print(f"{found[-1]['who']}, {precision}, deterministic {deterministic}: done", file=sys.stderr, flush=True)
+            yield known()
+    for researcher in eager:
+        researcher.look()
+    yield known()
+
+
+def shown(content: dict[str, Any]) -> str:
+    work = content["work"]
+    rows = [
+        [
+            *(line["who"], line["precision"], "yes" if line["deterministic"] else "no"),
+            *(f"{line['round']:.2f}", f"{line['step_ms']:.3f}", f"{line['eager_to_this']:.2f}"),
+        ]
+        for line in content["measured"]
+    ]
+    head = ["who", "precision", "deterministic", "seconds a round", "ms a client's step", "times as fast"]
+    return (
+        f"VGG-16 ({work['parameters']:,} parameters), {work['data']}, clients of {min(work['client_examples']):,} to "
+        f"{max(work['client_examples']):,}, {work['epochs']} epochs, batch {work['batch']}: {work['steps']} steps\n"
+        f"{table(head, rows)}\nThe eager loop's rounds are scaled from a few hundred of its steps."
+    )
+
+
+def _data(chosen: argparse.Namespace, size: Size, device: torch.device) -> Dataset:
+    if chosen.data == "random":
+        return random_images(size.images, SHAPE, CLASSES, device)
+    return load("cifar100", chosen.data_folder).to(device)
+
+
+def parsed(words: Sequence[str] | None) -> tuple[argparse.Namespace, Size]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_common_options(parser)
+    parser.add_argument("--data", choices=["random", "cifar100"], default="random", help="random images of its shape")
+    parser.add_argument("--data-folder", type=Path, help="where CIFAR-100 lies")
+    parser.add_argument("--epochs", type=int, help="of a client in a round (default: 5)")
+    parser.add_argument("--rounds", type=int, help="rounds of fedgg that count (default: 2)")
+    parser.add_argument("--precisions", help="of fedgg, of fp32,tf32,bf16 (default: bf16,tf32; on a CPU fp32)")
+    parser.add_argument("--eager-precision", default="default", help="of default,bf16; ratios are to the first")
+    parser.add_argument("--eager-steps", type=int, help="steps of the eager loop that count (default: 150)")
+    parser.add_argument("--deterministic", choices=DETERMINISTIC, default=None, help="default: both; on a CPU yes")
+    parser.add_argument("--tiny", action="store_true", help="a few steps, to see that it works")
+    chosen = parser.parse_args(words)
+    on_cpu = chosen.device == "cpu"
+    known = ("fp32",) if on_cpu else ("fp32", "tf32", "bf16")
+    chosen.precisions = named(chosen.precisions or ("fp32" if on_cpu else "bf16,tf32"), known, "--precisions")
+    chosen.eager_precision = named(chosen.eager_precision, EAGER, "--eager-precision")
+    chosen.deterministic = chosen.deterministic or ("yes" if on_cpu else "both")
+    size = Size(images=150, clients=3, batch=32, epochs=1, rounds=1, eager_steps=2, eager_warm_up=1)
+    size = size if chosen.tiny else Size()
+    asked = {name: getattr(chosen, name) for name in ("epochs", "rounds", "eager_steps")}
+    for name, value in asked.items():
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} {value}: at least 1")
+    given = {name: value for name, value in asked.items() if value is not None}
+    return chosen, Size(**{**vars(size), **given})
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    chosen, size = parsed(words)
+    device = present_device(chosen.device)
+    if device.type == "cpu":
+        print("engine streams needs a GPU: loop stands in for it here", file=sys.stderr)
+    content: dict[str, Any] = {}
+    for content in measure(chosen, size, device):
+        write_down(content, chosen.out)
+    print(shown(content))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(str(error))
