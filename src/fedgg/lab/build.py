@@ -86,7 +86,7 @@ def build(
     if algorithm is None:
         algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
     dataset = _dataset(experiment, data, data_folder)
-    split = _split(experiment, dataset)
+    split = split_of(experiment, dataset)
     clients, held_out = _hold_out(experiment, split)
     work = algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
     notices = _check_batches(experiment, work, [len(client) for client in clients])
@@ -147,7 +147,8 @@ def _dataset(experiment: Experiment, given: DataGiven | None, folder: Path | Non
     return dataset
 
 
-def _split(experiment: Experiment, dataset: Dataset) -> Partition:
+def split_of(experiment: Experiment, dataset: Dataset) -> Partition:
+    """Which example goes to which client."""
     s = experiment.split
     return partition(
         s.scheme,
@@ -159,6 +160,28 @@ def _split(experiment: Experiment, dataset: Dataset) -> Partition:
         shards_per_client=s.shards_per_client,
         allow_empty=s.allow_empty,
     )
+
+
+def described_split(split: Partition, dataset: Dataset) -> dict[str, Any]:
+    """Who holds how many of which class: what partition.json says."""
+    counts = split.counts(dataset.y_train.cpu().numpy(), len(dataset.classes))
+    return {
+        "scheme": split.scheme,
+        "hash": split.hash(),
+        "classes": list(dataset.classes),
+        "counts": counts.tolist(),
+    }
+
+
+def split_alone(experiment: Experiment, data_folder: Path | None = None) -> dict[str, Any]:
+    """The split of an experiment without anything else of it."""
+    dataset = load(experiment.data.source, data_folder)
+    return described_split(split_of(experiment, dataset), dataset)
+
+
+def check_data(source: str, data_folder: Path | None = None) -> None:
+    """Complain now about a data set that is not there, rather than hours later."""
+    load(source, data_folder)
 
 
 def _hold_out(experiment: Experiment, split: Partition) -> tuple[list[np.ndarray], list[np.ndarray]]:
