@@ -147,7 +147,7 @@ def _run(plan: Plan, folder: Path, processes: int, data_folder: Path | None) -> 
 def _show(plan: Plan, made: list[Made]) -> None:
     for one in made:
         if one.table is not None:
-            print_table(one.table)
+            print_table(one.table, names=2)
         elif one.figure is None:
             note(f"{one.item.name}: none of its runs is there, so there is nothing to draw")
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -21,6 +21,7 @@ from fedgg.report.folders import RunRecord
 from fedgg.report.panels import Panel, SplitPanel, curve_panels, split_panels
 from fedgg.report.tables import Table
 
+_P = TypeVar("_P")
 BAND = "Line: mean over seeds, band: lowest to highest; diverged runs are left out."
 
 
@@ -43,25 +44,33 @@ def drawn(plan: Plan, item: Item, results: Results, data_folder: Path | None = N
 
 
 def _splits(plan: Plan, item: Item, results: Results, data_folder: Path | None, run: bool) -> Drawn | None:
-    grid, rows = [], []
-    for beta in item.betas:
-        panels = []
-        for dataset in plan.datasets_of(item):
-            split = _split(plan, dataset, beta, results, data_folder, run)
-            if split is None:
-                continue
-            panels.append(SplitPanel(f"{shown_dataset(dataset)}, beta {beta:g}", split["counts"]))
-            for client, counts in enumerate(split["counts"]):
-                for name, count in zip(split["classes"], counts, strict=True):
-                    rows.append((shown_dataset(dataset), f"{beta:g}", str(client), str(name), str(count)))
-        if panels:
-            grid.append(panels)
-    if not grid:
+    panels, rows = {}, []
+    for beta, dataset in _places(plan, item):
+        split = _split(plan, dataset, beta, results, data_folder, run)
+        if split is None:
+            continue
+        panels[beta, dataset] = SplitPanel(f"{shown_dataset(dataset)}, beta {beta:g}", split["counts"])
+        for client, counts in enumerate(split["counts"]):
+            for name, count in zip(split["classes"], counts, strict=True):
+                rows.append((shown_dataset(dataset), f"{beta:g}", str(client), str(name), str(count)))
+    if not panels:
         return None
     shows = "Examples of each class (across) that each client (down) holds; the darker, the more."
     notes = (f"Seed {plan.seeds[0]}; the paper shows beta 0.5 only.", *about_runs(plan, item)[: int(plan.quick)])
     table = Table(item.title, ("data set", "beta", "client", "class", "examples"), tuple(rows))
-    return Drawn(split_panels(grid), shows, notes, table)
+    return Drawn(split_panels(_laid_out(panels)), shows, notes, table)
+
+
+def _places(plan: Plan, item: Item) -> list[tuple[float, str]]:
+    return [(beta, dataset) for beta in item.betas for dataset in plan.datasets_of(item)]
+
+
+def _laid_out(panels: dict[tuple[float, str], _P]) -> list[list[_P]]:
+    """As in the paper: a row for each beta, a column for each data set; one data set alone takes one row."""
+    if len({dataset for _, dataset in panels}) == 1:
+        return [list(panels.values())]
+    betas = dict.fromkeys(beta for beta, _ in panels)
+    return [[panel for (at, _), panel in panels.items() if at == beta] for beta in betas]
 
 
 def _split(
@@ -78,21 +87,12 @@ def _split(
 
 def _accuracy(plan: Plan, item: Item, results: Results) -> Drawn | None:
     lines = plan.lines(item)
-    grid = [
-        [
-            Panel(
-                f"{shown_dataset(dataset)}, beta {beta:g}",
-                {
-                    line.label: _records(plan, line, results)
-                    for line in lines
-                    if (line.dataset, line.beta) == (dataset, beta)
-                },
-            )
-            for dataset in plan.datasets_of(item)
-        ]
-        for beta in item.betas
-    ]
-    return _drawn(plan, item, grid, lines, results, None)
+    panels = {}
+    for beta, dataset in _places(plan, item):
+        here = [line for line in lines if (line.dataset, line.beta) == (dataset, beta)]
+        curves = {line.label: _records(plan, line, results) for line in here}
+        panels[beta, dataset] = Panel(f"{shown_dataset(dataset)}, beta {beta:g}", curves)
+    return _drawn(plan, item, _laid_out(panels), lines, results)
 
 
 def _weights(plan: Plan, item: Item, results: Results) -> Drawn | None:
@@ -100,16 +100,27 @@ def _weights(plan: Plan, item: Item, results: Results) -> Drawn | None:
     lines = plan.lines(item)
     if not lines:
         return None
-    parts = {"adaptive weight, mu": " mu ", "fixed weight, first step skipped": " skip", "fixed, epsilon": " epsilon"}
+    parts = {"adaptive weight": "", "fixed weight, first step skipped": " skip", "fixed weight, epsilon": " epsilon"}
     panels = []
-    for title, mark in parts.items():
-        shown = [line for line in lines if mark in line.label or line.label == REFERENCE]
-        panels.append(Panel(title, {line.label: _records(plan, line, results) for line in shown}))
+    for title, end in parts.items():
+        shown = [line for line in lines if line.label == REFERENCE or _part(line.label) == end]
+        curves = {line.label.removeprefix("FedGG ").removesuffix(end): _records(plan, line, results) for line in shown}
+        panels.append(Panel(title, curves))
     return _drawn(plan, item, [panels], lines, results, REFERENCE)
 
 
+def _part(label: str) -> str:
+    """How a line of fixed weight treats the first step; nothing for the adaptive weight."""
+    return next((end for end in (" skip", " epsilon") if label.endswith(end)), "")
+
+
 def _drawn(
-    plan: Plan, item: Item, grid: list[list[Panel]], lines: list[Line], results: Results, reference: str | None
+    plan: Plan,
+    item: Item,
+    grid: list[list[Panel]],
+    lines: list[Line],
+    results: Results,
+    reference: str | None = None,
 ) -> Drawn | None:
     records = [record for line in lines for record in _records(plan, line, results)]
     if not records:
@@ -117,7 +128,8 @@ def _drawn(
     numbers = Table(item.title, ("panel", "line", "round", "mean %", "lowest %", "highest %"), _points(grid))
     notes = (BAND, *about_runs(plan, item), *conditions(records), *_diverged(plan, lines, results))
     summary = _ends(plan, item, lines, results) if item.kind == "weights" else None
-    return Drawn(curve_panels(grid, reference), "Test accuracy against rounds.", notes, numbers, summary)
+    figure = curve_panels(grid, reference, own_legends=reference is not None)
+    return Drawn(figure, "Test accuracy against rounds.", notes, numbers, summary)
 
 
 def _ends(plan: Plan, item: Item, lines: list[Line], results: Results) -> Table:

@@ -156,8 +156,8 @@ def _accuracy_rule(accuracy: Accuracy) -> tuple[str, ...]:
 def _rounds_rule() -> tuple[str, ...]:
     return (
         "Rounds until FedAvg's test accuracy at its last round is first reached, seed by seed, on average over the "
-        "seeds that reach it; (1 of 3) says that one of three did. FedAvg's own row follows the same rule: what it has above "
-        "1× is what the rule gives away (the paper prints its last round).",
+        "seeds that reach it; (1 of 3) says that one of three did. FedAvg's own row follows the same rule: what it has "
+        "above 1× is what the rule gives away (the paper prints its last round).",
         f"* the same on averages over {WINDOW} rounds. MB: what all clients together sent (up) and received (down) "
         "until then, by the raw rule.",
     )

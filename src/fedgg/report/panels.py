@@ -35,23 +35,28 @@ class SplitPanel:
 
 
 @styled
-def curve_panels(grid: Sequence[Sequence[Panel]], reference: str | None = None) -> Figure:
-    """Rows of panels; mean line and band from lowest to highest over seeds. The reference is drawn thin and grey."""
+def curve_panels(grid: Sequence[Sequence[Panel]], reference: str | None = None, own_legends: bool = False) -> Figure:
+    """Rows of panels; mean line and band from lowest to highest over seeds. The reference is drawn thin and grey.
+
+    One legend for all, or one in each panel where panels have different lines; then they share a scale instead.
+    """
     rows, columns = len(grid), max(map(len, grid))
-    figure = blank(max(5.2, 3.1 * columns + 1.9), 2.5 * rows + 0.5)
-    axes = figure.subplots(rows, columns, squeeze=False)
+    figure = blank(max(5.2, 3.1 * columns + (0 if own_legends else 1.5)), 2.5 * rows + 0.5)
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=own_legends)
     labels = list(dict.fromkeys(label for row in grid for panel in row for label in panel.lines))
-    styles = _styles(labels, reference)
     for at, row in enumerate(grid):
         for place, panel in enumerate(row):
+            styles = _styles(list(panel.lines) if own_legends else labels, reference)
             _curves(axes[at][place], panel, styles)
+            if own_legends:
+                _legend(axes[at][place], styles, loc="lower right")
             if at == rows - 1:
                 axes[at][place].set_xlabel("round")
         axes[at][0].set_ylabel("test accuracy")
         for empty in axes[at][len(row) :]:
             empty.set_visible(False)
-    handles = [Line2D([], [], **styles[label]) for label in labels]
-    figure.legend(handles, labels, loc="outside right upper", handlelength=2.8)
+    if not own_legends:
+        _legend(figure, _styles(labels, reference), loc="outside right upper")
     return figure
 
 
@@ -83,16 +88,19 @@ def split_panels(grid: Sequence[Sequence[SplitPanel]]) -> Figure:
     return figure
 
 
+def _legend(place: Axes | Figure, styles: dict[str, dict[str, Any]], loc: Any) -> None:
+    handles = [Line2D([], [], **style) for style in styles.values()]
+    place.legend(handles, list(styles), loc=loc, handlelength=2.8)
+
+
 def _styles(labels: Sequence[str], reference: str | None) -> dict[str, dict[str, Any]]:
     """A colour and a line style for each label, the same in every panel."""
-    others = [label for label in labels if label != reference]
-    offset = 0 if reference is None else 1  # black is near the reference's grey
-    styles: dict[str, dict[str, Any]] = {
-        label: {"color": COLOURS[(at + offset) % len(COLOURS)], "linestyle": LINE_STYLES[at % len(LINE_STYLES)]}
-        for at, label in enumerate(others)
-    }
-    if reference in labels:
-        styles[str(reference)] = {"color": "#888888", "linestyle": "-", "linewidth": 1.0}
+    styles: dict[str, dict[str, Any]] = {}
+    for label in labels:
+        at = len(styles)  # with a reference the first is grey, and black, which is near it, is passed over
+        styles[label] = {"color": COLOURS[at % len(COLOURS)], "linestyle": LINE_STYLES[at % len(LINE_STYLES)]}
+        if label == reference:
+            styles[label] = {"color": "#888888", "linestyle": "-", "linewidth": 1.0}
     return styles
 
 
@@ -110,6 +118,7 @@ def _curves(axes: Axes, panel: Panel, styles: dict[str, dict[str, Any]]) -> None
         axes.text(0.5, 0.5, "no finished run", transform=axes.transAxes, ha="center", color="#888888")
     axes.set_title(panel.title, loc="left")
     axes.grid(axis="y")
+    axes.set_axisbelow(True)
     axes.margins(x=0.02)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
