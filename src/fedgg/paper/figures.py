@@ -55,7 +55,7 @@ def _splits(plan: Plan, item: Item, results: Results, data_folder: Path | None, 
                 rows.append((shown_dataset(dataset), f"{beta:g}", str(client), str(name), str(count)))
     if not panels:
         return None
-    shows = "Examples of each class (across) that each client (down) holds; the darker, the more."
+    shows = "Examples of each class (across) that each client (down) holds; the stronger the colour, the more."
     notes = (f"Seed {plan.seeds[0]}; the paper shows beta 0.5 only.", *about_runs(plan, item)[: int(plan.quick)])
     table = Table(item.title, ("data set", "beta", "client", "class", "examples"), tuple(rows))
     return Drawn(split_panels(_laid_out(panels)), shows, notes, table)

@@ -28,6 +28,7 @@ a { color: inherit }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }
 caption { text-align: left; font-weight: 600; padding-bottom: .4rem }
+.unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%) }
 th, td { padding: .3rem .75rem .3rem 0; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line) }
 thead th { vertical-align: bottom; white-space: normal } tbody th { font-weight: 500 }
 th.text, td.text { text-align: left }
@@ -71,12 +72,16 @@ def page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
     )
 
 
-def html_table(table: Table) -> str:
-    """A table with a caption, headings that say what they head, and its notes below."""
+def html_table(table: Table, heading: str = "") -> str:
+    """A table with a caption, headings that say what they head, and its notes below.
+
+    A caption that says what the heading above it says is there for those who hear the page.
+    """
     text = [all(_is_text(row[at]) for row in table.rows) for at in range(len(table.columns))]
     head = "".join(_cell("th", name, text[at], ' scope="col"') for at, name in enumerate(table.columns))
     # A row is headed by its first cells up to the last one that is needed to tell it from the others.
     heads = 1 if len({row[0] for row in table.rows}) == len(table.rows) else 2
+    unseen = ' class="unseen"' if table.title == heading else ""
     rows = []
     for row in table.rows:
         cells = [
@@ -85,7 +90,8 @@ def html_table(table: Table) -> str:
         ]
         rows.append(f"<tr>{''.join(cells)}</tr>\n")
     return (
-        f'<div class="scroll">\n<table>\n<caption>{escape(table.title)}</caption>\n<thead><tr>{head}</tr></thead>\n'
+        f'<div class="scroll">\n<table>\n<caption{unseen}>{escape(table.title)}</caption>\n'
+        f"<thead><tr>{head}</tr></thead>\n"
         f"<tbody>\n{''.join(rows)}</tbody>\n</table>\n</div>\n{_notes(table.notes)}"
     )
 
@@ -94,7 +100,7 @@ def inline_svg(picture: Picture, name: str) -> str:
     """The drawing itself, its identifiers prefixed so that several drawings can stand on one page."""
     file = io.StringIO()
     with matplotlib.rc_context(SETTINGS):
-        picture.figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        picture.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = file.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
@@ -103,7 +109,7 @@ def inline_svg(picture: Picture, name: str) -> str:
 
 
 def _section(section: Section) -> str:
-    tables = "".join(map(html_table, section.tables))
+    tables = "".join(html_table(table, section.heading) for table in section.tables)
     pictures = "".join(
         f"<figure>\n{inline_svg(picture, f'{section.name}-{at}')}<figcaption>{escape(picture.caption)}</figcaption>\n"
         "</figure>\n"
