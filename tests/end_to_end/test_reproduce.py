@@ -79,6 +79,9 @@ def test_killed_and_called_again(tmp_path: Path) -> None:
     assert f"{RUNS} of them finished" in finish(*WORDS, "--out", str(straight))
     assert stamps(straight) == before, "a second call runs nothing"
 
+    longer = finish("reproduce", "table1", "--list", "--quick", "--rounds", "3", "--out", str(straight))
+    assert f"in {RUNS} finished runs on this device" in longer
+
     shown = tmp_path / "shown"
     finish(*WORDS, "--from", str(tmp_path / "folded"), "--out", str(shown))
     for name in ("table1.csv", "table3.csv", "fig1.csv", "fig2.csv"):

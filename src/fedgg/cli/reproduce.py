@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -125,8 +126,6 @@ def _make(
 
 
 def _without_empty(plan: Plan) -> Plan:
-    from dataclasses import replace
-
     kept = tuple(item for item in plan.items if plan.datasets_of(item))
     if not kept:
         raise UserError("nothing is left to show: name a data set that the item has, or leave --datasets out")
@@ -139,7 +138,8 @@ def _run(plan: Plan, folder: Path, processes: int, data_folder: Path | None) -> 
     missing = missing_jobs(plan, folder, data_folder)
     of = len(plan.runs())
     names = ", ".join(item.name for item in plan.items)
-    say(f"{names}: {of} runs of {plan.rounds} rounds, {of - len(missing)} of them finished in {folder}")
+    if of:
+        say(f"{names}: {of} runs of {plan.rounds} rounds, {of - len(missing)} of them finished in {folder}")
     if missing:
         watched(len(missing), plan.rounds, lambda tell: run_missing(missing, processes, tell))
 
@@ -152,7 +152,7 @@ def _show(plan: Plan, made: list[Made]) -> None:
             note(f"{one.item.name}: none of its runs is there, so there is nothing to draw")
         else:
             if one.figure.summary is not None:
-                print_table(one.figure.summary)
+                print_table(replace(one.figure.summary, notes=one.figure.notes))
             say(f"{one.item.title}: {one.item.name}.png")
 
 
@@ -171,9 +171,9 @@ def _list(plan: Plan, folder: Path, processes: int) -> None:
     whole = estimate.need(plan.items)
     time = shown_seconds(whole.seconds) if whole.runs > whole.ended else NONE
     rows.append(("all", "everything; shared runs are run once", str(whole.runs), str(whole.ended), time))
-    base = plan.base(plan.datasets[0])
+    base, seeds = plan.base(plan.datasets[0]), ", ".join(map(str, plan.seeds))
     notes = [
-        f"{', '.join(plan.datasets)}; {plan.rounds} rounds; {len(plan.seeds)} seeds; finished in {folder}.",
+        f"{', '.join(plan.datasets)}; {plan.rounds} rounds; seeds {seeds}; finished: in {folder}.",
         f"Time left on {base.engine.device}"
         + (f", {processes} processes" if base.engine.device == "cpu" else "")
         + ":",

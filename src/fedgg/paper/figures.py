@@ -13,7 +13,7 @@ from fedgg.lab.build import split_alone
 from fedgg.paper.items import REFERENCE, Item, shown_dataset
 from fedgg.paper.plan import Line, Plan
 from fedgg.paper.results import Results
-from fedgg.paper.tables import MISSING, about_runs, spread_of
+from fedgg.paper.tables import MISSING, about_runs, spread_of, titled
 from fedgg.report.compare import Spread
 from fedgg.report.conditions import conditions
 from fedgg.report.figures import common_rounds
@@ -139,7 +139,7 @@ def _ends(plan: Plan, item: Item, lines: list[Line], results: Results) -> Table:
         cells = (_cell(spread_of(records, "highest")), _cell(spread_of(records, "final")))
         rows.append((line.label, *cells, str(sum(record.status == "diverged" for record in records))))
     where = f"{shown_dataset(lines[0].dataset)}, beta {lines[0].beta:g}"
-    return Table(f"{item.title}: {where}", ("weight", "highest %", "final %", "diverged"), tuple(rows))
+    return Table(f"{titled(plan, item)}; {where}", ("weight", "highest %", "final %", "diverged"), tuple(rows))
 
 
 def _cell(found: Spread | None) -> str:

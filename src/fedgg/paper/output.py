@@ -11,7 +11,7 @@ from fedgg.paper.figures import Drawn, drawn
 from fedgg.paper.items import Item, shown_dataset
 from fedgg.paper.plan import Plan
 from fedgg.paper.results import Results
-from fedgg.paper.tables import Accuracy, paper_table
+from fedgg.paper.tables import Accuracy, paper_table, titled
 from fedgg.report.figures import save
 from fedgg.report.page import Picture, Section, page
 from fedgg.report.tables import Table, as_csv, as_markdown
@@ -61,7 +61,7 @@ def write(plan: Plan, made: Sequence[Made], out: Path) -> list[Path]:
 def markdown(plan: Plan, made: Sequence[Made]) -> str:
     parts = [f"# {TITLE}\n", *(f"{text}\n" for text in lead(plan))]
     for one in made:
-        parts.append(f"## {one.item.title}\n")
+        parts.append(f"## {titled(plan, one.item)}\n")
         parts.append(block(one, f"{one.item.name}.png"))
     return "\n".join(parts)
 
@@ -80,7 +80,7 @@ def block(one: Made, picture: str) -> str:
 def html(plan: Plan, made: Sequence[Made]) -> str:
     sections = []
     for one in made:
-        name, title, figure = one.item.name, one.item.title, one.figure
+        name, title, figure = one.item.name, titled(plan, one.item), one.figure
         if one.table is not None:
             sections.append(Section(name, title, tables=(one.table,)))
         elif figure is None:

@@ -47,17 +47,21 @@ class FoldedRuns:
         self.place = place
 
     @cached_property
-    def _records(self) -> dict[str, RunRecord]:
+    def _records(self) -> dict[str, list[RunRecord]]:
         if not self.place.exists():
             raise UserError(f"there is no {self.place}: give a folder of files that `fedgg reproduce --fold` wrote")
-        found: dict[str, RunRecord] = {}
+        found: dict[str, list[RunRecord]] = {}
         for file in [self.place] if self.place.is_file() else sorted(self.place.glob("*.json")):
             for record in read_folded(file):
-                found.setdefault(identity(Experiment(**record.config)), record)
+                found.setdefault(identity(Experiment(**record.config)), []).append(record)
         return found
 
     def record(self, line: Line, seed: int) -> RunRecord | None:
-        return self._records.get(identity(line.experiment(seed)))
+        """The one in the precision asked for where there are several, or else the first."""
+        wanted = line.experiment(seed)
+        found = self._records.get(identity(wanted), [])
+        alike = [record for record in found if Experiment(**record.config).engine.precision == wanted.engine.precision]
+        return next(iter([*alike, *found]), None)
 
 
 class NoRuns:

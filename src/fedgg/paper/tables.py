@@ -37,7 +37,14 @@ def paper_table(plan: Plan, item: Item, results: Results, accuracy: Accuracy = "
         entered += [record for by_seed in study.runs.values() for record in by_seed.values()]
     rule = _accuracy_rule(accuracy) if item.kind == "accuracy" else _rounds_rule()
     about = (*rule, *about_runs(plan, item), *conditions(entered), *notes)
-    return Table(item.title, _columns(item, accuracy), tuple(rows), about)
+    return Table(titled(plan, item), _columns(item, accuracy), tuple(rows), about)
+
+
+def titled(plan: Plan, item: Item) -> str:
+    """The item's title, and a word where the runs are not of the paper's length or data."""
+    if plan.quick:
+        return f"{item.title}; quick version"
+    return item.title if plan.rounds == ROUNDS else f"{item.title}; {plan.rounds} of the paper's {ROUNDS} rounds"
 
 
 def about_runs(plan: Plan, item: Item) -> tuple[str, ...]:
@@ -49,10 +56,10 @@ def about_runs(plan: Plan, item: Item) -> tuple[str, ...]:
             "works; the paper's values, of other data and networks, are not comparable and left out."
         )
     elif plan.rounds != ROUNDS:
-        told.append(f"Shortened to {plan.rounds} rounds; the paper's values are after {ROUNDS} and not like for like.")
+        told.append(f"Rounds: {plan.rounds}. The paper's values are of {ROUNDS} rounds, so not like for like.")
     if item.kind != "weights":
         told += [f"FedGG, {name}: {READINGS[name].says}." for name in plan.readings]
-    return (*told, f"Seeds {', '.join(map(str, plan.seeds))}.")
+    return (*told, f"Seed{'s' if len(plan.seeds) > 1 else ''} {', '.join(map(str, plan.seeds))}.")
 
 
 def _study(plan: Plan, lines: list[Line], results: Results) -> StudyRecord:

@@ -78,7 +78,8 @@ def test_notes_name_conditions_and_what_diverged() -> None:
     assert "highest over all rounds" in notes
     assert "7 runs, 14 s" in notes
     short = paper_table(plan("table1", changes={"rounds": 7}), ITEMS["table1"], NoRuns())
-    assert any("Shortened to 7 rounds" in note for note in short.notes)
+    assert short.title.endswith("7 of the paper's 100 rounds")
+    assert any("not like for like" in note for note in short.notes)
 
 
 def test_with_nothing_run_every_cell_is_missing_and_figures_are_not_drawn() -> None:
