@@ -67,6 +67,7 @@ def reproduce(
     - `fedgg reproduce all --from results/paper --out runs/shown`
     """
     from fedgg.paper.items import QUICK, chosen_datasets, chosen_items
+    from fedgg.paper.listing import items_table, readings_table
     from fedgg.paper.plan import Plan
 
     if accuracy not in ("highest", "final"):
@@ -88,7 +89,8 @@ def reproduce(
     folder = out or Path("runs") / ("paper-quick" if quick else "paper")
     processes = jobs or processes_for(plan.base(plan.datasets[0]).engine.device)
     if show_list:
-        _list(plan, folder, processes)
+        print_table(items_table(plan, folder, processes), numbers=False)
+        print_table(readings_table(), numbers=False)
         return
     _make(plan, folder, processes, accuracy, data_folder, source, fold)
 
@@ -154,34 +156,3 @@ def _show(plan: Plan, made: list[Made]) -> None:
             if one.figure.summary is not None:
                 print_table(replace(one.figure.summary, notes=one.figure.notes))
             say(f"{one.item.title}: {one.item.name}.png")
-
-
-def _list(plan: Plan, folder: Path, processes: int) -> None:
-    from fedgg.paper.estimate import Estimate
-    from fedgg.paper.readings import READINGS
-    from fedgg.report.conditions import shown_seconds
-    from fedgg.report.tables import NONE, Table
-
-    estimate = Estimate(plan, folder, processes)
-    rows = []
-    for item in plan.items:
-        need = estimate.need([item])
-        time = "the split alone" if not need.runs else shown_seconds(need.seconds) if need.runs > need.ended else NONE
-        rows.append((item.name, item.title.partition(": ")[2], str(need.runs), str(need.ended), time))
-    whole = estimate.need(plan.items)
-    time = shown_seconds(whole.seconds) if whole.runs > whole.ended else NONE
-    rows.append(("all", "everything; shared runs are run once", str(whole.runs), str(whole.ended), time))
-    base, seeds = plan.base(plan.datasets[0]), ", ".join(map(str, plan.seeds))
-    notes = [
-        f"{', '.join(plan.datasets)}; {plan.rounds} rounds; seeds {seeds}; finished: in {folder}.",
-        f"Time left on {base.engine.device}"
-        + (f", {processes} processes" if base.engine.device == "cpu" else "")
-        + ":",
-        *estimate.sources(),
-    ]
-    if not estimate.sources():
-        notes.pop()
-    columns = ("item", "what it is", "runs", "finished", "time left here")
-    print_table(Table("The paper's tables and figures", columns, tuple(rows), tuple(notes)), numbers=False)
-    readings = tuple((name, reading.says) for name, reading in READINGS.items())
-    print_table(Table("Readings of FedGG, for --reading", ("name", "what it is"), readings), numbers=False)
