@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -173,10 +173,10 @@ def described_split(split: Partition, dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def split_alone(experiment: Experiment, data_folder: Path | None = None) -> dict[str, Any]:
-    """The split of an experiment without anything else of it."""
-    dataset = load(experiment.data.source, data_folder)
-    return described_split(split_of(experiment, dataset), dataset)
+def splits_alone(experiments: Sequence[Experiment], data_folder: Path | None = None) -> list[dict[str, Any]]:
+    """The splits of experiments on one data set, without anything else of them."""
+    dataset = load(experiments[0].data.source, data_folder)
+    return [described_split(split_of(experiment, dataset), dataset) for experiment in experiments]
 
 
 def check_data(source: str, data_folder: Path | None = None) -> None:

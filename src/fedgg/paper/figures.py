@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedgg.lab.build import split_alone
+from fedgg.lab.build import splits_alone
 from fedgg.paper.items import REFERENCE, Item, shown_dataset
 from fedgg.paper.plan import Line, Plan
 from fedgg.paper.results import Results
@@ -45,24 +46,18 @@ def drawn(plan: Plan, item: Item, results: Results, data_folder: Path | None = N
 
 def _splits(plan: Plan, item: Item, results: Results, data_folder: Path | None, run: bool) -> Drawn | None:
     panels, rows = {}, []
-    for beta, dataset in _places(plan, item):
-        split = _split(plan, dataset, beta, results, data_folder, run)
-        if split is None:
-            continue
-        panels[beta, dataset] = SplitPanel(f"{shown_dataset(dataset)}, beta {beta:g}", split["counts"])
-        for client, counts in enumerate(split["counts"]):
-            for name, count in zip(split["classes"], counts, strict=True):
-                rows.append((shown_dataset(dataset), f"{beta:g}", str(client), str(name), str(count)))
+    for dataset in plan.datasets_of(item):
+        for beta, split in _dealt(plan, item, dataset, results, data_folder, run).items():
+            panels[beta, dataset] = SplitPanel(f"{shown_dataset(dataset)}, beta {beta:g}", split["counts"])
+            for client, counts in enumerate(split["counts"]):
+                for name, count in zip(split["classes"], counts, strict=True):
+                    rows.append((shown_dataset(dataset), f"{beta:g}", str(client), str(name), str(count)))
     if not panels:
         return None
     shows = "Examples of each class (across) that each client (down) holds; the stronger the colour, the more."
     notes = (f"Seed {plan.seeds[0]}; the paper shows beta 0.5 only.", *about_runs(plan, item)[: int(plan.quick)])
     table = Table(item.title, ("data set", "beta", "client", "class", "examples"), tuple(rows))
     return Drawn(split_panels(_laid_out(panels)), shows, notes, table)
-
-
-def _places(plan: Plan, item: Item) -> list[tuple[float, str]]:
-    return [(beta, dataset) for beta in item.betas for dataset in plan.datasets_of(item)]
 
 
 def _laid_out(panels: dict[tuple[float, str], _P]) -> list[list[_P]]:
@@ -73,22 +68,25 @@ def _laid_out(panels: dict[tuple[float, str], _P]) -> list[list[_P]]:
     return [[panel for (at, _), panel in panels.items() if at == beta] for beta in betas]
 
 
-def _split(
-    plan: Plan, dataset: str, beta: float, results: Results, data_folder: Path | None, run: bool
-) -> dict[str, Any] | None:
-    """As a run wrote it down, or else drawn again: that takes the data set, but no training."""
-    lines = plan.methods(dataset, beta)
-    for line in lines:
-        record = results.record(line, plan.seeds[0])
-        if record is not None and record.partition is not None:
-            return record.partition
-    return split_alone(lines[0].experiment(plan.seeds[0]), data_folder) if run else None
+def _dealt(
+    plan: Plan, item: Item, dataset: str, results: Results, data_folder: Path | None, run: bool
+) -> dict[float, dict[str, Any]]:
+    """By beta, as a run wrote it down, or else dealt again: that takes the data set, but no training."""
+    found: dict[float, dict[str, Any] | None] = {}
+    for beta in item.betas:
+        records = (results.record(line, plan.seeds[0]) for line in plan.methods(dataset, beta))
+        found[beta] = next((record.partition for record in records if record and record.partition), None)
+    lacking = [beta for beta, split in found.items() if split is None]
+    if lacking and run:
+        again = [plan.methods(dataset, beta)[0].experiment(plan.seeds[0]) for beta in lacking]
+        found |= dict(zip(lacking, splits_alone(again, data_folder), strict=True))
+    return {beta: split for beta, split in found.items() if split is not None}
 
 
 def _accuracy(plan: Plan, item: Item, results: Results) -> Drawn | None:
     lines = plan.lines(item)
     panels = {}
-    for beta, dataset in _places(plan, item):
+    for beta, dataset in itertools.product(item.betas, plan.datasets_of(item)):
         here = [line for line in lines if (line.dataset, line.beta) == (dataset, beta)]
         curves = {line.label: _records(plan, line, results) for line in here}
         panels[beta, dataset] = Panel(f"{shown_dataset(dataset)}, beta {beta:g}", curves)
