@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test slow bench clean
+.PHONY: help demo test slow bench numbers clean
 
 help:
 	@echo "make demo   compare FedGG, FedAvg, FedProx and SCAFFOLD on real digits (under a minute after the install)"
 	@echo "make test   ruff, mypy, and every test that needs neither data sets nor minutes"
 	@echo "make slow   the long tests: real CIFAR-10 and SVHN where they are, a hundred kills"
 	@echo "make bench  fedgg beside pfl-research, Flower and FedLab, which it installs under .bench (4 GB); a quiet machine"
+	@echo "make numbers  fill docs/numbers.md and its figures from results/paper"
 	@echo "make clean  remove .venv and everything the tools left behind (runs/ stays)"
 
 .venv/ready: pyproject.toml constraints.txt
@@ -33,6 +34,9 @@ slow: .venv/ready
 bench: .venv/ready
 	$(BIN)/fedgg bench setup
 	$(BIN)/fedgg bench
+
+numbers: .venv/ready
+	$(BIN)/python benchmarks/paper_numbers.py
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

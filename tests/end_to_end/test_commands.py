@@ -26,6 +26,7 @@ COMMANDS = (
     ["resume"],
     ["compare"],
     ["sweep"],
+    ["reproduce"],
     ["check"],
     ["list"],
     ["data", "fetch"],

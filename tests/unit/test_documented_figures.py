@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from fedgg.errors import UserError
+
 HOME = Path(__file__).parents[2]
 ENGINES = (HOME / "docs" / "engines.md").read_text(encoding="utf-8")
 
@@ -51,3 +53,22 @@ def test_seconds_beside_other_frameworks() -> None:
     assert {"fedgg workers, 2 processes", "tight loop, 2 threads", "pfl-research, 2 workers"} <= common
     for label in common:
         assert told[label] == f"{seen[label]:.2f}"
+
+
+def test_the_page_of_the_papers_numbers_is_what_make_numbers_writes() -> None:
+    numbers = script("paper_numbers")
+    page = numbers.PAGE.read_text(encoding="utf-8")
+    items = numbers.made()
+    assert numbers.filled(page, items) == page
+    for one in items:
+        picture = HOME / "docs" / "figures" / f"paper-{one.item.name}.png"
+        assert picture.exists() == (one.figure is not None)
+
+
+def test_prose_between_the_blocks_is_kept() -> None:
+    numbers = script("paper_numbers")
+    page = numbers.PAGE.read_text(encoding="utf-8")
+    changed = page.replace("| SVHN |", "| spoiled |", 1).replace("## Rounds", "## Rounds\n\nBy hand.")
+    assert numbers.filled(changed, numbers.made()) == page.replace("## Rounds", "## Rounds\n\nBy hand.")
+    with pytest.raises(UserError, match="table1"):
+        numbers.filled(page.replace("<!-- table1 -->", ""), numbers.made())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import fedgg
 from fedgg.bench.processes import psutil
+from fedgg.lab.commit import commit
 from fedgg.version import VERSION
 
 
@@ -26,10 +25,7 @@ def machine(device: str) -> dict[str, Any]:
 
 def code() -> dict[str, Any]:
     """Which fedgg: its version and, from a repository, its commit and whether files differ from it."""
-    root = Path(fedgg.__file__).parents[2]
-    commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
-    changed = bool(_git(root, "status", "--porcelain", "--untracked-files=no")) if commit else None
-    return {"fedgg": VERSION, "commit": commit, "changed": changed}
+    return {"fedgg": VERSION, **commit()}
 
 
 def load() -> float:
@@ -54,11 +50,3 @@ def _gpu() -> str | None:
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
-
-
-def _git(root: Path, *words: str) -> str | None:
-    try:
-        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

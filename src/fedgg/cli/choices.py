@@ -76,6 +76,13 @@ def seeds(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
+def seeds_or_count(text: str) -> tuple[int, ...]:
+    """As `seeds`, where a number alone says how many: 3 is 0, 1, 2."""
+    if text.strip().isdecimal() and int(text) > 0:
+        return tuple(range(int(text)))
+    return seeds(text)
+
+
 def variant(text: str) -> tuple[str, dict[str, Any]]:
     """`[LABEL@]NAME[:KEY=VALUE,...]`, for instance `fedgg:mu=0.1` or `as printed@fedgg:gradient=printed`."""
     label, at, rest = text.rpartition("@")

@@ -32,13 +32,13 @@ def say(sentence: str) -> None:
     console.print(escape(sentence), soft_wrap=True)
 
 
-def print_table(table: Table, *, numbers: bool = True) -> None:
-    """Columns after the first stand to the right if they are numbers."""
+def print_table(table: Table, *, numbers: bool = True, names: int = 1) -> None:
+    """Columns after the first `names` stand to the right if they are numbers."""
     grid = RichTable(
         title=escape(table.title), title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD
     )
     for number, column in enumerate(table.columns):
-        grid.add_column(escape(column), justify="right" if number and numbers else "left", overflow="fold")
+        grid.add_column(escape(column), justify="right" if number >= names and numbers else "left", overflow="fold")
     for row in table.rows:
         grid.add_row(*(escape(cell) for cell in row))
     console.print(grid)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedgg.cli import choices
-from fedgg.cli.screen import Heartbeat, news, note, print_table, progress, say
+from fedgg.cli.screen import print_table, say
+from fedgg.cli.watching import processes_for, watched
 from fedgg.errors import UserError
 
 if TYPE_CHECKING:
@@ -126,41 +126,13 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
     from fedgg.lab.study import run_study
 
     say(_describe(study))
-    processes = jobs or (1 if study.base.engine.device.startswith("cuda") else os.cpu_count() or 1)
-    said: set[str] = set()
-    with progress() as bar:
-        total = len(study.variants) * len(study.seeds)
-        overall = bar.add_task(f"{total} runs", total=total * study.base.rounds, news="", within="")
-        done: dict[str, int] = {}
-        beat = Heartbeat()
-        tasks: dict[str, Any] = {}
-
-        def tell(job: Any, kind: str, what: Any) -> None:
-            if kind == "started":
-                done[job.name] = what[0]
-                tasks[job.name] = bar.add_task(job.name, total=what[1], completed=what[0], news="", within="")
-            elif kind == "client":
-                bar.update(tasks[job.name], within=f"{what[0]}/{what[1]} clients")
-            elif kind == "round":
-                done[job.name] = what["round"]
-                beat(f"{sum(done.values())} of {total * study.base.rounds} rounds; {job.name}: {news(what)}")
-                bar.update(tasks[job.name], completed=what["round"], news=news(what), within="")
-            elif kind == "notice" and what not in said:
-                said.add(what)
-                note(f"{job.name}: {what}")
-            elif kind == "ended":
-                done[job.name] = study.base.rounds  # a diverged run needs no more
-                bar.remove_task(tasks.pop(job.name))
-                if what["status"] == "diverged":
-                    note(f"{job.name} diverged after {what['rounds_done']} rounds: {what['why']}")
-            bar.update(overall, completed=sum(done.values()))
-
-        try:
-            run_study(study, folder, processes=processes, tell=tell, data_folder=data_folder)
-        except KeyboardInterrupt:
-            bar.stop()
-            note("stopped; call the same command again to go on: finished rounds are kept")
-            raise typer.Exit(130) from None
+    processes = jobs or processes_for(study.base.engine.device)
+    total = len(study.variants) * len(study.seeds)
+    watched(
+        total,
+        study.base.rounds,
+        lambda tell: run_study(study, folder, processes=processes, tell=tell, data_folder=data_folder),
+    )
     _show(folder)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -86,7 +86,7 @@ def build(
     if algorithm is None:
         algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
     dataset = _dataset(experiment, data, data_folder)
-    split = _split(experiment, dataset)
+    split = split_of(experiment, dataset)
     clients, held_out = _hold_out(experiment, split)
     work = algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
     notices = _check_batches(experiment, work, [len(client) for client in clients])
@@ -147,7 +147,8 @@ def _dataset(experiment: Experiment, given: DataGiven | None, folder: Path | Non
     return dataset
 
 
-def _split(experiment: Experiment, dataset: Dataset) -> Partition:
+def split_of(experiment: Experiment, dataset: Dataset) -> Partition:
+    """Which example goes to which client."""
     s = experiment.split
     return partition(
         s.scheme,
@@ -159,6 +160,28 @@ def _split(experiment: Experiment, dataset: Dataset) -> Partition:
         shards_per_client=s.shards_per_client,
         allow_empty=s.allow_empty,
     )
+
+
+def described_split(split: Partition, dataset: Dataset) -> dict[str, Any]:
+    """Who holds how many of which class: what partition.json says."""
+    counts = split.counts(dataset.y_train.cpu().numpy(), len(dataset.classes))
+    return {
+        "scheme": split.scheme,
+        "hash": split.hash(),
+        "classes": list(dataset.classes),
+        "counts": counts.tolist(),
+    }
+
+
+def splits_alone(experiments: Sequence[Experiment], data_folder: Path | None = None) -> list[dict[str, Any]]:
+    """The splits of experiments on one data set, without anything else of them."""
+    dataset = load(experiments[0].data.source, data_folder)
+    return [described_split(split_of(experiment, dataset), dataset) for experiment in experiments]
+
+
+def check_data(source: str, data_folder: Path | None = None) -> None:
+    """Complain now about a data set that is not there, rather than hours later."""
+    load(source, data_folder)
 
 
 def _hold_out(experiment: Experiment, split: Partition) -> tuple[list[np.ndarray], list[np.ndarray]]:

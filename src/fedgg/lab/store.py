@@ -1,7 +1,7 @@
 """The run folder: what was asked, what happened round by round, and where to go on.
 
 config.toml       the experiment, complete
-versions.json     format of this folder; fedgg, torch, Python, machine; hash of experiment and data
+versions.json     format of this folder; fedgg, its commit, torch, Python, machine; hash of experiment and data
 inputs.json       what the final model expects of its inputs: shape, scaling, classes
 partition.npz     the examples of all clients in a row, and how many each has; partition.json: hash and counts by class
 rounds.jsonl      one line a round
@@ -28,8 +28,9 @@ from safetensors.torch import save
 from fedgg.core.layout import Layout
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
-from fedgg.lab.build import Federation
+from fedgg.lab.build import Federation, described_split
 from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint, write_checkpoint
+from fedgg.lab.commit import commit
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.files import write_atomically, write_json, writing_to
 from fedgg.lab.shelf import RowsOnDisk
@@ -101,16 +102,10 @@ class Store:
     def create(self, federation: Federation) -> None:
         """Write down what was asked; config.toml last, since its presence says that the folder is complete."""
         self.refuse_another(federation.experiment)
-        split, dataset = federation.partition, federation.dataset
-        counts = split.counts(dataset.y_train.cpu().numpy(), len(dataset.classes))
+        split = federation.partition
         with writing_to(self.folder):
             write_json(self.folder / "versions.json", _versions(federation))
-            partition = {
-                "scheme": split.scheme,
-                "hash": split.hash(),
-                "classes": list(dataset.classes),
-                "counts": counts.tolist(),
-            }
+            partition = described_split(split, federation.dataset)
             # On one line: a line for each number would be megabytes where clients are many.
             write_atomically(self.folder / "partition.json", json.dumps(partition).encode() + b"\n")
             write_json(self.folder / "inputs.json", _inputs(federation))
@@ -274,6 +269,7 @@ def _versions(federation: Federation) -> dict[str, Any]:
         "data": federation.dataset.fingerprint(),
         "model": _shape_of(federation.net.layout),
         "fedgg": VERSION,
+        **commit(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),

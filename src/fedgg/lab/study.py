@@ -13,11 +13,10 @@ from typing import Any
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment, flat, read_toml
 from fedgg.lab.files import write_json, writing_to
-from fedgg.lab.interleaved import run_interleaved
-from fedgg.lab.jobs import Job, Tell, run_jobs
+from fedgg.lab.jobs import Job, Tell
 from fedgg.lab.parts import build_algorithm
+from fedgg.lab.run_all import run_all
 from fedgg.lab.store import Store
-from fedgg.lab.together import run_together
 
 FORMAT = 1
 
@@ -80,13 +79,7 @@ def run_study(study: Study, folder: Path, *, processes: int, tell: Tell, data_fo
             "runs": {label: {str(s): _place(label, s) for s in study.seeds} for label in study.variants},
         }
         write_json(folder / "study.json", content)
-    engine = study.base.engine
-    if engine.device != "cpu" or engine.name == "stacked":
-        run_together(jobs, tell)
-    elif engine.name == "workers" or (engine.name == "auto" and 1 < len(jobs) < processes):
-        run_interleaved([job.under("workers") for job in jobs], processes, tell)
-    else:
-        run_jobs([job.under("loop") for job in jobs] if len(jobs) > 1 else jobs, processes, tell)
+    run_all(jobs, processes, tell)
 
 
 def grid(axes: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:

@@ -51,6 +51,7 @@ class Reach:
     rounds: float | None
     megabytes: float | None
     speed_up: float | None
+    megabytes_up: float | None = None  # the part of them that clients sent
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class Curve:
     rounds: Ints
     accuracy: Floats
     megabytes: Floats
+    megabytes_up: Floats
 
 
 def compare(study: StudyRecord) -> Comparison:
@@ -155,18 +157,19 @@ def reach(curves: dict[int, Curve], reference: dict[int, Curve], diverged: set[i
     """How soon the curves reach the reference's last accuracy, seed by seed; a diverged seed counts as not reached."""
     targets = {seed: curve for seed, curve in reference.items() if len(curve.accuracy)}
     asked = [seed for seed in targets if seed in curves or seed in diverged]
-    rounds, megabytes, totals = [], [], []
+    rounds, megabytes, sent, totals = [], [], [], []
     for seed in asked:
         curve = curves.get(seed)
         at = None if curve is None else first_reaching(curve.accuracy, float(targets[seed].accuracy[-1]))
         if curve is not None and at is not None:
             rounds.append(int(curve.rounds[at]))
             megabytes.append(float(curve.megabytes[at]))
+            sent.append(float(curve.megabytes_up[at]))
             totals.append(int(targets[seed].rounds[-1]))
     if not rounds:
         return Reach(0, len(asked), None, None, None)
-    mean_rounds = float(np.mean(rounds))
-    return Reach(len(rounds), len(asked), mean_rounds, float(np.mean(megabytes)), float(np.mean(totals)) / mean_rounds)
+    mean_rounds, speed_up = float(np.mean(rounds)), float(np.mean(totals) / np.mean(rounds))
+    return Reach(len(rounds), len(asked), mean_rounds, float(np.mean(megabytes)), speed_up, float(np.mean(sent)))
 
 
 def paired_difference(label: str, other: str, ours: dict[int, float], theirs: dict[int, float]) -> PairedDifference:
@@ -194,14 +197,15 @@ def _against(label: str, other: str, finals: dict[str, dict[int, float]]) -> Pai
 
 
 def _finished_curves(runs: dict[int, RunRecord]) -> dict[int, Curve]:
-    curves = {seed: Curve(*run.accuracy(), run.megabytes()) for seed, run in runs.items() if run.status == "finished"}
+    finished = {seed: run for seed, run in runs.items() if run.status == "finished"}
+    curves = {seed: Curve(*run.accuracy(), run.megabytes(), run.megabytes(("up",))) for seed, run in finished.items()}
     return {seed: curve for seed, curve in curves.items() if len(curve.rounds)}
 
 
 def _smoothed(curve: Curve) -> Curve:
     averages = trailing_average(curve.accuracy)
     start = len(curve.accuracy) - len(averages)
-    return Curve(curve.rounds[start:], averages, curve.megabytes[start:])
+    return Curve(curve.rounds[start:], averages, curve.megabytes[start:], curve.megabytes_up[start:])
 
 
 def _notes(study: StudyRecord, curves: dict[str, dict[int, Curve]]) -> list[str]:

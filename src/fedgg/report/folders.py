@@ -30,6 +30,7 @@ class RunRecord:
     rounds: list[dict[str, Any]]
     partition: dict[str, Any] | None
     summary: dict[str, Any] | None
+    versions: dict[str, Any] | None = None
 
     @property
     def status(self) -> str:
@@ -49,9 +50,15 @@ class RunRecord:
         rounds = np.array([line["round"] for line in evaluated], dtype=np.int64)
         return rounds, np.array([line["test_accuracy"] for line in evaluated], dtype=np.float64)
 
-    def megabytes(self) -> Floats:
-        """What all clients together had sent and received by each evaluated round, in MB of 10^6 bytes."""
-        per_round = [int(line.get("bytes_up") or 0) + int(line.get("bytes_down") or 0) for line in self.rounds]
+    @property
+    def seconds(self) -> float:
+        """What its rounds took, training and looking together."""
+        told = [sum(line["seconds"].values()) for line in self.rounds if isinstance(line.get("seconds"), dict)]
+        return float(sum(told)) if told else float((self.summary or {}).get("seconds") or 0.0)
+
+    def megabytes(self, ways: tuple[str, ...] = ("up", "down")) -> Floats:
+        """What all clients together had sent up and received by each evaluated round, in MB of 10^6 bytes."""
+        per_round = [sum(int(line.get(f"bytes_{way}") or 0) for way in ways) for line in self.rounds]
         so_far = np.cumsum(np.array(per_round, dtype=np.float64)) / BYTES_PER_MEGABYTE
         at_evaluation: Floats = so_far[np.array([_evaluated(line) for line in self.rounds], dtype=bool)]
         return at_evaluation
@@ -92,6 +99,7 @@ def read_run(path: str | Path) -> RunRecord:
         rounds=_read_rounds(folder / "rounds.jsonl"),
         partition=_read_optional(folder / "partition.json"),
         summary=_read_optional(folder / "summary.json"),
+        versions=_read_optional(folder / "versions.json"),
     )
 
 

@@ -20,7 +20,7 @@ Parameters = ParamSpec("Parameters")
 COLOURS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
 LINE_STYLES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1.2)))
 
-_SETTINGS: dict[Any, Any] = {
+SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.titlesize": 10,
@@ -46,7 +46,7 @@ def styled(draw: Callable[Parameters, Figure]) -> Callable[Parameters, Figure]:
 
     @wraps(draw)
     def drawn(*arguments: Parameters.args, **keywords: Parameters.kwargs) -> Figure:
-        with matplotlib.rc_context(_SETTINGS):
+        with matplotlib.rc_context(SETTINGS):
             return draw(*arguments, **keywords)
 
     return drawn
@@ -68,7 +68,7 @@ def save(figure: Figure, path: str | Path) -> Path:
     metadata: dict[str, str | None] = {"Software": None} if kind == ".png" else {"Date": None, "Creator": None}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with matplotlib.rc_context(_SETTINGS):
+        with matplotlib.rc_context(SETTINGS):
             figure.savefig(file, dpi=150, format=kind[1:], metadata=metadata)
     except OSError as error:
         raise UserError(

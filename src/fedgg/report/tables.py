@@ -45,7 +45,7 @@ def accuracy_table(comparison: Comparison) -> Table:
             _runs(row),
             _percent(row.final),
             _percent(row.highest),
-            "reference" if row.label == reference else _difference(row.against_reference),
+            "reference" if row.label == reference else shown_difference(row.against_reference),
             "best" if row.label == best else _verdict(row.against_best),
         )
         for row in comparison.rows
@@ -135,7 +135,8 @@ def _percent(spread: Spread | None) -> str:
     return f"{100 * spread.mean:.1f}" if spread.sd is None else f"{100 * spread.mean:.1f} ± {100 * spread.sd:.1f}"
 
 
-def _difference(difference: PairedDifference | None) -> str:
+def shown_difference(difference: PairedDifference | None) -> str:
+    """In percentage points, with the half width of its interval and what the seeds can tell."""
     if difference is None:
         return NONE
     width = "" if difference.half_width is None else f" ± {100 * difference.half_width:.1f}"

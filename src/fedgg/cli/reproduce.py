@@ -1,0 +1,158 @@
+"""`fedgg reproduce`: the paper's tables and figures, run again and laid beside what it prints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedgg.cli import choices
+from fedgg.cli.screen import note, print_table, say
+from fedgg.cli.watching import processes_for, watched
+from fedgg.errors import UserError
+
+if TYPE_CHECKING:
+    from fedgg.paper.output import Made
+    from fedgg.paper.plan import Plan
+    from fedgg.paper.results import Results
+
+
+def reproduce(
+    items: Annotated[
+        list[str] | None, typer.Argument(help="table1 to table4, fig1 to fig3, or all; several may be named.")
+    ] = None,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="What there is, what it needs, and how long it would take here.")
+    ] = False,
+    datasets: Annotated[str | None, typer.Option(help="svhn, cifar10, cifar100; several with commas.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="How many (3 is 0, 1, 2), or which: 0,1 or 0-4.")] = None,
+    reading: Annotated[
+        list[str] | None,
+        typer.Option(help="A reading of FedGG by name (default: text); repeat it for a row each. See `--list`."),
+    ] = None,
+    accuracy: Annotated[
+        str, typer.Option(help="highest (over all rounds, as in the paper) or final.", metavar="highest|final")
+    ] = "highest",
+    rounds: Annotated[
+        int | None, typer.Option(help="Fewer than the paper's 100, for a shorter version.", min=1)
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Everything in small on the embedded digits: no data, no GPU.")
+    ] = False,
+    device: choices.DeviceOption = None,
+    settings: choices.SetOption = None,
+    jobs: choices.JobsOption = None,
+    data_folder: choices.DataFolderOption = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Run nothing: show what lies in files that --fold wrote.")
+    ] = None,
+    fold: Annotated[
+        Path | None, typer.Option(help="Also write all runs shown into one small JSON file.", metavar="FILE.json")
+    ] = None,
+    out: choices.OutOption = None,
+) -> None:
+    """Run the paper's tables and figures again, and lay them beside what it prints.
+
+    Only what is missing is run: finished runs are kept, interrupted ones go on, and runs that several items need are
+    run once. Tables, figures and one page, `paper.html`, lie in the output folder afterwards.
+
+    Examples:
+
+    - `fedgg reproduce --list`
+    - `fedgg reproduce all --quick`
+    - `fedgg reproduce table2 --datasets cifar10 --seeds 3 --device cuda --set engine.precision=bf16`
+    - `fedgg reproduce table1 table3 fig2 --reading text --reading epsilon --out runs/paper`
+    - `fedgg reproduce all --from results/paper --out runs/shown`
+    """
+    from fedgg.paper.items import QUICK, chosen_datasets, chosen_items
+    from fedgg.paper.listing import items_table, readings_table
+    from fedgg.paper.plan import Plan
+
+    if accuracy not in ("highest", "final"):
+        raise UserError(f"--accuracy {accuracy!r}: choose highest or final")
+    if quick and datasets:
+        raise UserError("--quick is on the embedded digits: leave --datasets out")
+    if not items and not show_list:
+        if not quick:
+            raise UserError("name what to reproduce: table1 to table4, fig1 to fig3, or all; --list says what each is")
+        items = ["all"]
+    plan = Plan(
+        items=chosen_items(items or ["all"]),
+        datasets=(QUICK,) if quick else chosen_datasets(datasets),
+        seeds=choices.seeds_or_count(seeds) if seeds else ((0, 1) if quick else (0, 1, 2)),
+        readings=tuple(dict.fromkeys(reading or ["text"])),
+        quick=quick,
+        changes=choices.changes(rounds=rounds, device=device, settings=settings),
+    )
+    folder = out or Path("runs") / ("paper-quick" if quick else "paper")
+    processes = jobs or processes_for(plan.base(plan.datasets[0]).engine.device)
+    if show_list:
+        print_table(items_table(plan, folder, processes), numbers=False)
+        print_table(readings_table(), numbers=False)
+        return
+    _make(plan, folder, processes, accuracy, data_folder, source, fold)
+
+
+def _make(
+    plan: Plan,
+    folder: Path,
+    processes: int,
+    accuracy: str,
+    data_folder: Path | None,
+    source: Path | None,
+    fold: Path | None,
+) -> None:
+    from fedgg.paper.output import make, write
+    from fedgg.paper.results import FoldedRuns, RunFolders, all_records
+    from fedgg.report.folded import write_folded
+
+    for item in plan.items:
+        if not plan.datasets_of(item):
+            note(f"{item.name} is on {', '.join(item.datasets)} in the paper: left out")
+    plan = _without_empty(plan)
+    results: Results
+    if source is None:
+        _run(plan, folder, processes, data_folder)
+        results = RunFolders(folder)
+    else:
+        results = FoldedRuns(source)
+    made = make(plan, results, "final" if accuracy == "final" else "highest", data_folder, run=source is None)
+    files = write(plan, made, folder)
+    _show(plan, made)
+    say(f"page: {folder / 'paper.html'}; tables: {folder / 'paper.md'}; {len(files)} files in {folder}")
+    if fold is not None:
+        count = write_folded(all_records(plan, results), fold)
+        say(f"{count} runs folded into {fold}")
+
+
+def _without_empty(plan: Plan) -> Plan:
+    kept = tuple(item for item in plan.items if plan.datasets_of(item))
+    if not kept:
+        raise UserError("nothing is left to show: name a data set that the item has, or leave --datasets out")
+    return replace(plan, items=kept)
+
+
+def _run(plan: Plan, folder: Path, processes: int, data_folder: Path | None) -> None:
+    from fedgg.paper.runs import missing_jobs, run_missing
+
+    missing = missing_jobs(plan, folder, data_folder)
+    of = len(plan.runs())
+    names = ", ".join(item.name for item in plan.items)
+    if of:
+        say(f"{names}: {of} runs of {plan.rounds} rounds, {of - len(missing)} of them finished in {folder}")
+    if missing:
+        watched(len(missing), plan.rounds, lambda tell: run_missing(missing, processes, tell))
+
+
+def _show(plan: Plan, made: list[Made]) -> None:
+    for one in made:
+        if one.table is not None:
+            print_table(one.table, names=2)
+        elif one.figure is None:
+            note(f"{one.item.name}: none of its runs is there, so there is nothing to draw")
+        else:
+            if one.figure.summary is not None:
+                print_table(replace(one.figure.summary, notes=one.figure.notes))
+            say(f"{one.item.title}: {one.item.name}.png")

@@ -1,0 +1,53 @@
+"""Several runs at work, as a person sees them: a bar for all, a bar for each, and what is worth a note."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from fedgg.cli.screen import Heartbeat, news, note, progress
+
+
+def processes_for(device: str) -> int:
+    """One for each core; a GPU is driven from one."""
+    return 1 if device.startswith("cuda") else os.cpu_count() or 1
+
+
+def watched(runs: int, rounds: int, work: Callable[[Callable[[Any, str, Any], None]], None]) -> None:
+    """Do the work, which tells what happens to its jobs, and show it; Ctrl-C ends it with a word and code 130."""
+    said: set[str] = set()
+    with progress() as bar:
+        overall = bar.add_task(f"{runs} runs", total=runs * rounds, news="", within="")
+        done: dict[str, int] = {}
+        beat = Heartbeat()
+        tasks: dict[str, Any] = {}
+
+        def tell(job: Any, kind: str, what: Any) -> None:
+            if kind == "started":
+                done[job.name] = what[0]
+                tasks[job.name] = bar.add_task(job.name, total=what[1], completed=what[0], news="", within="")
+            elif kind == "client":
+                bar.update(tasks[job.name], within=f"{what[0]}/{what[1]} clients")
+            elif kind == "round":
+                done[job.name] = what["round"]
+                beat(f"{sum(done.values())} of {runs * rounds} rounds; {job.name}: {news(what)}")
+                bar.update(tasks[job.name], completed=what["round"], news=news(what), within="")
+            elif kind == "notice" and what not in said:
+                said.add(what)
+                note(f"{job.name}: {what}")
+            elif kind == "ended":
+                done[job.name] = rounds  # a diverged run needs no more
+                bar.remove_task(tasks.pop(job.name))
+                if what["status"] == "diverged":
+                    note(f"{job.name} diverged after {what['rounds_done']} rounds: {what['why']}")
+            bar.update(overall, completed=sum(done.values()))
+
+        try:
+            work(tell)
+        except KeyboardInterrupt:
+            bar.stop()
+            note("stopped; call the same command again to go on: finished rounds are kept")
+            raise typer.Exit(130) from None

@@ -1,0 +1,20 @@
+"""Several runs of one study, in the way that is fastest where they run; every way has the same bits."""
+
+from __future__ import annotations
+
+from fedgg.lab.interleaved import run_interleaved
+from fedgg.lab.jobs import Job, Tell, run_jobs
+from fedgg.lab.together import run_together
+
+
+def run_all(jobs: list[Job], processes: int, tell: Tell) -> None:
+    """Run what is missing in the jobs' folders; all ask for the same engine. `processes` counts on a CPU."""
+    if not jobs:
+        return
+    engine = jobs[0].experiment.engine
+    if engine.device != "cpu" or engine.name == "stacked":
+        run_together(jobs, tell)
+    elif engine.name == "workers" or (engine.name == "auto" and 1 < len(jobs) < processes):
+        run_interleaved([job.under("workers") for job in jobs], processes, tell)
+    else:
+        run_jobs([job.under("loop") for job in jobs] if len(jobs) > 1 else jobs, processes, tell)

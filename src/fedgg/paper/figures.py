@@ -1,0 +1,177 @@
+"""The paper's figures from our runs, each with a caption and the numbers behind it as a table."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedgg.lab.build import splits_alone
+from fedgg.paper.items import REFERENCE, Item, shown_dataset
+from fedgg.paper.plan import Line, Plan
+from fedgg.paper.results import Results
+from fedgg.paper.tables import MISSING, about_runs, spread_of, titled
+from fedgg.report.compare import Spread
+from fedgg.report.conditions import conditions
+from fedgg.report.figures import common_rounds
+from fedgg.report.folders import RunRecord
+from fedgg.report.panels import Panel, SplitPanel, curve_panels, split_panels
+from fedgg.report.tables import Table
+
+_P = TypeVar("_P")
+BAND = "Line: mean over seeds, band: lowest to highest; diverged runs are left out."
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure, what it shows, what belongs under it, and every number in it."""
+
+    figure: Figure
+    shows: str
+    notes: tuple[str, ...]
+    numbers: Table
+    summary: Table | None = None  # what is worth reading as a table
+
+
+def drawn(plan: Plan, item: Item, results: Results, data_folder: Path | None = None, run: bool = True) -> Drawn | None:
+    """The figure, or None where there is nothing to draw. Without `run` no data set is opened."""
+    if item.kind == "split":
+        return _splits(plan, item, results, data_folder, run)
+    return _weights(plan, item, results) if item.kind == "weights" else _accuracy(plan, item, results)
+
+
+def _splits(plan: Plan, item: Item, results: Results, data_folder: Path | None, run: bool) -> Drawn | None:
+    panels, rows = {}, []
+    for dataset in plan.datasets_of(item):
+        for beta, split in _dealt(plan, item, dataset, results, data_folder, run).items():
+            panels[beta, dataset] = SplitPanel(f"{shown_dataset(dataset)}, beta {beta:g}", split["counts"])
+            for client, counts in enumerate(split["counts"]):
+                for name, count in zip(split["classes"], counts, strict=True):
+                    rows.append((shown_dataset(dataset), f"{beta:g}", str(client), str(name), str(count)))
+    if not panels:
+        return None
+    shows = "Examples of each class (across) that each client (down) holds; the stronger the colour, the more."
+    notes = (f"Seed {plan.seeds[0]}; the paper shows beta 0.5 only.", *about_runs(plan, item)[: int(plan.quick)])
+    table = Table(item.title, ("data set", "beta", "client", "class", "examples"), tuple(rows))
+    return Drawn(split_panels(_laid_out(panels)), shows, notes, table)
+
+
+def _laid_out(panels: dict[tuple[float, str], _P]) -> list[list[_P]]:
+    """As in the paper: a row for each beta, a column for each data set; one data set alone takes one row."""
+    if len({dataset for _, dataset in panels}) == 1:
+        return [list(panels.values())]
+    betas = dict.fromkeys(beta for beta, _ in panels)
+    return [[panel for (at, _), panel in panels.items() if at == beta] for beta in betas]
+
+
+def _dealt(
+    plan: Plan, item: Item, dataset: str, results: Results, data_folder: Path | None, run: bool
+) -> dict[float, dict[str, Any]]:
+    """By beta, as a run wrote it down, or else dealt again: that takes the data set, but no training."""
+    found: dict[float, dict[str, Any] | None] = {}
+    for beta in item.betas:
+        records = (results.record(line, plan.seeds[0]) for line in plan.methods(dataset, beta))
+        found[beta] = next((record.partition for record in records if record and record.partition), None)
+    lacking = [beta for beta, split in found.items() if split is None]
+    if lacking and run:
+        again = [plan.methods(dataset, beta)[0].experiment(plan.seeds[0]) for beta in lacking]
+        found |= dict(zip(lacking, splits_alone(again, data_folder), strict=True))
+    return {beta: split for beta, split in found.items() if split is not None}
+
+
+def _accuracy(plan: Plan, item: Item, results: Results) -> Drawn | None:
+    lines = plan.lines(item)
+    panels = {}
+    for beta, dataset in itertools.product(item.betas, plan.datasets_of(item)):
+        here = [line for line in lines if (line.dataset, line.beta) == (dataset, beta)]
+        curves = {line.label: _records(plan, line, results) for line in here}
+        panels[beta, dataset] = Panel(f"{shown_dataset(dataset)}, beta {beta:g}", curves)
+    return _drawn(plan, item, _laid_out(panels), lines, results)
+
+
+def _weights(plan: Plan, item: Item, results: Results) -> Drawn | None:
+    """Adaptive on one side, fixed on the other, the latter under both readings of the first step."""
+    lines = plan.lines(item)
+    if not lines:
+        return None
+    parts = {"adaptive weight": "", "fixed weight, first step skipped": " skip", "fixed weight, epsilon": " epsilon"}
+    panels = []
+    for title, end in parts.items():
+        shown = [line for line in lines if line.label == REFERENCE or _part(line.label) == end]
+        curves = {line.label.removeprefix("FedGG ").removesuffix(end): _records(plan, line, results) for line in shown}
+        panels.append(Panel(title, curves))
+    return _drawn(plan, item, [panels], lines, results, REFERENCE)
+
+
+def _part(label: str) -> str:
+    """How a line of fixed weight treats the first step; nothing for the adaptive weight."""
+    return next((end for end in (" skip", " epsilon") if label.endswith(end)), "")
+
+
+def _drawn(
+    plan: Plan,
+    item: Item,
+    grid: list[list[Panel]],
+    lines: list[Line],
+    results: Results,
+    reference: str | None = None,
+) -> Drawn | None:
+    records = [record for line in lines for record in _records(plan, line, results)]
+    if not records:
+        return None
+    numbers = Table(item.title, ("panel", "line", "round", "mean %", "lowest %", "highest %"), _points(grid))
+    notes = (BAND, *about_runs(plan, item), *conditions(records), *_diverged(plan, lines, results))
+    summary = _ends(plan, item, lines, results) if item.kind == "weights" else None
+    figure = curve_panels(grid, reference, own_legends=reference is not None)
+    return Drawn(figure, "Test accuracy against rounds.", notes, numbers, summary)
+
+
+def _ends(plan: Plan, item: Item, lines: list[Line], results: Results) -> Table:
+    rows = []
+    for line in lines:
+        records = _records(plan, line, results)
+        cells = (_cell(spread_of(records, "highest")), _cell(spread_of(records, "final")))
+        rows.append((line.label, *cells, str(sum(record.status == "diverged" for record in records))))
+    where = f"{shown_dataset(lines[0].dataset)}, beta {lines[0].beta:g}"
+    return Table(f"{titled(plan, item)}; {where}", ("weight", "highest %", "final %", "diverged"), tuple(rows))
+
+
+def _cell(found: Spread | None) -> str:
+    if found is None:
+        return MISSING
+    return f"{100 * found.mean:.1f}" + ("" if found.sd is None else f" ± {100 * found.sd:.1f}")
+
+
+def _points(grid: list[list[Panel]]) -> tuple[tuple[str, ...], ...]:
+    rows = []
+    for panel in (panel for row in grid for panel in row):
+        for label, runs in panel.lines.items():
+            rounds, accuracies = common_rounds([run for run in runs if run.status != "diverged"])
+            if not len(accuracies):
+                continue
+            for at, number in enumerate(rounds):
+                column = 100 * accuracies[:, at]
+                cells = (f"{value:.2f}" for value in (np.mean(column), column.min(), column.max()))
+                rows.append((panel.title, label, str(number), *cells))
+    return tuple(rows)
+
+
+def _records(plan: Plan, line: Line, results: Results) -> list[RunRecord]:
+    found = (results.record(line, seed) for seed in plan.seeds)
+    return [record for record in found if record is not None]
+
+
+def _diverged(plan: Plan, lines: list[Line], results: Results) -> list[str]:
+    told = []
+    for line in lines:
+        records = {seed: results.record(line, seed) for seed in plan.seeds}
+        gone = [str(seed) for seed, record in records.items() if record is not None and record.status == "diverged"]
+        if gone:
+            told.append(
+                f"{shown_dataset(line.dataset)}, {line.label}, beta {line.beta:g}: seed {', '.join(gone)} diverged."
+            )
+    return told

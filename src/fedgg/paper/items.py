@@ -1,0 +1,62 @@
+"""What the paper's tables and figures are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedgg.errors import UserError
+from fedgg.lab.complaints import nearest
+
+DATASETS = {"svhn": "SVHN", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}  # in the paper's order, under its names
+QUICK = "digits"  # what stands in for all of them in the quick version
+METHODS = ("FedAvg", "FedProx", "SCAFFOLD", "FedGG")
+REFERENCE = "FedAvg"
+ROUNDS = 100
+
+
+@dataclass(frozen=True)
+class Item:
+    name: str
+    title: str
+    kind: Literal["accuracy", "rounds", "split", "curves", "weights"]
+    betas: tuple[float, ...]
+    datasets: tuple[str, ...] = tuple(DATASETS)
+
+    @property
+    def is_table(self) -> bool:
+        return self.kind in ("accuracy", "rounds")
+
+
+_ITEMS = (
+    Item("table1", "Table 1: test accuracy, Dirichlet 0.5", "accuracy", (0.5,)),
+    Item("table2", "Table 2: test accuracy, Dirichlet 0.1", "accuracy", (0.1,)),
+    Item("table3", "Table 3: rounds to FedAvg's last accuracy, Dirichlet 0.5", "rounds", (0.5,)),
+    Item("table4", "Table 4: rounds to FedAvg's last accuracy, Dirichlet 0.1", "rounds", (0.1,)),
+    Item("fig1", "Fig. 1: the split of the data over clients", "split", (0.5, 0.1)),
+    Item("fig2", "Fig. 2: test accuracy against rounds", "curves", (0.5, 0.1)),
+    Item("fig3", "Fig. 3: adaptive against fixed weights", "weights", (0.5,), ("cifar10",)),
+)
+ITEMS: dict[str, Item] = {item.name: item for item in _ITEMS}
+
+
+def chosen_items(names: Sequence[str]) -> tuple[Item, ...]:
+    """Items by name, each once and in the paper's order; `all` is every one."""
+    for name in names:
+        if name != "all" and name not in ITEMS:
+            raise UserError(f"the paper has no {name!r}{nearest(name, [*ITEMS, 'all'])}")
+    return tuple(item for item in _ITEMS if item.name in names or "all" in names)
+
+
+def chosen_datasets(text: str | None) -> tuple[str, ...]:
+    """Data sets named with commas between them, in the paper's order; all three without a word."""
+    names = [name.strip() for name in text.split(",")] if text else list(DATASETS)
+    for name in names:
+        if name not in DATASETS:
+            raise UserError(f"the paper has no data set {name!r}{nearest(name.lower().replace('-', ''), DATASETS)}")
+    return tuple(name for name in DATASETS if name in names)
+
+
+def shown_dataset(name: str) -> str:
+    return DATASETS.get(name, name)

@@ -1,0 +1,105 @@
+"""Everything that was asked for, made once and written in every form: Markdown, CSV, PNG, SVG and one HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedgg.lab.files import writing_to
+from fedgg.paper.figures import Drawn, drawn
+from fedgg.paper.items import Item, shown_dataset
+from fedgg.paper.plan import Plan
+from fedgg.paper.results import Results
+from fedgg.paper.tables import Accuracy, paper_table, titled
+from fedgg.report.figures import save
+from fedgg.report.page import Picture, Section, page
+from fedgg.report.tables import Table, as_csv, as_markdown
+
+TITLE = "Global Update Guided Federated Learning: the paper's tables and figures, run again"
+NOTHING = "Nothing to draw: none of its runs is there."
+
+
+@dataclass(frozen=True)
+class Made:
+    """An item as a table, or as a figure (None where no run of it is there)."""
+
+    item: Item
+    table: Table | None = None
+    figure: Drawn | None = None
+
+
+def make(
+    plan: Plan, results: Results, accuracy: Accuracy, data_folder: Path | None = None, run: bool = True
+) -> list[Made]:
+    made = []
+    for item in plan.items:
+        if item.is_table:
+            made.append(Made(item, table=paper_table(plan, item, results, accuracy)))
+        else:
+            made.append(Made(item, figure=drawn(plan, item, results, data_folder, run)))
+    return made
+
+
+def write(plan: Plan, made: Sequence[Made], out: Path) -> list[Path]:
+    """All files, under the names of the items."""
+    files = []
+    with writing_to(out):
+        out.mkdir(parents=True, exist_ok=True)
+        for one in made:
+            name = one.item.name
+            table = one.table or (one.figure.numbers if one.figure else None)
+            if table is not None:
+                files.append(_written(out / f"{name}.csv", as_csv(table)))
+            if one.figure:
+                files += [save(one.figure.figure, out / f"{name}.{kind}") for kind in ("png", "svg")]
+        files.append(_written(out / "paper.md", markdown(plan, made)))
+        files.append(_written(out / "paper.html", html(plan, made)))
+    return files
+
+
+def markdown(plan: Plan, made: Sequence[Made]) -> str:
+    parts = [f"# {TITLE}\n", *(f"{text}\n" for text in lead(plan))]
+    for one in made:
+        parts.append(f"## {titled(plan, one.item)}\n")
+        parts.append(block(one, f"{one.item.name}.png"))
+    return "\n".join(parts)
+
+
+def block(one: Made, picture: str) -> str:
+    """One item in Markdown."""
+    if one.table is not None:
+        return as_markdown(one.table)
+    if one.figure is None:
+        return f"{NOTHING}\n"
+    parts = [f"![{one.item.title}]({picture})\n", "\n".join(f"- {note}" for note in one.figure.notes) + "\n"]
+    parts += [as_markdown(one.figure.summary)] if one.figure.summary else []
+    return "\n".join(parts)
+
+
+def html(plan: Plan, made: Sequence[Made]) -> str:
+    sections = []
+    for one in made:
+        name, title, figure = one.item.name, titled(plan, one.item), one.figure
+        if one.table is not None:
+            sections.append(Section(name, title, tables=(one.table,)))
+        elif figure is None:
+            sections.append(Section(name, title, notes=(NOTHING,)))
+        else:
+            pictures = (Picture(figure.figure, f"{title}. {figure.shows}", figure.shows),)
+            tables = (figure.summary,) if figure.summary else ()
+            sections.append(Section(name, title, tables, pictures, figure.notes))
+    return page(TITLE, lead(plan), sections)
+
+
+def lead(plan: Plan) -> list[str]:
+    sets = ", ".join(map(shown_dataset, dict.fromkeys(name for item in plan.items for name in plan.datasets_of(item))))
+    text = f"{sets}; {plan.rounds} rounds; seeds {', '.join(map(str, plan.seeds))}."
+    if plan.quick:
+        return [text, "This is the quick version: small, on other data than the paper's, and not comparable with it."]
+    return [text]
+
+
+def _written(file: Path, content: str) -> Path:
+    file.write_text(content, encoding="utf-8")
+    return file

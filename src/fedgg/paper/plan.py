@@ -1,0 +1,122 @@
+"""Which runs the items need. Items that need the same run share it: it has one folder, named by its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from fedgg.errors import UserError
+from fedgg.lab.config import Experiment
+from fedgg.lab.study import slug
+from fedgg.paper.items import METHODS, QUICK, Item
+from fedgg.paper.presets import preset
+from fedgg.paper.readings import READINGS, check_readings
+
+# What an item decides itself, and the option that says it instead.
+_FIXED = {
+    "seed": "--seeds",
+    "name": "the item",
+    "rounds": "--rounds",
+    "split.beta": "the item (table1, table2, ...)",
+    "data.source": "--datasets",
+    "algorithm": "--reading",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method under one reading on one data set and split: a row of a table, a curve of a figure."""
+
+    dataset: str
+    beta: float
+    method: str  # as the paper has it
+    label: str  # as it is shown
+    base: Experiment  # with seed 0
+
+    def experiment(self, seed: int) -> Experiment:
+        return self.base.changed({"seed": seed})
+
+    def place(self, seed: int) -> PurePosixPath:
+        """Under the output folder: the algorithm's settings for people, the hash of all settings for certainty."""
+        algorithm = self.base.algorithm
+        words = [algorithm.name, *(f"{key}={value}" for key, value in algorithm.settings.items())]
+        name = f"{slug(' '.join([*words, f'beta {self.beta:g}']))}-{self.base.hash()[:8]}"
+        return PurePosixPath(self.dataset, name, f"seed-{seed}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for, and the runs it takes."""
+
+    items: tuple[Item, ...]
+    datasets: tuple[str, ...]
+    seeds: tuple[int, ...]
+    readings: tuple[str, ...] = ("text",)
+    quick: bool = False
+    changes: Mapping[str, Any] = field(default_factory=dict)  # dotted keys, the same for every run
+
+    def __post_init__(self) -> None:
+        check_readings(self.readings)
+        for key in self.changes:
+            owner = _FIXED.get(key) or _FIXED.get(key.partition(".")[0])
+            if owner is not None and key != "rounds":
+                raise UserError(f"--set {key}: that is said by {owner}")
+
+    def base(self, dataset: str) -> Experiment:
+        return preset("quick" if dataset == QUICK else dataset).base.changed(dict(self.changes))
+
+    @property
+    def rounds(self) -> int:
+        return self.base(self.datasets[0]).rounds
+
+    def datasets_of(self, item: Item) -> tuple[str, ...]:
+        """Those asked for that the item has in the paper; in the quick version, the one that stands in for them."""
+        return (QUICK,) if self.quick else tuple(name for name in self.datasets if name in item.datasets)
+
+    def lines(self, item: Item) -> list[Line]:
+        found = []
+        for dataset in self.datasets_of(item):
+            for beta in item.betas:
+                if item.kind == "weights":
+                    found += self._weights(dataset, beta)
+                elif item.kind != "split":
+                    found += self.methods(dataset, beta)
+        return found
+
+    def runs(self, items: Iterable[Item] | None = None) -> list[tuple[Line, int]]:
+        """Every run once, data set by data set, seed by seed: all methods can be compared as early as possible."""
+        lines = {(line.dataset, line.place(0)): line for item in items or self.items for line in self.lines(item)}
+        return [
+            (line, seed)
+            for dataset in dict.fromkeys(dataset for dataset, _ in lines)
+            for seed in self.seeds
+            for line in lines.values()
+            if line.dataset == dataset
+        ]
+
+    def methods(self, dataset: str, beta: float) -> list[Line]:
+        """A row of the tables for each method, and for each reading of FedGG."""
+        variants = preset("quick" if dataset == QUICK else dataset).variants
+        lines = []
+        for method in METHODS:
+            if method == "FedGG":
+                for reading in self.readings:
+                    settings = {f"algorithm.{key}": value for key, value in READINGS[reading].settings.items()}
+                    changes = {"algorithm.name": "fedgg", "split.beta": beta, **settings}
+                    lines.append(self._line(dataset, beta, method, f"FedGG, {reading}", changes))
+            else:
+                lines.append(self._line(dataset, beta, method, method, variants[f"{method}, beta {beta:g}"]))
+        return lines
+
+    def _weights(self, dataset: str, beta: float) -> list[Line]:
+        end = f", beta {beta:g}"
+        return [
+            self._line(dataset, beta, label.split()[0].strip(","), label.removesuffix(end), changes)
+            for label, changes in preset("fig3").variants.items()
+        ]
+
+    def _line(self, dataset: str, beta: float, method: str, label: str, changes: dict[str, Any]) -> Line:
+        name = f"{label}, beta {beta:g}"
+        return Line(dataset, beta, method, label, self.base(dataset).changed({**changes, "name": name, "seed": 0}))

@@ -1,0 +1,92 @@
+"""Where the runs' records come from: their folders, or files of folded runs."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedgg.errors import UserError
+from fedgg.lab.config import Experiment
+from fedgg.lab.parts import build_algorithm
+from fedgg.paper.plan import Line, Plan
+from fedgg.report.folded import read_folded
+from fedgg.report.folders import RunRecord, read_run
+
+
+class Results(Protocol):
+    def record(self, line: Line, seed: int) -> RunRecord | None: ...
+
+
+class RunFolders:
+    """Runs that lie where this library's own `reproduce` put them; each is read once."""
+
+    def __init__(self, out: Path):
+        self.out = out
+        self._read: dict[Path, RunRecord | None] = {}
+
+    def record(self, line: Line, seed: int) -> RunRecord | None:
+        folder = self.out / line.place(seed)
+        if folder not in self._read:
+            self._read[folder] = read_run(folder) if (folder / "config.toml").is_file() else None
+        return self._read[folder]
+
+    def ended(self, line: Line, seed: int) -> bool:
+        """Finished or diverged, under exactly these settings."""
+        record = self.record(line, seed)
+        if record is None or record.status not in ("finished", "diverged"):
+            return False
+        return Experiment(**record.config).hash() == line.experiment(seed).hash()
+
+
+class FoldedRuns:
+    """Runs of all folded files of a folder (or of one file), found by what they are, not by where they ran."""
+
+    def __init__(self, place: Path):
+        self.place = place
+
+    @cached_property
+    def _records(self) -> dict[str, list[RunRecord]]:
+        if not self.place.exists():
+            raise UserError(f"there is no {self.place}: give a folder of files that `fedgg reproduce --fold` wrote")
+        found: dict[str, list[RunRecord]] = {}
+        for file in [self.place] if self.place.is_file() else sorted(self.place.glob("*.json")):
+            for record in read_folded(file):
+                found.setdefault(identity(Experiment(**record.config)), []).append(record)
+        return found
+
+    def record(self, line: Line, seed: int) -> RunRecord | None:
+        """The one in the precision asked for where there are several, or else the first."""
+        wanted = line.experiment(seed)
+        found = self._records.get(identity(wanted), [])
+        alike = [record for record in found if Experiment(**record.config).engine.precision == wanted.engine.precision]
+        return next(iter([*alike, *found]), None)
+
+
+class NoRuns:
+    """Nothing has been run yet: every cell is missing."""
+
+    def record(self, line: Line, seed: int) -> RunRecord | None:
+        return None
+
+
+def identity(experiment: Experiment) -> str:
+    """What was trained: every setting but the name, the engine and the keeping, the algorithm's defaults included."""
+    keeping = {"checkpoint_every", "memory_limit_mb"}
+    content = experiment.model_dump(mode="json", exclude={"name": True, "engine": True, "server": keeping})
+    algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
+    content["algorithm"] = {"name": experiment.algorithm.name, **vars(algorithm)}
+    return json.dumps(_floats(content), sort_keys=True)
+
+
+def all_records(plan: Plan, results: Results) -> list[RunRecord]:
+    found = [results.record(line, seed) for line, seed in plan.runs()]
+    return [record for record in found if record is not None]
+
+
+def _floats(value: Any) -> Any:
+    """1 and 1.0 are one setting."""
+    if isinstance(value, dict):
+        return {key: _floats(inner) for key, inner in value.items()}
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

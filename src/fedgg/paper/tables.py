@@ -1,0 +1,175 @@
+"""The paper's tables beside ours: cell by cell what it prints, what came out here, and the difference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from fedgg.paper.items import REFERENCE, ROUNDS, Item, shown_dataset
+from fedgg.paper.plan import Line, Plan
+from fedgg.paper.printed import ACCURACY
+from fedgg.paper.printed import ROUNDS as PRINTED_ROUNDS
+from fedgg.paper.readings import READINGS
+from fedgg.paper.results import Results
+from fedgg.report.compare import WINDOW, Comparison, Reach, Row, Spread, compare, paired_difference, spread
+from fedgg.report.conditions import conditions
+from fedgg.report.folders import RunRecord, StudyRecord
+from fedgg.report.tables import NONE, Table, shown_difference
+
+Accuracy = Literal["highest", "final"]
+MISSING = "missing"
+
+
+def paper_table(plan: Plan, item: Item, results: Results, accuracy: Accuracy = "highest") -> Table:
+    """One of Tables 1 to 4."""
+    lines = plan.lines(item)
+    rows: list[tuple[str, ...]] = []
+    notes: list[str] = []
+    entered: list[RunRecord] = []
+    for dataset in plan.datasets_of(item):
+        own = [line for line in lines if line.dataset == dataset]
+        study = _study(plan, own, results)
+        comparison = compare(study)
+        for line, row in zip(own, comparison.rows, strict=True):
+            cells = _accuracies(line, row, study, accuracy) if item.kind == "accuracy" else _rounds(line, row)
+            rows.append((shown_dataset(dataset), line.label, *cells))
+        notes += [f"{shown_dataset(dataset)}: {note}" for note in _notes(comparison, study)]
+        entered += [record for by_seed in study.runs.values() for record in by_seed.values()]
+    rule = _accuracy_rule(accuracy) if item.kind == "accuracy" else _rounds_rule()
+    about = (*rule, *about_runs(plan, item), *conditions(entered), *notes)
+    return Table(titled(plan, item), _columns(item, accuracy), tuple(rows), about)
+
+
+def titled(plan: Plan, item: Item) -> str:
+    """The item's title, and a word where the runs are not of the paper's length or data."""
+    if plan.quick:
+        return f"{item.title}; quick version"
+    return item.title if plan.rounds == ROUNDS else f"{item.title}; {plan.rounds} of the paper's {ROUNDS} rounds"
+
+
+def about_runs(plan: Plan, item: Item) -> tuple[str, ...]:
+    """What a reader must know of the runs before looking at the numbers."""
+    told = []
+    if plan.quick:
+        told.append(
+            f"The quick version: a small MLP on the embedded digits for {plan.rounds} rounds. It shows that everything "
+            "works; the paper's values, of other data and networks, are not comparable and left out."
+        )
+    elif plan.rounds != ROUNDS:
+        told.append(f"Rounds: {plan.rounds}. The paper's values are of {ROUNDS} rounds, so not like for like.")
+    if item.kind != "weights":
+        told += [f"FedGG, {name}: {READINGS[name].says}." for name in plan.readings]
+    return (*told, f"Seed{'s' if len(plan.seeds) > 1 else ''} {', '.join(map(str, plan.seeds))}.")
+
+
+def _study(plan: Plan, lines: list[Line], results: Results) -> StudyRecord:
+    """The runs of one data set and split as a comparison; what has not been run is missing in it."""
+    runs: dict[str, dict[int, RunRecord]] = {line.label: {} for line in lines}
+    for line in lines:
+        for seed in plan.seeds:
+            record = results.record(line, seed)
+            if record is not None:
+                runs[line.label][seed] = record
+    return StudyRecord(Path(), tuple(runs), plan.seeds, REFERENCE, runs)
+
+
+def _columns(item: Item, accuracy: Accuracy) -> tuple[str, ...]:
+    if item.kind == "accuracy":
+        ours = f"{accuracy} here %"
+        return ("data set", "method", "paper %", ours, "difference", "over FedAvg, paper", "over FedAvg, here")
+    counted = ("paper rounds", "rounds", "rounds*", "paper speed-up", "speed-up", "speed-up*")
+    return ("data set", "method", *counted, "MB up", "MB down")
+
+
+def _accuracies(line: Line, row: Row, study: StudyRecord, accuracy: Accuracy) -> tuple[str, ...]:
+    printed = ACCURACY[line.beta].get(line.dataset, {})
+    ours = row.highest if accuracy == "highest" else row.final
+    cells = ["", "", "", "", ""]
+    cells[0] = "{:.1f} ± {:.1f}".format(*printed[line.method]) if printed else NONE
+    cells[1] = _percent(ours, row, len(study.seeds))
+    cells[2] = f"{100 * ours.mean - printed[line.method][0]:+.1f}" if printed and ours else NONE
+    is_reference = line.label == REFERENCE
+    over = printed[line.method][0] - printed[REFERENCE][0] if printed else 0.0
+    cells[3] = "reference" if is_reference else f"{over:+.1f}" if printed else NONE
+    cells[4] = "reference" if is_reference else _over_reference(line, study, accuracy)
+    return tuple(cells)
+
+
+def _over_reference(line: Line, study: StudyRecord, accuracy: Accuracy) -> str:
+    mine, theirs = (_values(study.runs[label], accuracy) for label in (line.label, REFERENCE))
+    if not mine.keys() & theirs.keys():
+        return NONE
+    return shown_difference(paired_difference(line.label, REFERENCE, mine, theirs))
+
+
+def _values(runs: dict[int, RunRecord], accuracy: Accuracy) -> dict[int, float]:
+    curves = {seed: run.accuracy()[1] for seed, run in runs.items() if run.status == "finished"}
+    return {
+        seed: float(curve.max() if accuracy == "highest" else curve[-1]) for seed, curve in curves.items() if len(curve)
+    }
+
+
+def _rounds(line: Line, row: Row) -> tuple[str, ...]:
+    printed = PRINTED_ROUNDS[line.beta].get(line.dataset)
+    if printed is None:
+        paper = (NONE, NONE)
+    else:
+        there = printed[line.method]
+        paper = ("never", "<1×") if there is None else (str(there[0]), f"{there[1]:g}×")
+    raw, smooth = row.raw, row.smoothed
+    if not row.finished and not row.diverged:
+        return (paper[0], MISSING, MISSING, paper[1], NONE, NONE, NONE, NONE)
+    sent, received = NONE, NONE
+    if raw.megabytes is not None and raw.megabytes_up is not None:
+        sent, received = f"{raw.megabytes_up:.1f}", f"{raw.megabytes - raw.megabytes_up:.1f}"
+    return (paper[0], _reached(raw), _reached(smooth), paper[1], _speed(raw), _speed(smooth), sent, received)
+
+
+def _reached(reach: Reach) -> str:
+    if reach.rounds is None:
+        return "never" if reach.asked else NONE
+    return f"{reach.rounds:.0f}" + ("" if reach.reached == reach.asked else f" ({reach.reached} of {reach.asked})")
+
+
+def _speed(reach: Reach) -> str:
+    if reach.speed_up is None:
+        return "<1×" if reach.asked else NONE
+    return f"{reach.speed_up:.2f}×"
+
+
+def _percent(ours: Spread | None, row: Row, seeds: int) -> str:
+    if ours is None:
+        return "diverged" if row.diverged else MISSING
+    text = f"{100 * ours.mean:.1f}" + ("" if ours.sd is None else f" ± {100 * ours.sd:.1f}")
+    return text if ours.n == seeds else f"{text} ({ours.n} of {seeds})"
+
+
+def _notes(comparison: Comparison, study: StudyRecord) -> list[str]:
+    """Where nothing at all has been run, one sentence is enough."""
+    if not any(study.runs.values()):
+        return ["nothing has been run yet."]
+    return list(comparison.notes)
+
+
+def _accuracy_rule(accuracy: Accuracy) -> tuple[str, ...]:
+    which = "the highest over all rounds, as in the paper" if accuracy == "highest" else "that after the last round"
+    return (
+        f"Test accuracy on the whole test set: {which}; ± is the sample standard deviation over seeds.",
+        "Over FedAvg, here: paired by seed, with the half width of the 95 % interval; ↑ ↓ beyond it, (↑) (↓) beyond "
+        "the spread only, ≈ within it.",
+    )
+
+
+def _rounds_rule() -> tuple[str, ...]:
+    return (
+        "Rounds until FedAvg's test accuracy at its last round is first reached, seed by seed, on average over the "
+        "seeds that reach it; (1 of 3) says that one of three did. FedAvg's own row follows the same rule: what it has "
+        "above 1× is what the rule gives away (the paper prints its last round).",
+        f"* the same on averages over {WINDOW} rounds. MB: what all clients together sent (up) and received (down) "
+        "until then, by the raw rule.",
+    )
+
+
+def spread_of(records: list[RunRecord], accuracy: Accuracy) -> Spread | None:
+    """Mean and deviation over the finished of some runs."""
+    return spread(list(_values(dict(enumerate(records)), accuracy).values()))

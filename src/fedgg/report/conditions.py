@@ -1,0 +1,62 @@
+"""Under which conditions runs came about, in a few sentences; runs that do not go together are named as such."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from fedgg.report.folders import RunRecord
+
+UNKNOWN = "not recorded"
+
+
+def conditions(records: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Commit, device, precision, versions and time of the runs behind a table; a sentence more where they differ."""
+    if not records:
+        return ()
+    told, mixed = [], []
+    for name, of in _FACTS.items():
+        values = Counter(of(record) for record in records)
+        told.append(f"{name} {', '.join(values)}")
+        if len(values) > 1:
+            counts = ", ".join(f"{value} ({count} runs)" for value, count in values.most_common())
+            mixed.append(f"Runs of different {name} are mixed here: {counts}.")
+    seconds = sum(record.seconds for record in records)
+    runs = f"{len(records)} run{'s' if len(records) > 1 else ''}, {shown_seconds(seconds)} of rounds added up"
+    return (f"Conditions: {'; '.join([*told, runs])}.", *mixed)
+
+
+def shown_seconds(seconds: float) -> str:
+    """A length of time as people say it."""
+    if seconds < 90:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.0f} days"
+
+
+def _commit(record: RunRecord) -> str:
+    versions = record.versions or {}
+    commit = versions.get("commit")
+    if not commit:
+        return f"{UNKNOWN} (fedgg {versions['fedgg']})" if "fedgg" in versions else UNKNOWN
+    return f"{str(commit)[:7]}{' with changes' if versions.get('changed') else ''}"
+
+
+def _version(key: str) -> Callable[[RunRecord], str]:
+    return lambda record: str((record.versions or {}).get(key, UNKNOWN))
+
+
+def _precision(record: RunRecord) -> str:
+    return str(record.config.get("engine", {}).get("precision", UNKNOWN))
+
+
+_FACTS: dict[str, Callable[[RunRecord], str]] = {
+    "commit": _commit,
+    "device": _version("device"),
+    "precision": _precision,
+    "torch": _version("torch"),
+    "Python": _version("python"),
+}

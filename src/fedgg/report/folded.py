@@ -1,0 +1,157 @@
+"""Many finished runs in one small JSON file: what tables and figures use, and under which conditions it came about.
+
+Settings are stored once (`base`) with what each run changes in them; splits and conditions once for all runs that share
+them. Accuracies and bytes are kept exactly, losses and readings to six digits; what every single client did in a round,
+and runs that have not ended, are left out.
+
+    {"format": 1, "note": "...", "base": {...}, "conditions": [...], "splits": {...}, "runs": [...]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from fedgg.errors import UserError
+from fedgg.report.folders import RunRecord
+
+FORMAT = 1
+EXACT = ("test_accuracy", "holdout_accuracy", "bytes_up", "bytes_down")
+ROUNDED = ("test_loss", "train_loss")
+_ENDED = ("finished", "diverged")
+_OWN = ("format", "experiment", "model")  # of versions.json: a run's own, not its surroundings
+
+
+def fold(records: Iterable[RunRecord], note: str = "") -> dict[str, Any]:
+    """The runs that have ended, compactly."""
+    ended = [record for record in records if record.status in _ENDED]
+    settings = [_flat(record.config) for record in ended]
+    base = _common(settings)
+    conditions: list[dict[str, Any]] = []
+    splits: dict[str, Any] = {}
+    runs = []
+    for record, own in zip(ended, settings, strict=True):
+        around = {key: value for key, value in (record.versions or {}).items() if key not in _OWN}
+        if around not in conditions:
+            conditions.append(around)
+        run: dict[str, Any] = {
+            "place": PurePosixPath(*record.path.parts[-3:]).as_posix(),
+            "settings": {key: value for key, value in own.items() if key not in base},
+            "conditions": conditions.index(around),
+            "summary": record.summary,
+        }
+        if record.partition is not None:
+            run["split"] = str(record.partition.get("hash", len(splits)))
+            splits[run["split"]] = record.partition
+        runs.append(run | {"rounds": len(record.rounds)} | _columns(record.rounds))
+    return {"format": FORMAT, "note": note, "base": base, "conditions": conditions, "splits": splits, "runs": runs}
+
+
+def unfold(content: dict[str, Any]) -> list[RunRecord]:
+    """The runs again, as if read from their folders."""
+    if content.get("format") != FORMAT or "runs" not in content:
+        raise UserError(f"format {content.get('format')!r} of folded runs is not {FORMAT}, which this version reads")
+    return [
+        RunRecord(
+            path=Path(run["place"]),
+            config=_nested(content["base"] | run["settings"]),
+            rounds=_lines(run),
+            partition=content["splits"].get(run.get("split")),
+            summary=run["summary"],
+            versions=content["conditions"][run["conditions"]],
+        )
+        for run in content["runs"]
+    ]
+
+
+def write_folded(records: Iterable[RunRecord], file: Path, note: str = "") -> int:
+    """Write the file, one run a line, so that a later version differs in the lines that differ; how many there are."""
+    content = fold(records, note)
+    runs = content.pop("runs")
+    head = "".join(f"{json.dumps(key)}:{_compact(value)},\n" for key, value in content.items())
+    body = ",\n".join(map(_compact, runs))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f'{{{head}"runs":[\n{body}\n]}}\n', encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror or error}; choose another place") from error
+    return len(runs)
+
+
+def read_folded(file: Path) -> list[RunRecord]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read as folded runs: {error}") from error
+    try:
+        return unfold(content)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        raise UserError(f"{file} is broken: it lacks {error}; fold the runs again") from error
+
+
+def _columns(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One list for each number a round has; one number where all rounds have the same."""
+    columns: dict[str, Any] = {key: _alike([line.get(key) for line in rounds]) for key in EXACT}
+    columns |= {key: _alike([_short(line.get(key)) for line in rounds]) for key in ROUNDED}
+    names = list(dict.fromkeys(name for line in rounds for name in line.get("readings") or {}))
+    readings = {name: _alike([_short((line.get("readings") or {}).get(name)) for line in rounds]) for name in names}
+    return {key: column for key, column in (columns | {"readings": readings}).items() if column is not None}
+
+
+def _lines(run: dict[str, Any]) -> list[dict[str, Any]]:
+    count = run["rounds"]
+    columns = {key: _spread_out(run[key], count) for key in (*EXACT, *ROUNDED) if key in run}
+    readings = {name: _spread_out(column, count) for name, column in run["readings"].items()}
+    return [
+        {
+            "round": at + 1,
+            **{key: column[at] for key, column in columns.items() if column[at] is not None},
+            "readings": {name: column[at] for name, column in readings.items()},
+        }
+        for at in range(count)
+    ]
+
+
+def _alike(column: list[Any]) -> Any:
+    return column[0] if column and all(value == column[0] for value in column) else column or None
+
+
+def _spread_out(column: Any, count: int) -> list[Any]:
+    return column if isinstance(column, list) else [column] * count
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
+
+
+def _common(settings: list[dict[str, Any]]) -> dict[str, Any]:
+    if not settings:
+        return {}
+    first, *others = settings
+    return {key: value for key, value in first.items() if all(key in o and o[key] == value for o in others)}
+
+
+def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    dotted: dict[str, Any] = {}
+    for key, value in content.items():
+        dotted |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return dotted
+
+
+def _nested(dotted: dict[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    for key, value in dotted.items():
+        *path, last = key.split(".")
+        place = content
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return content
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

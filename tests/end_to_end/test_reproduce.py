@@ -1,0 +1,99 @@
+"""The paper's reader: everything in small, killed and called again, called once more, folded, shown from the fold."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+WORDS = ["reproduce", "table1", "table3", "fig1", "fig2", "--quick", "--rounds", "2", "--seeds", "1", "--jobs", "1"]
+RUNS = 8  # four methods at two betas
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    """In a session of its own, so that a kill reaches everything it started."""
+    command = [sys.executable, "-m", "fedgg", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def finish(*words: str) -> str:
+    process = start(*words)
+    text, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return text
+
+
+def histories(out: Path) -> dict[str, list[dict[str, Any]]]:
+    """Everything but the seconds, of every run."""
+    found = {}
+    for file in sorted(out.glob("digits/*/seed-*/rounds.jsonl")):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        found[str(file.parent.relative_to(out))] = [
+            {key: value for key, value in line.items() if key != "seconds"} for line in lines
+        ]
+    return found
+
+
+def stamps(out: Path) -> dict[str, int]:
+    return {str(file): file.stat().st_mtime_ns for file in sorted(out.glob("digits/*/*/*"))}
+
+
+def rows(file: Path) -> list[list[str]]:
+    return list(csv.reader(file.read_text(encoding="utf-8").splitlines()))
+
+
+def kill_in_the_middle(*words: str, out: Path) -> None:
+    """By kill -9, as soon as the second run has written something."""
+    process = start(*words)
+    deadline = time.monotonic() + 120
+    while len(list(out.glob("digits/*/seed-*/rounds.jsonl"))) < 2 and time.monotonic() < deadline:
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_killed_and_called_again(tmp_path: Path) -> None:
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    text = finish(*WORDS, "--out", str(straight), "--fold", str(tmp_path / "folded" / "all.json"))
+    assert "The quick version" in text
+    assert f"{RUNS} runs of 2 rounds, 0 of them finished" in text
+
+    kill_in_the_middle(*WORDS, "--out", str(killed), out=killed)
+    ended = list(killed.glob("digits/*/seed-*/summary.json"))
+    assert len(ended) < RUNS
+    finish(*WORDS, "--out", str(killed))
+    assert len(histories(straight)) == RUNS
+    assert histories(killed) == histories(straight)
+    for name in ("table1.csv", "table3.csv", "fig1.csv", "fig2.csv"):
+        assert (killed / name).read_bytes() == (straight / name).read_bytes()
+
+    before = stamps(straight)
+    assert f"{RUNS} of them finished" in finish(*WORDS, "--out", str(straight))
+    assert stamps(straight) == before, "a second call runs nothing"
+
+    longer = finish("reproduce", "table1", "--list", "--quick", "--rounds", "3", "--out", str(straight))
+    assert f"in {RUNS} finished runs on this device" in longer
+
+    shown = tmp_path / "shown"
+    finish(*WORDS, "--from", str(tmp_path / "folded"), "--out", str(shown))
+    for name in ("table1.csv", "table3.csv", "fig1.csv", "fig2.csv"):
+        assert rows(shown / name) == rows(straight / name)
+    assert not (shown / "digits").exists()
+    page = (straight / "paper.html").read_text(encoding="utf-8")
+    assert page.count("<table") == 2
+    assert page.count("<svg") == 2
+
+
+def test_the_list_needs_no_data(tmp_path: Path) -> None:
+    text = finish("reproduce", "--list", "--quick", "--rounds", "3", "--out", str(tmp_path / "none"))
+    for words in ("table1", "fig3", "a probe of a few local steps", "epsilon"):
+        assert words in text
+    assert not (tmp_path / "none").exists()

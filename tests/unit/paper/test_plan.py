@@ -1,0 +1,100 @@
+"""Items share their runs, a run's folder is its settings, and the presets are what the items run."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from fedgg.errors import UserError
+from fedgg.lab.parts import build_algorithm
+from fedgg.paper.items import DATASETS, ITEMS, METHODS, chosen_datasets, chosen_items
+from fedgg.paper.plan import Line, Plan
+from fedgg.paper.presets import preset
+from fedgg.paper.printed import ACCURACY, ROUNDS
+from fedgg.paper.readings import READINGS
+from fedgg.paper.results import identity
+
+
+def plan(*items: str, **more: object) -> Plan:
+    return Plan(chosen_items(items), tuple(DATASETS), (0, 1, 2), **more)  # type: ignore[arg-type]
+
+
+def counts(*items: str, **more: object) -> int:
+    return len(plan(*items, **more).runs())
+
+
+def test_shared_runs_count_once() -> None:
+    assert counts("table1") == counts("table1", "table3") == 3 * 4 * 3
+    assert counts("table1", "table2") == counts("fig2", "table3", "table4") == 2 * 3 * 4 * 3
+    assert counts("fig1") == 0
+    assert counts("fig3") == 11 * 3
+    assert counts("all") == 72 + 33 - 2 * 3  # FedAvg and mu 0.01 at beta 0.5 are in both
+    assert counts("table1", readings=("text", "epsilon")) == 3 * 5 * 3
+
+
+def test_every_run_has_a_folder_of_its_own() -> None:
+    everything = plan("all", readings=tuple(READINGS))
+    places = [line.place(seed) for line, seed in everything.runs()]
+    assert len(set(places)) == len(places)
+    hashes = {line.experiment(seed).hash() for line, seed in everything.runs()}
+    assert len(hashes) == len(places)
+
+
+def test_other_rounds_or_precision_go_elsewhere_and_another_label_does_not() -> None:
+    (base, *_) = plan("table1").lines(ITEMS["table1"])
+    (short, *_) = plan("table1", changes={"rounds": 5}).lines(ITEMS["table1"])
+    (other, *_) = plan("table1", changes={"engine.precision": "fp64"}).lines(ITEMS["table1"])
+    assert len({line.place(0).parent for line in (base, short, other)}) == 3
+    assert base.place(0).parent == base.place(1).parent
+    named = Line(base.dataset, base.beta, base.method, "x", base.base.changed({"name": "x"}))
+    assert named.place(2) == base.place(2)
+
+
+@pytest.mark.parametrize("name", ["fig3", "readings", *DATASETS])
+def test_presets_are_what_the_items_run(name: str) -> None:
+    """`fedgg compare experiments/NAME.toml` and `fedgg reproduce` train the same experiments."""
+    study = preset(name)
+    ours = {line.base.hash() for line, _ in plan("all", readings=tuple(READINGS)).runs()}
+    theirs = {label: study.experiment(label, 0).hash() for label in study.variants}
+    if name == "readings":  # it has other values of mu and lambda too
+        cifar10 = Plan(chosen_items(["table1", "table2"]), ("cifar10",), (0,), tuple(READINGS))
+        fedgg = {line.base.hash() for line, _ in cifar10.runs() if line.method == "FedGG"}
+        assert fedgg <= set(theirs.values())
+    else:
+        assert set(theirs.values()) <= ours
+
+
+def test_readings_can_be_built_and_differ() -> None:
+    built = [build_algorithm("fedgg", reading.settings) for reading in READINGS.values()]
+    assert len(set(map(str, built))) == len(built)
+
+
+def test_what_was_trained_is_known_whatever_it_ran_on() -> None:
+    line = plan("table1").methods("cifar10", 0.5)[-1]
+    here = line.experiment(0)
+    keeping = {"name": "y", "engine.precision": "fp64", "server.checkpoint_every": 3}
+    same = here.changed({**keeping, "algorithm.weight": "adaptive"})
+    assert identity(same) == identity(here)
+    for change in ({"seed": 1}, {"algorithm.mu": 0.02}, {"rounds": 99}, {"data.augment": "none"}):
+        assert identity(here.changed(change)) != identity(here)
+
+
+def test_names_that_are_none() -> None:
+    with pytest.raises(UserError, match="did you mean 'table1'"):
+        chosen_items(["tabel1"])
+    with pytest.raises(UserError, match="did you mean 'cifar10'"):
+        chosen_datasets("CIFAR-10")
+    with pytest.raises(UserError, match="did you mean 'epsilon'"):
+        plan("table1", readings=("epsilo",))
+    for key, option in (("algorithm.mu", "--reading"), ("seed", "--seeds"), ("data.source", "--datasets")):
+        with pytest.raises(UserError, match=option):
+            plan("table1", changes={key: 1})
+
+
+def test_the_printed_tables_are_complete_and_speed_ups_fit_their_rounds() -> None:
+    for beta, dataset, method in itertools.product((0.5, 0.1), DATASETS, METHODS):
+        assert 0 < ACCURACY[beta][dataset][method][0] < 100
+        told = ROUNDS[beta][dataset][method]
+        if told is not None:
+            assert told[1] == pytest.approx(100 / told[0], abs=0.01)
