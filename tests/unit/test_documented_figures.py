@@ -51,3 +51,12 @@ def test_seconds_beside_other_frameworks() -> None:
     assert {"fedgg workers, 2 processes", "tight loop, 2 threads", "pfl-research, 2 workers"} <= common
     for label in common:
         assert told[label] == f"{seen[label]:.2f}"
+
+
+def test_steps_beside_fedavg() -> None:
+    record = json.loads((HOME / "results" / "step-cost-cpu.json").read_text(encoding="utf-8"))
+    for label, model in (("CNN", "cnn"), ("MLP", "mlp"), ("MLP", "small")):
+        lines = [line for line in record["measured"] if line["model"] == model]
+        ratios = [f"{line['to_fedavg']:.2f}" for line in lines if line["algorithm"] != "FedAvg"]
+        assert f"| {label}, {lines[0]['parameters']:,} | {' | '.join(ratios)} |" in ENGINES
+    assert record["conditions"]["code"]["commit"][:7] in ENGINES
