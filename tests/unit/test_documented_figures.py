@@ -72,3 +72,12 @@ def test_prose_between_the_blocks_is_kept() -> None:
     assert numbers.filled(changed, numbers.made()) == page.replace("## Rounds", "## Rounds\n\nBy hand.")
     with pytest.raises(UserError, match="table1"):
         numbers.filled(page.replace("<!-- table1 -->", ""), numbers.made())
+
+
+def test_steps_beside_fedavg() -> None:
+    record = json.loads((HOME / "results" / "step-cost-cpu.json").read_text(encoding="utf-8"))
+    for label, model in (("CNN", "cnn"), ("MLP", "mlp"), ("MLP", "small")):
+        lines = [line for line in record["measured"] if line["model"] == model]
+        ratios = [f"{line['to_fedavg']:.2f}" for line in lines if line["algorithm"] != "FedAvg"]
+        assert f"| {label}, {lines[0]['parameters']:,} | {' | '.join(ratios)} |" in ENGINES
+    assert record["conditions"]["code"]["commit"][:7] in ENGINES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -63,6 +64,7 @@ class Dataset:
         moved = {name: getattr(self, name).to(device) for name in ("x_train", "y_train", "x_test", "y_test")}
         return replace(self, **moved)
 
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of every value, so that a resumed run notices other data."""
         digest = hashlib.sha256()
@@ -70,3 +72,21 @@ class Dataset:
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             digest.update(tensor.cpu().contiguous().numpy().reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
+
+    @cached_property
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of each channel of the training set; in chunks, so that bytes are never blown up at once.
+
+        Like the fingerprint it is found once, however many runs of a study share the data.
+        """
+        x = self.x_train
+        axes = [0, *range(2, x.ndim)]
+        total = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
+        square = torch.zeros_like(total)
+        for chunk in x.split(8192):
+            values = chunk.double()
+            total += values.sum(axes)
+            square += values.square().sum(axes)
+        count = x.numel() / x.shape[1]
+        mean = total / count
+        return mean, (square / count - mean.square()).clamp_min(0).sqrt()

@@ -37,21 +37,8 @@ def scaling(kind: Normalisation, dataset: Dataset, dtype: torch.dtype) -> Scalin
         return Scaling(torch.zeros(1, dtype=dtype), torch.ones(1, dtype=dtype))
     if kind == "unit":
         return Scaling(torch.zeros(1, dtype=dtype), torch.full((1,), 1 / dataset.peak, dtype=dtype))
-    mean, deviation = _moments(dataset.x_train)
+    mean, deviation = dataset.moments
     spatial = [1] * (dataset.x_train.ndim - 2)
     steady = torch.where(deviation > 0, deviation, 1)  # a constant feature stays constant
     return Scaling(mean.view(-1, *spatial).to(dtype), (1 / steady).view(-1, *spatial).to(dtype))
 
-
-def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each channel, in float64 and in chunks so that bytes are never blown up all at once."""
-    axes = [0, *range(2, x.ndim)]
-    total = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
-    square = torch.zeros_like(total)
-    for chunk in x.split(8192):
-        values = chunk.double()
-        total += values.sum(axes)
-        square += values.square().sum(axes)
-    count = x.numel() / x.shape[1]
-    mean = total / count
-    return mean, (square / count - mean.square()).clamp_min(0).sqrt()

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from fedgg.engines.heap import keep_freed_memory
 from fedgg.engines.parcel import Parcel, pack, receive, send, unpack
 from fedgg.engines.strangers import Stranger, meet, strangers
 
@@ -66,6 +67,7 @@ def work(pipe: Connection, parents_pipes: Sequence[Connection]) -> None:
     for other in parents_pipes:
         other.close()
     torch.set_num_threads(1)
+    keep_freed_memory()
     inbox: queue.SimpleQueue[tuple[tuple[Any, ...], Parcel | None]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, inbox), daemon=True).start()
     try:

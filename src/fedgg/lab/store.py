@@ -133,7 +133,7 @@ class Store:
             )
         if versions["model"] != _shape_of(federation.net.layout):
             raise UserError(f"{self.folder} was started with a model of other parameters: choose another folder")
-        if versions["data"] != federation.dataset.fingerprint():
+        if versions["data"] != federation.dataset.fingerprint:
             raise UserError(f"{self.folder} was started on other data than {federation.dataset.name} holds now")
         if self._facts("partition.json", "hash")["hash"] != federation.partition.hash():
             raise UserError(f"{self.folder} was started on another split of the data than this fedgg draws")
@@ -266,7 +266,7 @@ def _versions(federation: Federation) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "experiment": federation.experiment.trajectory(),
-        "data": federation.dataset.fingerprint(),
+        "data": federation.dataset.fingerprint,
         "model": _shape_of(federation.net.layout),
         "fedgg": VERSION,
         **commit(),

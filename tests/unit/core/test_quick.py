@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedgg.core.quick import QuickPool, WindowConvolution, quickened
+from fedgg.core.quick import PairConvolution, QuickPool, quickened
 
 MODULES = {
     "few channels": lambda: nn.Sequential(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
@@ -42,7 +42,7 @@ def test_outputs_and_gradients_are_torchs(name: str, dtype: torch.dtype) -> None
 
 def test_what_is_replaced() -> None:
     few, many, alone = (quickened(MODULES[name]()) for name in ("few channels", "many channels", "pool alone"))
-    assert [type(part) for part in few.children()] == [WindowConvolution, nn.Identity, nn.ReLU]
+    assert [type(part) for part in few.children()] == [PairConvolution, nn.Identity, nn.ReLU]
     assert [type(part) for part in many.children()] == [nn.Conv2d, QuickPool, nn.ReLU]
     assert [type(part) for part in alone.children()] == [nn.Conv2d, QuickPool, nn.Tanh]
     other = MODULES["other windows"]()

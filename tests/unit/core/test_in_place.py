@@ -1,0 +1,102 @@
+"""Steps in place are the steps of `local_step`, in one piece or in many."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedgg.algorithms import SCAFFOLD, FedAvg, FedGG, FedProx
+from fedgg.core import in_place
+from fedgg.core.algorithm import Algorithm, Batch
+from fedgg.core.local import LocalEnd, LocalStart, end_round, local_round, local_step, open_round
+from fedgg.core.net import Net
+from fedgg.core.seeds import torch_stream
+from fedgg.core.sgd import SGD
+
+STEPS, BATCH, FEATURES, CLASSES = 5, 4, 6, 3
+ALGORITHMS = [
+    FedAvg(),
+    FedProx(mu=0.3),
+    SCAFFOLD(),
+    FedGG(mu=2.0),
+    FedGG(weight="fixed", lam=0.2, first_step="epsilon"),
+    FedGG(mu=2.0, first_step="push"),
+]
+
+
+class TwoBiases(nn.Module):
+    """Autograd gives both of them the same tensor as their gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(CLASSES, FEATURES))
+        self.one, self.other = nn.Parameter(torch.randn(BATCH, CLASSES)), nn.Parameter(torch.randn(BATCH, CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = x @ self.weight.t() + (self.one + self.other)
+        return outputs
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 5), nn.ReLU(), nn.Linear(5, CLASSES))
+
+
+def client(algorithm: Algorithm, make: type[nn.Module] | None = None) -> tuple[Net, LocalStart, list[Batch]]:
+    with torch_stream(3, "test"):
+        net = Net((make or plain)().double())
+        w = net.start
+        kept = {name: torch.randn_like(rows) for name, rows in algorithm.client_memory(w).items()}
+        down = {"variate": torch.randn_like(w)} if isinstance(algorithm, SCAFFOLD) else {}
+        x, y = torch.randn(STEPS, 1, BATCH, FEATURES).double(), torch.randint(CLASSES, (STEPS, 1, BATCH))
+    start = LocalStart(
+        w=w,
+        down=down,
+        memory=kept,
+        buffers={},
+        examples=torch.full_like(w[:, :1], STEPS * BATCH),
+        steps=torch.full_like(w[:, :1], STEPS),
+        dropout=[],
+    )
+    return net, start, [Batch(a, b, torch.ones(1, BATCH).double()) for a, b in zip(x, y, strict=True)]
+
+
+def step_by_step(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, batches: list[Batch]) -> LocalEnd:
+    running, site = open_round(algorithm, net, sgd, start)
+    for batch in batches:
+        running = local_step(algorithm, sgd, running, site, batch)
+    return end_round(algorithm, start, running, site)
+
+
+def assert_alike(one: LocalEnd, other: LocalEnd) -> None:
+    for a, b in ((one.up, other.up), (one.memory, other.memory), (one.readings, other.readings)):
+        assert a.keys() == b.keys()
+        for name in a:
+            assert torch.allclose(a[name], b[name], rtol=1e-10, atol=1e-12), name
+    assert torch.allclose(one.loss, other.loss, rtol=1e-12)
+
+
+@pytest.mark.parametrize("piece", [7, 1 << 18])
+@pytest.mark.parametrize(("momentum", "decay"), [(0.9, 0.0), (0.0, 0.0), (0.9, 0.01), (0.0, 0.01)])
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
+def test_in_place_is_step_by_step(
+    algorithm: Algorithm, momentum: float, decay: float, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_place, "PIECE", piece)
+    monkeypatch.setattr(in_place, "SMALL", piece)
+    net, start, batches = client(algorithm)
+    sgd = SGD.of(0.1, momentum, decay, start.w)
+    before = start.w.clone()
+    assert_alike(local_round(algorithm, net, sgd, start, batches), step_by_step(algorithm, net, sgd, start, batches))
+    assert torch.equal(start.w, before)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
+def test_parameters_that_share_a_gradient(
+    algorithm: Algorithm, momentum: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_place, "SMALL", 0)
+    net, start, batches = client(algorithm, TwoBiases)
+    sgd = SGD.of(0.1, momentum, 0.0, start.w)
+    assert_alike(local_round(algorithm, net, sgd, start, batches), step_by_step(algorithm, net, sgd, start, batches))
