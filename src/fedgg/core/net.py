@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.utils.flop_counter import FlopCounterMode
 
+from fedgg.core.effort import CountedProducts
 from fedgg.core.layout import Layout
 from fedgg.core.masks import CountedMasks
 from fedgg.core.quick import quickened
@@ -100,15 +100,16 @@ class Net:
         """Multiply-adds an example; and, on the way, how many numbers a forward pass of it leaves behind."""
         sizes: list[int] = [x[0].numel()]
         leaves = [part for part in self.module.modules() if not list(part.children())]
+        counted = CountedProducts()
         hooks = [part.register_forward_hook(lambda _, __, y: sizes.append(_numel(y) // len(x))) for part in leaves]
         try:
-            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            with torch.no_grad(), counted:
                 self.bind(self.start_buffers, train=False)(self.start, x[None])
         finally:
             for hook in hooks:
                 hook.remove()
         self.activations = sum(sizes)
-        return float(counter.get_total_flops()) / 2 / len(x)
+        return counted.multiply_adds / len(x)
 
     def _fails_on_one(self, x: Tensor) -> bool:
         """Batch statistics of a single value do not exist: PyTorch refuses them."""

@@ -41,4 +41,3 @@ def scaling(kind: Normalisation, dataset: Dataset, dtype: torch.dtype) -> Scalin
     spatial = [1] * (dataset.x_train.ndim - 2)
     steady = torch.where(deviation > 0, deviation, 1)  # a constant feature stays constant
     return Scaling(mean.view(-1, *spatial).to(dtype), (1 / steady).view(-1, *spatial).to(dtype))
-

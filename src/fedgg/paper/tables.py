@@ -145,10 +145,12 @@ def _percent(ours: Spread | None, row: Row, seeds: int) -> str:
 
 
 def _notes(comparison: Comparison, study: StudyRecord) -> list[str]:
-    """Where nothing at all has been run, one sentence is enough."""
+    """What the comparison says; of methods that have no run at all, a sentence for all of them."""
     if not any(study.runs.values()):
         return ["nothing has been run yet."]
-    return list(comparison.notes)
+    absent = [label for label, runs in study.runs.items() if not runs]
+    notes = [note for note in comparison.notes if not note.startswith(tuple(f"{label}: " for label in absent))]
+    return [*notes, f"not run yet: {'; '.join(absent)}."] if absent else notes
 
 
 def _accuracy_rule(accuracy: Accuracy) -> tuple[str, ...]:

@@ -44,19 +44,21 @@ def curve_panels(grid: Sequence[Sequence[Panel]], reference: str | None = None, 
     figure = blank(max(5.2, 3.1 * columns + (0 if own_legends else 1.5)), 2.5 * rows + 0.5)
     axes = figure.subplots(rows, columns, squeeze=False, sharey=own_legends)
     labels = list(dict.fromkeys(label for row in grid for panel in row for label in panel.lines))
+    drawn = {label for row in grid for panel in row for label, runs in panel.lines.items() if _finished(runs)}
     for at, row in enumerate(grid):
         for place, panel in enumerate(row):
             styles = _styles(list(panel.lines) if own_legends else labels, reference)
             _curves(axes[at][place], panel, styles)
             if own_legends:
-                _legend(axes[at][place], styles, loc="lower right")
+                _legend(axes[at][place], {k: v for k, v in styles.items() if k in drawn}, loc="lower right")
             if at == rows - 1:
                 axes[at][place].set_xlabel("round")
         axes[at][0].set_ylabel("test accuracy")
         for empty in axes[at][len(row) :]:
             empty.set_visible(False)
     if not own_legends:
-        _legend(figure, _styles(labels, reference), loc="outside right upper")
+        styles = _styles(labels, reference)
+        _legend(figure, {k: v for k, v in styles.items() if k in drawn}, loc="outside right upper")
     return figure
 
 
@@ -104,9 +106,13 @@ def _styles(labels: Sequence[str], reference: str | None) -> dict[str, dict[str,
     return styles
 
 
+def _finished(runs: list[RunRecord]) -> list[RunRecord]:
+    return [run for run in runs if run.status != "diverged"]
+
+
 def _curves(axes: Axes, panel: Panel, styles: dict[str, dict[str, Any]]) -> None:
     for label, runs in panel.lines.items():
-        rounds, accuracies = common_rounds([run for run in runs if run.status != "diverged"])
+        rounds, accuracies = common_rounds(_finished(runs))
         if not len(accuracies):
             continue
         style = styles[label]
@@ -114,9 +120,11 @@ def _curves(axes: Axes, panel: Panel, styles: dict[str, dict[str, Any]]) -> None
         if len(accuracies) > 1:
             low, high = accuracies.min(axis=0), accuracies.max(axis=0)
             axes.fill_between(rounds, low, high, color=style["color"], alpha=0.13, linewidth=0)
+    axes.set_title(panel.title, loc="left")
     if not axes.lines:
         axes.text(0.5, 0.5, "no finished run", transform=axes.transAxes, ha="center", color="#888888")
-    axes.set_title(panel.title, loc="left")
+        axes.set(xticks=[], yticks=[])
+        return
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     axes.margins(x=0.02)
