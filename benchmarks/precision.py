@@ -1,40 +1,67 @@
-"""Do tf32 and bf16 train what fp32 trains? The curves of results/cifar10-*.json, and the table in docs/engines.md.
+"""Do tf32 and bf16 train what fp32 trains? Curves of runs folded under results/, and the table in docs/engines.md.
 
-python benchmarks/precision.py docs/figures/precision-cifar10.png
+python benchmarks/precision.py docs/figures/precision.png
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from fedgg.report.folded import read_folded
+from fedgg.report.folders import RunRecord
 from fedgg.report.style import COLOURS, blank, styled
 
 RESULTS = Path(__file__).parent.parent / "results"
-FILES = {"fp32": "cifar10-fp32-half.json", "tf32": "cifar10-tf32-half.json", "bf16": "cifar10-bf16.json"}
-CASES = {
-    "FedAvg, beta 0.5": "fedavg-beta-0.5",
-    "FedGG, beta 0.5": "fedgg-beta-0.5",
-    "FedAvg, beta 0.1": "fedavg-beta-0.1",
-    "FedGG, beta 0.1": "fedgg-beta-0.1",
+FILES = {
+    "cifar10": {"fp32": "cifar10-fp32-half", "tf32": "cifar10-tf32-half", "bf16": "paper/cifar10"},
+    "svhn": {"fp32": "svhn-fp32-fedavg", "tf32": "svhn-tf32-fedavg", "bf16": "paper/svhn"},
 }
 SEEDS = (0, 1, 2)
 LAST = 10  # rounds
 
 
-def curves(precision: str, case: str) -> list[list[float]]:
-    runs = json.loads((RESULTS / FILES[precision]).read_text(encoding="utf-8"))["runs"]
-    return [[100 * value for value in runs[f"{case}/seed-{seed}"]["test_accuracy"]] for seed in SEEDS]
+@dataclass(frozen=True)
+class Case:
+    data: str
+    algorithm: str
+    beta: float
+
+    def of(self, record: RunRecord) -> bool:
+        config = record.config
+        return (config["algorithm"]["name"], config["split"]["beta"]) == (self.algorithm, self.beta)
 
 
-def row(case: str) -> list[str]:
+CASES = {
+    "CNN on CIFAR-10, FedAvg, beta 0.5": Case("cifar10", "fedavg", 0.5),
+    "CNN on CIFAR-10, FedGG, beta 0.5": Case("cifar10", "fedgg", 0.5),
+    "CNN on CIFAR-10, FedAvg, beta 0.1": Case("cifar10", "fedavg", 0.1),
+    "CNN on CIFAR-10, FedGG, beta 0.1": Case("cifar10", "fedgg", 0.1),
+    "MLP on SVHN, FedAvg, beta 0.5": Case("svhn", "fedavg", 0.5),
+    "MLP on SVHN, FedAvg, beta 0.1": Case("svhn", "fedavg", 0.1),
+}
+
+
+@cache
+def runs(file: str) -> list[RunRecord]:
+    return read_folded(RESULTS / f"{file}.json")
+
+
+def curves(precision: str, case: Case) -> list[list[float]]:
+    """Test accuracy in per cent, one curve a seed."""
+    found = {record.config["seed"]: record for record in runs(FILES[case.data][precision]) if case.of(record)}
+    return [[100 * float(value) for value in found[seed].accuracy()[1]] for seed in SEEDS]
+
+
+def row(case: Case) -> list[str]:
     """Mean of the last rounds and its deviation over seeds, in each precision."""
     cells = []
-    for precision in FILES:
+    for precision in FILES[case.data]:
         ends = [statistics.mean(curve[-LAST:]) for curve in curves(precision, case)]
         cells.append(f"{statistics.mean(ends):.1f} ± {statistics.stdev(ends):.1f}")
     return cells
@@ -42,17 +69,19 @@ def row(case: str) -> list[str]:
 
 @styled
 def draw() -> Figure:
-    figure = blank(11, 2.8)
-    panels = figure.subplots(1, len(CASES), sharey=True)
+    figure = blank(9.5, 5.2)
+    panels = figure.subplots(2, 3).flatten()
     for panel, (label, case) in zip(panels, CASES.items(), strict=True):
-        for colour, precision in zip(COLOURS, FILES, strict=False):
+        for colour, precision in zip(COLOURS, FILES[case.data], strict=False):
             for number, curve in enumerate(curves(precision, case)):
                 name = precision if number == 0 else None
                 panel.plot(range(1, len(curve) + 1), curve, color=colour, linewidth=0.8, alpha=0.8, label=name)
-        panel.set_title(label)
+        panel.set_title(label, loc="left")
+    for panel in panels[3:]:
         panel.set_xlabel("round")
-    panels[0].set_ylabel("test accuracy, %")
-    panels[-1].legend(loc="lower right")
+    for panel in panels[::3]:
+        panel.set_ylabel("test accuracy, %")
+    panels[2].legend(loc="lower right")
     return figure
 
 
