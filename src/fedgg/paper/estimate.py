@@ -64,7 +64,8 @@ class Estimate:
             seconds = sum(record.seconds for record in finished) / rounds
             runs = f"{len(finished)} finished run{'s' if len(finished) > 1 else ''}"
             return Pace(seconds, f"{seconds:.3g} s a round in {runs} on this device")
-        step, steps = seconds_a_step(line.base), steps_a_round(line.base)
+        together = sum(missing.dataset == line.dataset for missing, _ in self.plan.runs())
+        step, steps = seconds_a_step(line.base, together), steps_a_round(line.base)
         return Pace(
             step * steps,
             f"a probe of a few local steps on random input, {1000 * step:.3g} ms a step, {steps} steps a round; "
