@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 def reproduce(
     items: Annotated[
-        list[str] | None, typer.Argument(help="table1 to table4, fig1 to fig3, or all; several may be named.")
+        list[str] | None,
+        typer.Argument(help="table1 to table4, fig1 to fig3, or all of them; readings, inner, scaffold: ours."),
     ] = None,
     show_list: Annotated[
         bool, typer.Option("--list", help="What there is, what it needs, and how long it would take here.")
@@ -79,7 +80,7 @@ def reproduce(
             raise UserError("name what to reproduce: table1 to table4, fig1 to fig3, or all; --list says what each is")
         items = ["all"]
     plan = Plan(
-        items=chosen_items(items or ["all"]),
+        items=chosen_items(items or ["all", "ours"]),
         datasets=(QUICK,) if quick else chosen_datasets(datasets),
         seeds=choices.seeds_or_count(seeds) if seeds else ((0, 1) if quick else (0, 1, 2)),
         readings=tuple(dict.fromkeys(reading or ["text"])),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from fedgg.lab.build import splits_alone
+from fedgg.paper.drawn import Drawn
+from fedgg.paper.inner import inner_figure
 from fedgg.paper.items import REFERENCE, Item, shown_dataset
 from fedgg.paper.plan import Line, Plan
 from fedgg.paper.results import Results
@@ -26,21 +26,12 @@ _P = TypeVar("_P")
 BAND = "Line: mean over seeds, band: lowest to highest; diverged runs are left out."
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """A figure, what it shows, what belongs under it, and every number in it."""
-
-    figure: Figure
-    shows: str
-    notes: tuple[str, ...]
-    numbers: Table
-    summary: Table | None = None  # what is worth reading as a table
-
-
 def drawn(plan: Plan, item: Item, results: Results, data_folder: Path | None = None, run: bool = True) -> Drawn | None:
     """The figure, or None where there is nothing to draw. Without `run` no data set is opened."""
     if item.kind == "split":
         return _splits(plan, item, results, data_folder, run)
+    if item.kind == "inner":
+        return inner_figure(plan, item, results)
     return _weights(plan, item, results) if item.kind == "weights" else _accuracy(plan, item, results)
 
 

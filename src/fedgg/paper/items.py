@@ -1,4 +1,4 @@
-"""What the paper's tables and figures are made of."""
+"""What the paper's tables and figures are made of, and three studies of ours that go with them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ ROUNDS = 100
 class Item:
     name: str
     title: str
-    kind: Literal["accuracy", "rounds", "split", "curves", "weights"]
+    kind: Literal["accuracy", "rounds", "split", "curves", "weights", "study", "inner"]
     betas: tuple[float, ...]
     datasets: tuple[str, ...] = tuple(DATASETS)
+    study: str = ""  # the preset whose variants it is made of, if not the methods of the tables
+    ours: bool = False  # not the paper's
 
     @property
     def is_table(self) -> bool:
-        return self.kind in ("accuracy", "rounds")
+        return self.kind in ("accuracy", "rounds", "study")
 
 
 _ITEMS = (
@@ -36,17 +38,20 @@ _ITEMS = (
     Item("table4", "Table 4: rounds to FedAvg's last accuracy, Dirichlet 0.1", "rounds", (0.1,)),
     Item("fig1", "Fig. 1: the split of the data over clients", "split", (0.5, 0.1)),
     Item("fig2", "Fig. 2: test accuracy against rounds", "curves", (0.5, 0.1)),
-    Item("fig3", "Fig. 3: adaptive against fixed weights", "weights", (0.5,), ("cifar10",)),
+    Item("fig3", "Fig. 3: adaptive against fixed weights", "weights", (0.5,), ("cifar10",), "fig3"),
+    Item("readings", "Ours: the readings of FedGG side by side", "study", (0.5, 0.1), ("cifar10",), "readings", True),
+    Item("inner", "Ours: what FedGG sees of itself", "inner", (0.5, 0.1), ("cifar10",), "readings", True),
+    Item("scaffold", "Ours: SCAFFOLD under momentum", "study", (0.1,), ("cifar10",), "scaffold-modes", True),
 )
 ITEMS: dict[str, Item] = {item.name: item for item in _ITEMS}
 
 
 def chosen_items(names: Sequence[str]) -> tuple[Item, ...]:
-    """Items by name, each once and in the paper's order; `all` is every one."""
+    """Items by name, each once and in the paper's order; `all` is every one of the paper's, `ours` of ours."""
     for name in names:
-        if name != "all" and name not in ITEMS:
-            raise UserError(f"the paper has no {name!r}{nearest(name, [*ITEMS, 'all'])}")
-    return tuple(item for item in _ITEMS if item.name in names or "all" in names)
+        if name not in (*ITEMS, "all", "ours"):
+            raise UserError(f"the paper has no {name!r}{nearest(name, [*ITEMS, 'all', 'ours'])}")
+    return tuple(item for item in _ITEMS if item.name in names or ("ours" if item.ours else "all") in names)
 
 
 def chosen_datasets(text: str | None) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedgg.paper.estimate import Estimate, Need
-from fedgg.paper.items import ITEMS
 from fedgg.paper.plan import Plan
 from fedgg.paper.readings import READINGS
 from fedgg.report.conditions import shown_seconds
@@ -16,8 +15,7 @@ def items_table(plan: Plan, out: Path, processes: int) -> Table:
     """Runs needed and finished, and the time left; data sets of which nothing has finished are probed for it."""
     estimate = Estimate(plan, out, processes)
     rows = [(item.name, item.title.partition(": ")[2], *_cells(estimate.need([item]))) for item in plan.items]
-    name = "all" if len(plan.items) == len(ITEMS) else "together"
-    rows.append((name, "shared runs are run once", *_cells(estimate.need(plan.items))))
+    rows.append(("together", "shared runs are run once", *_cells(estimate.need(plan.items))))
     columns = ("item", "what it is", "runs", "finished", "time left here")
     return Table("The paper's tables and figures", columns, tuple(rows), _notes(plan, out, processes, estimate))
 

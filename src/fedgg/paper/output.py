@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedgg.lab.files import writing_to
-from fedgg.paper.figures import Drawn, drawn
+from fedgg.paper.drawn import Drawn
+from fedgg.paper.figures import drawn
 from fedgg.paper.items import Item, shown_dataset
 from fedgg.paper.plan import Plan
 from fedgg.paper.results import Results
+from fedgg.paper.studies import study_table
 from fedgg.paper.tables import Accuracy, paper_table, titled
 from fedgg.report.figures import save
 from fedgg.report.page import Picture, Section, page
@@ -34,7 +36,9 @@ def make(
 ) -> list[Made]:
     made = []
     for item in plan.items:
-        if item.is_table:
+        if item.kind == "study":
+            made.append(Made(item, table=study_table(plan, item, results)))
+        elif item.is_table:
             made.append(Made(item, table=paper_table(plan, item, results, accuracy)))
         else:
             made.append(Made(item, figure=drawn(plan, item, results, data_folder, run)))

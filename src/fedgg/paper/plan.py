@@ -23,6 +23,8 @@ _FIXED = {
     "data.source": "--datasets",
     "algorithm": "--reading",
 }
+# Of all readings, those whose inner readings are worth a picture.
+INNER = ("FedGG mu 0.01", "FedGG mu 0.1", "FedGG mu 1", "FedGG lambda 5e-8 epsilon")
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,14 @@ class Plan:
         return (QUICK,) if self.quick else tuple(name for name in self.datasets if name in item.datasets)
 
     def lines(self, item: Item) -> list[Line]:
-        found = []
+        found: list[Line] = []
         for dataset in self.datasets_of(item):
             for beta in item.betas:
-                if item.kind == "weights":
-                    found += self._weights(dataset, beta)
+                if item.study:
+                    found += self._variants(item.study, dataset, beta)
                 elif item.kind != "split":
                     found += self.methods(dataset, beta)
-        return found
+        return [line for line in found if line.label in INNER] if item.kind == "inner" else found
 
     def runs(self, items: Iterable[Item] | None = None) -> list[tuple[Line, int]]:
         """Every run once, data set by data set, seed by seed: all methods can be compared as early as possible."""
@@ -110,11 +112,15 @@ class Plan:
                 lines.append(self._line(dataset, beta, method, method, variants[f"{method}, beta {beta:g}"]))
         return lines
 
-    def _weights(self, dataset: str, beta: float) -> list[Line]:
-        end = f", beta {beta:g}"
+    def _variants(self, study: str, dataset: str, beta: float) -> list[Line]:
+        """Those of a study's variants that are of this beta."""
+        own, end = preset(study), f", beta {beta:g}"
         return [
-            self._line(dataset, beta, label.split()[0].strip(","), label.removesuffix(end), changes)
-            for label, changes in preset("fig3").variants.items()
+            self._line(
+                dataset, beta, label.split()[0].strip(","), label.removesuffix(end), {"split.beta": beta, **changes}
+            )
+            for label, changes in own.variants.items()
+            if changes.get("split.beta", own.base.split.beta) == beta
         ]
 
     def _line(self, dataset: str, beta: float, method: str, label: str, changes: dict[str, Any]) -> Line:

@@ -28,14 +28,14 @@ def paper_table(plan: Plan, item: Item, results: Results, accuracy: Accuracy = "
     entered: list[RunRecord] = []
     for dataset in plan.datasets_of(item):
         own = [line for line in lines if line.dataset == dataset]
-        study = _study(plan, own, results)
+        study = as_study(plan, own, results)
         comparison = compare(study)
         for line, row in zip(own, comparison.rows, strict=True):
             cells = _accuracies(line, row, study, accuracy) if item.kind == "accuracy" else _rounds(line, row)
             rows.append((shown_dataset(dataset), line.label, *cells))
-        notes += [f"{shown_dataset(dataset)}: {note}" for note in _notes(comparison, study)]
+        notes += [f"{shown_dataset(dataset)}: {note}" for note in notes_of(comparison, study)]
         entered += [record for by_seed in study.runs.values() for record in by_seed.values()]
-    rule = _accuracy_rule(accuracy) if item.kind == "accuracy" else _rounds_rule()
+    rule = _accuracy_rule(accuracy) if item.kind == "accuracy" else rounds_rule()
     about = (*rule, *about_runs(plan, item), *conditions(entered), *notes)
     return Table(titled(plan, item), _columns(item, accuracy), tuple(rows), about)
 
@@ -57,12 +57,12 @@ def about_runs(plan: Plan, item: Item) -> tuple[str, ...]:
         )
     elif plan.rounds != ROUNDS:
         told.append(f"Rounds: {plan.rounds}. The paper's values are of {ROUNDS} rounds, so not like for like.")
-    if item.kind != "weights":
+    if not item.study:
         told += [f"FedGG, {name}: {READINGS[name].says}." for name in plan.readings]
     return (*told, f"Seed{'s' if len(plan.seeds) > 1 else ''} {', '.join(map(str, plan.seeds))}.")
 
 
-def _study(plan: Plan, lines: list[Line], results: Results) -> StudyRecord:
+def as_study(plan: Plan, lines: list[Line], results: Results) -> StudyRecord:
     """The runs of one data set and split as a comparison; what has not been run is missing in it."""
     runs: dict[str, dict[int, RunRecord]] = {line.label: {} for line in lines}
     for line in lines:
@@ -91,11 +91,11 @@ def _accuracies(line: Line, row: Row, study: StudyRecord, accuracy: Accuracy) ->
     is_reference = line.label == REFERENCE
     over = printed[line.method][0] - printed[REFERENCE][0] if printed else 0.0
     cells[3] = "reference" if is_reference else f"{over:+.1f}" if printed else NONE
-    cells[4] = "reference" if is_reference else _over_reference(line, study, accuracy)
+    cells[4] = "reference" if is_reference else over_reference(line, study, accuracy)
     return tuple(cells)
 
 
-def _over_reference(line: Line, study: StudyRecord, accuracy: Accuracy) -> str:
+def over_reference(line: Line, study: StudyRecord, accuracy: Accuracy) -> str:
     mine, theirs = (_values(study.runs[label], accuracy) for label in (line.label, REFERENCE))
     if not mine.keys() & theirs.keys():
         return NONE
@@ -122,10 +122,10 @@ def _rounds(line: Line, row: Row) -> tuple[str, ...]:
     sent, received = NONE, NONE
     if raw.megabytes is not None and raw.megabytes_up is not None:
         sent, received = f"{raw.megabytes_up:.1f}", f"{raw.megabytes - raw.megabytes_up:.1f}"
-    return (paper[0], _reached(raw), _reached(smooth), paper[1], _speed(raw), _speed(smooth), sent, received)
+    return (paper[0], reached(raw), reached(smooth), paper[1], _speed(raw), _speed(smooth), sent, received)
 
 
-def _reached(reach: Reach) -> str:
+def reached(reach: Reach) -> str:
     if reach.rounds is None:
         return "never" if reach.asked else NONE
     return f"{reach.rounds:.0f}" + ("" if reach.reached == reach.asked else f" ({reach.reached} of {reach.asked})")
@@ -144,7 +144,7 @@ def _percent(ours: Spread | None, row: Row, seeds: int) -> str:
     return text if ours.n == seeds else f"{text} ({ours.n} of {seeds})"
 
 
-def _notes(comparison: Comparison, study: StudyRecord) -> list[str]:
+def notes_of(comparison: Comparison, study: StudyRecord) -> list[str]:
     """What the comparison says; of methods that have no run at all, a sentence for all of them."""
     if not any(study.runs.values()):
         return ["nothing has been run yet."]
@@ -162,7 +162,7 @@ def _accuracy_rule(accuracy: Accuracy) -> tuple[str, ...]:
     )
 
 
-def _rounds_rule() -> tuple[str, ...]:
+def rounds_rule() -> tuple[str, ...]:
     return (
         "Rounds until FedAvg's test accuracy at its last round is first reached, seed by seed, on average over the "
         "seeds that reach it; (1 of 3) says that one of three did. FedAvg's own row follows the same rule: what it has "

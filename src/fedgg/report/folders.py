@@ -63,6 +63,12 @@ class RunRecord:
         at_evaluation: Floats = so_far[np.array([_evaluated(line) for line in self.rounds], dtype=bool)]
         return at_evaluation
 
+    def reading(self, name: str) -> tuple[Ints, Floats]:
+        """The rounds in which the algorithm told this of itself, and the mean over its clients."""
+        told = [line for line in self.rounds if _is_number((line.get("readings") or {}).get(name))]
+        rounds = np.array([line["round"] for line in told], dtype=np.int64)
+        return rounds, np.array([line["readings"][name] for line in told], dtype=np.float64)
+
     def numbers(self, key: str) -> tuple[Ints, Floats]:
         """The rounds that have a number under `key` ("train_loss", "holdout_accuracy", ...), and those numbers."""
         told = [line for line in self.rounds if _is_number(line.get(key))]

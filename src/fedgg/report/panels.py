@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
 from fedgg.report.figures import common_rounds, compact
-from fedgg.report.folders import RunRecord
+from fedgg.report.folders import Floats, RunRecord
 from fedgg.report.style import COLOURS, LINE_STYLES, blank, styled
 
 
@@ -24,6 +24,15 @@ class Panel:
 
     title: str
     lines: dict[str, list[RunRecord]]
+
+
+@dataclass(frozen=True, eq=False)
+class ValuePanel:
+    """Curves of some number under one title, one curve a seed."""
+
+    title: str
+    lines: dict[str, list[Floats]]
+    logarithmic: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,39 @@ def curve_panels(grid: Sequence[Sequence[Panel]], reference: str | None = None, 
     if not own_legends:
         styles = _styles(labels, reference)
         _legend(figure, {k: v for k, v in styles.items() if k in drawn}, loc="outside right upper")
+    return figure
+
+
+@styled
+def value_panels(grid: Sequence[Sequence[ValuePanel]]) -> Figure:
+    """Rows of panels of any number against rounds; mean line and band over seeds, one legend for all."""
+    rows, columns = len(grid), max(map(len, grid))
+    figure = blank(3.0 * columns, 2.4 * rows + 0.6)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    labels = list(dict.fromkeys(label for row in grid for panel in row for label in panel.lines))
+    styles = _styles(labels, None)
+    for at, row in enumerate(grid):
+        for place, panel in enumerate(row):
+            here = axes[at][place]
+            for label, curves in panel.lines.items():
+                shared = min(map(len, curves))
+                values = np.array([curve[:shared] for curve in curves])
+                if panel.logarithmic:
+                    values = np.where(values > 0, values, np.nan)  # the first round has no weight
+                rounds = np.arange(1, shared + 1)
+                here.plot(rounds, values.mean(axis=0), **styles[label])
+                here.fill_between(rounds, values.min(axis=0), values.max(axis=0), alpha=0.13, linewidth=0,
+                                  color=styles[label]["color"])  # fmt: skip
+            if panel.logarithmic:
+                here.set_yscale("log")
+                here.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                here.yaxis.set_major_formatter(StrMethodFormatter("{x:.2g}"))
+                here.yaxis.set_minor_formatter(NullFormatter())
+            here.set_title(panel.title, loc="left")
+            here.grid(axis="y")
+            if at == rows - 1:
+                here.set_xlabel("round")
+    _legend(figure, styles, loc="outside lower center")
     return figure
 
 

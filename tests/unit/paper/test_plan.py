@@ -31,6 +31,10 @@ def test_shared_runs_count_once() -> None:
     assert counts("fig3") == 11 * 3
     assert counts("all") == 72 + 33 - 2 * 3  # FedAvg and mu 0.01 at beta 0.5 are in both
     assert counts("table1", readings=("text", "epsilon")) == 3 * 5 * 3
+    assert counts("readings") == counts("readings", "inner", "fig3") == 46 * 3
+    assert counts("inner") == 4 * 2 * 3
+    assert counts("scaffold") == 6 * 3
+    assert counts("ours") == (46 + 5) * 3  # FedAvg at beta 0.1 is in both
 
 
 def test_every_run_has_a_folder_of_its_own() -> None:
@@ -51,18 +55,17 @@ def test_other_rounds_or_precision_go_elsewhere_and_another_label_does_not() -> 
     assert named.place(2) == base.place(2)
 
 
-@pytest.mark.parametrize("name", ["fig3", "readings", *DATASETS])
+@pytest.mark.parametrize("name", ["fig3", "readings", "scaffold-modes", *DATASETS])
 def test_presets_are_what_the_items_run(name: str) -> None:
     """`fedgg compare experiments/NAME.toml` and `fedgg reproduce` train the same experiments."""
     study = preset(name)
-    ours = {line.base.hash() for line, _ in plan("all", readings=tuple(READINGS)).runs()}
+    ours = {line.base.hash() for line, _ in plan("all", "ours", readings=tuple(READINGS)).runs()}
     theirs = {label: study.experiment(label, 0).hash() for label in study.variants}
-    if name == "readings":  # it has other values of mu and lambda too
+    assert set(theirs.values()) <= ours
+    if name == "readings":  # every reading that can be asked for by name is in the study of them
         cifar10 = Plan(chosen_items(["table1", "table2"]), ("cifar10",), (0,), tuple(READINGS))
         fedgg = {line.base.hash() for line, _ in cifar10.runs() if line.method == "FedGG"}
         assert fedgg <= set(theirs.values())
-    else:
-        assert set(theirs.values()) <= ours
 
 
 def test_readings_can_be_built_and_differ() -> None:

@@ -1,0 +1,60 @@
+"""Studies of ours as tables: every variant of a preset beside FedAvg of the same split."""
+
+from __future__ import annotations
+
+from fedgg.paper.items import REFERENCE, Item, shown_dataset
+from fedgg.paper.plan import Plan
+from fedgg.paper.results import Results
+from fedgg.paper.tables import MISSING, about_runs, as_study, notes_of, over_reference, reached, rounds_rule, titled
+from fedgg.report.compare import WINDOW, Row, Spread, compare
+from fedgg.report.conditions import conditions
+from fedgg.report.folders import RunRecord
+from fedgg.report.tables import NONE, Table
+
+COLUMNS = ("beta", "method", "highest %", "over FedAvg", "final %", "worst final %", "rounds", "rounds*", "diverged")
+
+
+def study_table(plan: Plan, item: Item, results: Results) -> Table:
+    """Accuracies, their distance to FedAvg's, and the rounds to its last accuracy; one block for each split."""
+    rows: list[tuple[str, ...]] = []
+    notes: list[str] = []
+    entered: list[RunRecord] = []
+    lines = plan.lines(item)
+    for beta in item.betas:
+        own = [line for line in lines if line.beta == beta]
+        study = as_study(plan, own, results)
+        comparison = compare(study)
+        for line, row in zip(own, comparison.rows, strict=True):
+            over = "reference" if line.label == REFERENCE else over_reference(line, study, "highest")
+            accuracies = (_shown(row.highest, row), over, _shown(row.final, row), _worst(study.runs[line.label]))
+            rows.append((f"{beta:g}", line.label, *accuracies, *_ends(row)))
+        notes += [f"beta {beta:g}: {note}" for note in notes_of(comparison, study)]
+        entered += [record for by_seed in study.runs.values() for record in by_seed.values()]
+    where = ", ".join(map(shown_dataset, plan.datasets_of(item)))
+    about = (
+        "Highest and final test accuracy, ± the sample standard deviation over seeds; means are over the seeds that "
+        "did not diverge. Over FedAvg: the highest, paired by seed, with the half width of the 95 % interval; ↑ ↓ "
+        "beyond it, (↑) (↓) beyond the spread only, ≈ within it.",
+        *rounds_rule()[:1],
+        f"* the same on averages over {WINDOW} rounds.",
+        *about_runs(plan, item),
+    )
+    return Table(f"{titled(plan, item)}; {where}", COLUMNS, tuple(rows), (*about, *conditions(entered), *notes))
+
+
+def _shown(found: Spread | None, row: Row) -> str:
+    if found is None:
+        return NONE if row.diverged else MISSING
+    return f"{100 * found.mean:.1f}" + ("" if found.sd is None else f" ± {100 * found.sd:.1f}")
+
+
+def _worst(runs: dict[int, RunRecord]) -> str:
+    """The final accuracy of the seed that ends lowest: a run can be lost without diverging."""
+    finals = [run.accuracy()[1][-1] for run in runs.values() if run.status == "finished" and len(run.rounds)]
+    return f"{100 * min(finals):.1f}" if finals else NONE
+
+
+def _ends(row: Row) -> tuple[str, str, str]:
+    ran = row.finished + row.diverged
+    gone = f"{row.diverged} of {ran}" if row.diverged else "0" if ran else NONE
+    return reached(row.raw), reached(row.smoothed), gone
