@@ -149,8 +149,6 @@ class Store:
     def append(self, record: dict[str, Any]) -> None:
         with writing_to(self.folder), (self.folder / "rounds.jsonl").open("ab") as file:
             file.write((json.dumps(record) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
 
     def rounds(self) -> list[dict[str, Any]]:
         """The history; a last line torn by a kill does not count."""
@@ -180,7 +178,10 @@ class Store:
     # Where to go on ---------------------------------------------------------------------------------------------------
 
     def save(self, state: State, experiment: Experiment) -> None:
+        """The history goes onto the disk first: what a checkpoint stands on is not played again."""
         with writing_to(self.folder):
+            with (self.folder / "rounds.jsonl").open("ab") as history:
+                os.fsync(history.fileno())
             write_checkpoint(
                 self.checkpoint_folder / f"{state.rounds_done:06d}.safetensors", state, experiment.trajectory()
             )
