@@ -18,8 +18,7 @@ from fedgg.report.figures import save
 HOME = Path(__file__).parent.parent
 PAGE = HOME / "docs" / "numbers.md"
 RESULTS = HOME / "results" / "paper"
-GPU = {"engine.device": "cuda", "engine.precision": "bf16"}  # where a run is there in several precisions, this one
-PLAN = Plan(tuple(ITEMS.values()), tuple(DATASETS), (0, 1, 2), readings=("text", "epsilon"), changes=GPU)
+PLAN = Plan(tuple(ITEMS.values()), tuple(DATASETS), (0, 1, 2), readings=("text", "epsilon"))
 _BLOCK = re.compile(r"<!-- (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 

@@ -87,7 +87,7 @@ def test_killed_and_called_again(tmp_path: Path) -> None:
     for name in ("table1.csv", "table3.csv", "fig1.csv", "fig2.csv"):
         assert rows(shown / name) == rows(straight / name)
     assert not (shown / "digits").exists()
-    page = (straight / "paper.html").read_text(encoding="utf-8")
+    page = (straight / "table1-table3-fig1-fig2.html").read_text(encoding="utf-8")
     assert page.count("<table") == 2
     assert page.count("<svg") == 2
 

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 def reproduce(
     items: Annotated[
         list[str] | None,
-        typer.Argument(help="table1 to table4, fig1 to fig3, or all of them; readings, inner, scaffold: ours."),
+        typer.Argument(
+            help="table1 to table4, fig1 to fig3, or all of them; readings, inner, scaffold, or ours for all three."
+        ),
     ] = None,
     show_list: Annotated[
         bool, typer.Option("--list", help="What there is, what it needs, and how long it would take here.")
@@ -57,7 +59,8 @@ def reproduce(
     """Run the paper's tables and figures again, and lay them beside what it prints.
 
     Only what is missing is run: finished runs are kept, interrupted ones go on, and runs that several items need are
-    run once. Tables, figures and one page, `paper.html`, lie in the output folder afterwards.
+    run once. Tables, figures and one page, `paper.html` (or `table1.html` and so on for a part), lie in the output
+    folder afterwards.
 
     Examples:
 
@@ -77,7 +80,9 @@ def reproduce(
         raise UserError("--quick is on the embedded digits: leave --datasets out")
     if not items and not show_list:
         if not quick:
-            raise UserError("name what to reproduce: table1 to table4, fig1 to fig3, or all; --list says what each is")
+            raise UserError(
+                "name what to reproduce: table1 to table4, fig1 to fig3, all or ours; --list says what each is"
+            )
         items = ["all"]
     plan = Plan(
         items=chosen_items(items or ["all", "ours"]),
@@ -87,7 +92,7 @@ def reproduce(
         quick=quick,
         changes=choices.changes(rounds=rounds, device=device, settings=settings),
     )
-    folder = out or Path("runs") / ("paper-quick" if quick else "paper")
+    folder = out or Path("runs") / ("paper-shown" if source else "paper-quick" if quick else "paper")
     processes = jobs or processes_for(plan.base(plan.datasets[0]).engine.device)
     if show_list:
         print_table(items_table(plan, folder, processes), numbers=False)
@@ -105,7 +110,7 @@ def _make(
     source: Path | None,
     fold: Path | None,
 ) -> None:
-    from fedgg.paper.output import make, write
+    from fedgg.paper.output import make, page_name, write
     from fedgg.paper.results import FoldedRuns, RunFolders, all_records
     from fedgg.report.folded import write_folded
 
@@ -118,11 +123,12 @@ def _make(
         _run(plan, folder, processes, data_folder)
         results = RunFolders(folder)
     else:
-        results = FoldedRuns(source)
+        results = FoldedRuns(source, plan.changes.get("engine.precision"))
     made = make(plan, results, "final" if accuracy == "final" else "highest", data_folder, run=source is None)
     files = write(plan, made, folder)
     _show(plan, made)
-    say(f"page: {folder / 'paper.html'}; tables: {folder / 'paper.md'}; {len(files)} files in {folder}")
+    page = folder / page_name(plan)
+    say(f"page: {page}.html; tables: {page}.md; {len(files)} files in {folder}")
     if fold is not None:
         count = write_folded(all_records(plan, results), fold)
         say(f"{count} runs folded into {fold}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from typing import Any
 
@@ -14,7 +16,15 @@ from rich.table import Table as RichTable
 
 from fedgg.report.tables import Table
 
-console = Console(highlight=False)
+IN_A_FILE = 140  # columns where no terminal says how many it has
+
+
+def _wide() -> int | None:
+    """As wide as the terminal; in a pipe or a file wide enough for every table, unless COLUMNS says otherwise."""
+    return None if sys.stdout.isatty() or "COLUMNS" in os.environ else IN_A_FILE
+
+
+console = Console(highlight=False, width=_wide())
 errors = Console(stderr=True, highlight=False)
 
 
@@ -32,13 +42,20 @@ def say(sentence: str) -> None:
     console.print(escape(sentence), soft_wrap=True)
 
 
+LONGEST = 14  # letters of a word that are kept together
+
+
 def print_table(table: Table, *, numbers: bool = True, names: int = 1) -> None:
     """Columns after the first `names` stand to the right if they are numbers."""
     grid = RichTable(
         title=escape(table.title), title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD
     )
     for number, column in enumerate(table.columns):
-        grid.add_column(escape(column), justify="right" if number >= names and numbers else "left", overflow="fold")
+        words = " ".join([column, *(row[number] for row in table.rows)]).split()
+        right = number >= names and numbers
+        # No word is broken as long as that is possible at all.
+        whole = min(max(map(len, words), default=1), LONGEST)
+        grid.add_column(escape(column), justify="right" if right else "left", overflow="fold", min_width=whole)
     for row in table.rows:
         grid.add_row(*(escape(cell) for cell in row))
     console.print(grid)

@@ -78,7 +78,8 @@ class Net:
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             shape = tuple(x.shape[1:])
             reason = str(error).splitlines()[0]
-            raise UserError(f"{type(self.module).__name__} cannot take examples of shape {shape}: {reason}") from error
+            complaint = f"{type(self.module).__name__} cannot take examples of shape {shape}: {reason}"
+            raise UserError(complaint + _hint(shape, reason)) from error
         if not isinstance(outputs, Tensor):
             raise UserError(
                 f"{type(self.module).__name__} returned a {type(outputs).__name__}, not a tensor: "
@@ -263,6 +264,15 @@ class Forward:
         net = self._net
         with CountedMasks(key, step):
             return net.call(net.layout.unflatten(row), shared, x)
+
+
+def _hint(shape: tuple[int, ...], reason: str) -> str:
+    """What happens to examples on their way to a model, where that may be the reason."""
+    if "indices" in reason or "Long" in reason:
+        return "; inputs arrive as floating point numbers: write x.long() in forward() and set data.normalise = 'none'"
+    if len(shape) == 3 and shape[0] == 1:
+        return "; examples of two dimensions arrive as images of one channel: write x.squeeze(1) in forward()"
+    return ""
 
 
 def _numel(outputs: object) -> int:

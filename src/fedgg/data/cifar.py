@@ -42,7 +42,7 @@ def _load(folder: Path, publication: Publication, labels: str) -> Dataset:
         wanted = ", ".join([*(f"{form.folder}/" for form in forms), *(form.archive for form in forms)])
         raise UserError(
             f"{publication.name}: found none of {wanted} in {folder} or one level below; "
-            f"run `fedgg data fetch {publication.name}` or set FEDGG_DATA to the folder that holds one"
+            f"run `fedgg data fetch {publication.name}` or say with --data-folder or FEDGG_DATA which folder holds one"
         )
     copies[0].check_archive()
     return copies[0].read(labels)

@@ -23,7 +23,7 @@ def load_svhn(folder: str | Path) -> Dataset:
         if name not in files:
             raise UserError(
                 f"svhn: {name} is not in {folder} or one level below; "
-                "run `fedgg data fetch svhn` or set FEDGG_DATA to the folder that holds it"
+                "run `fedgg data fetch svhn` or say with --data-folder or FEDGG_DATA which folder holds it"
             )
     x_train, y_train = read_split(files[TRAIN])
     x_test, y_test = read_split(files[TEST])

@@ -26,7 +26,9 @@ def commit() -> dict[str, Any]:
 
 def _git(root: Path, *words: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=30)
+        # Without locks: a run that is killed while it looks must not leave the user's repository locked.
+        asked = ["git", "--no-optional-locks", "-C", str(root), *words]
+        done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -21,8 +21,8 @@ def writing_to(folder: Path) -> Iterator[None]:
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         way_out = {
-            errno.ENOSPC: "free some space and resume: every finished round is safe",
-            errno.EDQUOT: "free some space and resume: every finished round is safe",
+            errno.ENOSPC: "free some space, then resume it or call the same command again: finished rounds are safe",
+            errno.EDQUOT: "free some space, then resume it or call the same command again: finished rounds are safe",
             errno.EFBIG: "the file size limit is too small for this run",
         }.get(error.errno or 0, "choose another folder with --out")
         raise UserError(f"cannot write to {folder}: {reason}; {way_out}") from error

@@ -89,7 +89,8 @@ class Store:
             raise UserError(f"{self.folder} holds another experiment ({differences}): choose another folder with --out")
         if experiment.rounds < there.rounds:
             raise UserError(
-                f"{self.folder} holds a run of {there.rounds} rounds, more than {experiment.rounds}: resume it"
+                f"{self.folder} holds a run of {there.rounds} rounds, more than the {experiment.rounds} asked for: "
+                f"ask for {there.rounds} or more"
             )
 
     def check_format(self) -> None:

@@ -68,13 +68,17 @@ class Estimate:
         step, steps = seconds_a_step(line.base, together), steps_a_round(line.base)
         return Pace(
             step * steps,
-            f"a probe of a few local steps on random input, {1000 * step:.3g} ms a step, {steps} steps a round; "
+            f"a probe of a few local steps on random input, {shown_step(step)} a step, {steps} steps a round; "
             "evaluation and loading are not in it",
         )
 
     def _records(self, dataset: str) -> list[RunRecord]:
         configs = sorted((self.folders.out / dataset).glob("*/seed-*/config.toml"))
         return [read_run(config.parent) for config in configs if (config.parent / "summary.json").exists()]
+
+
+def shown_step(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def _alike(record: RunRecord, wanted: Experiment) -> bool:

@@ -15,7 +15,7 @@ from fedgg.report.panels import ValuePanel, value_panels
 from fedgg.report.tables import Table
 
 READINGS = ("cosine", "weight", "drift", "step")
-EARLY, LATE = slice(1, 11), slice(-10, None)  # rounds 2 to 11 (the first has no direction), and the last ten
+EARLY, LATE = slice(0, 10), slice(-10, None)  # of the rounds from the second on
 
 
 def inner_figure(plan: Plan, item: Item, results: Results) -> Drawn | None:
@@ -32,6 +32,7 @@ def inner_figure(plan: Plan, item: Item, results: Results) -> Drawn | None:
                 f"{name}, beta {beta:g}",
                 {line.label: _curves(found, name) for line, found in records.items() if line.beta == beta and found},
                 logarithmic=name == "weight",
+                first=2,
             )
             for name in READINGS
         ]
@@ -53,7 +54,8 @@ def _finished(plan: Plan, line: Line, results: Results) -> list[RunRecord]:
 
 
 def _curves(records: list[RunRecord], name: str) -> list[Floats]:
-    return [record.reading(name)[1] for record in records]
+    """From the second round on: in the first there is no last global update."""
+    return [record.reading(name)[1][1:] for record in records]
 
 
 def _summary(plan: Plan, item: Item, records: dict[Line, list[RunRecord]]) -> Table:

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedgg.lab.files import writing_to
 from fedgg.paper.drawn import Drawn
 from fedgg.paper.figures import drawn
-from fedgg.paper.items import Item, shown_dataset
+from fedgg.paper.items import ITEMS, Item, shown_dataset
 from fedgg.paper.plan import Plan
 from fedgg.paper.results import Results
 from fedgg.paper.studies import study_table
@@ -57,9 +57,16 @@ def write(plan: Plan, made: Sequence[Made], out: Path) -> list[Path]:
                 files.append(_written(out / f"{name}.csv", as_csv(table)))
             if one.figure:
                 files += [save(one.figure.figure, out / f"{name}.{kind}") for kind in ("png", "svg")]
-        files.append(_written(out / "paper.md", markdown(plan, made)))
-        files.append(_written(out / "paper.html", html(plan, made)))
+        files.append(_written(out / f"{page_name(plan)}.md", markdown(plan, made)))
+        files.append(_written(out / f"{page_name(plan)}.html", html(plan, made)))
     return files
+
+
+def page_name(plan: Plan) -> str:
+    """`paper` for all of the paper's items; a part has a page of its own, so that it never replaces the whole."""
+    names = [item.name for item in plan.items]
+    whole = {item.name for item in ITEMS.values() if not item.ours} <= set(names)
+    return "paper" if whole else "-".join(names)
 
 
 def markdown(plan: Plan, made: Sequence[Made]) -> str:

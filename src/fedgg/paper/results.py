@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,8 +44,15 @@ class RunFolders:
 class FoldedRuns:
     """Runs of all folded files of a folder (or of one file), found by what they are, not by where they ran."""
 
-    def __init__(self, place: Path):
+    def __init__(self, place: Path, precision: str | None = None):
         self.place = place
+        self._asked = precision
+
+    @cached_property
+    def precision(self) -> str:
+        """The one asked for, or else the one most runs have: rows of one table should not differ in it."""
+        counts = Counter(_precision(record) for records in self._records.values() for record in records)
+        return self._asked or max(counts, key=lambda name: counts[name], default="")
 
     @cached_property
     def _records(self) -> dict[str, list[RunRecord]]:
@@ -57,10 +65,9 @@ class FoldedRuns:
         return found
 
     def record(self, line: Line, seed: int) -> RunRecord | None:
-        """The one in the precision asked for where there are several, or else the first."""
-        wanted = line.experiment(seed)
-        found = self._records.get(identity(wanted), [])
-        alike = [record for record in found if Experiment(**record.config).engine.precision == wanted.engine.precision]
+        """Where a run is there in several precisions, the one of the others."""
+        found = self._records.get(identity(line.experiment(seed)), [])
+        alike = [record for record in found if _precision(record) == self.precision]
         return next(iter([*alike, *found]), None)
 
 
@@ -78,6 +85,10 @@ def identity(experiment: Experiment) -> str:
     algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
     content["algorithm"] = {"name": experiment.algorithm.name, **vars(algorithm)}
     return json.dumps(_floats(content), sort_keys=True)
+
+
+def _precision(record: RunRecord) -> str:
+    return str(record.config["engine"]["precision"])
 
 
 def all_records(plan: Plan, results: Results) -> list[RunRecord]:

@@ -25,6 +25,8 @@ def study_table(plan: Plan, item: Item, results: Results) -> Table:
         study = as_study(plan, own, results)
         comparison = compare(study)
         for line, row in zip(own, comparison.rows, strict=True):
+            if not study.runs[line.label]:
+                continue  # the notes name those that have not been run
             over = "reference" if line.label == REFERENCE else over_reference(line, study, "highest")
             accuracies = (_shown(row.highest, row), over, _shown(row.final, row), _worst(study.runs[line.label]))
             rows.append((f"{beta:g}", line.label, *accuracies, *_ends(row)))

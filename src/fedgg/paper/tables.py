@@ -132,9 +132,10 @@ def reached(reach: Reach) -> str:
 
 
 def _speed(reach: Reach) -> str:
+    """Only where every seed arrives: the mean over those that do says nothing about the others."""
     if reach.speed_up is None:
         return "<1×" if reach.asked else NONE
-    return f"{reach.speed_up:.2f}×"
+    return f"{reach.speed_up:.2f}×" if reach.reached == reach.asked else NONE
 
 
 def _percent(ours: Spread | None, row: Row, seeds: int) -> str:
@@ -165,8 +166,8 @@ def _accuracy_rule(accuracy: Accuracy) -> tuple[str, ...]:
 def rounds_rule() -> tuple[str, ...]:
     return (
         "Rounds until FedAvg's test accuracy at its last round is first reached, seed by seed, on average over the "
-        "seeds that reach it; (1 of 3) says that one of three did. FedAvg's own row follows the same rule: what it has "
-        "above 1× is what the rule gives away (the paper prints its last round).",
+        "seeds that reach it; (1 of 3) says that one of three did, and there is no speed-up then. FedAvg's own row "
+        "follows the same rule: what it has above 1× is what the rule gives away (the paper prints its last round).",
         f"* the same on averages over {WINDOW} rounds. MB: what all clients together sent (up) and received (down) "
         "until then, by the raw rule.",
     )

@@ -8,7 +8,8 @@ Differences in final accuracy are paired by seed, since a seed fixes the split, 
 A row is "higher" or "lower" when the 95 % confidence interval of the mean difference (Student's t with n - 1 degrees of
 freedom) does not contain zero. If it does, the row is "not distinguishable" when the mean difference is within one
 standard deviation of the differences, and "perhaps" higher or lower beyond it: with three seeds pure noise gets that
-far more than one time in five, so more seeds are needed to say. There is no correction for looking at several rows.
+far more than one time in five, so more seeds are needed to say. Fewer than three say nothing. There is no correction
+for looking at several rows.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from fedgg.report.folders import Floats, Ints, RunRecord, StudyRecord
 
 WINDOW = 5
+FEWEST = 3  # seeds that can tell anything: two may differ by the same image, and then their interval is empty
 Verdict = Literal["higher", "lower", "perhaps higher", "perhaps lower", "not distinguishable", "too few seeds"]
 
 # Two-sided 95 % points of Student's t for 1, 2, ... degrees of freedom; beyond the last one it errs to the wide side.
@@ -176,7 +178,7 @@ def paired_difference(label: str, other: str, ours: dict[int, float], theirs: di
     """Compare two rows over the seeds that both have; there must be at least one."""
     differences = np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
     n, mean = len(differences), float(np.mean(differences))
-    if n < 2:
+    if n < FEWEST:
         return PairedDifference(label, other, n, mean, None, "too few seeds")
     sd = float(np.std(differences, ddof=1))
     half_width = _T95[min(n - 1, len(_T95)) - 1] * sd / math.sqrt(n)

@@ -51,7 +51,9 @@ def fold(records: Iterable[RunRecord], note: str = "") -> dict[str, Any]:
 
 def unfold(content: dict[str, Any]) -> list[RunRecord]:
     """The runs again, as if read from their folders."""
-    if content.get("format") != FORMAT or "runs" not in content:
+    if "runs" not in content or "splits" not in content:
+        raise UserError("this is no file of folded runs: give one that `fedgg reproduce --fold` wrote")
+    if content.get("format") != FORMAT:
         raise UserError(f"format {content.get('format')!r} of folded runs is not {FORMAT}, which this version reads")
     return [
         RunRecord(

@@ -33,6 +33,7 @@ class ValuePanel:
     title: str
     lines: dict[str, list[Floats]]
     logarithmic: bool = False
+    first: int = 1  # round
 
 
 @dataclass(frozen=True)
@@ -85,15 +86,13 @@ def value_panels(grid: Sequence[Sequence[ValuePanel]]) -> Figure:
             for label, curves in panel.lines.items():
                 shared = min(map(len, curves))
                 values = np.array([curve[:shared] for curve in curves])
-                if panel.logarithmic:
-                    values = np.where(values > 0, values, np.nan)  # the first round has no weight
-                rounds = np.arange(1, shared + 1)
+                rounds = np.arange(shared) + panel.first
                 here.plot(rounds, values.mean(axis=0), **styles[label])
                 here.fill_between(rounds, values.min(axis=0), values.max(axis=0), alpha=0.13, linewidth=0,
                                   color=styles[label]["color"])  # fmt: skip
             if panel.logarithmic:
                 here.set_yscale("log")
-                here.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                here.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
                 here.yaxis.set_major_formatter(StrMethodFormatter("{x:.2g}"))
                 here.yaxis.set_minor_formatter(NullFormatter())
             here.set_title(panel.title, loc="left")

@@ -16,7 +16,6 @@ _VERDICT_MARK = {
     "perhaps higher": "(↑)",
     "perhaps lower": "(↓)",
     "not distinguishable": "≈",
-    "too few seeds": "1 seed",
 }
 
 
@@ -144,7 +143,11 @@ def shown_difference(difference: PairedDifference | None) -> str:
 
 
 def _verdict(difference: PairedDifference | None) -> str:
-    return NONE if difference is None else _VERDICT_MARK[difference.verdict]
+    if difference is None:
+        return NONE
+    if difference.verdict == "too few seeds":
+        return f"{difference.n} seed{'s' if difference.n > 1 else ''}"
+    return _VERDICT_MARK[difference.verdict]
 
 
 def _reach(reach: Reach) -> tuple[str, str, str]:
