@@ -311,7 +311,8 @@ def test_long_runs_leave_no_file_open(workers: Workers) -> None:
         job = next_job(federation, state)
         state, _ = close(state, job, federation.examples, train(job, workers))
         counts.append(files())
-    assert all(late <= early for early, late in zip(counts[10], counts[-1], strict=True))
+    few = 8  # may be on their way in the moment of counting; a leak would be hundreds
+    assert all(late <= early + few for early, late in zip(counts[10], counts[-1], strict=True))
 
 
 def test_healthy_leaves_out_who_was_lost() -> None:

@@ -166,5 +166,5 @@ def test_a_run_can_be_followed_further(tmp_path: Path) -> None:
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "further")]
     assert files[0] == files[1]
     assert all(torch.equal(straight.weights[name], further.weights[name]) for name in straight.weights)
-    with pytest.raises(UserError, match="4 rounds, more than 2"):
+    with pytest.raises(UserError, match="4 rounds, more than the 2 asked for"):
         fedgg.run(SMALL, model=model, data=table(), out=tmp_path / "further")
