@@ -33,6 +33,7 @@ from conditions import (
 )
 
 from fedgg.engines import Engine, Loop, Stacked, Streams
+from fedgg.engines.precision import Precision
 from fedgg.errors import UserError
 from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import Federation, build
@@ -117,7 +118,7 @@ class Runner:
 
 
 def measure(
-    name: str, engine: str, precision: str, device: torch.device, chosen: argparse.Namespace
+    name: str, engine: str, precision: Precision, device: torch.device, chosen: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """All algorithms on one model and engine."""
     case = MODELS[name]
@@ -133,7 +134,7 @@ def measure(
 
     makers: dict[str, Callable[[], Engine]] = {
         "loop": Loop,
-        "stacked": lambda: Stacked(precision),  # type: ignore[arg-type]
+        "stacked": lambda: Stacked(precision),
         "streams": Streams,
     }
     some = experiment_of(case, ALGORITHMS[REFERENCE], 0, clients, engine, precision, device)
