@@ -1,4 +1,4 @@
-"""A wide linear layer for many rows: forwards each row's weight is read once, at the memory's speed; and the way back."""
+"""A wide linear layer for many rows: forwards each weight is read once, at the memory's speed; and the way back."""
 
 from __future__ import annotations
 
