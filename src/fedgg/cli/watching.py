@@ -39,10 +39,10 @@ def watched(runs: int, rounds: int, work: Callable[[Callable[[Any, str, Any], No
                 said.add(what)
                 note(f"{job.name}: {what}")
             elif kind == "ended":
-                done[job.name] = rounds  # a diverged run needs no more
+                done[job.name] = rounds  # a run that diverged or stopped needs no more
                 bar.remove_task(tasks.pop(job.name))
-                if what["status"] == "diverged":
-                    note(f"{job.name} diverged after {what['rounds_done']} rounds: {what['why']}")
+                if what["status"] != "finished":
+                    note(f"{job.name} {what['status']} after {what['rounds_done']} rounds: {what['why']}")
             bar.update(overall, completed=sum(done.values()))
 
         try:

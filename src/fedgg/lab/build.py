@@ -28,6 +28,7 @@ from fedgg.lab.arithmetic import DTYPES
 from fedgg.lab.choice import EngineName, channels_last, choose, products
 from fedgg.lab.config import Experiment
 from fedgg.lab.parts import build_algorithm, build_model, load_start
+from fedgg.lab.wrapping import NOTHING, Wrappers, wrappers_of
 
 ModelGiven = nn.Module | Callable[..., nn.Module]
 DataGiven = Dataset | tuple[Any, Any, Any, Any]
@@ -46,10 +47,17 @@ class Federation:
     work: Work
     engine: EngineName  # who trains it
     notices: tuple[str, ...]
+    wrappers: Wrappers = NOTHING  # what happens between clients and algorithm
 
     @property
     def cohort_size(self) -> int:
         return self.experiment.server.cohort or self.experiment.split.clients
+
+    @cached_property
+    def last_round(self) -> int:
+        """The one asked for, or an earlier one where privacy allows no more."""
+        rounds, budget = self.experiment.rounds, self.wrappers.budget
+        return rounds if budget is None else budget.affordable(rounds)
 
     # Counted once: a round asks for its cohort's alone, and must not cost more where the population is larger.
 
@@ -116,7 +124,10 @@ def build(
             f"the model keeps batch statistics: model.statistics = {experiment.model.statistics!r} "
             f"(others: average, local, frozen)"
         )
-    return Federation(experiment, algorithm, net, feed, dataset, split, work, choice.name, tuple(notices))
+    filled = sum(len(client) > 0 for client in clients)
+    wrappers, about = wrappers_of(experiment, net, filled, min(experiment.server.cohort or filled, filled))
+    notices += about
+    return Federation(experiment, algorithm, net, feed, dataset, split, work, choice.name, tuple(notices), wrappers)
 
 
 def chosen_device(experiment: Experiment) -> torch.device:

@@ -24,6 +24,8 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.moving import moved
 from fedgg.lab.parts import given_algorithm
 from fedgg.lab.players import hired, play_alone
+from fedgg.lab.record import spent
+from fedgg.lab.rehearsal import rehearse
 from fedgg.lab.shelf import RowsOnDisk
 from fedgg.lab.state import Closed, Diverged, Ends, State, begin, close_before_looking, next_job, record_of, train
 from fedgg.lab.store import Store
@@ -120,6 +122,7 @@ def opened(
     if store is not None and store.holds_a_run():
         store.check_format()
     federation = build_it()  # before the folder: a mistake leaves nothing behind
+    rehearse(federation)
     with store.locked() if store else nullcontext():
         for sentence in federation.notices:
             watcher.notice(sentence)
@@ -152,7 +155,7 @@ class Session:
 
     @property
     def over(self) -> bool:
-        return self.diverged is not None or self.state.rounds_done >= self.experiment.rounds
+        return self.diverged is not None or self.state.rounds_done >= self.federation.last_round
 
     def next_job(self) -> RoundJob:
         return next_job(self.federation, self.state)
@@ -244,9 +247,10 @@ def _lost(lost: list[Lost]) -> list[str]:
 def _summary(federation: Federation, rounds: list[dict[str, Any]], why: str | None) -> dict[str, Any]:
     scored = [record for record in rounds if "test_accuracy" in record]
     best = max(scored, key=lambda record: record["test_accuracy"], default=None)
+    stopped = _out_of_budget(federation, len(rounds)) if why is None else None
     return {
-        "status": "finished" if why is None else "diverged",
-        "why": why,
+        "status": "diverged" if why is not None else "finished" if stopped is None else "stopped",
+        "why": why or stopped,
         "rounds_done": len(rounds),
         "final_test_accuracy": scored[-1]["test_accuracy"] if scored else None,
         "highest_test_accuracy": best["test_accuracy"] if best else None,
@@ -255,7 +259,19 @@ def _summary(federation: Federation, rounds: list[dict[str, Any]], why: str | No
         "bytes": sum(record["bytes_up"] + record["bytes_down"] for record in rounds),
         "seconds": round(sum(sum(record["seconds"].values()) for record in rounds), 3),
         "clients_lost": sum(len(record["lost"]) for record in rounds),
+        **spent(federation.wrappers.budget, len(rounds)),
     }
+
+
+def _out_of_budget(federation: Federation, rounds_done: int) -> str | None:
+    """Why a run that was asked for more rounds is over."""
+    budget = federation.wrappers.budget
+    if budget is None or budget.limit is None or rounds_done >= federation.experiment.rounds:
+        return None
+    return (
+        f"round {rounds_done + 1} would raise epsilon to {budget.epsilon(rounds_done + 1):.2f}, over "
+        f"privacy.epsilon_limit = {budget.limit:g}; a larger limit lets the run go on"
+    )
 
 
 def _weights(federation: Federation, state: State) -> Rows:

@@ -20,6 +20,7 @@ from fedgg.engines.job import Look, Optimiser, Scorer, score_here
 from fedgg.lab.build import Federation
 from fedgg.lab.record import Played, is_finite, looks_due, round_record
 from fedgg.lab.shelf import ClientRows
+from fedgg.lab.wrapping import NOTHING, Wrappers
 
 TrainedOne = Callable[[int, int], None]  # clients done, clients of this round
 Record = dict[str, Any]
@@ -69,7 +70,8 @@ def next_job(federation: Federation, state: State) -> RoundJob:
         w=state.server.w,
         buffers=state.server.buffers,
         down=federation.algorithm.send_down(
-            state.server.w, _hub(state, federation.examples, federation.all_examples, cohort)
+            state.server.w,
+            _hub(state, federation.examples, federation.all_examples, cohort, federation.wrappers),
         ),
         memory=state.memory,
         kept_buffers=state.kept_buffers,
@@ -93,16 +95,23 @@ def close(
     ends: Ends,
     train_seconds: float = 0.0,
     all_examples: int | None = None,
+    wrappers: Wrappers = NOTHING,
 ) -> tuple[State, Played]:
     """Leave out what is not finite, aggregate the rest. `all_examples` saves counting the whole population's."""
     started = time.perf_counter()
+    if wrappers.attack is not None:
+        ends = wrappers.attack.act(ends, job.round)
     kept, lost = healthy(ends)
     number = state.rounds_done + 1
     if not kept:
         raise Diverged(f"no client of round {number} sent a finite update", lost)
-    hub = _hub(state, examples, sum(examples) if all_examples is None else all_examples, list(kept))
+    everything = sum(examples) if all_examples is None else all_examples
+    # Who was lost is known of clients one by one: where that is private, the hub is told of those asked.
+    there = job.cohort if wrappers.budget is not None else list(kept)
+    hub = _hub(state, examples, everything, there, wrappers)
     counts = {client: examples[client] for client in kept}
-    server, share = close_round(job.algorithm, state.server, hub, kept, counts, job.policy)
+    collector, asked = wrappers.collector, len(job.cohort)
+    server, share = close_round(job.algorithm, state.server, hub, kept, counts, job.policy, collector, asked)
     if not bool(torch.isfinite(server.w).all()):
         raise Diverged(f"the global model is not finite after round {number}", lost)
     new = State(
@@ -128,7 +137,8 @@ class Closed:
 def close_before_looking(
     federation: Federation, state: State, job: RoundJob, ends: Ends, train_seconds: float
 ) -> Closed:
-    new, played = close(state, job, federation.examples, ends, train_seconds, federation.all_examples)
+    wrappers = federation.wrappers
+    new, played = close(state, job, federation.examples, ends, train_seconds, federation.all_examples, wrappers)
     looks = looks_due(federation, new.rounds_done, new.server, new.kept_buffers)
     return Closed(job, played, new, looks, time.perf_counter())
 
@@ -160,6 +170,8 @@ def synchronise(w: Tensor) -> None:
         torch.cuda.synchronize(w.device)
 
 
-def _hub(state: State, examples: Sequence[int], all_examples: int, cohort: list[int]) -> Hub:
+def _hub(state: State, examples: Sequence[int], all_examples: int, cohort: list[int], wrappers: Wrappers) -> Hub:
     coverage = sum(examples[client] for client in cohort) / all_examples
+    if wrappers.collector.counts_equally:
+        coverage = len(cohort) / len(examples)
     return Hub(state.server.memory, len(examples), coverage, state.rounds_done)
