@@ -42,7 +42,7 @@ def test_a_private_run_stops_at_its_limit_and_can_go_on() -> None:
     private = ["--set", "privacy.noise=8", "--set", "privacy.epsilon_limit=2", "--rounds", "9"]
     said = fedgg_("run", *QUICK, *private, "--out", "here")
     summary = json.loads(Path("here/summary.json").read_text())
-    assert summary["status"] == "stopped"
+    assert summary["status"] == "spent"
     assert 0 < summary["rounds_done"] < 9
     assert summary["epsilon"] <= 2
     assert f"privacy spent: epsilon {summary['epsilon']:.2f} at delta 1e-05" in said

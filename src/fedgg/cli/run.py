@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgg.cli import choices
-from fedgg.cli.screen import Heartbeat, news, note, progress, say, shown_epsilon
+from fedgg.cli.screen import Heartbeat, ending, news, note, progress, say, shown_epsilon
 
 if TYPE_CHECKING:
     from fedgg.lab.config import Experiment
@@ -119,8 +119,8 @@ def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None
 
 def _show(summary: dict[str, Any], folder: Path) -> None:
     _draw(folder)
-    if summary["status"] != "finished":
-        note(f"{summary['status']} after {summary['rounds_done']} rounds: {summary['why']}")
+    if (why := ending(summary)) is not None:
+        note(why)
     if summary["final_test_accuracy"] is not None:
         say(
             f"test accuracy {100 * summary['final_test_accuracy']:.2f}% after round {summary['rounds_done']}, "

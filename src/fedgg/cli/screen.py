@@ -91,6 +91,12 @@ class Heartbeat:
             errors.print(escape(sentence), soft_wrap=True)
 
 
+def ending(summary: dict[str, Any]) -> str | None:
+    """Why a run ended before its last round, if it did."""
+    word = {"diverged": "diverged", "spent": "stopped"}.get(summary["status"])
+    return None if word is None else f"{word} after {summary['rounds_done']} rounds: {summary['why']}"
+
+
 def shown_epsilon(record: dict[str, Any]) -> str:
     """The privacy spent, of a round or a whole run."""
     epsilon = "infinite" if record["epsilon"] is None else f"{record['epsilon']:.2f}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from fedgg.cli.screen import Heartbeat, news, note, progress
+from fedgg.cli.screen import Heartbeat, ending, news, note, progress
 
 
 def processes_for(device: str) -> int:
@@ -41,8 +41,8 @@ def watched(runs: int, rounds: int, work: Callable[[Callable[[Any, str, Any], No
             elif kind == "ended":
                 done[job.name] = rounds  # a run that diverged or stopped needs no more
                 bar.remove_task(tasks.pop(job.name))
-                if what["status"] != "finished":
-                    note(f"{job.name} {what['status']} after {what['rounds_done']} rounds: {what['why']}")
+                if (why := ending(what)) is not None:
+                    note(f"{job.name} {why}")
             bar.update(overall, completed=sum(done.values()))
 
         try:

@@ -247,10 +247,10 @@ def _lost(lost: list[Lost]) -> list[str]:
 def _summary(federation: Federation, rounds: list[dict[str, Any]], why: str | None) -> dict[str, Any]:
     scored = [record for record in rounds if "test_accuracy" in record]
     best = max(scored, key=lambda record: record["test_accuracy"], default=None)
-    stopped = _out_of_budget(federation, len(rounds)) if why is None else None
+    spent_all = _out_of_budget(federation, len(rounds)) if why is None else None
     return {
-        "status": "diverged" if why is not None else "finished" if stopped is None else "stopped",
-        "why": why or stopped,
+        "status": "diverged" if why is not None else "finished" if spent_all is None else "spent",
+        "why": why or spent_all,
         "rounds_done": len(rounds),
         "final_test_accuracy": scored[-1]["test_accuracy"] if scored else None,
         "highest_test_accuracy": best["test_accuracy"] if best else None,

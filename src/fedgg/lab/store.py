@@ -124,7 +124,7 @@ class Store:
         summary = self.summary()
         with writing_to(self.folder):
             write_atomically(self.folder / "config.toml", experiment.to_toml().encode())
-            ended = summary and summary["status"] in ("finished", "stopped")
+            ended = summary and summary["status"] in ("finished", "spent")
             if summary and ended and summary["rounds_done"] < experiment.rounds:
                 (self.folder / "summary.json").unlink()
 

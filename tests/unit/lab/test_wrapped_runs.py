@@ -156,7 +156,7 @@ def test_a_run_stops_before_its_limit_and_goes_on_under_a_larger_one(tmp_path: P
     limit = whole.rounds[1]["epsilon"]
     limited = private.changed({"privacy.epsilon_limit": limit})
     stopped = run(limited, out=tmp_path)
-    assert stopped.status == "stopped"
+    assert stopped.status == "spent"
     assert f"round 3 would raise epsilon to {whole.rounds[2]['epsilon']:.2f}" in stopped.summary["why"]
     assert stopped.summary["epsilon"] == limit
     assert "test_accuracy" in stopped.rounds[-1], "the last model is looked at"
