@@ -24,11 +24,11 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.moving import moved
 from fedgg.lab.parts import given_algorithm
 from fedgg.lab.players import hired, play_alone
-from fedgg.lab.record import spent
 from fedgg.lab.rehearsal import rehearse
 from fedgg.lab.shelf import RowsOnDisk
 from fedgg.lab.state import Closed, Diverged, Ends, State, begin, close_before_looking, next_job, record_of, train
 from fedgg.lab.store import Store
+from fedgg.lab.summary import summary_of
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class Session:
 
     def finish(self) -> Run:
         weights = _weights(self.federation, self.state)
-        summary = _summary(self.federation, self.rounds, self.diverged)
+        summary = summary_of(self.federation, self.rounds, self.diverged)
         if self.store and not _says(self.store.summary(), summary):
             self.store.finish(weights, summary)
         return Run(self.experiment, self.store.folder if self.store else None, self.rounds, summary, weights)
@@ -242,36 +242,6 @@ def _lost(lost: list[Lost]) -> list[str]:
     for gone in lost:
         reasons.setdefault(gone.why, []).append(gone.client)
     return [f"client {', '.join(map(str, clients))}: {why}" for why, clients in reasons.items()]
-
-
-def _summary(federation: Federation, rounds: list[dict[str, Any]], why: str | None) -> dict[str, Any]:
-    scored = [record for record in rounds if "test_accuracy" in record]
-    best = max(scored, key=lambda record: record["test_accuracy"], default=None)
-    spent_all = _out_of_budget(federation, len(rounds)) if why is None else None
-    return {
-        "status": "diverged" if why is not None else "finished" if spent_all is None else "spent",
-        "why": why or spent_all,
-        "rounds_done": len(rounds),
-        "final_test_accuracy": scored[-1]["test_accuracy"] if scored else None,
-        "highest_test_accuracy": best["test_accuracy"] if best else None,
-        "highest_at_round": best["round"] if best else None,
-        "parameters": federation.net.layout.total,
-        "bytes": sum(record["bytes_up"] + record["bytes_down"] for record in rounds),
-        "seconds": round(sum(sum(record["seconds"].values()) for record in rounds), 3),
-        "clients_lost": sum(len(record["lost"]) for record in rounds),
-        **spent(federation.wrappers.budget, len(rounds)),
-    }
-
-
-def _out_of_budget(federation: Federation, rounds_done: int) -> str | None:
-    """Why a run that was asked for more rounds is over."""
-    budget = federation.wrappers.budget
-    if budget is None or budget.limit is None or rounds_done >= federation.experiment.rounds:
-        return None
-    return (
-        f"round {rounds_done + 1} would raise epsilon to {budget.epsilon(rounds_done + 1):.2f}, over "
-        f"privacy.epsilon_limit = {budget.limit:g}; a larger limit lets the run go on"
-    )
 
 
 def _weights(federation: Federation, state: State) -> Rows:

@@ -1,7 +1,7 @@
 """A comparison of algorithms over seeds: accuracies, rounds to the reference's accuracy, and what the seeds can tell.
 
-Only finished runs, and those that have spent their privacy budget, enter a mean; diverged and unfinished ones are counted and
-shown. The target of a seed is the test accuracy of the reference at its own last evaluated round with that seed, and a
+Only finished runs, and those that have spent their privacy budget, enter a mean; diverged and unfinished ones are
+counted and shown. The target of a seed is the test accuracy of the reference at its own last evaluated round with that seed, and a
 run reaches it at the first evaluated round that is at least as accurate. Smoothed, both sides are trailing averages
 over `WINDOW` evaluated rounds.
 
