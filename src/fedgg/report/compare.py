@@ -1,9 +1,9 @@
 """A comparison of algorithms over seeds: accuracies, rounds to the reference's accuracy, and what the seeds can tell.
 
 Only finished runs, and those that have spent their privacy budget, enter a mean; diverged and unfinished ones are
-counted and shown. The target of a seed is the test accuracy of the reference at its own last evaluated round with that seed, and a
-run reaches it at the first evaluated round that is at least as accurate. Smoothed, both sides are trailing averages
-over `WINDOW` evaluated rounds.
+counted and shown. The target of a seed is the test accuracy of the reference at its own last evaluated round with that
+seed, and a run reaches it at the first evaluated round that is at least as accurate. Smoothed, both sides are trailing
+averages over `WINDOW` evaluated rounds.
 
 Differences in final accuracy are paired by seed, since a seed fixes the split, the start and the batches for every row.
 A row is "higher" or "lower" when the 95 % confidence interval of the mean difference (Student's t with n - 1 degrees of

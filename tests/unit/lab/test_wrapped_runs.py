@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from fedgg.algorithms import FedAvg
-from fedgg.core.algorithm import Site
+from fedgg.core.algorithm import Hub, Site
 from fedgg.core.rows import Rows
 from fedgg.data.digits import load_digits
 from fedgg.engines import Loop, Stacked, Workers
@@ -103,6 +104,40 @@ def test_different_wrappers_train_in_one_stack(tmp_path: Path) -> None:
         assert len(together.rounds) == 4
         for key, tensor in alone.weights.items():
             assert torch.allclose(together.weights[key], tensor, rtol=0, atol=1e-10), (job.name, key)
+
+
+@dataclass(frozen=True)
+class Listening(FedAvg):
+    """Writes down what the hub says of the cohort, and how many rows there are."""
+
+    heard: list[tuple[str, float, int]] = field(default_factory=list)
+
+    def send_down(self, w: torch.Tensor, hub: Hub) -> Rows:
+        self.heard.append(("down", hub.coverage, 0))
+        return {}
+
+    def aggregate(self, w: torch.Tensor, up: Rows, share: torch.Tensor, hub: Hub) -> tuple[torch.Tensor, Rows]:
+        self.heard.append(("up", hub.coverage, len(share)))
+        return super().aggregate(w, up, share, hub)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "rows"), [({"privacy.noise": 0.0}, [4, 4]), ({"robust.rule": "median"}, [3, 3]), ({}, [3, 3])]
+)
+def test_what_the_hub_says_of_the_cohort(wrapper: dict[str, Any], rows: list[int]) -> None:
+    """Two of six send NaN: one of the four in each of these cohorts. Under privacy nothing tells that one was lost."""
+    attacked = BASE.changed({"algorithm.name": "fedavg", "attack.kind": "nan", "attack.clients": 2, **wrapper})
+    algorithm = Listening()
+    federation = build(attacked, algorithm=algorithm)
+    state = begin(federation)
+    for _ in range(2):
+        state, _ = play_round(federation, state, Loop())
+    ups = [(coverage, count) for way, coverage, count in algorithm.heard if way == "up"]
+    assert [count for _, count in ups] == rows
+    equally = [count / 6 for count in rows]
+    assert ([coverage for coverage, _ in ups] == equally) == bool(wrapper)
+    downs = [coverage for way, coverage, _ in algorithm.heard if way == "down"]
+    assert (downs == [4 / 6, 4 / 6]) == bool(wrapper)
 
 
 # Neutral settings -----------------------------------------------------------------------------------------------------
