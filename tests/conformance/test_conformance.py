@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgg.algorithms import ALGORITHMS, SCAFFOLD, FedAvg, FedAvgM, FedGG, FedProx, FedSGD
+from fedgg.algorithms import ALGORITHMS, SCAFFOLD, FedAvg, FedAvgM, FedGG, FedNova, FedProx, FedSGD
 from fedgg.check import PROPERTIES, Broken, Skipped
 from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
 from fedgg.core.rows import Rows, length
@@ -32,6 +32,7 @@ SETTINGS: dict[str, Algorithm] = {
     "fedavgm slow server": FedAvgM(momentum=0.5, server_lr=0.5),
     "fedprox": FedProx(),
     "fedprox strong": FedProx(mu=1.0),
+    "fednova": FedNova(),
     **{
         f"scaffold {correction} {mean}": SCAFFOLD(correction=correction, variate_mean=mean)
         for correction in ("plain", "exact", "after")

@@ -41,6 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fedavg holdout": {"algorithm.name": "fedavg", "data.holdout": 0.2},
     "fedavgm": {"algorithm.name": "fedavgm"},
     "fedprox": {"algorithm.name": "fedprox", "algorithm.mu": 0.5},
+    "fednova": {"algorithm.name": "fednova"},
     "scaffold plain": {"algorithm.name": "scaffold", "algorithm.correction": "plain", "local.momentum": 0.3},
     "scaffold exact": {"algorithm.name": "scaffold", "algorithm.correction": "exact"},
     "scaffold after": {"algorithm.name": "scaffold", "algorithm.correction": "after"},

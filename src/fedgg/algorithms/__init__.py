@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedgg.algorithms.fedavg import FedAvg
 from fedgg.algorithms.fedavgm import FedAvgM
 from fedgg.algorithms.fedgg import FedGG
+from fedgg.algorithms.fednova import FedNova
 from fedgg.algorithms.fedprox import FedProx
 from fedgg.algorithms.fedsgd import FedSGD
 from fedgg.algorithms.scaffold import SCAFFOLD
@@ -15,8 +16,9 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedavg": FedAvg,
     "fedavgm": FedAvgM,
     "fedprox": FedProx,
+    "fednova": FedNova,
     "scaffold": SCAFFOLD,
     "fedgg": FedGG,
 }
 
-__all__ = ["ALGORITHMS", "SCAFFOLD", "FedAvg", "FedAvgM", "FedGG", "FedProx", "FedSGD"]
+__all__ = ["ALGORITHMS", "SCAFFOLD", "FedAvg", "FedAvgM", "FedGG", "FedNova", "FedProx", "FedSGD"]

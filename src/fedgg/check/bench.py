@@ -66,8 +66,9 @@ def train_rows(
     order = steps[:, 0].argsort(descending=True, stable=True)
     back = order.argsort()
     chosen = [clients[rows[int(position)]] for position in order]
-    w = standing.w.expand(len(rows), -1)
-    down = algorithm.send_down(standing.w, _hub(standing, clients))
+    hub = _hub(standing, clients)
+    w = algorithm.broadcast(standing.w, hub).expand(len(rows), -1)
+    down = algorithm.send_down(standing.w, hub)
     start = LocalStart(
         w=w,
         down={name: tensor.expand(len(rows), *tensor.shape[1:]) for name, tensor in down.items()},
