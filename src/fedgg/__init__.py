@@ -15,7 +15,18 @@ from fedgg.errors import UserError
 from fedgg.version import VERSION
 
 if TYPE_CHECKING:
-    from fedgg.algorithms import SCAFFOLD, FedAvg, FedAvgM, FedGG, FedNova, FedProx, FedSGD
+    from fedgg.algorithms import (
+        SCAFFOLD,
+        FedAdagrad,
+        FedAdam,
+        FedAvg,
+        FedAvgM,
+        FedGG,
+        FedNova,
+        FedProx,
+        FedSGD,
+        FedYogi,
+    )
     from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
     from fedgg.core.plan import Work
     from fedgg.core.rows import Rows, dot, length
@@ -24,7 +35,18 @@ if TYPE_CHECKING:
     from fedgg.lab.study import Study, run_study
 
 _HOMES = {
-    "fedgg.algorithms": ("SCAFFOLD", "FedAvg", "FedAvgM", "FedGG", "FedProx", "FedSGD", "FedNova"),
+    "fedgg.algorithms": (
+        "SCAFFOLD",
+        "FedAvg",
+        "FedAvgM",
+        "FedGG",
+        "FedProx",
+        "FedSGD",
+        "FedYogi",
+        "FedAdam",
+        "FedAdagrad",
+        "FedNova",
+    ),
     "fedgg.core.algorithm": ("Algorithm", "Batch", "Hub", "Number", "Site", "setting"),
     "fedgg.core.plan": ("Work",),
     "fedgg.core.rows": ("Rows", "dot", "length"),
@@ -51,12 +73,15 @@ __all__ = [
     "Algorithm",
     "Batch",
     "Experiment",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
     "FedAvgM",
     "FedGG",
     "FedNova",
     "FedProx",
     "FedSGD",
+    "FedYogi",
     "Hub",
     "Number",
     "Rows",

@@ -15,7 +15,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgg.algorithms import ALGORITHMS, SCAFFOLD, FedAvg, FedAvgM, FedGG, FedNova, FedProx, FedSGD
+from fedgg.algorithms import (
+    ALGORITHMS,
+    SCAFFOLD,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedGG,
+    FedNova,
+    FedProx,
+    FedSGD,
+    FedYogi,
+)
 from fedgg.check import PROPERTIES, Broken, Skipped
 from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
 from fedgg.core.rows import Rows, length
@@ -33,6 +45,9 @@ SETTINGS: dict[str, Algorithm] = {
     "fedprox": FedProx(),
     "fedprox strong": FedProx(mu=1.0),
     "fednova": FedNova(),
+    "fedadagrad": FedAdagrad(),
+    "fedadam": FedAdam(),
+    "fedyogi": FedYogi(),
     **{
         f"scaffold {correction} {mean}": SCAFFOLD(correction=correction, variate_mean=mean)
         for correction in ("plain", "exact", "after")

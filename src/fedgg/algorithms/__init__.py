@@ -6,6 +6,7 @@ from fedgg.algorithms.fedavg import FedAvg
 from fedgg.algorithms.fedavgm import FedAvgM
 from fedgg.algorithms.fedgg import FedGG
 from fedgg.algorithms.fednova import FedNova
+from fedgg.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedgg.algorithms.fedprox import FedProx
 from fedgg.algorithms.fedsgd import FedSGD
 from fedgg.algorithms.scaffold import SCAFFOLD
@@ -17,8 +18,23 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedavgm": FedAvgM,
     "fedprox": FedProx,
     "fednova": FedNova,
+    "fedadagrad": FedAdagrad,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
     "scaffold": SCAFFOLD,
     "fedgg": FedGG,
 }
 
-__all__ = ["ALGORITHMS", "SCAFFOLD", "FedAvg", "FedAvgM", "FedGG", "FedNova", "FedProx", "FedSGD"]
+__all__ = [
+    "ALGORITHMS",
+    "SCAFFOLD",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgM",
+    "FedGG",
+    "FedNova",
+    "FedProx",
+    "FedSGD",
+    "FedYogi",
+]

@@ -31,6 +31,7 @@ RULES: list[dict[str, Any]] = [
     {"name": "fedprox", "mu": 0.1},
     {"name": "fedavgm"},
     {"name": "fednova"},
+    {"name": "fedadam"},
     {"name": "scaffold", "correction": "exact"},
     {"name": "scaffold", "correction": "after", "variate_mean": "uniform"},
     {"name": "fedgg", "mu": 0.5},
