@@ -22,6 +22,7 @@ from fedgg.algorithms import (
     FedAdam,
     FedAvg,
     FedAvgM,
+    FedCM,
     FedGG,
     FedNova,
     FedProx,
@@ -48,6 +49,7 @@ SETTINGS: dict[str, Algorithm] = {
     "fedadagrad": FedAdagrad(),
     "fedadam": FedAdam(),
     "fedyogi": FedYogi(),
+    "fedcm": FedCM(),
     **{
         f"scaffold {correction} {mean}": SCAFFOLD(correction=correction, variate_mean=mean)
         for correction in ("plain", "exact", "after")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedgg.algorithms.fedavg import FedAvg
 from fedgg.algorithms.fedavgm import FedAvgM
+from fedgg.algorithms.fedcm import FedCM
 from fedgg.algorithms.fedgg import FedGG
 from fedgg.algorithms.fednova import FedNova
 from fedgg.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
@@ -21,6 +22,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedadagrad": FedAdagrad,
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
+    "fedcm": FedCM,
     "scaffold": SCAFFOLD,
     "fedgg": FedGG,
 }
@@ -32,6 +34,7 @@ __all__ = [
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedCM",
     "FedGG",
     "FedNova",
     "FedProx",

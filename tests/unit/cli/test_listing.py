@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedgg.algorithms import ALGORITHMS, SCAFFOLD, FedAdam, FedAvg, FedGG, FedNova
+from fedgg.algorithms import ALGORITHMS, SCAFFOLD, FedAdam, FedAvg, FedCM, FedGG, FedNova
 from fedgg.check.traffic import Traffic, traffic
 from fedgg.cli.listing import _when
 
@@ -23,4 +23,5 @@ def test_what_travels_and_what_is_kept() -> None:
     assert traffic(FedGG()) == Traffic((), (), (), ("received",))
     assert traffic(FedGG(direction="sent")) == Traffic(("update",), (), ("update",), ())
     assert traffic(FedAdam()) == Traffic((), (), ("momentum", "squares"), ())
+    assert traffic(FedCM()) == Traffic(("pace",), ("reach (a number)",), ("pace",), ())
     assert traffic(FedNova()) == Traffic((), ("worth (a number)",), (), ())
