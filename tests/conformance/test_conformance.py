@@ -23,6 +23,7 @@ from fedgg.algorithms import (
     FedAvg,
     FedAvgM,
     FedCM,
+    FedExP,
     FedGG,
     FedNova,
     FedProx,
@@ -50,6 +51,7 @@ SETTINGS: dict[str, Algorithm] = {
     "fedadam": FedAdam(),
     "fedyogi": FedYogi(),
     "fedcm": FedCM(),
+    "fedexp": FedExP(),
     **{
         f"scaffold {correction} {mean}": SCAFFOLD(correction=correction, variate_mean=mean)
         for correction in ("plain", "exact", "after")

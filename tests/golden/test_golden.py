@@ -46,6 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fedadam": {"algorithm.name": "fedadam"},
     "fedcm": {"algorithm.name": "fedcm"},
     "fedcm partial": {"algorithm.name": "fedcm", "algorithm.alpha": 0.5, "server.cohort": 2},
+    "fedexp": {"algorithm.name": "fedexp"},
     "fedyogi partial": {"algorithm.name": "fedyogi", "server.cohort": 2},
     "scaffold plain": {"algorithm.name": "scaffold", "algorithm.correction": "plain", "local.momentum": 0.3},
     "scaffold exact": {"algorithm.name": "scaffold", "algorithm.correction": "exact"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedgg.algorithms.fedavg import FedAvg
 from fedgg.algorithms.fedavgm import FedAvgM
 from fedgg.algorithms.fedcm import FedCM
+from fedgg.algorithms.fedexp import FedExP
 from fedgg.algorithms.fedgg import FedGG
 from fedgg.algorithms.fednova import FedNova
 from fedgg.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
@@ -23,6 +24,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
     "fedcm": FedCM,
+    "fedexp": FedExP,
     "scaffold": SCAFFOLD,
     "fedgg": FedGG,
 }
@@ -35,6 +37,7 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedCM",
+    "FedExP",
     "FedGG",
     "FedNova",
     "FedProx",
