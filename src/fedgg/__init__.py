@@ -17,6 +17,7 @@ from fedgg.version import VERSION
 if TYPE_CHECKING:
     from fedgg.algorithms import (
         SCAFFOLD,
+        FedACG,
         FedAdagrad,
         FedAdam,
         FedAvg,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "fedgg.algorithms": (
+        "FedACG",
         "FedAdagrad",
         "FedAdam",
         "FedAvg",
@@ -77,6 +79,7 @@ __all__ = [
     "Algorithm",
     "Batch",
     "Experiment",
+    "FedACG",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",

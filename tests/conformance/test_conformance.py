@@ -18,6 +18,7 @@ from torch import Tensor
 from fedgg.algorithms import (
     ALGORITHMS,
     SCAFFOLD,
+    FedACG,
     FedAdagrad,
     FedAdam,
     FedAvg,
@@ -52,6 +53,7 @@ SETTINGS: dict[str, Algorithm] = {
     "fedyogi": FedYogi(),
     "fedcm": FedCM(),
     "fedexp": FedExP(),
+    "fedacg": FedACG(),
     **{
         f"scaffold {correction} {mean}": SCAFFOLD(correction=correction, variate_mean=mean)
         for correction in ("plain", "exact", "after")
@@ -174,6 +176,14 @@ class InPlaceBatch(Algorithm):
     def loss(self, w: Tensor, batch: Batch, site: Site) -> Tensor:
         batch.x.add_(0.1)
         return super().loss(w, batch, site)
+
+
+@dataclass(frozen=True)
+class InPlaceBroadcast(Algorithm):
+    """Moves the server's model where a copy was to travel."""
+
+    def broadcast(self, w: Tensor, hub: Hub) -> Tensor:
+        return w.add_(0.1)
 
 
 @dataclass(frozen=True)
@@ -367,6 +377,7 @@ CAUGHT: list[tuple[type[Algorithm], str]] = [
     (InPlaceMemory, ALWAYS),
     (InPlaceUp, ALWAYS),
     (InPlaceBatch, ALWAYS),
+    (InPlaceBroadcast, ALWAYS),
     (InPlaceServerMemory, ALWAYS),
     (MixesGradients, ALONE),
     (MixesLengths, ALONE),

@@ -47,6 +47,8 @@ CASES: dict[str, dict[str, Any]] = {
     "fedcm": {"algorithm.name": "fedcm"},
     "fedcm partial": {"algorithm.name": "fedcm", "algorithm.alpha": 0.5, "server.cohort": 2},
     "fedexp": {"algorithm.name": "fedexp"},
+    "fedacg": {"algorithm.name": "fedacg"},
+    "fedacg partial": {"algorithm.name": "fedacg", "algorithm.mu": 0.5, "server.cohort": 2},
     "fedyogi partial": {"algorithm.name": "fedyogi", "server.cohort": 2},
     "scaffold plain": {"algorithm.name": "scaffold", "algorithm.correction": "plain", "local.momentum": 0.3},
     "scaffold exact": {"algorithm.name": "scaffold", "algorithm.correction": "exact"},

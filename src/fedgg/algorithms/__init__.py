@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedgg.algorithms.fedacg import FedACG
 from fedgg.algorithms.fedavg import FedAvg
 from fedgg.algorithms.fedavgm import FedAvgM
 from fedgg.algorithms.fedcm import FedCM
@@ -25,6 +26,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedyogi": FedYogi,
     "fedcm": FedCM,
     "fedexp": FedExP,
+    "fedacg": FedACG,
     "scaffold": SCAFFOLD,
     "fedgg": FedGG,
 }
@@ -32,6 +34,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 __all__ = [
     "ALGORITHMS",
     "SCAFFOLD",
+    "FedACG",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
