@@ -24,6 +24,7 @@ from fedgg.algorithms import (
     FedAvg,
     FedAvgM,
     FedCM,
+    FedDyn,
     FedExP,
     FedGG,
     FedNova,
@@ -54,6 +55,8 @@ SETTINGS: dict[str, Algorithm] = {
     "fedcm": FedCM(),
     "fedexp": FedExP(),
     "fedacg": FedACG(),
+    "feddyn": FedDyn(),
+    "feddyn strong uniform": FedDyn(alpha=1.0, mean="uniform"),
     **{
         f"scaffold {correction} {mean}": SCAFFOLD(correction=correction, variate_mean=mean)
         for correction in ("plain", "exact", "after")

@@ -49,6 +49,8 @@ CASES: dict[str, dict[str, Any]] = {
     "fedexp": {"algorithm.name": "fedexp"},
     "fedacg": {"algorithm.name": "fedacg"},
     "fedacg partial": {"algorithm.name": "fedacg", "algorithm.mu": 0.5, "server.cohort": 2},
+    "feddyn": {"algorithm.name": "feddyn"},
+    "feddyn uniform partial": {"algorithm.name": "feddyn", "algorithm.mean": "uniform", "server.cohort": 2},
     "fedyogi partial": {"algorithm.name": "fedyogi", "server.cohort": 2},
     "scaffold plain": {"algorithm.name": "scaffold", "algorithm.correction": "plain", "local.momentum": 0.3},
     "scaffold exact": {"algorithm.name": "scaffold", "algorithm.correction": "exact"},

@@ -6,6 +6,7 @@ from fedgg.algorithms.fedacg import FedACG
 from fedgg.algorithms.fedavg import FedAvg
 from fedgg.algorithms.fedavgm import FedAvgM
 from fedgg.algorithms.fedcm import FedCM
+from fedgg.algorithms.feddyn import FedDyn
 from fedgg.algorithms.fedexp import FedExP
 from fedgg.algorithms.fedgg import FedGG
 from fedgg.algorithms.fednova import FedNova
@@ -27,6 +28,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedcm": FedCM,
     "fedexp": FedExP,
     "fedacg": FedACG,
+    "feddyn": FedDyn,
     "scaffold": SCAFFOLD,
     "fedgg": FedGG,
 }
@@ -40,6 +42,7 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedCM",
+    "FedDyn",
     "FedExP",
     "FedGG",
     "FedNova",

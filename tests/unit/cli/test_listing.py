@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedgg.algorithms import ALGORITHMS, SCAFFOLD, FedACG, FedAdam, FedAvg, FedCM, FedExP, FedGG, FedNova
+from fedgg.algorithms import ALGORITHMS, SCAFFOLD, FedACG, FedAdam, FedAvg, FedCM, FedDyn, FedExP, FedGG, FedNova
 from fedgg.check.traffic import Traffic, traffic
 from fedgg.cli.listing import _when
 
@@ -26,4 +26,5 @@ def test_what_travels_and_what_is_kept() -> None:
     assert traffic(FedCM()) == Traffic(("pace",), ("reach (a number)",), ("pace",), ())
     assert traffic(FedExP()) == Traffic((), (), (), ())
     assert traffic(FedACG()) == Traffic((), (), ("velocity",), ())
+    assert traffic(FedDyn()) == Traffic((), (), ("moved",), ("moved",))
     assert traffic(FedNova()) == Traffic((), ("worth (a number)",), (), ())

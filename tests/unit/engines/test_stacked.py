@@ -33,6 +33,7 @@ RULES: list[dict[str, Any]] = [
     {"name": "fednova"},
     {"name": "fedadam"},
     {"name": "fedacg", "mu": 0.1},
+    {"name": "feddyn", "alpha": 0.1},
     {"name": "fedcm"},
     {"name": "scaffold", "correction": "exact"},
     {"name": "scaffold", "correction": "after", "variate_mean": "uniform"},

@@ -49,6 +49,7 @@ RULES: list[dict[str, Any]] = [
     {"name": "fedavg"},
     {"name": "fedprox", "mu": 0.1},
     {"name": "fedacg", "mu": 0.1},
+    {"name": "feddyn", "alpha": 0.1},
     {"name": "fedcm"},
     {"name": "scaffold"},
     {"name": "scaffold", "correction": "after"},

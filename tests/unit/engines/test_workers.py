@@ -36,6 +36,7 @@ RULES: list[dict[str, Any]] = [
     {"name": "fedprox", "mu": 0.1},
     {"name": "fedavgm"},
     {"name": "fedacg", "mu": 0.1},
+    {"name": "feddyn", "alpha": 0.1},
     {"name": "fedcm"},
     {"name": "scaffold", "correction": "exact"},
     {"name": "scaffold", "correction": "after", "variate_mean": "uniform"},
