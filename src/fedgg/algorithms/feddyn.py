@@ -14,9 +14,8 @@ steps. Which mean decides which problem is solved: `share` weighs clients by the
 does; `uniform` counts every client the same, in the model's mean and in s, as the paper prints it.
 
 The paper knows no local momentum. Nothing here counts steps, so nothing has to be changed for it: s_i is made of where
-a client ended. Two things can go wrong, and do so with and without momentum: s is an integral that forgets nothing, so
-long rounds on noisy gradients overshoot, the more the fewer clients take part; and alpha is a curvature: above about 1
-/ (lr a_K) (a_K what a round's steps are worth) a client's own steps overshoot.
+a client ended. s is an integral that forgets nothing, so single rounds can overshoot; and alpha adds to the curvature a
+client's own steps have to stand: lr alpha well below 2.
 """
 
 from __future__ import annotations
