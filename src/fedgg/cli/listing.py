@@ -32,8 +32,10 @@ def list_parts() -> None:
     print_table(Table("algorithms", ("name", "what it is", "when to use it"), algorithms), numbers=False)
     found = ((name, traffic(kind())) for name, kind in ALGORITHMS.items())
     travels = tuple((name, *map(_joined, (t.down, t.up, t.server, t.client))) for name, t in found)
-    columns = ("name", "down, besides the model", "up, besides the update", "the server keeps", "a client keeps")
-    print_table(Table("what travels and what is kept", columns, travels), numbers=False)
+    columns = ("name", "sent down", "sent up", "server keeps", "client keeps")
+    print_table(
+        Table("what travels besides the model and its update, and what is kept", columns, travels), numbers=False
+    )
     for name, kind in ALGORITHMS.items():
         own = tuple(
             (f.name, str(f.default), f"{f.metadata['about']} (default: {f.metadata['origin']})") for f in fields(kind)
