@@ -15,7 +15,22 @@ from fedgg.errors import UserError
 from fedgg.version import VERSION
 
 if TYPE_CHECKING:
-    from fedgg.algorithms import SCAFFOLD, FedAvg, FedAvgM, FedGG, FedProx, FedSGD
+    from fedgg.algorithms import (
+        SCAFFOLD,
+        FedACG,
+        FedAdagrad,
+        FedAdam,
+        FedAvg,
+        FedAvgM,
+        FedCM,
+        FedDyn,
+        FedExP,
+        FedGG,
+        FedNova,
+        FedProx,
+        FedSGD,
+        FedYogi,
+    )
     from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
     from fedgg.core.plan import Work
     from fedgg.core.rows import Rows, dot, length
@@ -24,7 +39,22 @@ if TYPE_CHECKING:
     from fedgg.lab.study import Study, run_study
 
 _HOMES = {
-    "fedgg.algorithms": ("SCAFFOLD", "FedAvg", "FedAvgM", "FedGG", "FedProx", "FedSGD"),
+    "fedgg.algorithms": (
+        "FedACG",
+        "FedAdagrad",
+        "FedAdam",
+        "FedAvg",
+        "FedAvgM",
+        "FedCM",
+        "FedDyn",
+        "FedExP",
+        "FedGG",
+        "FedNova",
+        "FedProx",
+        "FedSGD",
+        "FedYogi",
+        "SCAFFOLD",
+    ),
     "fedgg.core.algorithm": ("Algorithm", "Batch", "Hub", "Number", "Site", "setting"),
     "fedgg.core.plan": ("Work",),
     "fedgg.core.rows": ("Rows", "dot", "length"),
@@ -51,11 +81,19 @@ __all__ = [
     "Algorithm",
     "Batch",
     "Experiment",
+    "FedACG",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedCM",
+    "FedDyn",
+    "FedExP",
     "FedGG",
+    "FedNova",
     "FedProx",
     "FedSGD",
+    "FedYogi",
     "Hub",
     "Number",
     "Rows",

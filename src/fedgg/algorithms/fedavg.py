@@ -14,7 +14,10 @@ from fedgg.core.algorithm import Algorithm
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
-    """Differs from FedAvg: nowhere. It is the interface as it stands."""
+    """Differs from FedAvg: nowhere. It is the interface as it stands.
+
+    Use it as the reference, and where clients' data are alike.
+    """
 
     def neutral(self) -> FedAvg:
         return self

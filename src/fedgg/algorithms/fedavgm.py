@@ -19,7 +19,10 @@ from fedgg.core.rows import Rows
 
 @dataclass(frozen=True)
 class FedAvgM(Algorithm):
-    """Differs from FedAvg: the server's step has momentum. Neutral at momentum 0, server_lr 1."""
+    """Differs from FedAvg: the server's step has momentum. Neutral at momentum 0, server_lr 1.
+
+    Use it where global updates jump from round to round because few clients take part.
+    """
 
     momentum: Number = setting(0.9, "server momentum beta", "Hsu et al. 2019, Sec. 4.3: the setting shown throughout")
     server_lr: Number = setting(1.0, "server learning rate", "Hsu et al. 2019: 1")

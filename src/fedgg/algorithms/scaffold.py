@@ -30,7 +30,10 @@ from fedgg.core.rows import Rows
 
 @dataclass(frozen=True)
 class SCAFFOLD(Algorithm):
-    """Differs from FedAvg: client and server keep a variate (an estimated gradient); local steps add c - c_i."""
+    """Differs from FedAvg: client and server keep a variate (an estimated gradient); local steps add c - c_i.
+
+    Use it where the same clients come back often and twice FedAvg's bytes can be paid.
+    """
 
     correction: Literal["plain", "exact", "after"] = setting(
         "exact", "how the correction meets local momentum", "measured: docs/decisions/0003-scaffold-default.md"

@@ -106,14 +106,22 @@ def learns_digits(algorithm: Algorithm) -> None:
 
 
 def on_quadratics(
-    algorithm: Algorithm, world: Quadratics, *, steps: int, momentum: float, cohort: int = 4, lr: float = 0.04
+    algorithm: Algorithm,
+    world: Quadratics,
+    *,
+    steps: int,
+    momentum: float,
+    cohort: int = 4,
+    lr: float = 0.04,
+    batch: int | None = None,
 ) -> State:
-    """So many full-batch local steps, five a round, so that only the algorithm decides where training ends."""
+    """So many local epochs, five a round; in full batches, only the algorithm decides where training ends."""
     net, feed, examples = world.net(), world.feed(), [len(x) for x in world.x]
-    work = algorithm.work(Work(epochs=5, batch=None))
+    work = algorithm.work(Work(epochs=5, batch=batch))
     state = State(0, first_state(algorithm, net.start, {}), {}, {})
     worth = SGD.of(lr, momentum, 0.0, net.start).effective_steps(torch.full((1, 1), float(work.epochs)))
     for number in range(steps // work.epochs):
+        hub = Hub(state.server.memory, len(examples), 1.0, number)
         job = RoundJob(
             algorithm=algorithm,
             net=net,
@@ -124,9 +132,9 @@ def on_quadratics(
             seed=0,
             round=number,
             cohort=plan.cohort(0, number, len(examples), cohort),
-            w=state.server.w,
+            w=algorithm.broadcast(state.server.w, hub),
             buffers={},
-            down=algorithm.send_down(state.server.w, Hub(state.server.memory, len(examples), 1.0, number)),
+            down=algorithm.send_down(state.server.w, hub),
             memory=state.memory,
             kept_buffers={},
         )

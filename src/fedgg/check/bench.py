@@ -66,11 +66,13 @@ def train_rows(
     order = steps[:, 0].argsort(descending=True, stable=True)
     back = order.argsort()
     chosen = [clients[rows[int(position)]] for position in order]
-    w = standing.w.expand(len(rows), -1)
-    down = algorithm.send_down(standing.w, _hub(standing, clients))
+    hub = _hub(standing, clients)
+    # A setting that is a column makes a server's row for each client, in the order asked.
+    w = algorithm.broadcast(standing.w, hub).expand(len(rows), -1)[order]
+    down = algorithm.send_down(standing.w, hub)
     start = LocalStart(
         w=w,
-        down={name: tensor.expand(len(rows), *tensor.shape[1:]) for name, tensor in down.items()},
+        down={name: tensor.expand(len(rows), *tensor.shape[1:])[order] for name, tensor in down.items()},
         memory=stack([standing.clients[rows[int(position)]] for position in order]),
         buffers={},
         examples=torch.tensor([[float(len(client.x))] for client in chosen], dtype=w.dtype),

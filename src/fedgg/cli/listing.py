@@ -18,6 +18,7 @@ def list_parts() -> None:
     Example: `fedgg list`
     """
     from fedgg.algorithms import ALGORITHMS
+    from fedgg.check.traffic import traffic
     from fedgg.data.partition import SCHEMES
     from fedgg.data.sources import SOURCES
     from fedgg.lab.config import described_settings
@@ -27,8 +28,14 @@ def list_parts() -> None:
     print_table(
         Table("an experiment: TOML keys, or --set KEY=VALUE", ("key", "default", "meaning"), settings), numbers=False
     )
-    algorithms = tuple((name, _first_line(kind)) for name, kind in ALGORITHMS.items())
-    print_table(Table("algorithms", ("name", "what it is"), algorithms), numbers=False)
+    algorithms = tuple((name, _first_line(kind), _when(kind)) for name, kind in ALGORITHMS.items())
+    print_table(Table("algorithms", ("name", "what it is", "when to use it"), algorithms), numbers=False)
+    found = ((name, traffic(kind())) for name, kind in ALGORITHMS.items())
+    travels = tuple((name, *map(_joined, (t.down, t.up, t.server, t.client))) for name, t in found)
+    columns = ("name", "sent down", "sent up", "server keeps", "client keeps")
+    print_table(
+        Table("what travels besides the model and its update, and what is kept", columns, travels), numbers=False
+    )
     for name, kind in ALGORITHMS.items():
         own = tuple(
             (f.name, str(f.default), f"{f.metadata['about']} (default: {f.metadata['origin']})") for f in fields(kind)
@@ -42,6 +49,15 @@ def list_parts() -> None:
 
 def _first_line(thing: object) -> str:
     return next(iter((thing.__doc__ or "").splitlines()), "")
+
+
+def _when(kind: type) -> str:
+    """The second paragraph of an algorithm's docstring."""
+    return " ".join((kind.__doc__ or "").partition("\n\n")[2].split())
+
+
+def _joined(names: tuple[str, ...]) -> str:
+    return ", ".join(names) or "-"
 
 
 def check(

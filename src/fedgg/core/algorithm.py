@@ -25,9 +25,12 @@ from fedgg.core.rows import Rows, dot
 Number = float | Tensor  # a hyper-parameter: one value, or one for each row [K, 1]
 
 
-def setting(default: Any, about: str, origin: str) -> Any:
-    """A hyper-parameter with its meaning and where its default comes from (shown by `fedgg list`)."""
-    return field(default=default, metadata={"about": about, "origin": origin})
+def setting(default: Any, about: str, origin: str, *, positive: bool = False) -> Any:
+    """A hyper-parameter with its meaning and where its default comes from (shown by `fedgg list`).
+
+    `positive`: zero is refused, because something is divided by it.
+    """
+    return field(default=default, metadata={"about": about, "origin": origin, "positive": positive})
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,10 @@ class Algorithm:
     def client_memory(self, w: Tensor) -> Rows:
         """What a client keeps between rounds, when the server meets it for the first time."""
         return {}
+
+    def broadcast(self, w: Tensor, hub: Hub) -> Tensor:
+        """The model that travels to every client and is their anchor, `[1, P]`; the server's own stays as it is."""
+        return w
 
     def send_down(self, w: Tensor, hub: Hub) -> Rows:
         """What travels to every client besides the model."""

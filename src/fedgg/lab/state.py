@@ -56,6 +56,7 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     filled = federation.filled
     drawn = plan.cohort(experiment.seed, number, len(filled), min(federation.cohort_size, len(filled)))
     cohort = [int(client) for client in filled[drawn]]
+    hub = _hub(state, federation.examples, federation.all_examples, cohort)
     return RoundJob(
         algorithm=federation.algorithm,
         net=federation.net,
@@ -66,11 +67,9 @@ def next_job(federation: Federation, state: State) -> RoundJob:
         seed=experiment.seed,
         round=number,
         cohort=cohort,
-        w=state.server.w,
+        w=federation.algorithm.broadcast(state.server.w, hub),
         buffers=state.server.buffers,
-        down=federation.algorithm.send_down(
-            state.server.w, _hub(state, federation.examples, federation.all_examples, cohort)
-        ),
+        down=federation.algorithm.send_down(state.server.w, hub),
         memory=state.memory,
         kept_buffers=state.kept_buffers,
     )

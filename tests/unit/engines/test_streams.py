@@ -48,6 +48,9 @@ def played(federation: Federation, engine: Loop | Streams, rounds: int = 3) -> S
 RULES: list[dict[str, Any]] = [
     {"name": "fedavg"},
     {"name": "fedprox", "mu": 0.1},
+    {"name": "fedacg", "mu": 0.1},
+    {"name": "feddyn", "alpha": 0.1},
+    {"name": "fedcm"},
     {"name": "scaffold"},
     {"name": "scaffold", "correction": "after"},
     {"name": "fedgg", "mu": 0.5},

@@ -1,0 +1,111 @@
+"""FedAdam, FedYogi, FedAdagrad: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2.
+
+The server treats the average update delta as a gradient and gives every parameter a step size of its own:
+
+    m <- beta1 m + (1 - beta1) delta
+    v <- v + delta^2                                        FedAdagrad
+    v <- v - (1 - beta2) delta^2 sign(v - delta^2)          FedYogi
+    v <- beta2 v + (1 - beta2) delta^2                      FedAdam
+    w <- w + server_lr m / (sqrt(v) + tau)
+
+m starts at zero, v at tau^2, and v takes the squares of delta, as Adam does (versions of the paper differ in whether
+they are delta's or m's). There is no bias correction, as in the paper: the first steps are short while m fills.
+Squares, roots and signs are taken parameter by parameter.
+
+Clients are weighted by their examples, as in the paper's experiments. What clients do is FedAvg's, local momentum
+included: it makes updates longer, and the division by sqrt(v) takes that out again. A parameter moves by about
+server_lr a round, however far the clients went, so server_lr is to be chosen for the model at hand; near an optimum the
+step is delta / tau times server_lr, and they rest where FedAvg rests. None of them has a setting at which it is FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedgg.core.algorithm import Algorithm, Hub, Number, setting
+from fedgg.core.rows import Rows
+
+BETA1 = "Reddi et al. 2021, Sec. 5: 0.9 for Adam and Yogi, 0 for Adagrad"
+BETA2 = "Reddi et al. 2021, Sec. 5: 0.99"
+TAU = "Reddi et al. 2021, Sec. 5: 1e-3, good for every task there"
+SERVER_LR = "Reddi et al. 2021, appendix: the best for CIFAR-10; others need others"
+
+
+@dataclass(frozen=True)
+class FedAdam(Algorithm):
+    """Differs from FedAvg: the server's step is Adam's.
+
+    Use it where parameters need very different step sizes (embeddings, rare classes), and tune server_lr.
+    """
+
+    server_lr: Number = setting(0.01, "server learning rate", SERVER_LR)
+    beta1: Number = setting(0.9, "how long the server remembers updates", BETA1)
+    beta2: Number = setting(0.99, "how long the server remembers their squares", BETA2)
+    tau: Number = setting(1e-3, "adaptivity: the floor under the root of the squares", TAU, positive=True)
+
+    def server_memory(self, w: Tensor) -> Rows:
+        return _start(w, self.tau)
+
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+        delta = _mean(up, share)
+        squares = self.beta2 * hub.memory["squares"] + (1 - self.beta2) * delta.square()
+        return _step(w, self.beta1, delta, squares, self.server_lr, self.tau, hub)
+
+
+@dataclass(frozen=True)
+class FedYogi(Algorithm):
+    """Differs from FedAvg: the server's step is Yogi's, which is Adam's with squares that grow less abruptly.
+
+    Use it where FedAdam helps but large updates are rare: its step sizes recover more slowly after one.
+    """
+
+    server_lr: Number = setting(0.01, "server learning rate", SERVER_LR)
+    beta1: Number = setting(0.9, "how long the server remembers updates", BETA1)
+    beta2: Number = setting(0.99, "how fast its squares follow the updates'", BETA2)
+    tau: Number = setting(1e-3, "adaptivity: the floor under the root of the squares", TAU, positive=True)
+
+    def server_memory(self, w: Tensor) -> Rows:
+        return _start(w, self.tau)
+
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+        delta, old = _mean(up, share), hub.memory["squares"]
+        squares = old - (1 - self.beta2) * delta.square() * (old - delta.square()).sign()
+        return _step(w, self.beta1, delta, squares, self.server_lr, self.tau, hub)
+
+
+@dataclass(frozen=True)
+class FedAdagrad(Algorithm):
+    """Differs from FedAvg: the server's step is Adagrad's, whose step sizes only ever shrink.
+
+    Use it where some parameters are rarely updated (sparse inputs) and training is not very long; tune server_lr.
+    """
+
+    server_lr: Number = setting(0.1, "server learning rate", SERVER_LR)
+    beta1: Number = setting(0.0, "how long the server remembers updates", BETA1)
+    tau: Number = setting(1e-3, "adaptivity: the floor under the root of the squares", TAU, positive=True)
+
+    def server_memory(self, w: Tensor) -> Rows:
+        return _start(w, self.tau)
+
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+        delta = _mean(up, share)
+        squares = hub.memory["squares"] + delta.square()
+        return _step(w, self.beta1, delta, squares, self.server_lr, self.tau, hub)
+
+
+def _start(w: Tensor, tau: Number) -> Rows:
+    return {"momentum": torch.zeros_like(w), "squares": torch.zeros_like(w) + tau**2}
+
+
+def _mean(up: Rows, share: Tensor) -> Tensor:
+    return torch.sum(share * up["delta"], dim=0, keepdim=True)
+
+
+def _step(
+    w: Tensor, beta1: Number, delta: Tensor, squares: Tensor, server_lr: Number, tau: Number, hub: Hub
+) -> tuple[Tensor, Rows]:
+    momentum = beta1 * hub.memory["momentum"] + (1 - beta1) * delta
+    return w + server_lr * momentum / (squares.sqrt() + tau), {"momentum": momentum, "squares": squares}
