@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedgg.algorithms.fedavg import FedAvg
 from fedgg.algorithms.fedavgm import FedAvgM
+from fedgg.algorithms.fedcurv import FedCurv
 from fedgg.algorithms.fedgg import FedGG
 from fedgg.algorithms.fedprox import FedProx
 from fedgg.algorithms.fedsgd import FedSGD
@@ -16,7 +17,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedavgm": FedAvgM,
     "fedprox": FedProx,
     "scaffold": SCAFFOLD,
+    "fedcurv": FedCurv,
     "fedgg": FedGG,
 }
 
-__all__ = ["ALGORITHMS", "SCAFFOLD", "FedAvg", "FedAvgM", "FedGG", "FedProx", "FedSGD"]
+__all__ = ["ALGORITHMS", "SCAFFOLD", "FedAvg", "FedAvgM", "FedCurv", "FedGG", "FedProx", "FedSGD"]

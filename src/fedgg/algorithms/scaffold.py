@@ -19,7 +19,7 @@ their examples, as the models are; `uniform` counts every client the same, as th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ from fedgg.core.rows import Rows
 @dataclass(frozen=True)
 class SCAFFOLD(Algorithm):
     """Differs from FedAvg: client and server keep a variate (an estimated gradient); local steps add c - c_i."""
+
+    when: ClassVar[str] = "clients disagree, return often and may keep a model's worth; traffic doubles"
 
     correction: Literal["plain", "exact", "after"] = setting(
         "exact", "how the correction meets local momentum", "measured: docs/decisions/0003-scaffold-default.md"

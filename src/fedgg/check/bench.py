@@ -12,6 +12,7 @@ from fedgg.core.algorithm import Algorithm, Batch, Hub
 from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.net import Net
 from fedgg.core.plan import Work
+from fedgg.core.probe import Probe
 from fedgg.core.rows import Rows, each_row, split, stack
 from fedgg.core.seeds import torch_stream
 from fedgg.core.sgd import SGD
@@ -51,6 +52,7 @@ class Standing:
     w: Tensor  # [1, P]
     server: Rows
     clients: list[Rows]
+    rounds_done: int = 0
 
     @classmethod
     def at_start(cls, algorithm: Algorithm, net: Net, clients: int) -> Standing:
@@ -67,7 +69,7 @@ def train_rows(
     back = order.argsort()
     chosen = [clients[rows[int(position)]] for position in order]
     w = standing.w.expand(len(rows), -1)
-    down = algorithm.send_down(standing.w, _hub(standing, clients))
+    down = algorithm.send_down(standing.w, hub_of(standing, net, clients))
     start = LocalStart(
         w=w,
         down={name: tensor.expand(len(rows), *tensor.shape[1:]) for name, tensor in down.items()},
@@ -76,6 +78,7 @@ def train_rows(
         examples=torch.tensor([[float(len(client.x))] for client in chosen], dtype=w.dtype),
         steps=steps[order],
         dropout=[],
+        probe=Probe(net, {}, lambda row: [(chosen[row].x, chosen[row].y)]),
     )
     ordered = each_row(algorithm, order)
     return each_row(local_round(ordered, net, SGD.of(0.1, momentum, 0.01, w), start, _padded(chosen, work)), back)
@@ -87,12 +90,14 @@ def play(
     """A whole round with everybody."""
     end = train_rows(algorithm, net, standing, clients, range(len(clients)), momentum)
     counts = torch.tensor([[float(len(client.x))] for client in clients], dtype=standing.w.dtype)
-    w, server = algorithm.aggregate(standing.w, end.up, counts / counts.sum(), _hub(standing, clients))
-    return Standing(w, server, split(end.memory, len(clients)) if end.memory else standing.clients), end
+    w, server = algorithm.aggregate(standing.w, end.up, counts / counts.sum(), hub_of(standing, net, clients))
+    memories = split(end.memory, len(clients)) if end.memory else standing.clients
+    return Standing(w, server, memories, standing.rounds_done + 1), end
 
 
-def _hub(standing: Standing, clients: Sequence[Client]) -> Hub:
-    return Hub(standing.server, len(clients), 1.0, 0)
+def hub_of(standing: Standing, net: Net, clients: Sequence[Client]) -> Hub:
+    """What the server may read."""
+    return Hub(standing.server, len(clients), 1.0, standing.rounds_done)
 
 
 def _padded(clients: Sequence[Client], work: Work) -> list[Batch]:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedgg.core.algorithm import Algorithm
+from fedgg.core.algorithm import Algorithm, arithmetic_beside_fedavg
 from fedgg.core.net import Net
 from fedgg.core.plan import Work
 from fedgg.core.seeds import stream
@@ -107,6 +107,7 @@ def build(
     empty = [name for name, count in zip(dataset.classes, _class_counts(dataset), strict=True) if not count]
     if empty:
         notices.append(f"no training example has the class {', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''}")
+    notices += _extra_arithmetic(algorithm, work)
     choice = choose(experiment, net, work.epochs * len(dataset.y_train))
     net.channels_last = channels_last(experiment, choice)
     if choice.notice is not None:
@@ -117,6 +118,12 @@ def build(
             f"(others: average, local, frozen)"
         )
     return Federation(experiment, algorithm, net, feed, dataset, split, work, choice.name, tuple(notices))
+
+
+def _extra_arithmetic(algorithm: Algorithm, work: Work) -> list[str]:
+    """What an algorithm computes beside a forward and a backward pass for each example it trains on."""
+    times = arithmetic_beside_fedavg(algorithm, work.epochs)
+    return [] if times == 1 else [f"{type(algorithm).__name__} takes about {times:.2f} times FedAvg's arithmetic"]
 
 
 def chosen_device(experiment: Experiment) -> torch.device:
