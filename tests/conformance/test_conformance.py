@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgg.algorithms import ALGORITHMS, SCAFFOLD, FedAvg, FedAvgM, FedGG, FedProx, FedSGD
+from fedgg.algorithms import ALGORITHMS, SCAFFOLD, FedAvg, FedAvgM, FedCurv, FedGG, FedProx, FedSGD
 from fedgg.check import PROPERTIES, Broken, Skipped
 from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
 from fedgg.core.rows import Rows, length
@@ -37,6 +37,7 @@ SETTINGS: dict[str, Algorithm] = {
         for correction in ("plain", "exact", "after")
         for mean in ("share", "uniform")
     },
+    "fedcurv": FedCurv(),
     "fedgg": FedGG(),
     "fedgg strong": FedGG(mu=1.0),
     "fedgg fixed": FedGG(weight="fixed", lam=1e-3),

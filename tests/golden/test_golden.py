@@ -49,6 +49,8 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm.variate_mean": "uniform",
         "server.cohort": 2,
     },
+    "fedcurv": {"algorithm.name": "fedcurv"},
+    "fedcurv partial": {"algorithm.name": "fedcurv", "algorithm.lam": 5.0, "server.cohort": 2},
     "fedgg": {"algorithm.mu": 1.0},
     "fedgg partial": {"algorithm.mu": 1.0, "server.cohort": 2},
     "fedgg fixed": {"algorithm.weight": "fixed", "algorithm.lam": 0.01},

@@ -32,6 +32,7 @@ RULES: list[dict[str, Any]] = [
     {"name": "fedavgm"},
     {"name": "scaffold", "correction": "exact"},
     {"name": "scaffold", "correction": "after", "variate_mean": "uniform"},
+    {"name": "fedcurv", "lam": 2.0},
     {"name": "fedgg", "mu": 0.5},
     {"name": "fedgg", "weight": "fixed", "first_step": "epsilon"},
     {"name": "fedgg", "first_step": "relative_push", "scope": "layer", "direction": "sent"},

@@ -1,0 +1,64 @@
+"""Independent transcriptions of FedCurv, MOON and FedCL from their papers, in plain PyTorch: slow and obvious.
+
+They share no code with the library; `paper_transcription.py` has what every algorithm is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from paper_transcription import Federated, Settings, Weights, average, model_with, weights_of
+from torch import Tensor, nn
+
+Penalty = Callable[[nn.Module, Tensor], Tensor]  # of the model in training and the batch's inputs
+
+
+def train_with(penalty: Penalty, start: Weights, client: int, round_: int, problem: Federated) -> nn.Module:
+    """A client's round on its supervised loss and a penalty."""
+    model = model_with(start, problem.module)
+    optimiser = problem.optimiser(model, round_)
+    for batch in problem.batches(round_, client):
+        optimiser.zero_grad()
+        loss = problem.loss(model, client, batch) + penalty(model, problem.clients[client][0][batch])
+        torch.autograd.backward(loss)
+        optimiser.step()
+    return model
+
+
+def fisher(model: nn.Module, x: Tensor, y: Tensor) -> Weights:
+    """Mean, over the examples, of the squared gradient of each one's loss: one example after another."""
+    total = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for one, label in zip(x, y, strict=True):
+        model.zero_grad()
+        torch.autograd.backward(F.cross_entropy(model(one[None]), label[None]))
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            total[name] = total[name] + parameter.grad.detach() ** 2
+    return {name: value / len(x) for name, value in total.items()}
+
+
+def fedcurv(settings: Settings, problem: Federated) -> list[Weights]:
+    """Every other client of the last round is a penalty of its own: nothing is summed up or subtracted."""
+    w, history = weights_of(problem.module), []
+    last: dict[int, tuple[Weights, Weights]] = {}  # model and Fisher information of each client of the last round
+    for round_, cohort in enumerate(problem.cohorts):
+        local, now = {}, {}
+        for client in cohort:
+            others = [both for other, both in last.items() if other != client]
+
+            def penalty(model: nn.Module, x: Tensor, others: list[tuple[Weights, Weights]] = others) -> Tensor:
+                parts = [
+                    (curvature[name] * (p - theirs[name]) ** 2).sum()
+                    for theirs, curvature in others
+                    for name, p in model.named_parameters()
+                ]
+                return float(settings["lam"]) * torch.stack([torch.zeros((), dtype=torch.float64), *parts]).sum()
+
+            model = train_with(penalty, w, client, round_, problem)
+            local[client] = weights_of(model)
+            now[client] = (local[client], fisher(model, *problem.clients[client]))
+        last, w = now, average(local, problem)
+        history.append(w)
+    return history
