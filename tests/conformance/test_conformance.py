@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgg.algorithms import ALGORITHMS, SCAFFOLD, FedAvg, FedAvgM, FedCurv, FedGG, FedProx, FedSGD
+from fedgg.algorithms import ALGORITHMS, MOON, SCAFFOLD, FedAvg, FedAvgM, FedCurv, FedGG, FedProx, FedSGD
 from fedgg.check import PROPERTIES, Broken, Skipped
 from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
 from fedgg.core.rows import Rows, length
@@ -38,6 +38,8 @@ SETTINGS: dict[str, Algorithm] = {
         for mean in ("share", "uniform")
     },
     "fedcurv": FedCurv(),
+    "moon": MOON(),
+    "moon strong": MOON(mu=10.0, temperature=0.2),
     "fedgg": FedGG(),
     "fedgg strong": FedGG(mu=1.0),
     "fedgg fixed": FedGG(weight="fixed", lam=1e-3),

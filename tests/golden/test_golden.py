@@ -51,6 +51,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "fedcurv": {"algorithm.name": "fedcurv"},
     "fedcurv partial": {"algorithm.name": "fedcurv", "algorithm.lam": 5.0, "server.cohort": 2},
+    "moon": {"algorithm.name": "moon", "algorithm.mu": 5.0},
+    "moon projection partial": {"algorithm.name": "moon", "model.projection": 6, "server.cohort": 2},
     "fedgg": {"algorithm.mu": 1.0},
     "fedgg partial": {"algorithm.mu": 1.0, "server.cohort": 2},
     "fedgg fixed": {"algorithm.weight": "fixed", "algorithm.lam": 0.01},

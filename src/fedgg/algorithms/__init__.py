@@ -8,6 +8,7 @@ from fedgg.algorithms.fedcurv import FedCurv
 from fedgg.algorithms.fedgg import FedGG
 from fedgg.algorithms.fedprox import FedProx
 from fedgg.algorithms.fedsgd import FedSGD
+from fedgg.algorithms.moon import MOON
 from fedgg.algorithms.scaffold import SCAFFOLD
 from fedgg.core.algorithm import Algorithm
 
@@ -18,7 +19,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedprox": FedProx,
     "scaffold": SCAFFOLD,
     "fedcurv": FedCurv,
+    "moon": MOON,
     "fedgg": FedGG,
 }
 
-__all__ = ["ALGORITHMS", "SCAFFOLD", "FedAvg", "FedAvgM", "FedCurv", "FedGG", "FedProx", "FedSGD"]
+__all__ = ["ALGORITHMS", "MOON", "SCAFFOLD", "FedAvg", "FedAvgM", "FedCurv", "FedGG", "FedProx", "FedSGD"]

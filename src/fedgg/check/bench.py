@@ -13,6 +13,7 @@ from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.net import Net
 from fedgg.core.plan import Work
 from fedgg.core.probe import Probe
+from fedgg.core.representation import head_of
 from fedgg.core.rows import Rows, each_row, split, stack
 from fedgg.core.seeds import torch_stream
 from fedgg.core.sgd import SGD
@@ -22,7 +23,9 @@ FEATURES, HIDDEN, CLASSES, BATCH = 4, 5, 3, 6
 
 def small_net() -> Net:
     with torch_stream(0, "check net"):
-        return Net(nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES)).double())
+        net = Net(nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES)).double())
+    net.head = head_of(net, torch.zeros(2, FEATURES, dtype=torch.float64))
+    return net
 
 
 @dataclass(frozen=True, eq=False)

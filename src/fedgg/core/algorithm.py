@@ -106,6 +106,7 @@ class Algorithm:
     # Forward passes beside FedAvg's, an example; a backward pass counts as two. In every step, and once a round.
     step_passes: ClassVar[float] = 0.0
     look_passes: ClassVar[float] = 0.0
+    needs_representation: ClassVar[bool] = False  # of the model: see `core.representation`
 
     def neutral(self) -> Algorithm | None:
         """The same algorithm set so that it is FedAvg, bit for bit, where it has such a setting."""

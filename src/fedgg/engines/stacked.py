@@ -73,7 +73,8 @@ class Stacked:
         """Trains a group; pauses after each launch, and leaves the results in `ends`."""
         rows = _rows(jobs, group)
         first = jobs[group[0]]
-        program = self._program(first.net)
+        # Our own layers give outputs only; torch's give what goes into the last one, too.
+        program = None if first.algorithm.needs_representation else self._program(first.net)
         start = LocalStart(
             w=torch.cat([jobs[row.job].w for row in rows]),
             down=stack([jobs[row.job].down for row in rows]),

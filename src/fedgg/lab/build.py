@@ -16,6 +16,7 @@ from torch import nn
 from fedgg.core.algorithm import Algorithm, arithmetic_beside_fedavg
 from fedgg.core.net import Net
 from fedgg.core.plan import Work
+from fedgg.core.representation import head_of
 from fedgg.core.seeds import stream
 from fedgg.data.arrays import from_arrays
 from fedgg.data.dataset import Dataset
@@ -101,6 +102,8 @@ def build(
     net = _net(experiment, model, dataset, device, dtype)
     first, _ = next(iter(feed.test_chunks()))
     net.examine(first[:2], len(dataset.classes))
+    if algorithm.needs_representation:
+        net.head = head_of(net, first[:2])
     _check_single_examples(net, work, [len(client) for client in clients])
     if net.keeps_statistics is False and experiment.model.statistics != "average":
         notices.append(f"model.statistics = {experiment.model.statistics!r} has no effect: the model keeps none")

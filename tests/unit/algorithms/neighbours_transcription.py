@@ -62,3 +62,34 @@ def fedcurv(settings: Settings, problem: Federated) -> list[Weights]:
         last, w = now, average(local, problem)
         history.append(w)
     return history
+
+
+def moon(settings: Settings, problem: Federated) -> list[Weights]:
+    """With a cosine and a logarithm as the paper writes them; the representation is all of a sequence but its end."""
+    w, history = weights_of(problem.module), []
+    previous: dict[int, Weights] = {}
+    for round_, cohort in enumerate(problem.cohorts):
+        local = {}
+        for client in cohort:
+            received = model_with(w, problem.module)
+            before = model_with(previous.get(client, w), problem.module)
+
+            def contrast(
+                model: nn.Module, x: Tensor, received: nn.Module = received, before: nn.Module = before
+            ) -> Tensor:
+                z, z_glob, z_prev = (representation(which, x) for which in (model, received, before))
+                near = torch.exp(F.cosine_similarity(z, z_glob.detach()) / settings["temperature"])
+                far = torch.exp(F.cosine_similarity(z, z_prev.detach()) / settings["temperature"])
+                return float(settings["mu"]) * -torch.log(near / (near + far)).mean()
+
+            local[client] = weights_of(train_with(contrast, w, client, round_, problem))
+        previous.update(local)
+        w = average(local, problem)
+        history.append(w)
+    return history
+
+
+def representation(model: nn.Module, x: Tensor) -> Tensor:
+    for part in list(model.children())[:-1]:
+        x = part(x)
+    return x

@@ -69,7 +69,7 @@ def stand(kind: FedCurv, w: Tensor, down: dict[str, Tensor], own: dict[str, Tens
     one = torch.ones(1, 1)
     memory = own | {"round": own_round * one}
     nothing: dict[str, Any] = {"notes": {}, "sums": {}, "net": None, "probe": None, "last_step": None}
-    columns = dict.fromkeys(("steps", "effective_steps", "lr", "momentum", "examples", "step"), one)
+    columns: dict[str, Any] = dict.fromkeys(("steps", "effective_steps", "lr", "momentum", "examples", "step"), one)
     site = Site(down=down, memory=memory, w=w, **columns, **nothing)
     return replace(site, notes=kind.begin(w, site))
 

@@ -33,6 +33,7 @@ RULES: list[dict[str, Any]] = [
     {"name": "scaffold", "correction": "exact"},
     {"name": "scaffold", "correction": "after", "variate_mean": "uniform"},
     {"name": "fedcurv", "lam": 2.0},
+    {"name": "moon", "mu": 2.0},
     {"name": "fedgg", "mu": 0.5},
     {"name": "fedgg", "weight": "fixed", "first_step": "epsilon"},
     {"name": "fedgg", "first_step": "relative_push", "scope": "layer", "direction": "sent"},
