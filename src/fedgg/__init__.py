@@ -15,7 +15,7 @@ from fedgg.errors import UserError
 from fedgg.version import VERSION
 
 if TYPE_CHECKING:
-    from fedgg.algorithms import MOON, SCAFFOLD, FedAvg, FedAvgM, FedCurv, FedGG, FedProx, FedSGD
+    from fedgg.algorithms import MOON, SCAFFOLD, FedAvg, FedAvgM, FedCL, FedCurv, FedGG, FedProx, FedSGD
     from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
     from fedgg.core.plan import Work
     from fedgg.core.rows import Rows, dot, length
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedgg.lab.study import Study, run_study
 
 _HOMES = {
-    "fedgg.algorithms": ("MOON", "SCAFFOLD", "FedAvg", "FedAvgM", "FedCurv", "FedGG", "FedProx", "FedSGD"),
+    "fedgg.algorithms": ("MOON", "SCAFFOLD", "FedAvg", "FedAvgM", "FedCL", "FedCurv", "FedGG", "FedProx", "FedSGD"),
     "fedgg.core.algorithm": ("Algorithm", "Batch", "Hub", "Number", "Site", "setting"),
     "fedgg.core.plan": ("Work",),
     "fedgg.core.rows": ("Rows", "dot", "length"),
@@ -54,6 +54,7 @@ __all__ = [
     "Experiment",
     "FedAvg",
     "FedAvgM",
+    "FedCL",
     "FedCurv",
     "FedGG",
     "FedProx",

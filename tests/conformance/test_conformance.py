@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgg.algorithms import ALGORITHMS, MOON, SCAFFOLD, FedAvg, FedAvgM, FedCurv, FedGG, FedProx, FedSGD
+from fedgg.algorithms import ALGORITHMS, MOON, SCAFFOLD, FedAvg, FedAvgM, FedCL, FedCurv, FedGG, FedProx, FedSGD
 from fedgg.check import PROPERTIES, Broken, Skipped
 from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
 from fedgg.core.rows import Rows, length
@@ -37,6 +37,7 @@ SETTINGS: dict[str, Algorithm] = {
         for correction in ("plain", "exact", "after")
         for mean in ("share", "uniform")
     },
+    "fedcl": FedCL(),
     "fedcurv": FedCurv(),
     "moon": MOON(),
     "moon strong": MOON(mu=10.0, temperature=0.2),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedgg.algorithms.fedavg import FedAvg
 from fedgg.algorithms.fedavgm import FedAvgM
+from fedgg.algorithms.fedcl import FedCL
 from fedgg.algorithms.fedcurv import FedCurv
 from fedgg.algorithms.fedgg import FedGG
 from fedgg.algorithms.fedprox import FedProx
@@ -18,9 +19,10 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedavgm": FedAvgM,
     "fedprox": FedProx,
     "scaffold": SCAFFOLD,
+    "fedcl": FedCL,
     "fedcurv": FedCurv,
     "moon": MOON,
     "fedgg": FedGG,
 }
 
-__all__ = ["ALGORITHMS", "MOON", "SCAFFOLD", "FedAvg", "FedAvgM", "FedCurv", "FedGG", "FedProx", "FedSGD"]
+__all__ = ["ALGORITHMS", "MOON", "SCAFFOLD", "FedAvg", "FedAvgM", "FedCL", "FedCurv", "FedGG", "FedProx", "FedSGD"]

@@ -95,6 +95,7 @@ class Hub:
     clients: int  # how many there are, in this round's cohort or not
     coverage: float  # share of all examples that this round's cohort holds
     round: int
+    probe: Probe | None = None  # measurements on the server's own examples (`data.proxy`), where it has any
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class Algorithm:
     step_passes: ClassVar[float] = 0.0
     look_passes: ClassVar[float] = 0.0
     needs_representation: ClassVar[bool] = False  # of the model: see `core.representation`
+    needs_proxy: ClassVar[bool] = False  # examples at the server: `data.proxy`
 
     def neutral(self) -> Algorithm | None:
         """The same algorithm set so that it is FedAvg, bit for bit, where it has such a setting."""

@@ -93,3 +93,21 @@ def representation(model: nn.Module, x: Tensor) -> Tensor:
     for part in list(model.children())[:-1]:
         x = part(x)
     return x
+
+
+def fedcl(settings: Settings, problem: Federated, proxy: tuple[Tensor, Tensor]) -> list[Weights]:
+    """The server measures the model it sends on examples of its own."""
+    w, history = weights_of(problem.module), []
+    for round_, cohort in enumerate(problem.cohorts):
+        importance = fisher(model_with(w, problem.module), *proxy)
+        local = {}
+        for client in cohort:
+
+            def penalty(model: nn.Module, x: Tensor, w: Weights = w, importance: Weights = importance) -> Tensor:
+                parts = [(importance[name] * (p - w[name]) ** 2).sum() for name, p in model.named_parameters()]
+                return float(settings["lam"]) / 2 * torch.stack(parts).sum()
+
+            local[client] = weights_of(train_with(penalty, w, client, round_, problem))
+        w = average(local, problem)
+        history.append(w)
+    return history
