@@ -16,13 +16,16 @@ from fedgg.version import VERSION
 
 if TYPE_CHECKING:
     from fedgg.algorithms import (
+        MOON,
         SCAFFOLD,
         FedACG,
         FedAdagrad,
         FedAdam,
         FedAvg,
         FedAvgM,
+        FedCL,
         FedCM,
+        FedCurv,
         FedDyn,
         FedExP,
         FedGG,
@@ -40,12 +43,16 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "fedgg.algorithms": (
+        "MOON",
+        "SCAFFOLD",
         "FedACG",
         "FedAdagrad",
         "FedAdam",
         "FedAvg",
         "FedAvgM",
+        "FedCL",
         "FedCM",
+        "FedCurv",
         "FedDyn",
         "FedExP",
         "FedGG",
@@ -53,7 +60,6 @@ _HOMES = {
         "FedProx",
         "FedSGD",
         "FedYogi",
-        "SCAFFOLD",
     ),
     "fedgg.core.algorithm": ("Algorithm", "Batch", "Hub", "Number", "Site", "setting"),
     "fedgg.core.plan": ("Work",),
@@ -77,6 +83,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "MOON",
     "SCAFFOLD",
     "Algorithm",
     "Batch",
@@ -86,7 +93,9 @@ __all__ = [
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedCL",
     "FedCM",
+    "FedCurv",
     "FedDyn",
     "FedExP",
     "FedGG",

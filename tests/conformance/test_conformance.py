@@ -17,13 +17,16 @@ from torch import Tensor
 
 from fedgg.algorithms import (
     ALGORITHMS,
+    MOON,
     SCAFFOLD,
     FedACG,
     FedAdagrad,
     FedAdam,
     FedAvg,
     FedAvgM,
+    FedCL,
     FedCM,
+    FedCurv,
     FedDyn,
     FedExP,
     FedGG,
@@ -62,6 +65,10 @@ SETTINGS: dict[str, Algorithm] = {
         for correction in ("plain", "exact", "after")
         for mean in ("share", "uniform")
     },
+    "fedcl": FedCL(),
+    "fedcurv": FedCurv(),
+    "moon": MOON(),
+    "moon strong": MOON(mu=10.0, temperature=0.2),
     "fedgg": FedGG(),
     "fedgg strong": FedGG(mu=1.0),
     "fedgg fixed": FedGG(weight="fixed", lam=1e-3),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from fedgg.algorithms.fedacg import FedACG
 from fedgg.algorithms.fedavg import FedAvg
 from fedgg.algorithms.fedavgm import FedAvgM
+from fedgg.algorithms.fedcl import FedCL
 from fedgg.algorithms.fedcm import FedCM
+from fedgg.algorithms.fedcurv import FedCurv
 from fedgg.algorithms.feddyn import FedDyn
 from fedgg.algorithms.fedexp import FedExP
 from fedgg.algorithms.fedgg import FedGG
@@ -13,6 +15,7 @@ from fedgg.algorithms.fednova import FedNova
 from fedgg.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedgg.algorithms.fedprox import FedProx
 from fedgg.algorithms.fedsgd import FedSGD
+from fedgg.algorithms.moon import MOON
 from fedgg.algorithms.scaffold import SCAFFOLD
 from fedgg.core.algorithm import Algorithm
 
@@ -30,18 +33,24 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedacg": FedACG,
     "feddyn": FedDyn,
     "scaffold": SCAFFOLD,
+    "fedcl": FedCL,
+    "fedcurv": FedCurv,
+    "moon": MOON,
     "fedgg": FedGG,
 }
 
 __all__ = [
     "ALGORITHMS",
+    "MOON",
     "SCAFFOLD",
     "FedACG",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedCL",
     "FedCM",
+    "FedCurv",
     "FedDyn",
     "FedExP",
     "FedGG",

@@ -8,6 +8,7 @@ Clients train on their own data, the server averages by number of examples:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedgg.core.algorithm import Algorithm
 
@@ -18,6 +19,8 @@ class FedAvg(Algorithm):
 
     Use it as the reference, and where clients' data are alike.
     """
+
+    when: ClassVar[str] = "always first: whatever is more must be worth it"
 
     def neutral(self) -> FedAvg:
         return self

@@ -9,6 +9,7 @@ The server treats the average update as a gradient and gives it momentum:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ class FedAvgM(Algorithm):
 
     Use it where global updates jump from round to round because few clients take part.
     """
+
+    when: ClassVar[str] = "rounds are many and updates noisy: few clients a round, skewed labels; costs no traffic"
 
     momentum: Number = setting(0.9, "server momentum beta", "Hsu et al. 2019, Sec. 4.3: the setting shown throughout")
     server_lr: Number = setting(1.0, "server learning rate", "Hsu et al. 2019: 1")

@@ -14,7 +14,7 @@ or stays silent, each reading has a name; docs/readings.md says what each does.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ class FedGG(Algorithm):
 
     Use it where clients' data differ and bytes are dear: it sends what FedAvg sends.
     """
+
+    when: ClassVar[str] = "labels are skewed and traffic is dear: clients keep one model, nothing more is sent"
 
     mu: Number = setting(0.01, "factor of the adaptive weight (Eq. 10)", "paper, Sec. 4.2: best of 0.001 to 1")
     lam: Number = setting(5e-8, "the fixed weight lambda, used when weight is fixed", "paper, Sec. 4.4: the best")

@@ -6,6 +6,7 @@ min_w  L_i(w) + (mu / 2) |w - w^r|^2
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from fedgg.core.algorithm import Algorithm, Number, Site, setting
 
@@ -16,6 +17,8 @@ class FedProx(Algorithm):
 
     Use it where long local training leads clients far away; large mu slows everybody down.
     """
+
+    when: ClassVar[str] = "clients do very different amounts of work and drift far; costs nothing"
 
     mu: Number = setting(0.01, "weight of the proximal term", "the FedGG paper's setting; Li et al. tried 0.001 to 1")
 

@@ -6,6 +6,7 @@ w^{r+1} = w^r - lr sum_i (n_i / n) grad L_i(w^r)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.plan import Work
@@ -17,6 +18,8 @@ class FedSGD(Algorithm):
 
     Use it as the baseline without any drift; it needs many rounds.
     """
+
+    when: ClassVar[str] = "the unbiased yardstick: no drift, and far more rounds"
 
     def work(self, work: Work) -> Work:
         return Work(epochs=1, batch=None)

@@ -19,7 +19,7 @@ their examples, as the models are; `uniform` counts every client the same, as th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -34,6 +34,8 @@ class SCAFFOLD(Algorithm):
 
     Use it where the same clients come back often and twice FedAvg's bytes can be paid.
     """
+
+    when: ClassVar[str] = "clients disagree, return often and may keep a model's worth; traffic doubles"
 
     correction: Literal["plain", "exact", "after"] = setting(
         "exact", "how the correction meets local momentum", "measured: docs/decisions/0003-scaffold-default.md"

@@ -11,7 +11,7 @@ import torch
 from fedgg.algorithms import FedAvg
 from fedgg.check.verdict import Skipped, demand, demand_equal
 from fedgg.core import plan
-from fedgg.core.algorithm import Algorithm, Hub
+from fedgg.core.algorithm import Algorithm
 from fedgg.core.plan import Work
 from fedgg.core.server import first_state
 from fedgg.core.sgd import SGD
@@ -21,13 +21,14 @@ from fedgg.engines.job import Optimiser
 from fedgg.lab.build import Federation, build
 from fedgg.lab.checkpoint import read_checkpoint, write_checkpoint
 from fedgg.lab.config import Experiment
-from fedgg.lab.state import State, begin, close, play_round, train
+from fedgg.lab.state import State, begin, close, hub_of, play_round, train
 
 
-def digits(rounds: int, cohort: int | None = None, precision: str = "fp32") -> Experiment:
-    """A small federation on real data."""
+def digits(algorithm: Algorithm, rounds: int, cohort: int | None = None, precision: str = "fp32") -> Experiment:
+    """A small federation on real data, with a proxy set where the algorithm asks for one."""
     return Experiment(
         rounds=rounds,
+        data={"proxy": 50 if algorithm.needs_proxy else 0},
         split={"clients": 5, "beta": 0.3},
         model={"name": "mlp", "hidden": 16},
         local={"epochs": 1, "batch": 32, "lr": 0.05},
@@ -41,21 +42,21 @@ def neutral_is_fedavg(algorithm: Algorithm) -> None:
     if neutral is None:
         raise Skipped("neutral() names no setting under which it is FedAvg")
     for cohort in (None, 3):
-        ours = _play(build(digits(3, cohort), algorithm=neutral), 3)
-        fedavg = _play(build(digits(3, cohort), algorithm=FedAvg()), 3)
+        ours = _play(build(digits(algorithm, 3, cohort), algorithm=neutral), 3)
+        fedavg = _play(build(digits(algorithm, 3, cohort), algorithm=FedAvg()), 3)
         demand_equal(ours.server.w, fedavg.server.w, "the model after three rounds")
 
 
 def resumed_is_uninterrupted(algorithm: Algorithm) -> None:
     """What a checkpoint holds is all there is to know."""
-    federation = build(digits(4, cohort=3), algorithm=algorithm)
+    federation = build(digits(algorithm, 4, cohort=3), algorithm=algorithm)
     straight = _play(federation, 4)
     halfway = _play(federation, 2)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state.safetensors"
         write_checkpoint(path, halfway, "check")
         restored = read_checkpoint(path, "check", torch.device("cpu"))
-    resumed = _play(build(digits(4, cohort=3), algorithm=algorithm), 2, restored)
+    resumed = _play(build(digits(algorithm, 4, cohort=3), algorithm=algorithm), 2, restored)
     demand_equal(resumed.server.w, straight.server.w, "the model after four rounds")
     for name, rows in straight.server.memory.items():
         demand_equal(resumed.server.memory[name], rows, f"the server's {name}")
@@ -63,7 +64,7 @@ def resumed_is_uninterrupted(algorithm: Algorithm) -> None:
 
 def clients_may_miss_rounds(algorithm: Algorithm) -> None:
     """Two of five clients a round: everything stays finite, and nobody has a memory who was never called."""
-    federation = build(digits(5, cohort=2), algorithm=algorithm)
+    federation = build(digits(algorithm, 5, cohort=2), algorithm=algorithm)
     state, called = begin(federation), set[int]()
     for number in range(5):
         called |= set(plan.cohort(0, number, 5, 2))
@@ -77,6 +78,8 @@ def clients_may_miss_rounds(algorithm: Algorithm) -> None:
 
 def quadratics_come_closer(algorithm: Algorithm) -> None:
     """Towards the optimum, with and without momentum, with all clients and with half of them."""
+    if algorithm.needs_representation:
+        raise Skipped("the model of the quadratics is a single layer and has no representation")
     world = Quadratics.draw(disagreement=0.3)
     goal = world.optimum()
     for momentum in (0.0, 0.9):
@@ -91,10 +94,10 @@ def quadratics_come_closer(algorithm: Algorithm) -> None:
 
 def learns_digits(algorithm: Algorithm) -> None:
     """Far better than a guess after a few rounds (one full-batch step a round is allowed to be slow)."""
-    experiment = digits(12)
+    experiment = digits(algorithm, 12)
     federation = build(experiment, algorithm=algorithm)
     patience = 1 if federation.work.batch else 8
-    federation = build(digits(12 * patience), algorithm=algorithm)
+    federation = build(digits(algorithm, 12 * patience), algorithm=algorithm)
     state = begin(federation)
     record: dict[str, Any] = {}
     while state.rounds_done < federation.experiment.rounds:
@@ -121,7 +124,8 @@ def on_quadratics(
     state = State(0, first_state(algorithm, net.start, {}), {}, {})
     worth = SGD.of(lr, momentum, 0.0, net.start).effective_steps(torch.full((1, 1), float(work.epochs)))
     for number in range(steps // work.epochs):
-        hub = Hub(state.server.memory, len(examples), 1.0, number)
+        invited = plan.cohort(0, number, len(examples), cohort)
+        hub = hub_of(state, net, feed, examples, invited)
         job = RoundJob(
             algorithm=algorithm,
             net=net,
@@ -131,7 +135,7 @@ def on_quadratics(
             policy="average",
             seed=0,
             round=number,
-            cohort=plan.cohort(0, number, len(examples), cohort),
+            cohort=invited,
             w=algorithm.broadcast(state.server.w, hub),
             buffers={},
             down=algorithm.send_down(state.server.w, hub),
@@ -144,7 +148,7 @@ def on_quadratics(
 
 def workers_repeat_the_loop(algorithm: Algorithm) -> None:
     """Nothing is remembered in a process: the loop's one, or two that take whichever client comes next."""
-    federation, said = build(digits(3, cohort=3), algorithm=algorithm), list[str]()
+    federation, said = build(digits(algorithm, 3, cohort=3), algorithm=algorithm), list[str]()
     alone = _play(federation, 3)
     with Workers(2, notice=said.append) as workers:
         shared = _play(federation, 3, engine=workers)

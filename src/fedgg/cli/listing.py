@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from fedgg.cli.screen import print_table, progress, say
 from fedgg.report.tables import Table
+
+if TYPE_CHECKING:
+    from fedgg.core.algorithm import Algorithm
 
 
 def list_parts() -> None:
@@ -18,7 +21,6 @@ def list_parts() -> None:
     Example: `fedgg list`
     """
     from fedgg.algorithms import ALGORITHMS
-    from fedgg.check.traffic import traffic
     from fedgg.data.partition import SCHEMES
     from fedgg.data.sources import SOURCES
     from fedgg.lab.config import described_settings
@@ -28,14 +30,9 @@ def list_parts() -> None:
     print_table(
         Table("an experiment: TOML keys, or --set KEY=VALUE", ("key", "default", "meaning"), settings), numbers=False
     )
-    algorithms = tuple((name, _first_line(kind), _when(kind)) for name, kind in ALGORITHMS.items())
+    algorithms = tuple((name, _first_line(kind), kind.when) for name, kind in ALGORITHMS.items())
     print_table(Table("algorithms", ("name", "what it is", "when to use it"), algorithms), numbers=False)
-    found = ((name, traffic(kind())) for name, kind in ALGORITHMS.items())
-    travels = tuple((name, *map(_joined, (t.down, t.up, t.server, t.client))) for name, t in found)
-    columns = ("name", "sent down", "sent up", "server keeps", "client keeps")
-    print_table(
-        Table("what travels besides the model and its update, and what is kept", columns, travels), numbers=False
-    )
+    _print_prices(ALGORITHMS)
     for name, kind in ALGORITHMS.items():
         own = tuple(
             (f.name, str(f.default), f"{f.metadata['about']} (default: {f.metadata['origin']})") for f in fields(kind)
@@ -45,6 +42,15 @@ def list_parts() -> None:
     models = tuple((name, _first_line(maker)) for name, maker in MODELS.items())
     for title, rows in (("models", models), ("data sets", tuple(SOURCES.items())), ("splits", tuple(SCHEMES.items()))):
         print_table(Table(title, ("name", "what it is"), rows), numbers=False)
+
+
+def _print_prices(algorithms: dict[str, type[Algorithm]]) -> None:
+    """What each sends, keeps and computes, seen by letting it play two rounds."""
+    from fedgg.check.price import priced
+
+    columns = ("name", "down", "up", "client keeps", "server keeps", "arithmetic")
+    rows = tuple((name, *priced(kind())) for name, kind in algorithms.items())
+    print_table(Table("what they cost: rows as long as the model, and numbers", columns, rows), numbers=False)
 
 
 def _first_line(thing: object) -> str:

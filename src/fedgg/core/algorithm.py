@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ class Site:
     """What a client may read."""
 
     net: Forward
-    probe: Probe | None  # present where a single client is looked at
+    probe: Probe | None  # measurements on the client's own data; every engine brings one
     down: Rows  # received with the model
     memory: Rows  # kept between rounds
     notes: Rows  # kept during this round: what `begin` returned
@@ -98,11 +98,20 @@ class Hub:
     clients: int  # how many there are, in this round's cohort or not
     coverage: float  # share of all examples that this round's cohort holds
     round: int
+    probe: Probe | None = None  # measurements on the server's own examples (`data.proxy`), where it has any
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """FedAvg, to be read as the list of places in which an algorithm may differ from it. `w` is `[K, P]` throughout."""
+
+    # Said once for all instances, shown by `fedgg list` and at the beginning of a run.
+    when: ClassVar[str] = ""  # to use it, in one line
+    # Forward passes beside FedAvg's, an example; a backward pass counts as two. In every step, and once a round.
+    step_passes: ClassVar[float] = 0.0
+    look_passes: ClassVar[float] = 0.0
+    needs_representation: ClassVar[bool] = False  # of the model: see `core.representation`
+    needs_proxy: ClassVar[bool] = False  # examples at the server: `data.proxy`
 
     def neutral(self) -> Algorithm | None:
         """The same algorithm set so that it is FedAvg, bit for bit, where it has such a setting."""
@@ -164,3 +173,8 @@ class Algorithm:
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
         """The next global model `[1, P]` and the server's memory; `share` `[K, 1]` sums to one."""
         return w + torch.sum(share * up["delta"], dim=0, keepdim=True), hub.memory
+
+
+def arithmetic_beside_fedavg(algorithm: Algorithm | type[Algorithm], epochs: int) -> float:
+    """How many times FedAvg's: a step is a forward and a backward pass, which is as much as three forward passes."""
+    return 1 + (algorithm.step_passes + algorithm.look_passes / epochs) / 3

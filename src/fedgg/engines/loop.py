@@ -46,7 +46,7 @@ def open_client(job: RoundJob, client: int) -> tuple[LocalStart, SGD]:
         examples=torch.full_like(job.w[:, :1], examples),
         steps=torch.full_like(job.w[:, :1], job.work.steps(examples)),
         dropout=[(job.seed, job.round, client)],
-        probe=Probe(job.net, job.buffers, lambda: job.data.client_chunks(client)),
+        probe=Probe(job.net, job.buffers, lambda row: job.data.client_chunks(client)),
     )
     optimiser = job.optimiser
     return start, SGD.of(optimiser.lr, optimiser.momentum, optimiser.weight_decay, job.w)

@@ -40,6 +40,7 @@ class Data(Section):
     source: str = Field("digits", description="digits, cifar10, cifar100, svhn or npz:FILE")
     normalise: Normalisation = Field("standard", description="none, unit (pixels in 0..1) or standard")
     augment: Augmentation = Field("none", description="none, flip, crop or crop_flip; images only")
+    proxy: int = Field(0, ge=0, description="training examples the server keeps; no client has them, nor the test set")
     holdout: float = Field(0.0, ge=0, lt=1, description="share of its examples each client keeps back to test on")
 
 
@@ -155,7 +156,9 @@ class Experiment(Section):
     def hash(self) -> str:
         """Identity of the numbers: everything but the name, how many work on it, and how it is kept."""
         keeping = {"checkpoint_every", "memory_limit_mb"}
-        content = self.model_dump(mode="json", exclude={"name": True, "engine": HANDS, "server": keeping})
+        content = _without_what_is_off(
+            self.model_dump(mode="json", exclude={"name": True, "engine": HANDS, "server": keeping})
+        )
         content["engine"]["name"] = self.engine.arithmetic_of
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -166,7 +169,7 @@ class Experiment(Section):
     def _path(self) -> dict[str, Any]:
         watching = {"evaluate_every", "checkpoint_every", "memory_limit_mb"}
         hidden: Any = {"name": True, "rounds": True, "engine": HANDS, "server": watching}
-        path = self.model_dump(mode="json", exclude=hidden)
+        path = _without_what_is_off(self.model_dump(mode="json", exclude=hidden))
         path["engine"]["name"] = self.engine.arithmetic_of
         return path
 
@@ -236,6 +239,13 @@ def flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in content.items():
         dotted |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return dotted
+
+
+def _without_what_is_off(content: dict[str, Any]) -> dict[str, Any]:
+    """A setting younger than the first run folders leaves no trace in an identity where it changes nothing."""
+    if not content["data"]["proxy"]:
+        del content["data"]["proxy"]
+    return content
 
 
 def _without_none(content: dict[str, Any]) -> dict[str, Any]:

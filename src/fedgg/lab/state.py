@@ -14,9 +14,11 @@ from fedgg.core import plan
 from fedgg.core.algorithm import Hub
 from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
+from fedgg.core.net import Net
+from fedgg.core.probe import Probe
 from fedgg.core.server import Lost, ServerState, close_round, first_state, healthy
 from fedgg.engines import Engine, RoundJob
-from fedgg.engines.job import Look, Optimiser, Scorer, score_here
+from fedgg.engines.job import ClientData, Look, Optimiser, Scorer, score_here
 from fedgg.lab.build import Federation
 from fedgg.lab.record import Played, is_finite, looks_due, round_record
 from fedgg.lab.shelf import ClientRows
@@ -56,7 +58,7 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     filled = federation.filled
     drawn = plan.cohort(experiment.seed, number, len(filled), min(federation.cohort_size, len(filled)))
     cohort = [int(client) for client in filled[drawn]]
-    hub = _hub(state, federation.examples, federation.all_examples, cohort)
+    hub = hub_of(state, federation.net, federation.feed, federation.examples, cohort, federation.all_examples)
     return RoundJob(
         algorithm=federation.algorithm,
         net=federation.net,
@@ -99,7 +101,7 @@ def close(
     number = state.rounds_done + 1
     if not kept:
         raise Diverged(f"no client of round {number} sent a finite update", lost)
-    hub = _hub(state, examples, sum(examples) if all_examples is None else all_examples, list(kept))
+    hub = hub_of(state, job.net, job.data, examples, list(kept), all_examples)
     counts = {client: examples[client] for client in kept}
     server, share = close_round(job.algorithm, state.server, hub, kept, counts, job.policy)
     if not bool(torch.isfinite(server.w).all()):
@@ -159,6 +161,15 @@ def synchronise(w: Tensor) -> None:
         torch.cuda.synchronize(w.device)
 
 
-def _hub(state: State, examples: Sequence[int], all_examples: int, cohort: list[int]) -> Hub:
-    coverage = sum(examples[client] for client in cohort) / all_examples
-    return Hub(state.server.memory, len(examples), coverage, state.rounds_done)
+def hub_of(
+    state: State,
+    net: Net,
+    data: ClientData,
+    examples: Sequence[int],
+    cohort: list[int],
+    all_examples: int | None = None,
+) -> Hub:
+    """What the server may read: nothing is measured until an algorithm asks for it."""
+    coverage = sum(examples[client] for client in cohort) / (sum(examples) if all_examples is None else all_examples)
+    probe = Probe(net, state.server.buffers, lambda row: data.proxy_chunks()) if data.proxy_examples() else None
+    return Hub(state.server.memory, len(examples), coverage, state.rounds_done, probe)

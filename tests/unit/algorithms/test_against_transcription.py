@@ -37,6 +37,7 @@ class Case:
     rounds: int = 5
     epochs: int = 2
     split: str = "dirichlet"
+    proxy: int = 0
 
 
 PARTIAL = Case()
@@ -86,7 +87,7 @@ def federation(name: str, settings: Frozen, case: Case) -> Federation:
         seed=SEED,
         rounds=case.rounds,
         engine={"precision": "fp64"},
-        data={"normalise": "none"},
+        data={"normalise": "none", "proxy": case.proxy},
         split={"scheme": case.split, "clients": CLIENTS, "beta": 0.5, "min_examples": 3, "shards_per_client": 1},
         local={
             "epochs": case.epochs,

@@ -37,7 +37,7 @@ def examples() -> tuple[Tensor, Tensor]:
 
 def probe_of(net: Net) -> Probe:
     x, y = examples()
-    return Probe(net, net.start_buffers, lambda: list(zip(x.split(CHUNKS), y.split(CHUNKS), strict=True)))
+    return Probe(net, net.start_buffers, lambda row: list(zip(x.split(CHUNKS), y.split(CHUNKS), strict=True)))
 
 
 @pytest.mark.parametrize("norm", [False, True])

@@ -37,6 +37,9 @@ RULES: list[dict[str, Any]] = [
     {"name": "fedcm"},
     {"name": "scaffold", "correction": "exact"},
     {"name": "scaffold", "correction": "after", "variate_mean": "uniform"},
+    {"name": "fedcl", "lam": 5.0},
+    {"name": "fedcurv", "lam": 2.0},
+    {"name": "moon", "mu": 2.0},
     {"name": "fedgg", "mu": 0.5},
     {"name": "fedgg", "weight": "fixed", "first_step": "epsilon"},
     {"name": "fedgg", "first_step": "relative_push", "scope": "layer", "direction": "sent"},
@@ -45,6 +48,7 @@ RULES: list[dict[str, Any]] = [
 
 def experiment(rule: dict[str, Any], device: str, cohort: int | None, **more: Any) -> Experiment:
     settings: dict[str, Any] = {
+        "data": {"proxy": 20 if rule["name"] == "fedcl" else 0},
         "split": {"clients": 6, "beta": 0.2, "min_examples": 3},
         "model": {"name": "mlp", "hidden": 12},
         "local": {"epochs": 2, "batch": 16, "lr": 0.05, "weight_decay": 0.001},
@@ -169,7 +173,7 @@ def test_our_own_kernels_train_what_the_loop_trains(rule: dict[str, Any], cohort
     images[torch.arange(300), 0, labels, labels] = 255
     data = from_arrays(images, labels, images[:50], labels[:50])
     settings: dict[str, Any] = {
-        "data": {"augment": "crop_flip"},
+        "data": {"augment": "crop_flip", "proxy": 20 if rule["name"] == "fedcl" else 0},
         "model": {"name": "cnn"},
         "split": {"clients": 5, "beta": 0.5},
         "local": {"epochs": 1, "batch": 16, "lr": 0.02},
