@@ -8,31 +8,33 @@ The server looks ahead: clients start where its momentum is about to carry the m
 travels than in FedAvg and clients keep nothing. The model that is evaluated is w, the mean of what clients came back
 with.
 
-The paper weighs clients the same; here they count by their examples. Local momentum is the client's own and dies with
-the round; it adds to how far a round goes, and leaves the server's momentum as it is. At rest m is zero, and the fixed
-point is FedProx's with the same mu.
+The paper weighs clients the same; here they count by their examples. Its authors' code has no 1/2 before |w_i - ..|^2.
+Local momentum is the client's own and dies with the round; it adds to how far a round goes, and leaves the server's
+momentum as it is. At rest m is zero, and the fixed point is FedProx's with the same mu.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Hub, Number, Site, setting
-from fedgg.core.rows import Rows
+from fedgg.core.rows import Rows, weighted_sum
 
 
 @dataclass(frozen=True)
 class FedACG(Algorithm):
-    """Differs from FedAvg: clients start where the server's momentum leads. Neutral at momentum 0, mu 0.
+    """Differs from FedAvg: clients start where the server's momentum leads. Neutral at momentum 0, mu 0."""
 
-    Use it where few of many clients take part in a round: momentum bridges the gaps at no cost in bytes.
-    """
+    when: ClassVar[str] = "few of many clients a round, and they keep nothing; nothing more travels"
 
     momentum: Number = setting(0.85, "server momentum, and how far it looks ahead", "Kim et al. 2024: 0.85")
-    mu: Number = setting(1e-3, "weight of the proximal term around what was sent", "Kim et al. 2024, their code")
+    mu: Number = setting(
+        1e-3, "weight of the proximal term around what was sent", "the authors' code, which leaves out the 1/2"
+    )
 
     def neutral(self) -> FedACG:
         return replace(self, momentum=0.0, mu=0.0)
@@ -47,6 +49,6 @@ class FedACG(Algorithm):
         return {"drift": self.mu}
 
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
-        delta = torch.sum(share * up["delta"], dim=0, keepdim=True)
+        delta = weighted_sum(share, up["delta"])
         velocity = self.momentum * hub.memory["velocity"] + delta
         return w + velocity, {"velocity": velocity}

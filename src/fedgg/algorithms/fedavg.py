@@ -15,12 +15,9 @@ from fedgg.core.algorithm import Algorithm
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
-    """Differs from FedAvg: nowhere. It is the interface as it stands.
+    """Differs from FedAvg: nowhere. It is the interface as it stands."""
 
-    Use it as the reference, and where clients' data are alike.
-    """
-
-    when: ClassVar[str] = "always first: whatever is more must be worth it"
+    when: ClassVar[str] = "first, always: whatever is more must be worth it"
 
     def neutral(self) -> FedAvg:
         return self

@@ -5,7 +5,7 @@
 elastic weight consolidation: a client may move far in parameters that do not matter to the global model, and little in
 those that do. How much each matters, F, is the Fisher information of the global model, measured by the server in every
 round on a small proxy set of its own and sent down with the model. The proxy set is `data.proxy` examples taken out of
-the clients' split, never of the test set.
+the clients' split, never of the test set. The 1/2 is that of elastic weight consolidation.
 
 F is the diagonal of the empirical Fisher information (labels as they are), a mean over the proxy set. Clients are
 weighted by examples, as FedAvg's. Local momentum needs no care: the term is the gradient of a penalty.
@@ -25,9 +25,9 @@ from fedgg.core.rows import Rows, length
 
 @dataclass(frozen=True)
 class FedCL(Algorithm):
-    """Differs from FedAvg: parameters that matter to the global model, on the server's proxy set, are held near it."""
+    """Differs from FedAvg: parameters that matter to the global model are held near it. Neutral at lam 0."""
 
-    when: ClassVar[str] = "the server has a few examples of its own (data.proxy) and clients should keep nothing"
+    when: ClassVar[str] = "the server has a few examples of its own (data.proxy) and clients keep nothing"
     needs_proxy: ClassVar[bool] = True
 
     lam: Number = setting(1.0, "weight of the penalty", "ours: the paper tunes it; of 0.1 to 100 on digits none hurts")

@@ -1,7 +1,7 @@
 """FedCM: Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021, Algorithm 2.
 
     w_i <- w_i - lr (alpha grad + (1 - alpha) pace)                      K local steps
-    pace <- sum_i p_i (w - w_i) / (K lr)                                 the last global update, as a gradient
+    pace <- sum_i p_i (w - w_i) / (K_i lr)                               the last global update, as a gradient
 
 The pace is sent with the model and is zero in the first round. Clients keep nothing and need not come back.
 
@@ -15,27 +15,31 @@ The paper weighs clients the same; here they count by their examples, as in ever
 local momentum either: with momentum b a pace is divided by what K steps are worth (a_K, `site.effective_steps`) instead
 of K, so that a constant gradient is its own pace. Divided by K it would come back a_K / K (up to 10 for b = 0.9) times
 as long each round, and diverge. alpha is applied to the step, so that weight decay is part of the client's gradient, as
-in the paper. At rest, where clients take equally many steps, the pace is zero, and the fixed point is FedAvg's with
-alpha times the learning rate: nearer the optimum.
+in the paper.
+
+At rest, where clients take equally many steps, the pace is zero, and the fixed point is FedAvg's with alpha times the
+learning rate: nearer the optimum by examples. Where they take different numbers, which the paper does not have, each is
+divided by its own, so that the pace at rest is the mean gradient by examples, whoever stepped more: for small steps the
+model rests where alpha of FedAvg's pull (by examples times steps) and 1 - alpha of the pull by examples cancel.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Hub, Number, Site, setting
-from fedgg.core.rows import Rows
+from fedgg.core.rows import Rows, weighted_sum
 
 
 @dataclass(frozen=True)
 class FedCM(Algorithm):
-    """Differs from FedAvg: local gradients are mixed with the last global update. Neutral at alpha 1.
+    """Differs from FedAvg: local gradients are mixed with the last global update. Neutral at alpha 1."""
 
-    Use it where few of many clients take part in a round and they keep nothing; a round down costs twice FedAvg's.
-    """
+    when: ClassVar[str] = "few of many clients a round, and they keep nothing; half as much again travels"
 
     alpha: Number = setting(0.1, "share of the client's own gradient, above 0", "Xu et al. 2021: 0.1", positive=True)
 
@@ -63,4 +67,4 @@ class FedCM(Algorithm):
 
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
         new, _ = super().aggregate(w, up, share, hub)
-        return new, {"pace": -torch.sum(share * (up["delta"] / up["reach"]), dim=0, keepdim=True)}
+        return new, {"pace": -weighted_sum(share, up["delta"] / up["reach"])}

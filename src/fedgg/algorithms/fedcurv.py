@@ -29,11 +29,9 @@ from fedgg.core.rows import Rows, length
 
 @dataclass(frozen=True)
 class FedCurv(Algorithm):
-    """Differs from FedAvg: parameters that matter to other clients are held near those clients' models."""
+    """Differs from FedAvg: parameters that matter to other clients are held near those clients'. Neutral at lam 0."""
 
-    when: ClassVar[str] = (
-        "labels are skewed, traffic is cheap (3 times FedAvg's) and clients forget each other's classes"
-    )
+    when: ClassVar[str] = "clients forget each other's classes, and three times the traffic can be paid"
     look_passes: ClassVar[float] = 3.0  # the gradient of each example, once a round
 
     lam: Number = setting(1.0, "weight of the penalty", "ours: the paper tunes it; of 0.01 to 10 on digits none hurts")

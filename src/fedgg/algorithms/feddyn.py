@@ -7,11 +7,14 @@
 
 Neither g_i nor h needs alpha to be kept: with s_i the sum of all a client's updates and s the server's mean of them,
 g_i = -alpha s_i and h = -alpha s. So a client keeps s_i, the server s; the gradient has alpha (s_i + w_i - w) added,
-the new model is the mean plus s, and nothing is divided by alpha.
+the new model is the mean plus s, and nothing is divided by alpha. Still alpha must not be zero: s would then push the
+server on while nothing pulled the clients back.
 
 At rest no client moves, so g_i is its gradient, and s is zero, so their mean is: the optimum, after however few local
 steps. Which mean decides which problem is solved: `share` weighs clients by their examples, as the rest of the library
-does; `uniform` counts every client the same, in the model's mean and in s, as the paper prints it.
+does; `uniform` counts every client the same, in the model's mean and in s, as the paper prints it. (The authors' code
+reaches the optimum by examples on another way: equal means, and for each client alpha divided by its share.) There is
+no setting at which it is FedAvg: already the first round's update counts twice, once through s.
 
 The paper knows no local momentum. Nothing here counts steps, so nothing has to be changed for it: s_i is made of where
 a client ended. s is an integral that forgets nothing, so single rounds can overshoot; and alpha adds to the curvature a
@@ -21,28 +24,30 @@ client's own steps have to stand: lr alpha well below 2.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Hub, Number, Site, setting
-from fedgg.core.rows import Rows
+from fedgg.core.algorithm import Algorithm, Hub, Number, Site, Weighing, setting
+from fedgg.core.rows import Rows, weighted_sum
 
 
 @dataclass(frozen=True)
 class FedDyn(Algorithm):
-    """Differs from FedAvg: clients and server remember their updates, which takes each client's own pull out.
+    """Differs from FedAvg: clients and server remember their updates, which takes each client's own pull out."""
 
-    Use it where the same clients come back often: it ends at the optimum like SCAFFOLD, with FedAvg's bytes.
-    """
+    when: ClassVar[str] = "the same clients come back often: it ends at the optimum, and nothing more travels"
 
     alpha: Number = setting(
-        0.01, "weight of the dynamic regulariser", "Acar et al. 2021: 0.01; they tried 0.001 to 0.1"
+        0.01, "weight of the dynamic regulariser", "Acar et al. 2021: 0.01; they tried 0.001 to 0.1", positive=True
     )
     mean: Literal["share", "uniform"] = setting(
         "share", "how clients count", "the same weights as everywhere here; the paper: uniform"
     )
+
+    def solves(self) -> Weighing:
+        return "examples" if self.mean == "share" else "clients"
 
     def server_memory(self, w: Tensor) -> Rows:
         return {"moved": torch.zeros_like(w)}
@@ -64,6 +69,6 @@ class FedDyn(Algorithm):
         clients = len(share)
         weights = share if self.mean == "share" else torch.full_like(share, 1 / clients)
         coverage = hub.coverage if self.mean == "share" else clients / hub.clients
-        delta = torch.sum(weights * up["delta"], dim=0, keepdim=True)
+        delta = weighted_sum(weights, up["delta"])
         moved = hub.memory["moved"] + coverage * delta
         return w + delta + moved, {"moved": moved}

@@ -27,12 +27,9 @@ EPSILON = 1e-8  # the floor under both lengths in torch.nn.functional.cosine_sim
 
 @dataclass(frozen=True)
 class FedGG(Algorithm):
-    """Differs from FedAvg: the gradient turns a client's drift towards the last global update. Neutral at mu 0.
+    """Differs from FedAvg: the gradient turns a client's drift towards the last global update. Neutral at mu 0."""
 
-    Use it where clients' data differ and bytes are dear: it sends what FedAvg sends.
-    """
-
-    when: ClassVar[str] = "labels are skewed and traffic is dear: clients keep one model, nothing more is sent"
+    when: ClassVar[str] = "labels are skewed and traffic is dear: clients keep a model, nothing more travels"
 
     mu: Number = setting(0.01, "factor of the adaptive weight (Eq. 10)", "paper, Sec. 4.2: best of 0.001 to 1")
     lam: Number = setting(5e-8, "the fixed weight lambda, used when weight is fixed", "paper, Sec. 4.4: the best")

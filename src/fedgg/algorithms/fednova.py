@@ -14,25 +14,24 @@ it leaves as it is, so on quadratics it ends at a fixed point that is near the o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Hub, Site
-from fedgg.core.rows import Rows
+from fedgg.core.rows import Rows, weighted_sum
 
 
 @dataclass(frozen=True)
 class FedNova(Algorithm):
-    """Differs from FedAvg: an update counts by the client's examples alone, however many steps made it.
+    """Differs from FedAvg: an update counts by the client's examples alone, however many steps made it."""
 
-    Use it where clients hold very different amounts of data, so that they take very different numbers of steps.
-    """
+    when: ClassVar[str] = "clients hold very different amounts of data and so take very different numbers of steps"
 
     def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
         up, memory = super().finish(w, site)
         return up | {"worth": site.effective_steps}, memory
 
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
-        reach = torch.sum(share * up["worth"], dim=0, keepdim=True)
-        return w + reach * torch.sum(share * (up["delta"] / up["worth"]), dim=0, keepdim=True), hub.memory
+        reach = weighted_sum(share, up["worth"])
+        return w + reach * weighted_sum(share, up["delta"] / up["worth"]), hub.memory

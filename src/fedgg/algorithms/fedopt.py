@@ -14,19 +14,23 @@ Squares, roots and signs are taken parameter by parameter.
 
 Clients are weighted by their examples, as in the paper's experiments. What clients do is FedAvg's, local momentum
 included: it makes updates longer, and the division by sqrt(v) takes that out again. A parameter moves by about
-server_lr a round, however far the clients went, so server_lr is to be chosen for the model at hand; near an optimum the
-step is delta / tau times server_lr, and they rest where FedAvg rests. None of them has a setting at which it is FedAvg.
+server_lr a round, however far the clients went, so server_lr is to be chosen for the model at hand. They rest where
+FedAvg rests; near there the step is server_lr / tau times delta, and where that is too long they circle instead.
+
+They are FedAvg where v stays as it began (beta2 1; for FedAdagrad, a tau beside which no square counts), m is delta
+(beta1 0) and server_lr is the 2 tau it is divided by.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Hub, Number, setting
-from fedgg.core.rows import Rows
+from fedgg.core.rows import Rows, weighted_sum
 
 BETA1 = "Reddi et al. 2021, Sec. 5: 0.9 for Adam and Yogi, 0 for Adagrad"
 BETA2 = "Reddi et al. 2021, Sec. 5: 0.99"
@@ -36,72 +40,74 @@ SERVER_LR = "Reddi et al. 2021, appendix: the best for CIFAR-10; others need oth
 
 @dataclass(frozen=True)
 class FedAdam(Algorithm):
-    """Differs from FedAvg: the server's step is Adam's.
+    """Differs from FedAvg: the server's step is Adam's."""
 
-    Use it where parameters need very different step sizes (embeddings, rare classes), and tune server_lr.
-    """
+    when: ClassVar[str] = "parameters need very different step sizes (embeddings, rare classes); tune server_lr"
 
     server_lr: Number = setting(0.01, "server learning rate", SERVER_LR)
     beta1: Number = setting(0.9, "how long the server remembers updates", BETA1)
     beta2: Number = setting(0.99, "how long the server remembers their squares", BETA2)
     tau: Number = setting(1e-3, "adaptivity: the floor under the root of the squares", TAU, positive=True)
 
+    def neutral(self) -> FedAdam:
+        return replace(self, server_lr=2.0, beta1=0.0, beta2=1.0, tau=1.0)
+
     def server_memory(self, w: Tensor) -> Rows:
         return _start(w, self.tau)
 
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
-        delta = _mean(up, share)
+        delta = weighted_sum(share, up["delta"])
         squares = self.beta2 * hub.memory["squares"] + (1 - self.beta2) * delta.square()
         return _step(w, self.beta1, delta, squares, self.server_lr, self.tau, hub)
 
 
 @dataclass(frozen=True)
 class FedYogi(Algorithm):
-    """Differs from FedAvg: the server's step is Yogi's, which is Adam's with squares that grow less abruptly.
+    """Differs from FedAvg: the server's step is Yogi's, which is Adam's with squares that fall less abruptly."""
 
-    Use it where FedAdam helps but large updates are rare: its step sizes recover more slowly after one.
-    """
+    when: ClassVar[str] = "as FedAdam, where large updates are rare: its steps recover more slowly after one"
 
     server_lr: Number = setting(0.01, "server learning rate", SERVER_LR)
     beta1: Number = setting(0.9, "how long the server remembers updates", BETA1)
     beta2: Number = setting(0.99, "how fast its squares follow the updates'", BETA2)
     tau: Number = setting(1e-3, "adaptivity: the floor under the root of the squares", TAU, positive=True)
 
+    def neutral(self) -> FedYogi:
+        return replace(self, server_lr=2.0, beta1=0.0, beta2=1.0, tau=1.0)
+
     def server_memory(self, w: Tensor) -> Rows:
         return _start(w, self.tau)
 
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
-        delta, old = _mean(up, share), hub.memory["squares"]
+        delta, old = weighted_sum(share, up["delta"]), hub.memory["squares"]
         squares = old - (1 - self.beta2) * delta.square() * (old - delta.square()).sign()
         return _step(w, self.beta1, delta, squares, self.server_lr, self.tau, hub)
 
 
 @dataclass(frozen=True)
 class FedAdagrad(Algorithm):
-    """Differs from FedAvg: the server's step is Adagrad's, whose step sizes only ever shrink.
+    """Differs from FedAvg: the server's step is Adagrad's, whose step sizes only ever shrink."""
 
-    Use it where some parameters are rarely updated (sparse inputs) and training is not very long; tune server_lr.
-    """
+    when: ClassVar[str] = "some parameters are rarely updated (sparse inputs), training is short; tune server_lr"
 
     server_lr: Number = setting(0.1, "server learning rate", SERVER_LR)
     beta1: Number = setting(0.0, "how long the server remembers updates", BETA1)
     tau: Number = setting(1e-3, "adaptivity: the floor under the root of the squares", TAU, positive=True)
 
+    def neutral(self) -> FedAdagrad:
+        return replace(self, server_lr=2.0**51, beta1=0.0, tau=2.0**50)
+
     def server_memory(self, w: Tensor) -> Rows:
         return _start(w, self.tau)
 
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
-        delta = _mean(up, share)
+        delta = weighted_sum(share, up["delta"])
         squares = hub.memory["squares"] + delta.square()
         return _step(w, self.beta1, delta, squares, self.server_lr, self.tau, hub)
 
 
 def _start(w: Tensor, tau: Number) -> Rows:
     return {"momentum": torch.zeros_like(w), "squares": torch.zeros_like(w) + tau**2}
-
-
-def _mean(up: Rows, share: Tensor) -> Tensor:
-    return torch.sum(share * up["delta"], dim=0, keepdim=True)
 
 
 def _step(

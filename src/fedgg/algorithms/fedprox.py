@@ -13,12 +13,9 @@ from fedgg.core.algorithm import Algorithm, Number, Site, setting
 
 @dataclass(frozen=True)
 class FedProx(Algorithm):
-    """Differs from FedAvg: the gradient is pulled back to the global model. Neutral at mu 0.
+    """Differs from FedAvg: the gradient is pulled back to the global model. Neutral at mu 0."""
 
-    Use it where long local training leads clients far away; large mu slows everybody down.
-    """
-
-    when: ClassVar[str] = "clients do very different amounts of work and drift far; costs nothing"
+    when: ClassVar[str] = "long local training carries clients far away; a large mu slows everybody down"
 
     mu: Number = setting(0.01, "weight of the proximal term", "the FedGG paper's setting; Li et al. tried 0.001 to 1")
 

@@ -14,12 +14,9 @@ from fedgg.core.plan import Work
 
 @dataclass(frozen=True)
 class FedSGD(Algorithm):
-    """Differs from FedAvg: one local step on all of a client's examples. Its learning rate is then the server's.
+    """Differs from FedAvg: one local step on all of a client's examples. Its learning rate is then the server's."""
 
-    Use it as the baseline without any drift; it needs many rounds.
-    """
-
-    when: ClassVar[str] = "the unbiased yardstick: no drift, and far more rounds"
+    when: ClassVar[str] = "as the yardstick without drift: it needs far more rounds"
 
     def work(self, work: Work) -> Work:
         return Work(epochs=1, batch=None)

@@ -32,16 +32,18 @@ from fedgg.core.rows import Rows
 
 @dataclass(frozen=True)
 class MOON(Algorithm):
-    """Differs from FedAvg: representations are drawn to the global model's, away from the client's last ones."""
+    """Differs from FedAvg: representations are drawn to the global model's, away from its last. Neutral at mu 0."""
 
-    when: ClassVar[str] = "deep models on skewed images; clients keep a model and compute more, nothing more is sent"
+    when: ClassVar[str] = "deep models on skewed images; clients keep a model and compute two thirds more"
     step_passes: ClassVar[float] = 2.0  # the received and the previous model, forward only
     needs_representation: ClassVar[bool] = True
 
     mu: Number = setting(
         1.0, "weight of the contrast", "Li et al. 2021: of 0.1 to 10 the best on CIFAR-100; 5 on CIFAR-10"
     )
-    temperature: Number = setting(0.5, "tau: how sharply similarities are told apart", "Li et al. 2021, Sec. 4.1: 0.5")
+    temperature: Number = setting(
+        0.5, "tau: how sharply similarities are told apart", "Li et al. 2021, Sec. 4.1: 0.5", positive=True
+    )
 
     def neutral(self) -> MOON:
         return replace(self, mu=0.0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from rich.markup import escape
@@ -30,9 +31,9 @@ def list_parts() -> None:
     print_table(
         Table("an experiment: TOML keys, or --set KEY=VALUE", ("key", "default", "meaning"), settings), numbers=False
     )
-    algorithms = tuple((name, _first_line(kind), kind.when) for name, kind in ALGORITHMS.items())
-    print_table(Table("algorithms", ("name", "what it is", "when to use it"), algorithms), numbers=False)
-    _print_prices(ALGORITHMS)
+    algorithms = tuple((name, _difference(kind), kind.when) for name, kind in ALGORITHMS.items())
+    print_table(Table("algorithms", ("name", "differs from FedAvg", "when to use it"), algorithms), numbers=False)
+    print_table(_prices(ALGORITHMS), numbers=False)
     for name, kind in ALGORITHMS.items():
         own = tuple(
             (f.name, str(f.default), f"{f.metadata['about']} (default: {f.metadata['origin']})") for f in fields(kind)
@@ -44,13 +45,36 @@ def list_parts() -> None:
         print_table(Table(title, ("name", "what it is"), rows), numbers=False)
 
 
-def _print_prices(algorithms: dict[str, type[Algorithm]]) -> None:
+def _prices(algorithms: dict[str, type[Algorithm]]) -> Table:
     """What each sends, keeps and computes, seen by letting it play two rounds."""
-    from fedgg.check.price import priced
+    from fedgg.check.price import EPOCHS, price
 
-    columns = ("name", "down", "up", "client keeps", "server keeps", "arithmetic")
-    rows = tuple((name, *priced(kind())) for name, kind in algorithms.items())
-    print_table(Table("what they cost: rows as long as the model, and numbers", columns, rows), numbers=False)
+    found = {name: price(kind()) for name, kind in algorithms.items()}
+    rows = tuple((name, p.sent, p.kept, f"{p.bytes:g}", f"{p.arithmetic:.3g}") for name, p in found.items())
+    looking = ", ".join(name for name, kind in algorithms.items() if kind.needs_proxy)
+    equal = ", ".join(f"{name}:{key}" for name, key in _counting_clients_equally(algorithms))
+    notes = (
+        "Each is as long as the model but for what is marked as a number.",
+        "bytes: a round's, in times FedAvg's, which are two models a client: 8 bytes a parameter in fp32.",
+        f"work: arithmetic for each example trained on, in times FedAvg's, with {EPOCHS} local epochs.",
+        f"{looking}: the server also takes the gradient of each of its own examples (data.proxy), once a round.",
+        f"Clients count by their examples; each the same with {equal}.",
+    )
+    columns = ("name", "sent besides model and update", "kept besides the server's model", "bytes", "work")
+    return Table("what they cost", columns, rows, notes)
+
+
+def _counting_clients_equally(algorithms: dict[str, type[Algorithm]]) -> Iterator[tuple[str, str]]:
+    """The settings under which an algorithm solves the problem in which every client is the same."""
+    for name, kind in algorithms.items():
+        for own, type_ in get_type_hints(kind).items():
+            for value in get_args(type_) if get_origin(type_) is Literal else ():
+                if kind(**{own: value}).solves() == "clients":
+                    yield name, f"{own}={value}"
+
+
+def _difference(kind: type[Algorithm]) -> str:
+    return _first_line(kind).removeprefix("Differs from FedAvg: ")
 
 
 def _first_line(thing: object) -> str:

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from fedgg.core.net import Forward
 from fedgg.core.plan import Work
 from fedgg.core.probe import Probe
-from fedgg.core.rows import Rows, dot
+from fedgg.core.rows import Rows, dot, weighted_sum
 
 Number = float | Tensor  # a hyper-parameter: one value, or one for each row [K, 1]
+Weighing = Literal["examples", "clients"]  # how clients count in the problem that is solved
 
 
 def setting(default: Any, about: str, origin: str, *, positive: bool = False) -> Any:
@@ -105,7 +105,7 @@ class Hub:
 class Algorithm:
     """FedAvg, to be read as the list of places in which an algorithm may differ from it. `w` is `[K, P]` throughout."""
 
-    # Said once for all instances, shown by `fedgg list` and at the beginning of a run.
+    # Said once for all instances and shown by `fedgg list`, with what `check.price` finds out by itself.
     when: ClassVar[str] = ""  # to use it, in one line
     # Forward passes beside FedAvg's, an example; a backward pass counts as two. In every step, and once a round.
     step_passes: ClassVar[float] = 0.0
@@ -116,6 +116,10 @@ class Algorithm:
     def neutral(self) -> Algorithm | None:
         """The same algorithm set so that it is FedAvg, bit for bit, where it has such a setting."""
         return None
+
+    def solves(self) -> Weighing:
+        """Which sum of the clients' losses it makes small: weighted by their `examples`, or all `clients` the same."""
+        return "examples"
 
     def work(self, work: Work) -> Work:
         """Epochs and batch size of a client in a round."""
@@ -172,7 +176,7 @@ class Algorithm:
 
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
         """The next global model `[1, P]` and the server's memory; `share` `[K, 1]` sums to one."""
-        return w + torch.sum(share * up["delta"], dim=0, keepdim=True), hub.memory
+        return w + weighted_sum(share, up["delta"]), hub.memory
 
 
 def arithmetic_beside_fedavg(algorithm: Algorithm | type[Algorithm], epochs: int) -> float:

@@ -55,7 +55,7 @@ def to_go(algorithm: Algorithm, momentum: float) -> float:
     """Clients of three examples in five dimensions: each has many optima, all share one."""
     drawn = Quadratics.draw(disagreement=0.0)
     few = Quadratics(tuple(x[:3] for x in drawn.x), tuple(y[:3] for y in drawn.y))
-    w: Tensor = on_quadratics(algorithm, few, steps=100, momentum=momentum).server.w
+    w: Tensor = on_quadratics(algorithm, few, steps=100, momentum=momentum)
     return away(w, few.optimum())
 
 

@@ -30,7 +30,7 @@ def world() -> Quadratics:
 
 
 def end(algorithm: Algorithm, momentum: float = 0.0, cohort: int = EVERYBODY, steps: int = 700) -> Tensor:
-    return on_quadratics(algorithm, world(), steps=steps, momentum=momentum, cohort=cohort, lr=LR).server.w
+    return on_quadratics(algorithm, world(), steps=steps, momentum=momentum, cohort=cohort, lr=LR)
 
 
 def away(w: Tensor, goal: Tensor) -> float:
