@@ -42,7 +42,7 @@ CASES: list[tuple[Algorithm, Weighing, float]] = [
     (FedAdagrad(server_lr=0.5), "examples", EXACT),
     (FedAdam(server_lr=0.2, beta1=0.5, tau=0.1), "examples", EXACT),
     (FedYogi(server_lr=0.2, beta1=0.5, tau=0.1), "examples", 5e-3),  # its squares fall slowly, and so do its steps
-    (FedCM(), "examples", EXACT),
+    (FedCM(alpha=0.3), "examples", EXACT),
     (FedExP(10.0), "examples", EXACT),
     (FedACG(), "examples", EXACT),
     (FedDyn(alpha=2.0), "examples", EXACT),
