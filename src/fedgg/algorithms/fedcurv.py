@@ -11,7 +11,8 @@ U_i and V_i being the sums without the client's own part, which it keeps and sub
 round's clients: who was not among them has nothing to subtract, and knows it by the number of the round.
 
 I_j is the empirical Fisher information (labels as they are), a mean over examples. Models are averaged by examples, as
-FedAvg's; in the sums every client counts the same, as the paper has it. Local momentum needs no care: the term is the
+FedAvg's; in the sums every client counts the same, as the paper has it. The others' models are a round old, which keeps
+it off the optimum by examples by something of the order of lambda lr, even at one step a round. Local momentum needs no care: the term is the
 gradient of a penalty, and goes the way of the loss's own.
 """
 

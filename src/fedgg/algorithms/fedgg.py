@@ -8,7 +8,8 @@ With u = w_i - w^r, g the last global update, hats for unit vectors and c = <g^,
     grad L_sup - (lambda / |u|) (g^ - c u^)
 
 so that under the adaptive weight |u| cancels, and nothing divides by a small number. Where the paper contradicts itself
-or stays silent, each reading has a name; docs/readings.md says what each does.
+or stays silent, each reading has a name; docs/readings.md says what each does. Clients count by their examples, as in
+the paper; at rest the last global update is zero, and the fixed point is FedAvg's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Eq. 2.
 
-min_w  L_i(w) + (mu / 2) |w - w^r|^2
+    min_w  L_i(w) + (mu / 2) |w - w^r|^2
+
+Clients count by their examples. (The paper draws them in proportion to their examples and averages equally, which is
+the same on average.)
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from test_quadratics import HALF, away, end, fixed_point
 from torch import nn
 
 from fedgg.algorithms import FedACG, FedAvg
+from fedgg.core.algorithm import Hub
 from fedgg.engines import Loop
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
@@ -40,6 +41,16 @@ def fedacg(given: Federated) -> list[Weights]:
 @every_case
 def test_as_transcribed(case: Case) -> None:
     compare("fedacg", with_settings(momentum=LOOK_AHEAD, mu=MU), case, fedacg)
+
+
+def test_by_hand() -> None:
+    """From w = 1 with m = 2, clients start at 2 and come back at 3 and 7, by 3/4 and 1/4: their mean is the model."""
+    kind, w, hub = FedACG(momentum=0.5), torch.ones(1, 1), Hub({"velocity": torch.full((1, 1), 2.0)}, 2, 1.0, 0)
+    assert kind.broadcast(w, hub).tolist() == [[2.0]]
+    up, share = {"delta": torch.tensor([[1.0], [5.0]])}, torch.tensor([[0.75], [0.25]])
+    new, memory = kind.aggregate(w, up, share, hub)
+    assert new.tolist() == [[0.75 * 3 + 0.25 * 7]]
+    assert memory["velocity"].tolist() == [[3.0]]
 
 
 def test_the_model_that_travels_is_ahead_of_the_one_that_is_evaluated() -> None:

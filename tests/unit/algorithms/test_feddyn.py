@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
+import torch
 from paper_transcription import Federated, Weights, weights_of
 from plain_rounds import add, compare, minus, shares, trained, weighted, zeros
 from test_against_transcription import Case, every_case, with_settings
@@ -10,6 +13,9 @@ from test_quadratics import EVERYBODY_SLOWLY, HALF, away, end, world
 from torch import nn
 
 from fedgg.algorithms import FedDyn
+from fedgg.check.behaviour import on_quadratics
+from fedgg.core.algorithm import Hub
+from fedgg.data.worlds import Quadratics
 
 ALPHA = 0.2
 
@@ -45,6 +51,34 @@ def feddyn(mean: str, given: Federated) -> list[Weights]:
 @pytest.mark.parametrize("mean", ["share", "uniform"])
 def test_as_transcribed(mean: str, case: Case) -> None:
     compare("feddyn", with_settings(alpha=ALPHA, mean=mean), case, lambda given: feddyn(mean, given))
+
+
+@pytest.mark.parametrize(
+    ("mean", "moved", "model"),
+    [
+        ("share", 2.0, 4.0),  # delta 3/4 * 1 + 1/4 * 5 = 2, of which half of all examples make 1; 0 + 2 + 2
+        ("uniform", 2.5, 5.5),  # delta (1 + 5) / 2 = 3, of which two of four clients make 1.5; 0 + 3 + 2.5
+    ],
+)
+def test_the_server_by_hand(mean: Literal["share", "uniform"], moved: float, model: float) -> None:
+    """Updates of 1 and 5 from two of four clients, which hold half of all examples; s was 1."""
+    up, share = {"delta": torch.tensor([[1.0], [5.0]])}, torch.tensor([[0.75], [0.25]])
+    hub = Hub({"moved": torch.ones(1, 1)}, clients=4, coverage=0.5, round=3)
+    w, memory = FedDyn(mean=mean).aggregate(torch.zeros(1, 1), up, share, hub)
+    assert memory["moved"].tolist() == [[moved]]
+    assert w.tolist() == [[model]]
+
+
+def test_one_client_by_hand() -> None:
+    """L = w^2 / 2 - 2 w, alpha 1, lr 1/2, one step a round: 0 to 1, s = 1, w = 2; then grad 0 + s: to 1.5, s = 1/2."""
+    one = torch.ones(1, 1, dtype=torch.float64)
+    alone = Quadratics((one,), (2 * one[0],))
+    found = [
+        float(on_quadratics(FedDyn(alpha=1.0), alone, steps=n, momentum=0.0, cohort=1, lr=0.5, epochs=1))
+        for n in (1, 2, 3)
+    ]
+    # third: w = 1.5 + 1/2 = 2, grad 0 + 1/2: to 1.75, s = 1/4
+    assert found == [2.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize("cohort", [EVERYBODY_SLOWLY, HALF])

@@ -7,9 +7,11 @@ import torch
 from paper_transcription import Federated, Weights, total_push, weights_of
 from plain_rounds import compare, minus, shares, trained, weighted
 from test_against_transcription import Case, every_case
+from test_quadratics import HALF
+from test_quadratics import end as after
 from torch import Tensor
 
-from fedgg.algorithms import FedNova
+from fedgg.algorithms import FedAvg, FedNova
 from fedgg.check.behaviour import on_quadratics
 from fedgg.core.algorithm import Hub
 from fedgg.data.worlds import Quadratics
@@ -85,3 +87,8 @@ def test_steps_do_not_weigh(momentum: float) -> None:
     end = on_quadratics(FedNova(), world, steps=200, momentum=momentum, cohort=3, lr=LR, batch=BATCH)
     assert away(end, rest(momentum, True, lr)) < 0.01
     assert away(end, goal) < 0.2 * away(rest(momentum, False, lr), goal)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_where_all_take_the_same_number_of_steps_it_is_fedavg_but_for_rounding(momentum: float) -> None:
+    assert away(after(FedNova(), momentum, HALF, 50), after(FedAvg(), momentum, HALF, 50)) < 1e-12

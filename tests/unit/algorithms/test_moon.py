@@ -13,8 +13,9 @@ import torch
 from test_against_transcription import CASES, TOLERANCE, Case, by_library, distance, flat, problem, with_settings
 from torch import Tensor, nn
 
-from fedgg.algorithms import MOON
-from fedgg.core.algorithm import Batch
+from fedgg.algorithms import MOON, FedAvg
+from fedgg.core.algorithm import Algorithm, Batch
+from fedgg.core.effort import CountedProducts
 from fedgg.core.local import LocalStart, open_round
 from fedgg.core.net import Net
 from fedgg.core.representation import head_of
@@ -190,3 +191,19 @@ def test_nothing_more_travels_and_the_arithmetic_is_said() -> None:
         _, records[name] = played(federation, 1)
     for way in ("bytes_up", "bytes_down"):
         assert records["moon"][way] == records["fedavg"][way]
+
+
+def test_a_step_makes_the_forward_passes_it_says() -> None:
+    federation = build(Experiment(split={"clients": 2}, model={"name": "mlp", "hidden": 8}, algorithm={"name": "moon"}))
+    x, y = next(iter(federation.feed.client_chunks(0)))
+    w, one = federation.net.start, torch.ones(1, 1)
+    batch = Batch(x[None], y[None], torch.ones(1, len(y)))
+
+    def products(kind: Algorithm) -> int:
+        start = LocalStart(w, {}, {"previous": w}, {}, one, one, [])
+        _, site = open_round(kind, federation.net, SGD.of(0.1, 0.0, 0.0, w), start)
+        with CountedProducts() as counted:
+            kind.loss(w, batch, site)
+        return counted.multiply_adds
+
+    assert products(MOON()) == (1 + MOON.step_passes) * products(FedAvg())

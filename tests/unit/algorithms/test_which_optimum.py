@@ -1,7 +1,7 @@
 """Which problem each algorithm solves: clients weighted by examples, or each the same.
 
-With one full-batch local step a round there is no drift, and what is left is how clients are weighted: the two optima of
-this world are 5 % apart. What several local steps do to where each algorithm ends is looked at in its own file.
+With one full-batch local step a round there is no drift, and what is left is how clients are weighted: the two optima
+of this world are 5 % apart. What several local steps do to where each algorithm ends is looked at in its own file.
 """
 
 from __future__ import annotations
