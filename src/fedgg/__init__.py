@@ -42,25 +42,6 @@ if TYPE_CHECKING:
     from fedgg.lab.study import Study, run_study
 
 _HOMES = {
-    "fedgg.algorithms": (
-        "MOON",
-        "SCAFFOLD",
-        "FedACG",
-        "FedAdagrad",
-        "FedAdam",
-        "FedAvg",
-        "FedAvgM",
-        "FedCL",
-        "FedCM",
-        "FedCurv",
-        "FedDyn",
-        "FedExP",
-        "FedGG",
-        "FedNova",
-        "FedProx",
-        "FedSGD",
-        "FedYogi",
-    ),
     "fedgg.core.algorithm": ("Algorithm", "Batch", "Hub", "Number", "Site", "setting"),
     "fedgg.core.plan": ("Work",),
     "fedgg.core.rows": ("Rows", "dot", "length"),
@@ -69,7 +50,6 @@ _HOMES = {
     "fedgg.lab.study": ("Study", "run_study"),
 }
 __version__ = VERSION
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
@@ -119,3 +99,6 @@ __all__ = [
     "run_study",
     "setting",
 ]
+
+# Everything that has no other home is an algorithm.
+_HOME_OF = dict.fromkeys(__all__, "fedgg.algorithms") | {name: home for home, names in _HOMES.items() for name in names}

@@ -129,7 +129,7 @@ def test_list_names_everything() -> None:
     text = fedgg_("list")
     from fedgg.algorithms import ALGORITHMS
 
-    for word in (*ALGORITHMS, "mlp", "vgg16", "cifar10", "shards", "when to use it", "client keeps"):
+    for word in (*ALGORITHMS, "mlp", "vgg16", "cifar10", "shards", "when to use it", "bytes", "work"):
         assert word in text
 
 

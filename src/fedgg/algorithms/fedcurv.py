@@ -12,8 +12,8 @@ round's clients: who was not among them has nothing to subtract, and knows it by
 
 I_j is the empirical Fisher information (labels as they are), a mean over examples. Models are averaged by examples, as
 FedAvg's; in the sums every client counts the same, as the paper has it. The others' models are a round old, which keeps
-it off the optimum by examples by something of the order of lambda lr, even at one step a round. Local momentum needs no care: the term is the
-gradient of a penalty, and goes the way of the loss's own.
+it off the optimum by examples by something of the order of lambda lr, even at one step a round. Local momentum needs no
+care: the term is the gradient of a penalty, and goes the way of the loss's own.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class FedAdam(Algorithm):
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
         delta = weighted_sum(share, up["delta"])
         squares = self.beta2 * hub.memory["squares"] + (1 - self.beta2) * delta.square()
-        return _step(w, self.beta1, delta, squares, self.server_lr, self.tau, hub)
+        return _step(self, w, delta, squares, hub)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class FedYogi(Algorithm):
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
         delta, old = weighted_sum(share, up["delta"]), hub.memory["squares"]
         squares = old - (1 - self.beta2) * delta.square() * (old - delta.square()).sign()
-        return _step(w, self.beta1, delta, squares, self.server_lr, self.tau, hub)
+        return _step(self, w, delta, squares, hub)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class FedAdagrad(Algorithm):
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
         delta = weighted_sum(share, up["delta"])
         squares = hub.memory["squares"] + delta.square()
-        return _step(w, self.beta1, delta, squares, self.server_lr, self.tau, hub)
+        return _step(self, w, delta, squares, hub)
 
 
 def _start(w: Tensor, tau: Number) -> Rows:
@@ -111,7 +111,8 @@ def _start(w: Tensor, tau: Number) -> Rows:
 
 
 def _step(
-    w: Tensor, beta1: Number, delta: Tensor, squares: Tensor, server_lr: Number, tau: Number, hub: Hub
+    kind: FedAdam | FedYogi | FedAdagrad, w: Tensor, delta: Tensor, squares: Tensor, hub: Hub
 ) -> tuple[Tensor, Rows]:
-    momentum = beta1 * hub.memory["momentum"] + (1 - beta1) * delta
-    return w + server_lr * momentum / (squares.sqrt() + tau), {"momentum": momentum, "squares": squares}
+    momentum = kind.beta1 * hub.memory["momentum"] + (1 - kind.beta1) * delta
+    new = w + kind.server_lr * momentum / (squares.sqrt() + kind.tau)
+    return new, {"momentum": momentum, "squares": squares}

@@ -14,8 +14,8 @@ which has no gradient where the two agree, as at a first meeting: the previous m
 The representation is what goes into the model's last linear layer. The paper puts a projection head of 256 there, which
 is the models' own setting `projection`. Clients are weighted by examples, as the paper does; the previous model is a
 round old, which keeps it off the optimum by something of the order of mu lr, even at one step a round. Local momentum
-needs no care: the contrast is a part of the loss. Where mu is large for the step, fleeing one's own last model overshoots: even
-clients that agree are then driven apart.
+needs no care: the contrast is a part of the loss. Where mu is large for the step, fleeing one's own last model
+overshoots: even clients that agree are then driven apart.
 """
 
 from __future__ import annotations

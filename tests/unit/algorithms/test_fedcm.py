@@ -84,7 +84,8 @@ def settled(alpha: float, momentum: float) -> Tensor:
 
     rest = change(torch.zeros(4).double())
     matrix = torch.stack([change(unit) - rest for unit in torch.eye(4).double()], 1)
-    return torch.linalg.solve(matrix, -rest)[None, :2]
+    found: Tensor = torch.linalg.solve(matrix, -rest)[None, :2]
+    return found
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

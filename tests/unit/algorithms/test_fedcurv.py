@@ -9,7 +9,8 @@ from typing import Any
 import neighbours_transcription as paper
 import pytest
 import torch
-from test_against_transcription import CASES, PARTIAL, TOLERANCE, Case, by_library, distance, flat, problem
+from plain_rounds import compare
+from test_against_transcription import PARTIAL, Case, by_library, every_case, problem, with_settings
 from test_quadratics import EVERYBODY, LOCAL_STEPS, end, step_size, world
 from torch import Tensor
 
@@ -24,14 +25,15 @@ from fedgg.lab.state import State, begin, next_job, play_round
 LAM = 0.3  # moves the model about as much as the data do
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_the_library_is_the_paper(case: Case) -> None:
-    found = by_library("fedcurv", (("lam", LAM),), case)
-    expected = [flat(w) for w in paper.fedcurv({"lam": LAM}, problem(case))]
-    assert max(distance(found, expected)) < TOLERANCE
-    without = by_library("fedavg", (), case)
-    assert distance(without, expected)[0] < TOLERANCE  # nobody has said anything before the first round
-    assert distance(without, expected)[-1] > 1e-4
+@every_case
+def test_as_transcribed(case: Case) -> None:
+    compare("fedcurv", with_settings(lam=LAM), case, lambda given: paper.fedcurv({"lam": LAM}, given))
+
+
+def test_the_first_round_is_fedavg() -> None:
+    """Nobody has said anything before it."""
+    ours, fedavg = (by_library(*which, PARTIAL) for which in (("fedcurv", with_settings(lam=LAM)), ("fedavg", ())))
+    assert torch.equal(ours[0], fedavg[0])
 
 
 def test_its_own_part_is_subtracted_only_where_it_is_inside() -> None:

@@ -10,7 +10,8 @@ import neighbours_transcription as paper
 import numpy as np
 import pytest
 import torch
-from test_against_transcription import CASES, TOLERANCE, Case, by_library, distance, flat, problem, with_settings
+from plain_rounds import compare
+from test_against_transcription import Case, every_case, with_settings
 from torch import Tensor, nn
 
 from fedgg.algorithms import MOON, FedAvg
@@ -29,12 +30,9 @@ from fedgg.lab.state import begin, play_round
 STRONG = {"mu": 3.0, "temperature": 0.4}
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_the_library_is_the_paper(case: Case) -> None:
-    found = by_library("moon", with_settings(**STRONG), case)
-    expected = [flat(w) for w in paper.moon(STRONG, problem(case))]
-    assert max(distance(found, expected)) < TOLERANCE
-    assert distance(by_library("fedavg", (), case), expected)[-1] > 1e-4
+@every_case
+def test_as_transcribed(case: Case) -> None:
+    compare("moon", with_settings(**STRONG), case, lambda given: paper.moon(STRONG, given))
 
 
 def test_the_first_round_is_fedavg_bit_for_bit() -> None:
@@ -204,6 +202,6 @@ def test_a_step_makes_the_forward_passes_it_says() -> None:
         _, site = open_round(kind, federation.net, SGD.of(0.1, 0.0, 0.0, w), start)
         with CountedProducts() as counted:
             kind.loss(w, batch, site)
-        return counted.multiply_adds
+        return int(counted.multiply_adds)
 
     assert products(MOON()) == (1 + MOON.step_passes) * products(FedAvg())

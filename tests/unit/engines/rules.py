@@ -1,10 +1,13 @@
-"""What every engine is asked to train: each algorithm of the library, some in several settings."""
+"""What every engine is asked to train: each algorithm of the library, some in several settings; and a few rounds."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fedgg.algorithms import ALGORITHMS
+from fedgg.engines import Engine
+from fedgg.lab.build import Federation
+from fedgg.lab.state import State, begin, play_round
 
 Rule = dict[str, Any]
 
@@ -40,3 +43,10 @@ def named(rule: Rule) -> str:
 def proxy_for(rule: Rule) -> int:
     """How many examples the server keeps: some where the algorithm measures on them."""
     return 20 if ALGORITHMS[rule["name"]].needs_proxy else 0
+
+
+def played(federation: Federation, engine: Engine, rounds: int = 3) -> State:
+    state = begin(federation)
+    for _ in range(rounds):
+        state, _ = play_round(federation, state, engine)
+    return state

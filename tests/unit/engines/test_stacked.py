@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from rules import RULES, named, proxy_for
+from rules import RULES, named, played, proxy_for
 
 from fedgg.data.arrays import from_arrays
 from fedgg.data.digits import load_digits
@@ -15,11 +15,11 @@ from fedgg.engines import Loop, Stacked
 from fedgg.engines.graphs import prefix_sizes
 from fedgg.engines.memory import stack_bytes
 from fedgg.lab.arithmetic import arithmetic
-from fedgg.lab.build import Federation, build
+from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.jobs import Job
 from fedgg.lab.runner import run
-from fedgg.lab.state import State, begin, close, next_job, play_round
+from fedgg.lab.state import begin, close, next_job, play_round
 from fedgg.lab.together import run_together
 
 DEVICES = [
@@ -38,13 +38,6 @@ def experiment(rule: dict[str, Any], device: str, cohort: int | None, **more: An
         "engine": {"precision": "fp64", "device": device},
     }
     return Experiment(rounds=3, algorithm=rule, **(settings | more))
-
-
-def played(federation: Federation, engine: Loop | Stacked, rounds: int = 3) -> State:
-    state = begin(federation)
-    for _ in range(rounds):
-        state, _ = play_round(federation, state, engine)
-    return state
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from rules import RULES, named, proxy_for
+from rules import RULES, named, played, proxy_for
 from torch import nn
 
 from fedgg.engines import Loop, Streams
-from fedgg.lab.build import Federation, build
+from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.state import State, begin, play_round
+from fedgg.lab.state import begin, play_round
 
 DEVICES = [
     "cpu",
@@ -38,13 +38,6 @@ def experiment(rule: dict[str, Any], device: str, cohort: int | None, **more: An
         "engine": {"precision": "fp64", "device": device},
     }
     return Experiment(rounds=3, algorithm=rule, **(settings | more))
-
-
-def played(federation: Federation, engine: Loop | Streams, rounds: int = 3) -> State:
-    state = begin(federation)
-    for _ in range(rounds):
-        state, _ = play_round(federation, state, engine)
-    return state
 
 
 @pytest.mark.parametrize("device", DEVICES)
