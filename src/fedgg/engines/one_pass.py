@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,9 @@ class OnePass:
     asked: Asked
     parts: Tensor  # [K, inner products, blocks]: inner products of where the rows stand, in parts
     leads: Rows  # of the anchor and of each note: the row to be read in place of an equal one, [K] int32
+    plain: bool  # whether the loss is the supervised one and no more
     wide: Program | None  # whose first layer's gradient is made in the pass
+    side: torch.cuda.Stream
 
     @classmethod
     def of(cls, algorithm: Algorithm, site: Site, owners: list[int], wide: Program | None) -> OnePass | None:
@@ -50,35 +53,53 @@ class OnePass:
             wanted,
             site.w.new_zeros(rows, len(wanted.pairs), advance.blocks(length, inside)),
             {name: advance.leads(site.notes[name], owners) for name in shared},
+            plain,
             wide,
+            torch.cuda.Stream(site.w.device, priority=-1),
         )
 
     def step(self, algorithm: Algorithm, sgd: SGD, running: Running, site: Site, batch: Batch) -> None:
-        """Moves `running` and `parts` in place."""
+        """Moves `running` and `parts` in place. What is made of single numbers runs beside the large kernels."""
         from fedgg.kernels import advance
 
-        site = replace(site, step=running.step, w=running.w, last_step=None, sums=self.sums())
+        here = torch.cuda.current_stream()
+        at_work = torch.ones_like(running.step, dtype=torch.bool) if batch.at_work is None else batch.at_work
+        with self._beside(here):
+            site = replace(site, step=running.step, w=running.w, last_step=None, sums=self.sums())
+            move = self._pass(algorithm, sgd, running, site, at_work)
+        if not self.plain:
+            here.wait_stream(self.side)  # the algorithm's own loss may read the sums
         withholding: AbstractContextManager[list[Wide]] = self.wide.withholding() if self.wide else nullcontext([])
         with withholding as withheld:
             loss, grad = gradient(algorithm, running.w, batch, site)
-        with torch.no_grad():
-            at_work = torch.ones_like(running.step, dtype=torch.bool) if batch.at_work is None else batch.at_work
-            advance.advance(self._pass(algorithm, sgd, running, site, at_work), grad, *withheld)
+        here.wait_stream(self.side)
+        with self._beside(here):
             count = batch.mask.sum(1, keepdim=True) * at_work
             running.step.add_(at_work)
             running.loss_sum.add_(torch.where(at_work, loss, 0) * count)
             running.seen.add_(count)
+        with torch.no_grad():
+            advance.advance(move, grad, *withheld)
+        here.wait_stream(self.side)
+
+    @contextmanager
+    def _beside(self, here: torch.cuda.Stream) -> Iterator[None]:
+        """On a stream of its own, from what has been done so far; in a captured step, a branch of the graph."""
+        self.side.wait_stream(here)
+        with torch.cuda.stream(self.side), torch.no_grad():
+            yield
 
     def _pass(self, algorithm: Algorithm, sgd: SGD, running: Running, site: Site, at_work: Tensor) -> Pass:
         from fedgg.kernels.advance import Pass
 
         terms, names = algorithm.terms(site), ("drift", *self.asked.notes, "", "")[:3]
+        columns = [_column(terms.get(name, 0.0), running.step) for name in names if terms]
         return Pass(
             w=running.w,
             velocity=running.velocity,
             anchor=self._shared("anchor", site) if self.asked.drift else None,
             vectors=[self._shared(name, site) for name in self.asked.notes],
-            factors=torch.cat([_column(terms.get(name, 0.0), running.step) for name in names], 1),
+            factors=torch.cat(columns, 1) if columns else sgd.lr,  # which then nobody reads
             has_factor=[name in terms for name in names],
             lr=sgd.lr,
             momentum=sgd.momentum if sgd.has_momentum else None,

@@ -101,13 +101,11 @@ class WideDense(Dense):
 
     def withheld(self, grad: Tensor, kept: Any, into: Parameters) -> Wide:
         """The bias's gradient, and what the weight's is made of."""
+        from fedgg.kernels import dense
         from fedgg.kernels.advance import Wide
 
         x, y = kept
-        if self.relu:
-            grad = torch.where(y > 0, grad, 0)
-        torch.sum(grad, 1, dtype=into[self.bias].dtype, out=into[self.bias])
-        return Wide(x, grad.to(x.dtype).contiguous(), PRODUCTS[self.precision])
+        return Wide(x, dense.back(grad, y, self.relu, x.dtype, into[self.bias]), PRODUCTS[self.precision])
 
 
 @dataclass(frozen=True)
@@ -202,6 +200,15 @@ class Program:
     def __call__(self, w: Tensor, x: Tensor, keys: Tensor | None = None, step: Tensor | int = 0) -> Tensor:
         outputs: Tensor = _Run.apply(w, x, self, (keys, step))  # type: ignore[no-untyped-call]
         return outputs
+
+    def mean_loss(self, outputs: Tensor, y: Tensor, mask: Tensor) -> Tensor | None:
+        """Mean cross entropy `[K, 1]` by a kernel of its own, or None where there are too many outputs for it."""
+        from fedgg.kernels import loss
+
+        if not loss.takes(*outputs.shape[1:]):
+            return None
+        found: Tensor = _MeanLoss.apply(outputs, y, mask)  # type: ignore[no-untyped-call]
+        return found
 
     def forward(self, w: Tensor, x: Tensor, moment: Moment = (None, 0)) -> tuple[Tensor, list[Any]]:
         """Outputs, and what the backward pass needs: the parameters as they were used, and each layer's notes."""
@@ -325,3 +332,16 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return ctx.program.backward(ctx.w, grad, ctx.kept), None, None, None
+
+
+class _MeanLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        from fedgg.kernels import loss
+
+        found, ctx.slope = loss.mean_cross_entropy(outputs.detach(), y, mask)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.slope * grad[:, :, None], None, None

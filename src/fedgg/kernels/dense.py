@@ -1,4 +1,4 @@
-"""The forward pass of a wide linear layer for many rows: each row's weight is read once, at the memory's speed."""
+"""A wide linear layer for many rows: forwards each weight is read once, at the memory's speed; and the way back."""
 
 from __future__ import annotations
 
@@ -39,6 +39,22 @@ def _forward(
     tl.store(y + (row * batch + n[None, :]) * outputs + o[:, None], total, mask=(n < batch)[None, :])
 
 
+@triton.jit
+def _back(
+    grad, y, out, bias, batch, outputs, stride_bias,
+    relu: tl.constexpr, size_batch: tl.constexpr, size_out: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    n, o = tl.arange(0, size_batch), tl.program_id(1) * size_out + tl.arange(0, size_out)
+    inside = (n < batch)[:, None] & (o < outputs)[None, :]
+    at = (row * batch + n[:, None]) * outputs + o[None, :]
+    value = tl.load(grad + at, mask=inside, other=0.0)
+    if relu:
+        value = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, value, 0.0)
+    tl.store(out + at, value, mask=inside)
+    tl.store(bias + row * stride_bias + o, tl.sum(value, axis=0), mask=o < outputs)
+
+
 def takes(inputs: int, outputs: int) -> bool:
     """Whether a layer of these sizes falls into whole tiles."""
     return inputs % INPUTS == 0 and outputs % SMALL == 0
@@ -56,3 +72,14 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, precision: str)
         precision, max(16, triton.next_power_of_2(batch)), size, INPUTS, num_warps=8 if large else 4, num_stages=3,
     )  # fmt: skip
     return y
+
+
+def back(grad: Tensor, y: Tensor, relu: bool, dtype: torch.dtype, into_bias: Tensor) -> Tensor:
+    """What comes back in front of ReLU, in the type products take; the bias's gradient goes to its place."""
+    many, batch, outputs = y.shape
+    grad, out = grad.contiguous(), torch.empty_like(y, dtype=dtype)
+    _back[(many, -(-outputs // SMALL))](
+        grad, y, out, into_bias, batch, outputs, into_bias.stride(0), relu,
+        max(16, triton.next_power_of_2(batch)), SMALL,
+    )  # fmt: skip
+    return out

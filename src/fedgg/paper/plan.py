@@ -115,13 +115,14 @@ class Plan:
     def _variants(self, study: str, dataset: str, beta: float) -> list[Line]:
         """Those of a study's variants that are of this beta."""
         own, end = preset(study), f", beta {beta:g}"
-        return [
-            self._line(
-                dataset, beta, label.split()[0].strip(","), label.removesuffix(end), {"split.beta": beta, **changes}
-            )
-            for label, changes in own.variants.items()
-            if changes.get("split.beta", own.base.split.beta) == beta
-        ]
+        too_much = {"split.min_examples"} if dataset == QUICK else set()  # digits has not that many to give
+        lines = []
+        for label, changes in own.variants.items():
+            if changes.get("split.beta", own.base.split.beta) == beta:
+                kept = {key: value for key, value in changes.items() if key not in too_much}
+                method = label.split()[0].strip(",")
+                lines.append(self._line(dataset, beta, method, label.removesuffix(end), {"split.beta": beta, **kept}))
+        return lines
 
     def _line(self, dataset: str, beta: float, method: str, label: str, changes: dict[str, Any]) -> Line:
         name = f"{label}, beta {beta:g}"

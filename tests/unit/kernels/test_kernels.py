@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
 
 from fedgg.core.masks import keep
 from fedgg.data.augment import Draws, augment
-from fedgg.kernels import advance, convolution, dense, images, layers
+from fedgg.kernels import advance, convolution, dense, images, layers, loss
 
 CUDA = torch.device("cuda")
 
@@ -143,6 +143,41 @@ def test_a_wide_layer_and_its_step(sizes: tuple[int, ...], precision: str, close
     assert gap(rows, expected[0]) < close
     assert gap(velocity, expected[1]) < close
     assert gap(parts.sum(2), sums) < close
+
+
+@pytest.mark.parametrize("relu", [True, False])
+def test_the_way_back_through_a_wide_layer(relu: bool) -> None:
+    torch.manual_seed(6)
+    grad, y, rows = drawn(3, 50, 192), drawn(3, 50, 192), torch.full((3, 500), 9.0, device=CUDA)
+    expected = torch.where(y > 0, grad, 0) if relu else grad
+    assert torch.equal(dense.back(grad, y, relu, torch.bfloat16, rows[:, 100:292]), expected.bfloat16())
+    torch.testing.assert_close(rows[:, 100:292], expected.sum(1), rtol=1e-5, atol=1e-5)
+    assert bool((rows[:, :100] == 9.0).all() & (rows[:, 292:] == 9.0).all())
+
+
+@pytest.mark.parametrize(("batch", "classes"), [(64, 10), (13, 2), (1, 100), (128, 100)])
+def test_mean_cross_entropy(batch: int, classes: int) -> None:
+    torch.manual_seed(7)
+    outputs = (30 * drawn(5, batch, classes)).requires_grad_()
+    targets = torch.randint(classes, (5, batch), device=CUDA)
+    mask = (torch.rand(5, batch, device=CUDA) > 0.3).float()
+    mask[4] = 0  # a row that is done
+    exact = outputs.double()
+    each = F.cross_entropy(exact.flatten(0, 1), targets.flatten(), reduction="none").view_as(mask)
+    expected = (each * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)
+    slope = torch.autograd.grad(expected.sum(), outputs)[0]
+    assert loss.takes(batch, classes)
+    ours, ours_slope = loss.mean_cross_entropy(outputs.detach(), targets, mask)
+    torch.testing.assert_close(ours, expected.float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours_slope, slope, rtol=1e-4, atol=1e-6)
+    spoiled = outputs.detach().clone()
+    spoiled[2, 0, 0] = float("nan")
+    mask[2, 0] = 1
+    assert loss.mean_cross_entropy(spoiled, targets, mask)[0].isnan().flatten().tolist() == [
+        *[False] * 2,
+        True,
+        *[False] * 2,
+    ]
 
 
 @pytest.mark.parametrize("lanes", [0, 4])
