@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import statistics
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from benchmark_scripts import script
 
 from fedgg.errors import UserError
 from fedgg.report.folded import read_folded
 
 HOME = Path(__file__).parents[2]
 ENGINES = (HOME / "docs" / "engines.md").read_text(encoding="utf-8")
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, HOME / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # a dataclass looks its module up there
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_precisions() -> None:

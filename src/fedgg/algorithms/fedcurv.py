@@ -44,13 +44,13 @@ class FedCurv(Algorithm):
         return {"curvature": torch.zeros_like(w), "weighted": torch.zeros_like(w)}
 
     def client_memory(self, w: Tensor) -> Rows:
-        return {**self.server_memory(w), "round": torch.zeros_like(w[:, :1])}
+        return {**self.server_memory(w), "until": torch.zeros_like(w[:, :1])}
 
     def send_down(self, w: Tensor, hub: Hub) -> Rows:
-        return {**hub.memory, "round": torch.full_like(w[:, :1], hub.round)}
+        return hub.memory
 
     def begin(self, w: Tensor, site: Site) -> Rows:
-        inside = site.memory["round"] == site.down["round"]
+        inside = site.memory["until"] == site.round
         others = {
             name: site.down[name] - torch.where(inside, site.memory[name], 0) for name in ("curvature", "weighted")
         }
@@ -65,7 +65,7 @@ class FedCurv(Algorithm):
         up, _ = super().finish(w, site)
         fisher = site.probe.fisher(w)
         own = {"curvature": fisher, "weighted": fisher * w}
-        return up | own, own | {"round": site.down["round"] + 1}
+        return up | own, own | {"until": site.round + 1}
 
     def readings(self, w: Tensor, site: Site) -> Rows:
         """How far the client went, and the length of the penalty's gradient where it ended."""

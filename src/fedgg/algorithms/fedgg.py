@@ -47,6 +47,7 @@ class FedGG(Algorithm):
     push: Number = setting(
         0.3, "length of the two pushes: what they move a client over the round, momentum included", "ours"
     )
+    push_decay: Number = setting(1.0, "factor on the push after every round", "ours: 1, a push that stays")
     scope: Literal["model", "layer"] = setting("model", "one cosine for the model, or one for each layer", "Eq. 5")
     direction: Literal["received", "sent"] = setting(
         "received",
@@ -107,7 +108,7 @@ class FedGG(Algorithm):
         if self.first_step == "skip":
             return torch.zeros_like(site.lr)
         # A gradient of length 1 at the first step moves a client by lr / (1 - b) until momentum has died away.
-        pull = self.push * (1 - site.momentum) / site.lr
+        pull = self.push * self.push_decay**site.round * (1 - site.momentum) / site.lr
         return pull * site.notes["reach"] if self.first_step == "relative_push" else pull
 
     def _inner(self, a: str, b: str, site: Site) -> Tensor:

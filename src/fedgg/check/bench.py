@@ -82,6 +82,7 @@ def train_rows(
         buffers={},
         examples=torch.tensor([[float(len(client.x))] for client in chosen], dtype=w.dtype),
         steps=steps[order],
+        round=torch.full_like(w[:, :1], standing.rounds_done),
         dropout=[],
         probe=Probe(net, {}, lambda row: [(chosen[row].x, chosen[row].y)]),
     )

@@ -57,6 +57,7 @@ class Site:
     lr: Tensor  # [K, 1]
     momentum: Tensor  # [K, 1]
     examples: Tensor  # [K, 1]
+    round: Tensor  # [K, 1] rounds played before this one
     step: Tensor  # [K, 1] local steps done so far
     w: Tensor  # [K, P] where the client stands
     last_step: Tensor | None  # [K, P] w - (w before the last local step); None where an engine keeps its sums only

@@ -82,6 +82,7 @@ class Stacked:
             buffers=stack([first.buffers for _ in rows]),
             examples=_column([jobs[row.job].data.examples(row.client) for row in rows], first.w),
             steps=_column([row.steps for row in rows], first.w),
+            round=_column([jobs[row.job].round for row in rows], first.w),
             dropout=[(jobs[row.job].seed, jobs[row.job].round, row.client) for row in rows],
             probe=_probe(jobs, rows),
             many=program,

@@ -57,7 +57,7 @@ def test_the_contrast_by_hand() -> None:
     net.head = head_of(net, torch.ones(2, 2).double())
     w, received, previous = (torch.tensor([[*first, 0.0, 0.0, 0.0, 0.0]]).double() for first in IDENTITY_AND_HALVES)
     one = torch.ones(1, 1).double()
-    start = LocalStart(received, {}, {"previous": previous}, {}, one, one, [])
+    start = LocalStart(received, {}, {"previous": previous}, {}, one, one, one, [])
     kind = MOON(mu=2.0, temperature=0.5)
     _, site = open_round(kind, net, SGD.of(0.1, 0.0, 0.0, w), start)
     batch = Batch(torch.tensor([[[3.0, 4.0], [9.0, 9.0]]]).double(), torch.zeros(1, 2).long(), torch.tensor([[1.0, 0]]))
@@ -198,7 +198,7 @@ def test_a_step_makes_the_forward_passes_it_says() -> None:
     batch = Batch(x[None], y[None], torch.ones(1, len(y)))
 
     def products(kind: Algorithm) -> int:
-        start = LocalStart(w, {}, {"previous": w}, {}, one, one, [])
+        start = LocalStart(w, {}, {"previous": w}, {}, one, one, one, [])
         _, site = open_round(kind, federation.net, SGD.of(0.1, 0.0, 0.0, w), start)
         with CountedProducts() as counted:
             kind.loss(w, batch, site)

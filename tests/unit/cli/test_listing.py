@@ -38,8 +38,8 @@ def test_what_travels_and_what_is_kept() -> None:
     assert price(FedDyn()) == Price((), (), ("moved",), ("moved",), 1, 1)
     assert price(FedCL()) == Price(("fisher",), (), (), (), 1.5, 1)
     assert price(MOON()) == Price((), (), ("previous",), (), 1, 1 + 2 / 3)
-    numbered = ("curvature", "round (number)", "weighted")
-    assert price(FedCurv()) == Price(numbered, pair, numbered, pair, 3, 1.2)
+    kept = ("curvature", "until (number)", "weighted")
+    assert price(FedCurv()) == Price(pair, pair, kept, pair, 3, 1.2)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -74,6 +74,7 @@ def start_of(algorithm: Algorithm, w: Tensor, steps: list[int]) -> LocalStart:
         buffers={},
         examples=torch.full((count, 1), 6.0).double(),
         steps=torch.tensor([[float(s)] for s in steps]).double(),
+        round=torch.full((count, 1), 3.0).double(),
         dropout=[],
     )
 
