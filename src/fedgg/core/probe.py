@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from fedgg.core.net import Net, mean_loss
 from fedgg.core.rows import Rows
+from fedgg.core.squares import examples_at_once, layers_of, sums_of_squares
 
 Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]
 AT_ONCE = 1 << 24  # numbers in the gradients of single examples that are held together
@@ -48,21 +50,37 @@ class Probe:
     def fisher(self, w: Tensor) -> Tensor:
         """Diagonal of the empirical Fisher information, `[K, P]`: mean square of each example's gradient."""
         self.net.set_mode(False)
-        buffers = {name: rows[0] for name, rows in self.buffers.items()}
-        few = max(AT_ONCE // w.shape[1], 1)
-
-        def loss(row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            outputs = self.net.call(self.net.layout.unflatten(row), buffers, x[None])
-            return self.net.criterion(outputs, y[None]).sum()
-
-        each = vmap(grad(loss), in_dims=(None, 0, 0))
+        layers = layers_of(self.net.module, self.net.layout)
 
         def chunk(row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            parts = zip(x.split(few), y.split(few), strict=True)
-            squares = [each(row[0].detach(), *part).square().sum(0, keepdim=True) for part in parts]
-            return torch.stack(squares).sum(0) / len(x)
+            found = None if layers is None else self._squares_together(layers, row, x, y)
+            return (self._squares_apart(row, x, y) if found is None else found) / len(x)
 
         return self._means(chunk, w)
+
+    def _squares_together(self, layers: dict[str, nn.Module], row: Tensor, x: Tensor, y: Tensor) -> Tensor | None:
+        """Sum of squared gradients over examples, where layers are simple enough."""
+        few = examples_at_once(layers, x, 8 * AT_ONCE if x.is_cuda else AT_ONCE)
+        total = torch.zeros_like(row)
+        for some, targets in zip(x.split(few), y.split(few), strict=True):
+            with torch.enable_grad():
+                losses = partial(self._losses, row[0].detach().requires_grad_(), some, targets)
+                squares = sums_of_squares(layers, losses, self.net.layout, row)
+            if squares is None:
+                return None
+            total = total + squares
+        return total
+
+    def _squares_apart(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The same for any model, from the gradient of each example by itself."""
+        few = max(AT_ONCE // row.shape[1], 1)
+        each = vmap(grad(lambda row, x, y: self._losses(row, x[None], y[None]).sum()), in_dims=(None, 0, 0))
+        parts = zip(x.split(few), y.split(few), strict=True)
+        return torch.stack([each(row[0].detach(), *part).square().sum(0, keepdim=True) for part in parts]).sum(0)
+
+    def _losses(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        buffers = {name: rows[0] for name, rows in self.buffers.items()}
+        return self.net.criterion(self.net.call(self.net.layout.unflatten(row), buffers, x), y)
 
     def _loss(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
         outputs = self.net.bind(self.buffers, train=False)(row, x[None])
