@@ -44,7 +44,7 @@ _ITEMS = (
     Item("scaffold", "Ours: SCAFFOLD under momentum", "study", (0.1,), ("cifar10",), "scaffold-modes", True),
     Item(
         "scaffold-small",
-        "Ours: SCAFFOLD where no client holds less than 500 images",
+        "Ours: SCAFFOLD without very small clients",
         "study",
         (0.1,),
         ("cifar10",),
