@@ -19,7 +19,7 @@ HOME = Path(__file__).parent.parent
 PAGE = HOME / "docs" / "numbers.md"
 RESULTS = HOME / "results" / "paper"
 PLAN = Plan(tuple(ITEMS.values()), tuple(DATASETS), (0, 1, 2), readings=("text", "epsilon"))
-_BLOCK = re.compile(r"<!-- (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+_BLOCK = re.compile(r"<!-- ((?!end)[\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def made() -> list[Made]:

@@ -15,7 +15,25 @@ from fedgg.errors import UserError
 from fedgg.version import VERSION
 
 if TYPE_CHECKING:
-    from fedgg.algorithms import SCAFFOLD, FedAvg, FedAvgM, FedGG, FedProx, FedSGD
+    from fedgg.algorithms import (
+        MOON,
+        SCAFFOLD,
+        FedACG,
+        FedAdagrad,
+        FedAdam,
+        FedAvg,
+        FedAvgM,
+        FedCL,
+        FedCM,
+        FedCurv,
+        FedDyn,
+        FedExP,
+        FedGG,
+        FedNova,
+        FedProx,
+        FedSGD,
+        FedYogi,
+    )
     from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
     from fedgg.core.plan import Work
     from fedgg.core.rows import Rows, dot, length
@@ -24,7 +42,6 @@ if TYPE_CHECKING:
     from fedgg.lab.study import Study, run_study
 
 _HOMES = {
-    "fedgg.algorithms": ("SCAFFOLD", "FedAvg", "FedAvgM", "FedGG", "FedProx", "FedSGD"),
     "fedgg.core.algorithm": ("Algorithm", "Batch", "Hub", "Number", "Site", "setting"),
     "fedgg.core.plan": ("Work",),
     "fedgg.core.rows": ("Rows", "dot", "length"),
@@ -33,7 +50,6 @@ _HOMES = {
     "fedgg.lab.study": ("Study", "run_study"),
 }
 __version__ = VERSION
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
@@ -47,15 +63,26 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "MOON",
     "SCAFFOLD",
     "Algorithm",
     "Batch",
     "Experiment",
+    "FedACG",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedCL",
+    "FedCM",
+    "FedCurv",
+    "FedDyn",
+    "FedExP",
     "FedGG",
+    "FedNova",
     "FedProx",
     "FedSGD",
+    "FedYogi",
     "Hub",
     "Number",
     "Rows",
@@ -72,3 +99,6 @@ __all__ = [
     "run_study",
     "setting",
 ]
+
+# Everything that has no other home is an algorithm.
+_HOME_OF = dict.fromkeys(__all__, "fedgg.algorithms") | {name: home for home, names in _HOMES.items() for name in names}

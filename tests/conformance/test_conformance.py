@@ -15,7 +15,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgg.algorithms import ALGORITHMS, SCAFFOLD, FedAvg, FedAvgM, FedGG, FedProx, FedSGD
+from fedgg.algorithms import (
+    ALGORITHMS,
+    MOON,
+    SCAFFOLD,
+    FedACG,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedCL,
+    FedCM,
+    FedCurv,
+    FedDyn,
+    FedExP,
+    FedGG,
+    FedNova,
+    FedProx,
+    FedSGD,
+    FedYogi,
+)
 from fedgg.check import PROPERTIES, Broken, Skipped
 from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
 from fedgg.core.rows import Rows, length
@@ -32,11 +51,24 @@ SETTINGS: dict[str, Algorithm] = {
     "fedavgm slow server": FedAvgM(momentum=0.5, server_lr=0.5),
     "fedprox": FedProx(),
     "fedprox strong": FedProx(mu=1.0),
+    "fednova": FedNova(),
+    "fedadagrad": FedAdagrad(),
+    "fedadam": FedAdam(),
+    "fedyogi": FedYogi(),
+    "fedcm": FedCM(),
+    "fedexp": FedExP(),
+    "fedacg": FedACG(),
+    "feddyn": FedDyn(),
+    "feddyn strong uniform": FedDyn(alpha=1.0, mean="uniform"),
     **{
         f"scaffold {correction} {mean}": SCAFFOLD(correction=correction, variate_mean=mean)
         for correction in ("plain", "exact", "after")
         for mean in ("share", "uniform")
     },
+    "fedcl": FedCL(),
+    "fedcurv": FedCurv(),
+    "moon": MOON(),
+    "moon strong": MOON(mu=10.0, temperature=0.2),
     "fedgg": FedGG(),
     "fedgg strong": FedGG(mu=1.0),
     "fedgg fixed": FedGG(weight="fixed", lam=1e-3),
@@ -154,6 +186,14 @@ class InPlaceBatch(Algorithm):
     def loss(self, w: Tensor, batch: Batch, site: Site) -> Tensor:
         batch.x.add_(0.1)
         return super().loss(w, batch, site)
+
+
+@dataclass(frozen=True)
+class InPlaceBroadcast(Algorithm):
+    """Moves the server's model where a copy was to travel."""
+
+    def broadcast(self, w: Tensor, hub: Hub) -> Tensor:
+        return w.add_(0.1)
 
 
 @dataclass(frozen=True)
@@ -347,6 +387,7 @@ CAUGHT: list[tuple[type[Algorithm], str]] = [
     (InPlaceMemory, ALWAYS),
     (InPlaceUp, ALWAYS),
     (InPlaceBatch, ALWAYS),
+    (InPlaceBroadcast, ALWAYS),
     (InPlaceServerMemory, ALWAYS),
     (MixesGradients, ALONE),
     (MixesLengths, ALONE),

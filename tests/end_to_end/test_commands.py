@@ -127,7 +127,9 @@ def test_sweep() -> None:
 
 def test_list_names_everything() -> None:
     text = fedgg_("list")
-    for word in ("fedsgd", "fedavg", "fedavgm", "fedprox", "scaffold", "fedgg", "mlp", "vgg16", "cifar10", "shards"):
+    from fedgg.algorithms import ALGORITHMS
+
+    for word in (*ALGORITHMS, "mlp", "vgg16", "cifar10", "shards", "when to use it", "bytes", "work"):
         assert word in text
 
 

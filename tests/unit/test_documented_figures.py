@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import statistics
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from benchmark_scripts import script
 
 from fedgg.errors import UserError
 from fedgg.report.folded import read_folded
 
 HOME = Path(__file__).parents[2]
 ENGINES = (HOME / "docs" / "engines.md").read_text(encoding="utf-8")
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, HOME / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # a dataclass looks its module up there
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_precisions() -> None:
@@ -61,10 +49,32 @@ def test_vgg_beside_an_eager_loop() -> None:
 
 def test_steps_beside_fedavg_on_the_gpu() -> None:
     record = json.loads((HOME / "results" / "step-cost-gpu.json").read_text(encoding="utf-8"))
-    for model, engine in itertools.product(("cnn", "mlp"), ("stacked", "streams")):
+    names = {"cnn": "CNN", "mlp": "MLP", "small": "MLP of 4,810", "vgg16": "VGG-16"}
+    for model, engine in (*itertools.product(("cnn", "mlp", "small"), ("stacked", "streams")), ("vgg16", "streams")):
         lines = [line for line in record["measured"] if (line["model"], line["engine"]) == (model, engine)]
         ratios = [f"{line['to_fedavg']:.2f}" for line in lines if line["algorithm"] != "FedAvg"]
-        assert f"| {model.upper()}, `{engine}` | {' | '.join(ratios)} |" in ENGINES
+        assert f"| {names[model]}, `{engine}` | {' | '.join(ratios)} |" in ENGINES
+    assert record["conditions"]["code"]["commit"] in ENGINES
+
+
+def test_a_round_on_the_gpu() -> None:
+    record = json.loads((HOME / "results" / "bench-gpu.json").read_text(encoding="utf-8"))
+    seen = {entry["name"]: statistics.median(entry["round_seconds"]) for entry in record["contenders"]}
+    stacked, streams, tight, loop = (
+        f"{seen[name]:.2f} s" for name in ("fedgg-stacked", "fedgg-streams", "tight-2", "fedgg-loop")
+    )
+    assert f"`stacked` {stacked}, `streams` {streams}, a tight loop {tight}, our `loop` {loop}" in " ".join(
+        ENGINES.split()
+    )
+
+
+def test_the_first_rounds_of_vgg() -> None:
+    (tf32,) = read_folded(HOME / "results" / "vgg-start-tf32.json")
+    (bf16,) = read_folded(HOME / "results" / "paper" / "cifar100.json")
+    others = read_folded(HOME / "results" / "vgg-start-bf16.json")
+    ends = [f"{100 * record.accuracy()[1][15]:.1f}%" for record in (tf32, bf16, *others)]
+    text = " ".join(ENGINES.split())
+    assert "{} in tf32 and {} in bf16 for seed 0, {} and {} in bf16 for seeds 1 and 2".format(*ends) in text
 
 
 def test_seconds_beside_other_frameworks() -> None:

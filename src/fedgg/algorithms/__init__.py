@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from fedgg.algorithms.fedacg import FedACG
 from fedgg.algorithms.fedavg import FedAvg
 from fedgg.algorithms.fedavgm import FedAvgM
+from fedgg.algorithms.fedcl import FedCL
+from fedgg.algorithms.fedcm import FedCM
+from fedgg.algorithms.fedcurv import FedCurv
+from fedgg.algorithms.feddyn import FedDyn
+from fedgg.algorithms.fedexp import FedExP
 from fedgg.algorithms.fedgg import FedGG
+from fedgg.algorithms.fednova import FedNova
+from fedgg.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedgg.algorithms.fedprox import FedProx
 from fedgg.algorithms.fedsgd import FedSGD
+from fedgg.algorithms.moon import MOON
 from fedgg.algorithms.scaffold import SCAFFOLD
 from fedgg.core.algorithm import Algorithm
 
@@ -15,8 +24,38 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedavg": FedAvg,
     "fedavgm": FedAvgM,
     "fedprox": FedProx,
+    "fednova": FedNova,
+    "fedadagrad": FedAdagrad,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "fedcm": FedCM,
+    "fedexp": FedExP,
+    "fedacg": FedACG,
+    "feddyn": FedDyn,
     "scaffold": SCAFFOLD,
+    "fedcl": FedCL,
+    "fedcurv": FedCurv,
+    "moon": MOON,
     "fedgg": FedGG,
 }
 
-__all__ = ["ALGORITHMS", "SCAFFOLD", "FedAvg", "FedAvgM", "FedGG", "FedProx", "FedSGD"]
+__all__ = [
+    "ALGORITHMS",
+    "MOON",
+    "SCAFFOLD",
+    "FedACG",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgM",
+    "FedCL",
+    "FedCM",
+    "FedCurv",
+    "FedDyn",
+    "FedExP",
+    "FedGG",
+    "FedNova",
+    "FedProx",
+    "FedSGD",
+    "FedYogi",
+]

@@ -1,6 +1,6 @@
 """FedAvgM: Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution, 2019.
 
-The server treats the average update as a gradient and gives it momentum:
+The server treats the average update as a gradient and gives it momentum; clients count by their examples:
 
     v <- beta v + delta
     w <- w + lr v
@@ -9,17 +9,20 @@ The server treats the average update as a gradient and gives it momentum:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Hub, Number, setting
-from fedgg.core.rows import Rows
+from fedgg.core.rows import Rows, weighted_sum
 
 
 @dataclass(frozen=True)
 class FedAvgM(Algorithm):
     """Differs from FedAvg: the server's step has momentum. Neutral at momentum 0, server_lr 1."""
+
+    when: ClassVar[str] = "few clients a round, so that updates jump from round to round; nothing more travels"
 
     momentum: Number = setting(0.9, "server momentum beta", "Hsu et al. 2019, Sec. 4.3: the setting shown throughout")
     server_lr: Number = setting(1.0, "server learning rate", "Hsu et al. 2019: 1")
@@ -31,6 +34,6 @@ class FedAvgM(Algorithm):
         return {"velocity": torch.zeros_like(w)}
 
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
-        delta = torch.sum(share * up["delta"], dim=0, keepdim=True)
+        delta = weighted_sum(share, up["delta"])
         velocity = self.momentum * hub.memory["velocity"] + delta
         return w + self.server_lr * velocity, {"velocity": velocity}

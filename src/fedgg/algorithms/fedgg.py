@@ -8,13 +8,14 @@ With u = w_i - w^r, g the last global update, hats for unit vectors and c = <g^,
     grad L_sup - (lambda / |u|) (g^ - c u^)
 
 so that under the adaptive weight |u| cancels, and nothing divides by a small number. Where the paper contradicts itself
-or stays silent, each reading has a name; docs/readings.md says what each does.
+or stays silent, each reading has a name; docs/readings.md says what each does. Clients count by their examples, as in
+the paper; at rest the last global update is zero, and the fixed point is FedAvg's.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ EPSILON = 1e-8  # the floor under both lengths in torch.nn.functional.cosine_sim
 @dataclass(frozen=True)
 class FedGG(Algorithm):
     """Differs from FedAvg: the gradient turns a client's drift towards the last global update. Neutral at mu 0."""
+
+    when: ClassVar[str] = "labels are skewed and traffic is dear: clients keep a model, nothing more travels"
 
     mu: Number = setting(0.01, "factor of the adaptive weight (Eq. 10)", "paper, Sec. 4.2: best of 0.001 to 1")
     lam: Number = setting(5e-8, "the fixed weight lambda, used when weight is fixed", "paper, Sec. 4.4: the best")
@@ -44,6 +47,7 @@ class FedGG(Algorithm):
     push: Number = setting(
         0.3, "length of the two pushes: what they move a client over the round, momentum included", "ours"
     )
+    push_decay: Number = setting(1.0, "factor on the push after every round", "ours: 1, a push that stays")
     scope: Literal["model", "layer"] = setting("model", "one cosine for the model, or one for each layer", "Eq. 5")
     direction: Literal["received", "sent"] = setting(
         "received",
@@ -104,7 +108,7 @@ class FedGG(Algorithm):
         if self.first_step == "skip":
             return torch.zeros_like(site.lr)
         # A gradient of length 1 at the first step moves a client by lr / (1 - b) until momentum has died away.
-        pull = self.push * (1 - site.momentum) / site.lr
+        pull = self.push * self.push_decay**site.round * (1 - site.momentum) / site.lr
         return pull * site.notes["reach"] if self.first_step == "relative_push" else pull
 
     def _inner(self, a: str, b: str, site: Site) -> Tensor:

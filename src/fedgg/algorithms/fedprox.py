@@ -1,11 +1,15 @@
 """FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Eq. 2.
 
-min_w  L_i(w) + (mu / 2) |w - w^r|^2
+    min_w  L_i(w) + (mu / 2) |w - w^r|^2
+
+Clients count by their examples. (The paper draws them in proportion to their examples and averages equally, which is
+the same on average.)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from fedgg.core.algorithm import Algorithm, Number, Site, setting
 
@@ -13,6 +17,8 @@ from fedgg.core.algorithm import Algorithm, Number, Site, setting
 @dataclass(frozen=True)
 class FedProx(Algorithm):
     """Differs from FedAvg: the gradient is pulled back to the global model. Neutral at mu 0."""
+
+    when: ClassVar[str] = "long local training carries clients far away; a large mu slows everybody down"
 
     mu: Number = setting(0.01, "weight of the proximal term", "the FedGG paper's setting; Li et al. tried 0.001 to 1")
 

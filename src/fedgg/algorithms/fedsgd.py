@@ -6,6 +6,7 @@ w^{r+1} = w^r - lr sum_i (n_i / n) grad L_i(w^r)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.plan import Work
@@ -14,6 +15,8 @@ from fedgg.core.plan import Work
 @dataclass(frozen=True)
 class FedSGD(Algorithm):
     """Differs from FedAvg: one local step on all of a client's examples. Its learning rate is then the server's."""
+
+    when: ClassVar[str] = "as the yardstick without drift: it needs far more rounds"
 
     def work(self, work: Work) -> Work:
         return Work(epochs=1, batch=None)

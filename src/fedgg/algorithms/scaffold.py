@@ -19,18 +19,20 @@ their examples, as the models are; `uniform` counts every client the same, as th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Hub, Number, Site, setting
-from fedgg.core.rows import Rows
+from fedgg.core.algorithm import Algorithm, Hub, Number, Site, Weighing, setting
+from fedgg.core.rows import Rows, weighted_sum
 
 
 @dataclass(frozen=True)
 class SCAFFOLD(Algorithm):
     """Differs from FedAvg: client and server keep a variate (an estimated gradient); local steps add c - c_i."""
+
+    when: ClassVar[str] = "the same clients come back often and may keep a model; traffic doubles"
 
     correction: Literal["plain", "exact", "after"] = setting(
         "exact", "how the correction meets local momentum", "measured: docs/decisions/0003-scaffold-default.md"
@@ -38,6 +40,9 @@ class SCAFFOLD(Algorithm):
     variate_mean: Literal["share", "uniform"] = setting(
         "share", "the mean behind the server's variate", "the same weights as the models' mean; the paper: uniform"
     )
+
+    def solves(self) -> Weighing:
+        return "examples" if self.variate_mean == "share" else "clients"
 
     def server_memory(self, w: Tensor) -> Rows:
         return {"variate": torch.zeros_like(w)}
@@ -65,6 +70,6 @@ class SCAFFOLD(Algorithm):
 
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
         w, memory = super().aggregate(w, up, share, hub)
-        weights = share * hub.coverage if self.variate_mean == "share" else 1 / hub.clients
-        change = torch.sum(weights * up["variate_change"], dim=0, keepdim=True)
+        weights = share * hub.coverage if self.variate_mean == "share" else torch.full_like(share, 1 / hub.clients)
+        change = weighted_sum(weights, up["variate_change"])
         return w, {"variate": memory["variate"] + change}

@@ -12,6 +12,8 @@ from fedgg.core.algorithm import Algorithm, Batch, Hub
 from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.net import Net
 from fedgg.core.plan import Work
+from fedgg.core.probe import Probe
+from fedgg.core.representation import head_of
 from fedgg.core.rows import Rows, each_row, split, stack
 from fedgg.core.seeds import torch_stream
 from fedgg.core.sgd import SGD
@@ -21,7 +23,9 @@ FEATURES, HIDDEN, CLASSES, BATCH = 4, 5, 3, 6
 
 def small_net() -> Net:
     with torch_stream(0, "check net"):
-        return Net(nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES)).double())
+        net = Net(nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES)).double())
+    net.head = head_of(net, torch.zeros(2, FEATURES, dtype=torch.float64))
+    return net
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +55,7 @@ class Standing:
     w: Tensor  # [1, P]
     server: Rows
     clients: list[Rows]
+    rounds_done: int = 0
 
     @classmethod
     def at_start(cls, algorithm: Algorithm, net: Net, clients: int) -> Standing:
@@ -66,16 +71,20 @@ def train_rows(
     order = steps[:, 0].argsort(descending=True, stable=True)
     back = order.argsort()
     chosen = [clients[rows[int(position)]] for position in order]
-    w = standing.w.expand(len(rows), -1)
-    down = algorithm.send_down(standing.w, _hub(standing, clients))
+    hub = hub_of(standing, net, clients)
+    # A setting that is a column makes a server's row for each client, in the order asked.
+    w = algorithm.broadcast(standing.w, hub).expand(len(rows), -1)[order]
+    down = algorithm.send_down(standing.w, hub)
     start = LocalStart(
         w=w,
-        down={name: tensor.expand(len(rows), *tensor.shape[1:]) for name, tensor in down.items()},
+        down={name: tensor.expand(len(rows), *tensor.shape[1:])[order] for name, tensor in down.items()},
         memory=stack([standing.clients[rows[int(position)]] for position in order]),
         buffers={},
         examples=torch.tensor([[float(len(client.x))] for client in chosen], dtype=w.dtype),
         steps=steps[order],
+        round=torch.full_like(w[:, :1], standing.rounds_done),
         dropout=[],
+        probe=Probe(net, {}, lambda row: [(chosen[row].x, chosen[row].y)]),
     )
     ordered = each_row(algorithm, order)
     return each_row(local_round(ordered, net, SGD.of(0.1, momentum, 0.01, w), start, _padded(chosen, work)), back)
@@ -87,12 +96,16 @@ def play(
     """A whole round with everybody."""
     end = train_rows(algorithm, net, standing, clients, range(len(clients)), momentum)
     counts = torch.tensor([[float(len(client.x))] for client in clients], dtype=standing.w.dtype)
-    w, server = algorithm.aggregate(standing.w, end.up, counts / counts.sum(), _hub(standing, clients))
-    return Standing(w, server, split(end.memory, len(clients)) if end.memory else standing.clients), end
+    w, server = algorithm.aggregate(standing.w, end.up, counts / counts.sum(), hub_of(standing, net, clients))
+    memories = split(end.memory, len(clients)) if end.memory else standing.clients
+    return Standing(w, server, memories, standing.rounds_done + 1), end
 
 
-def _hub(standing: Standing, clients: Sequence[Client]) -> Hub:
-    return Hub(standing.server, len(clients), 1.0, 0)
+def hub_of(standing: Standing, net: Net, clients: Sequence[Client]) -> Hub:
+    """What the server may read."""
+    own = Client.draw(len(clients), 8)
+    probe = Probe(net, {}, lambda row: [(own.x, own.y)])
+    return Hub(standing.server, len(clients), 1.0, standing.rounds_done, probe)
 
 
 def _padded(clients: Sequence[Client], work: Work) -> list[Batch]:

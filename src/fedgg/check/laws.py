@@ -17,7 +17,7 @@ from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Rows
 
 ROUNDING = 1e-12  # float64, a handful of steps, another order of summation
-HOOKS = ("send_down", "begin", "loss", "terms", "steer", "nudge", "finish", "readings", "aggregate")
+HOOKS = ("broadcast", "send_down", "begin", "loss", "terms", "steer", "nudge", "finish", "readings", "aggregate")
 
 
 def _clients() -> list[Client]:

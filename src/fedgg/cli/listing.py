@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from rich.markup import escape
 
 from fedgg.cli.screen import print_table, progress, say
 from fedgg.report.tables import Table
+
+if TYPE_CHECKING:
+    from fedgg.core.algorithm import Algorithm
 
 
 def list_parts() -> None:
@@ -27,8 +31,9 @@ def list_parts() -> None:
     print_table(
         Table("an experiment: TOML keys, or --set KEY=VALUE", ("key", "default", "meaning"), settings), numbers=False
     )
-    algorithms = tuple((name, _first_line(kind)) for name, kind in ALGORITHMS.items())
-    print_table(Table("algorithms", ("name", "what it is"), algorithms), numbers=False)
+    algorithms = tuple((name, _difference(kind), kind.when) for name, kind in ALGORITHMS.items())
+    print_table(Table("algorithms", ("name", "differs from FedAvg", "when to use it"), algorithms), numbers=False)
+    print_table(_prices(ALGORITHMS), numbers=False)
     for name, kind in ALGORITHMS.items():
         own = tuple(
             (f.name, str(f.default), f"{f.metadata['about']} (default: {f.metadata['origin']})") for f in fields(kind)
@@ -41,6 +46,38 @@ def list_parts() -> None:
         print_table(Table(title, ("name", "what it is"), rows), numbers=False)
 
 
+def _prices(algorithms: dict[str, type[Algorithm]]) -> Table:
+    """What each sends, keeps and computes, seen by letting it play two rounds."""
+    from fedgg.check.price import EPOCHS, price
+
+    found = {name: price(kind()) for name, kind in algorithms.items()}
+    rows = tuple((name, p.sent, p.kept, f"{p.bytes:g}", f"{p.arithmetic:.3g}") for name, p in found.items())
+    looking = ", ".join(name for name, kind in algorithms.items() if kind.needs_proxy)
+    equal = ", ".join(f"{name}:{key}" for name, key in _counting_clients_equally(algorithms))
+    notes = (
+        "Each is as long as the model but for what is marked as a number.",
+        "bytes: a round's, in times FedAvg's, which are two models a client: 8 bytes a parameter in fp32.",
+        f"work: arithmetic for each example trained on, in times FedAvg's, with {EPOCHS} local epochs.",
+        f"{looking}: the server also takes the gradient of each of its own examples (data.proxy), once a round.",
+        f"Clients count by their examples; each the same with {equal}.",
+    )
+    columns = ("name", "sent besides model and update", "kept besides the server's model", "bytes", "work")
+    return Table("what they cost", columns, rows, notes)
+
+
+def _counting_clients_equally(algorithms: dict[str, type[Algorithm]]) -> Iterator[tuple[str, str]]:
+    """The settings under which an algorithm solves the problem in which every client is the same."""
+    for name, kind in algorithms.items():
+        for own, type_ in get_type_hints(kind).items():
+            for value in get_args(type_) if get_origin(type_) is Literal else ():
+                if kind(**{own: value}).solves() == "clients":
+                    yield name, f"{own}={value}"
+
+
+def _difference(kind: type[Algorithm]) -> str:
+    return _first_line(kind).removeprefix("Differs from FedAvg: ")
+
+
 def _wrappers() -> Table:
     from fedgg.lab.sections import Attack, Privacy, Robust
 
@@ -51,6 +88,15 @@ def _wrappers() -> Table:
 
 def _first_line(thing: object) -> str:
     return next(iter((thing.__doc__ or "").splitlines()), "")
+
+
+def _when(kind: type) -> str:
+    """The second paragraph of an algorithm's docstring."""
+    return " ".join((kind.__doc__ or "").partition("\n\n")[2].split())
+
+
+def _joined(names: tuple[str, ...]) -> str:
+    return ", ".join(names) or "-"
 
 
 def check(

@@ -23,7 +23,7 @@ def reproduce(
     items: Annotated[
         list[str] | None,
         typer.Argument(
-            help="table1 to table4, fig1 to fig3, or all of them; readings, inner, scaffold, or ours for all three."
+            help="table1 to table4, fig1 to fig3, or all; readings, inner, scaffold, scaffold-small, or ours for these."
         ),
     ] = None,
     show_list: Annotated[

@@ -12,22 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from fedgg.core.net import Forward
 from fedgg.core.plan import Work
 from fedgg.core.probe import Probe
-from fedgg.core.rows import Rows, dot
+from fedgg.core.rows import Rows, dot, weighted_sum
 
 Number = float | Tensor  # a hyper-parameter: one value, or one for each row [K, 1]
+Weighing = Literal["examples", "clients"]  # how clients count in the problem that is solved
 
 
-def setting(default: Any, about: str, origin: str) -> Any:
-    """A hyper-parameter with its meaning and where its default comes from (shown by `fedgg list`)."""
-    return field(default=default, metadata={"about": about, "origin": origin})
+def setting(default: Any, about: str, origin: str, *, positive: bool = False) -> Any:
+    """A hyper-parameter with its meaning and where its default comes from (shown by `fedgg list`).
+
+    `positive`: zero is refused, because something is divided by it.
+    """
+    return field(default=default, metadata={"about": about, "origin": origin, "positive": positive})
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Site:
     """What a client may read."""
 
     net: Forward
-    probe: Probe | None  # present where a single client is looked at
+    probe: Probe | None  # measurements on the client's own data; every engine brings one
     down: Rows  # received with the model
     memory: Rows  # kept between rounds
     notes: Rows  # kept during this round: what `begin` returned
@@ -54,6 +57,7 @@ class Site:
     lr: Tensor  # [K, 1]
     momentum: Tensor  # [K, 1]
     examples: Tensor  # [K, 1]
+    round: Tensor  # [K, 1] rounds played before this one
     step: Tensor  # [K, 1] local steps done so far
     w: Tensor  # [K, P] where the client stands
     last_step: Tensor | None  # [K, P] w - (w before the last local step); None where an engine keeps its sums only
@@ -95,15 +99,28 @@ class Hub:
     clients: int  # how many there are, in this round's cohort or not
     coverage: float  # share of all examples that this round's cohort holds
     round: int
+    probe: Probe | None = None  # measurements on the server's own examples (`data.proxy`), where it has any
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """FedAvg, to be read as the list of places in which an algorithm may differ from it. `w` is `[K, P]` throughout."""
 
+    # Said once for all instances and shown by `fedgg list`, with what `check.price` finds out by itself.
+    when: ClassVar[str] = ""  # to use it, in one line
+    # Forward passes beside FedAvg's, an example; a backward pass counts as two. In every step, and once a round.
+    step_passes: ClassVar[float] = 0.0
+    look_passes: ClassVar[float] = 0.0
+    needs_representation: ClassVar[bool] = False  # of the model: see `core.representation`
+    needs_proxy: ClassVar[bool] = False  # examples at the server: `data.proxy`
+
     def neutral(self) -> Algorithm | None:
         """The same algorithm set so that it is FedAvg, bit for bit, where it has such a setting."""
         return None
+
+    def solves(self) -> Weighing:
+        """Which sum of the clients' losses it makes small: weighted by their `examples`, or all `clients` the same."""
+        return "examples"
 
     def work(self, work: Work) -> Work:
         """Epochs and batch size of a client in a round."""
@@ -116,6 +133,10 @@ class Algorithm:
     def client_memory(self, w: Tensor) -> Rows:
         """What a client keeps between rounds, when the server meets it for the first time."""
         return {}
+
+    def broadcast(self, w: Tensor, hub: Hub) -> Tensor:
+        """The model that travels to every client and is their anchor, `[1, P]`; the server's own stays as it is."""
+        return w
 
     def send_down(self, w: Tensor, hub: Hub) -> Rows:
         """What travels to every client besides the model."""
@@ -156,4 +177,9 @@ class Algorithm:
 
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
         """The next global model `[1, P]` and the server's memory; `share` `[K, 1]` sums to one."""
-        return w + torch.sum(share * up["delta"], dim=0, keepdim=True), hub.memory
+        return w + weighted_sum(share, up["delta"]), hub.memory
+
+
+def arithmetic_beside_fedavg(algorithm: Algorithm | type[Algorithm], epochs: int) -> float:
+    """How many times FedAvg's: a step is a forward and a backward pass, which is as much as three forward passes."""
+    return 1 + (algorithm.step_passes + algorithm.look_passes / epochs) / 3

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from fedgg.core.rows import Rows
+from fedgg.core.rows import Rows, weighted_sum
 
 BufferPolicy = Literal["average", "local", "frozen"]
 
@@ -36,7 +35,7 @@ def _merge(rows: Tensor, share: Tensor) -> Tensor:
     if not rows.is_floating_point():
         return rows.amax(dim=0, keepdim=True)
     weights = share.to(rows.dtype).view(-1, *[1] * (rows.ndim - 1))
-    return torch.sum(weights * rows, dim=0, keepdim=True)
+    return weighted_sum(weights, rows)
 
 
 def travels(policy: BufferPolicy) -> tuple[bool, bool]:

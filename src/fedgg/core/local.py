@@ -32,6 +32,7 @@ class LocalStart:
     buffers: Rows  # the rows' own copies: training moves them in place
     examples: Tensor  # [K, 1]
     steps: Tensor  # [K, 1], falling
+    round: Tensor  # [K, 1]
     dropout: Sequence[DropoutKey]
     probe: Probe | None = None
     many: RowsForward | None = None  # a faster way to run all rows, where an engine has one
@@ -100,6 +101,7 @@ def open_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart) -> t
         lr=sgd.lr,
         momentum=sgd.momentum,
         examples=start.examples,
+        round=start.round,
         step=running.step,
         w=start.w,
         last_step=running.last_step,

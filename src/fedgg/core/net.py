@@ -17,6 +17,7 @@ from fedgg.core.effort import CountedProducts
 from fedgg.core.layout import Layout
 from fedgg.core.masks import CountedMasks
 from fedgg.core.quick import quickened
+from fedgg.core.representation import heard
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
 
@@ -64,6 +65,7 @@ class Net:
         self.drops = True
         self.needs_two_examples = False
         self.stackable = False
+        self.head = ""  # the layer whose input is the representation, where an algorithm asks for one
         self.keeps_statistics = bool(self.layout.buffers)
         self._training: bool | None = None
         # Weights that stand under two names must be replaced under both; looking for them in every step is slow.
@@ -169,16 +171,29 @@ class Net:
         return Forward(self, buffers, train, keys, 0, many)
 
     def call(
-        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor, *, quick: bool = False
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        x: Tensor,
+        *,
+        quick: bool = False,
+        seen: bool = False,
     ) -> Tensor:
-        """The module's own forward with these tensors in place of its own; `quick` where nothing maps over it."""
+        """The module's own forward with these tensors in place of its own; `quick` where nothing maps over it.
+
+        `seen`: the representation beside the outputs, in one tensor.
+        """
+        if seen:
+            with heard(self.module.get_submodule(self.head)) as representations:
+                outputs = self.call(parameters, buffers, x, quick=quick)
+            return torch.cat([outputs, representations[-1].to(outputs.dtype)], -1)
         tensors = {**parameters, **buffers}
         module = self._quick if quick and x.device.type == "cpu" else self.module
         if self.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         if self.products is None:
-            outputs: Tensor = functional_call(module, tensors, (x,), tie_weights=self._tied)
-            return outputs
+            plain: Tensor = functional_call(module, tensors, (x,), tie_weights=self._tied)
+            return plain
         with torch.autocast(x.device.type, self.products, cache_enabled=False):
             outputs = functional_call(module, tensors, (x,), tie_weights=self._tied)
         return outputs.to(self.start.dtype) if isinstance(outputs, Tensor) else outputs
@@ -204,6 +219,7 @@ class Forward:
     _keys: Tensor | None = None
     _step: Tensor | int = 0
     _many: RowsForward | None = None
+    _seen: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -229,6 +245,14 @@ class Forward:
         self._net.set_mode(False)
         return self._forward(w, x)
 
+    def seen(self, w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs and representation (what goes into the last layer) of one pass, `[K, B, ...]` each."""
+        return self._apart(replace(self, _many=None, _seen=True)(w, x))
+
+    def representation(self, w: Tensor, x: Tensor) -> Tensor:
+        """What goes into the last layer, in evaluation mode."""
+        return self._apart(replace(self, _seen=True).quiet(w, x))[1]
+
     def loss(self, w: Tensor, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         """Mean supervised loss over the examples that count, `[K, 1]`."""
         outputs = self(w, x)
@@ -236,6 +260,10 @@ class Forward:
             quick = self._many.mean_loss(outputs, y, mask)
             if quick is not None:
                 return quick
+        return self.judged(outputs, y, mask)
+
+    def judged(self, outputs: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """The same of outputs that are there."""
         return mean_loss(self._net.criterion, outputs, y, mask)
 
     def loss_with(self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -250,21 +278,23 @@ class Forward:
         net = self._net
         own = {name: rows[k] for name, rows in self._buffers.items()}
         if self._keys is None or not net.module.training:
-            return net.call(parameters, own, x, quick=True)
+            return net.call(parameters, own, x, quick=True, seen=self._seen)
         step = self._step[k] if isinstance(self._step, Tensor) else self._step
         if net.draws_random_numbers:  # anything random but dropout: torch's generators, set for every step
             torch.manual_seed(int(self._keys[k] + int(step)) % 2**63)
         if not net.drops:
-            return net.call(parameters, own, x, quick=True)
+            return net.call(parameters, own, x, quick=True, seen=self._seen)
         with CountedMasks(self._keys[k], step):
-            return net.call(parameters, own, x, quick=True)
+            return net.call(parameters, own, x, quick=True, seen=self._seen)
 
     def _forward(self, w: Tensor, x: Tensor) -> Tensor:
         net = self._net
         if w.shape[0] > 1 and not (net.draws_random_numbers or net.keeps_statistics):
             shared = {name: rows[0] for name, rows in self._buffers.items()}
             if not self._masks_count:
-                return vmap(lambda row, inputs: net.call(net.layout.unflatten(row), shared, inputs))(w, x)
+                return vmap(lambda row, inputs: net.call(net.layout.unflatten(row), shared, inputs, seen=self._seen))(
+                    w, x
+                )
             steps = torch.as_tensor(self._step, device=w.device).expand(len(w), 1)
             return vmap(partial(self._masked, shared))(w, x, self._keys, steps)
         outputs = [self._alone(net.layout.unflatten(w[k]), x[k], k) for k in range(len(w))]
@@ -277,7 +307,12 @@ class Forward:
     def _masked(self, shared: Rows, row: Tensor, x: Tensor, key: Tensor, step: Tensor) -> Tensor:
         net = self._net
         with CountedMasks(key, step):
-            return net.call(net.layout.unflatten(row), shared, x)
+            return net.call(net.layout.unflatten(row), shared, x, seen=self._seen)
+
+    def _apart(self, both: Tensor) -> tuple[Tensor, Tensor]:
+        classes = self._net.module.get_submodule(self._net.head).out_features
+        assert isinstance(classes, int)
+        return both[..., :classes], both[..., classes:]
 
 
 def _hint(shape: tuple[int, ...], reason: str) -> str:

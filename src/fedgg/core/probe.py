@@ -1,64 +1,97 @@
-"""Read-only measurements of a model on a client's own data: loss, gradient, Fisher information.
+"""Read-only measurements of models on data: loss, gradient, Fisher information. A client's own, or the server's proxy.
 
-Models are looked at in evaluation mode, so that a measurement moves no statistics and draws no dropout mask.
+Models are looked at in evaluation mode, with the statistics the server sent, so that a measurement moves nothing, draws
+no dropout mask, and is the same in every engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from fedgg.core.net import Net, mean_loss
 from fedgg.core.rows import Rows
+from fedgg.core.squares import examples_at_once, layers_of, sums_of_squares
 
 Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]
+AT_ONCE = 1 << 24  # numbers in the gradients of single examples that are held together
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Measurements for one row; `examples` yields a client's data, in chunks, from the start each time it is called."""
+    """Measurements row by row; `examples` yields a row's data, in chunks, from the start each time it is called.
+
+    Rows may be fewer than there are data: those that have left a stack stood at its end.
+    """
 
     net: Net
-    buffers: Rows
-    examples: Callable[[], Iterable[Examples]]
+    buffers: Rows  # one row, for all
+    examples: Callable[[int], Iterable[Examples]]
 
     def loss(self, w: Tensor) -> Tensor:
-        """Mean supervised loss over the client's examples, `[1, 1]`."""
+        """Mean supervised loss over each row's examples, `[K, 1]`."""
         with torch.no_grad():
-            return self._mean(lambda x, y: self._loss(w, x, y), w)
+            return self._means(self._loss, w)
 
     def gradient(self, w: Tensor) -> Tensor:
-        """Gradient of that mean loss, `[1, P]`."""
+        """Gradient of that mean loss, `[K, P]`."""
 
-        def chunk(x: Tensor, y: Tensor) -> Tensor:
-            leaf = w.detach().requires_grad_()
+        def chunk(row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            leaf = row.detach().requires_grad_()
             return torch.autograd.grad(self._loss(leaf, x, y).sum(), leaf)[0]
 
-        return self._mean(chunk, w)
+        return self._means(chunk, w)
 
     def fisher(self, w: Tensor) -> Tensor:
-        """Diagonal of the empirical Fisher information, `[1, P]`: mean square of each example's gradient."""
+        """Diagonal of the empirical Fisher information, `[K, P]`: mean square of each example's gradient."""
         self.net.set_mode(False)
+        layers = layers_of(self.net.module, self.net.layout)
+
+        def chunk(row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            found = None if layers is None else self._squares_together(layers, row, x, y)
+            return (self._squares_apart(row, x, y) if found is None else found) / len(x)
+
+        return self._means(chunk, w)
+
+    def _squares_together(self, layers: dict[str, nn.Module], row: Tensor, x: Tensor, y: Tensor) -> Tensor | None:
+        """Sum of squared gradients over examples, where layers are simple enough."""
+        few = examples_at_once(layers, x, 8 * AT_ONCE if x.is_cuda else AT_ONCE)
+        total = torch.zeros_like(row)
+        for some, targets in zip(x.split(few), y.split(few), strict=True):
+            with torch.enable_grad():
+                losses = partial(self._losses, row[0].detach().requires_grad_(), some, targets)
+                squares = sums_of_squares(layers, losses, self.net.layout, row)
+            if squares is None:
+                return None
+            total = total + squares
+        return total
+
+    def _squares_apart(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The same for any model, from the gradient of each example by itself."""
+        few = max(AT_ONCE // row.shape[1], 1)
+        each = vmap(grad(lambda row, x, y: self._losses(row, x[None], y[None]).sum()), in_dims=(None, 0, 0))
+        parts = zip(x.split(few), y.split(few), strict=True)
+        return torch.stack([each(row[0].detach(), *part).square().sum(0, keepdim=True) for part in parts]).sum(0)
+
+    def _losses(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
         buffers = {name: rows[0] for name, rows in self.buffers.items()}
+        return self.net.criterion(self.net.call(self.net.layout.unflatten(row), buffers, x), y)
 
-        def loss(row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            outputs = self.net.call(self.net.layout.unflatten(row), buffers, x[None])
-            return self.net.criterion(outputs, y[None]).sum()
+    def _loss(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        outputs = self.net.bind(self.buffers, train=False)(row, x[None])
+        return mean_loss(self.net.criterion, outputs, y[None], torch.ones_like(row[:1, :1]).expand(1, len(x)))
 
-        each = vmap(grad(loss), in_dims=(None, 0, 0))
-        return self._mean(lambda x, y: each(w[0].detach(), x, y).square().mean(0, keepdim=True), w)
+    def _means(self, measure: Callable[[Tensor, Tensor, Tensor], Tensor], w: Tensor) -> Tensor:
+        return torch.cat([self._mean(measure, w[k : k + 1], k) for k in range(len(w))])
 
-    def _loss(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        outputs = self.net.bind(self.buffers, train=False)(w, x[None])
-        return mean_loss(self.net.criterion, outputs, y[None], torch.ones_like(w[:1, :1]).expand(1, len(x)))
-
-    def _mean(self, measure: Callable[[Tensor, Tensor], Tensor], like: Tensor) -> Tensor:
-        total, seen = torch.zeros_like(like[:, :1]), 0
-        for x, y in self.examples():
-            total = total + len(x) * measure(x, y)
+    def _mean(self, measure: Callable[[Tensor, Tensor, Tensor], Tensor], row: Tensor, k: int) -> Tensor:
+        total, seen = torch.zeros_like(row[:, :1]), 0
+        for x, y in self.examples(k):
+            total = total + len(x) * measure(row, x, y)
             seen += len(x)
         return total / max(seen, 1)

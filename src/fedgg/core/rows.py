@@ -76,3 +76,8 @@ def length(a: Tensor) -> Tensor:
     """Euclidean length row by row, `[K, 1]`."""
     lengths: Tensor = torch.linalg.vector_norm(a, dim=1, keepdim=True)
     return lengths
+
+
+def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
+    """All clients in one row, `[1, P]`: their rows `[K, P]` by their weights `[K, 1]`."""
+    return torch.sum(weights * rows, dim=0, keepdim=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ class Feed:
     held_out: tuple[plan.Positions, ...]  # what each keeps back to test on; empty without a hold-out
     scaling: Scaling
     augmentation: Augmentation
+    proxy: plan.Positions = field(default_factory=lambda: np.empty(0, np.int64))  # what the server has of its own
 
     @classmethod
     def of(
@@ -58,6 +59,7 @@ class Feed:
         scaling: Scaling,
         augmentation: Augmentation,
         device: torch.device,
+        proxy: plan.Positions | None = None,
     ) -> Feed:
         return cls(
             x=dataset.x_train.to(device),
@@ -68,6 +70,7 @@ class Feed:
             held_out=tuple(held_out),
             scaling=scaling.to(device),
             augmentation=augmentation,
+            proxy=np.empty(0, np.int64) if proxy is None else proxy,
         )
 
     def examples(self, client: int) -> int:
@@ -154,9 +157,15 @@ class Feed:
 
     def client_chunks(self, client: int) -> Iterator[tuple[Tensor, Tensor]]:
         """A client's training examples in order, unaugmented: for probes."""
-        own = self.clients[client]
-        for start in range(0, len(own), CHUNK):
-            yield self._chunk(self.x, self.y, own[start : start + CHUNK])
+        return self._chunks(self.clients[client])
+
+    def proxy_examples(self) -> int:
+        """How many the server has of its own."""
+        return len(self.proxy)
+
+    def proxy_chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The server's own examples, likewise; none without `data.proxy`."""
+        return self._chunks(self.proxy)
 
     def held_out_chunks(self, client: int) -> Iterator[tuple[Tensor, Tensor]]:
         return (self.unseen(client, number) for number in range(self.unseen_chunks(client)))
@@ -174,6 +183,10 @@ class Feed:
         if client is None:
             return self._inputs(self.x_test[part], None), self.y_test[part]
         return self._chunk(self.x, self.y, self.held_out[client][part])
+
+    def _chunks(self, where: plan.Positions) -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, len(where), CHUNK):
+            yield self._chunk(self.x, self.y, where[start : start + CHUNK])
 
     def _chunk(self, x: Tensor, y: Tensor, where: plan.Positions) -> tuple[Tensor, Tensor]:
         part = torch.from_numpy(where).to(x.device)

@@ -8,12 +8,12 @@ by where they land.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedgg.core.algorithm import Weighing
 from fedgg.core.net import Net
 from fedgg.core.seeds import stream
 from fedgg.data.feed import Feed
@@ -44,13 +44,25 @@ class Quadratics:
             ys.append(torch.from_numpy(x @ truth))
         return cls(tuple(xs), tuple(ys))
 
-    def net(self) -> Net:
-        module = nn.Linear(self.x[0].shape[1], 1, bias=False, dtype=torch.float64)
-        with torch.no_grad():
-            module.weight.zero_()
-        return Net(module, squared_error)
+    def net(self, *, hidden: bool = False) -> Net:
+        """A linear model that starts at zero; `hidden`: as a product of two layers, the first of which starts as 1."""
+        size = self.x[0].shape[1]
+        last = nn.Linear(size, 1, bias=False, dtype=torch.float64)
+        nn.init.zeros_(last.weight)
+        if not hidden:
+            return Net(last, squared_error)
+        first = nn.Linear(size, size, bias=False, dtype=torch.float64)
+        nn.init.eye_(first.weight)
+        net = Net(nn.Sequential(first, last), squared_error)
+        net.head = "1"
+        return net
 
-    def optimum(self, weighing: Literal["examples", "clients"] = "examples") -> Tensor:
+    def coefficients(self, net: Net, w: Tensor) -> Tensor:
+        """Of the linear model that a row is, `[1, P]`: what it makes of the unit vectors."""
+        units = torch.eye(self.x[0].shape[1], dtype=torch.float64)[None]
+        return net.bind({}, train=False)(w, units)[..., 0].detach()
+
+    def optimum(self, weighing: Weighing = "examples") -> Tensor:
         """Where the weighted sum of the clients' losses is least, `[1, P]`."""
         left, right = torch.zeros(()), torch.zeros(())
         for x, y in zip(self.x, self.y, strict=True):
@@ -60,9 +72,9 @@ class Quadratics:
         return solution[None]
 
     def feed(self) -> Feed:
-        """The clients' rows as an engine wants them."""
+        """The clients' rows as an engine wants them; the server has a copy of every fifth."""
         ends = np.cumsum([len(x) for x in self.x])
         clients = tuple(np.arange(end - len(x), end) for end, x in zip(ends, self.x, strict=True))
         x, y, one = torch.cat(self.x), torch.cat(self.y), torch.ones(1, dtype=torch.float64)
         nobody = tuple(np.arange(0) for _ in clients)
-        return Feed(x, y, x, y, clients, nobody, Scaling(0 * one, one), "none")
+        return Feed(x, y, x, y, clients, nobody, Scaling(0 * one, one), "none", np.arange(0, len(x), 5))

@@ -45,8 +45,9 @@ def open_client(job: RoundJob, client: int) -> tuple[LocalStart, SGD]:
         buffers=open_buffers(job.policy, job.buffers, job.kept_buffers.get(client)),
         examples=torch.full_like(job.w[:, :1], examples),
         steps=torch.full_like(job.w[:, :1], job.work.steps(examples)),
+        round=torch.full_like(job.w[:, :1], job.round),
         dropout=[(job.seed, job.round, client)],
-        probe=Probe(job.net, job.buffers, lambda: job.data.client_chunks(client)),
+        probe=Probe(job.net, job.buffers, lambda row: job.data.client_chunks(client)),
     )
     optimiser = job.optimiser
     return start, SGD.of(optimiser.lr, optimiser.momentum, optimiser.weight_decay, job.w)

@@ -19,6 +19,7 @@ from fedgg.core.algorithm import Algorithm
 from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd, LocalStart, for_people, local_round
 from fedgg.core.net import Net
+from fedgg.core.probe import Probe
 from fedgg.core.rows import each_row, stack
 from fedgg.core.sgd import SGD
 from fedgg.engines.ahead import Ahead
@@ -72,7 +73,8 @@ class Stacked:
         """Trains a group; pauses after each launch, and leaves the results in `ends`."""
         rows = _rows(jobs, group)
         first = jobs[group[0]]
-        program = self._program(first.net)
+        # Our own layers give outputs only; torch's give what goes into the last one, too.
+        program = None if first.algorithm.needs_representation else self._program(first.net)
         start = LocalStart(
             w=torch.cat([jobs[row.job].w for row in rows]),
             down=stack([jobs[row.job].down for row in rows]),
@@ -80,7 +82,9 @@ class Stacked:
             buffers=stack([first.buffers for _ in rows]),
             examples=_column([jobs[row.job].data.examples(row.client) for row in rows], first.w),
             steps=_column([row.steps for row in rows], first.w),
+            round=_column([jobs[row.job].round for row in rows], first.w),
             dropout=[(jobs[row.job].seed, jobs[row.job].round, row.client) for row in rows],
+            probe=_probe(jobs, rows),
             many=program,
         )
         sgd = _sgd([jobs[row.job] for row in rows])
@@ -157,6 +161,12 @@ def _rows(jobs: Sequence[RoundJob], group: list[int]) -> list[Row]:
         for client in jobs[number].cohort
     ]
     return sorted(rows, key=lambda row: -row.steps)
+
+
+def _probe(jobs: Sequence[RoundJob], rows: list[Row]) -> Probe:
+    """Row by row, as the loop measures: models that are stacked have no statistics of their own."""
+    first = jobs[rows[0].job]
+    return Probe(first.net, first.buffers, lambda k: jobs[rows[k].job].data.client_chunks(rows[k].client))
 
 
 def _sgd(jobs: Sequence[RoundJob]) -> SGD:

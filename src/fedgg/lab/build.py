@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedgg.core.algorithm import Algorithm
+from fedgg.core.algorithm import Algorithm, arithmetic_beside_fedavg
 from fedgg.core.net import Net
 from fedgg.core.plan import Work
-from fedgg.core.seeds import stream
+from fedgg.core.representation import head_of
 from fedgg.data.arrays import from_arrays
 from fedgg.data.dataset import Dataset
 from fedgg.data.feed import Feed
@@ -27,6 +27,7 @@ from fedgg.errors import UserError
 from fedgg.lab.arithmetic import DTYPES
 from fedgg.lab.choice import EngineName, channels_last, choose, products
 from fedgg.lab.config import Experiment
+from fedgg.lab.holdings import holdings
 from fedgg.lab.parts import build_algorithm, build_model, load_start
 from fedgg.lab.wrapping import NOTHING, Wrappers, wrappers_of
 
@@ -95,26 +96,36 @@ def build(
         algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
     dataset = _dataset(experiment, data, data_folder)
     split = split_of(experiment, dataset)
-    clients, held_out = _hold_out(experiment, split)
+    held = holdings(experiment, split)
+    sizes = [len(client) for client in held.clients]
+    if algorithm.needs_proxy and not experiment.data.proxy:
+        raise UserError(
+            f"{type(algorithm).__name__} needs examples at the server: set data.proxy, for instance to 100; "
+            f"they are taken out of the clients' training examples"
+        )
     work = algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
-    notices = _check_batches(experiment, work, [len(client) for client in clients])
+    notices = _check_batches(experiment, work, sizes)
     feed = Feed.of(
         dataset,
-        clients,
-        held_out,
+        held.clients,
+        held.held_out,
         scaling(experiment.data.normalise, dataset, dtype),
         experiment.data.augment,
         device,
+        held.proxy,
     )
     net = _net(experiment, model, dataset, device, dtype)
     first, _ = next(iter(feed.test_chunks()))
     net.examine(first[:2], len(dataset.classes))
-    _check_single_examples(net, work, [len(client) for client in clients])
+    if algorithm.needs_representation:
+        net.head = head_of(net, first[:2])
+    _check_single_examples(net, work, sizes)
     if net.keeps_statistics is False and experiment.model.statistics != "average":
         notices.append(f"model.statistics = {experiment.model.statistics!r} has no effect: the model keeps none")
     empty = [name for name, count in zip(dataset.classes, _class_counts(dataset), strict=True) if not count]
     if empty:
         notices.append(f"no training example has the class {', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''}")
+    notices += _extra_arithmetic(algorithm, work)
     choice = choose(experiment, net, work.epochs * len(dataset.y_train))
     net.channels_last = channels_last(experiment, choice)
     if choice.notice is not None:
@@ -124,10 +135,16 @@ def build(
             f"the model keeps batch statistics: model.statistics = {experiment.model.statistics!r} "
             f"(others: average, local, frozen)"
         )
-    filled = sum(len(client) > 0 for client in clients)
+    filled = sum(size > 0 for size in sizes)
     wrappers, about = wrappers_of(experiment, net, filled, min(experiment.server.cohort or filled, filled))
     notices += about
     return Federation(experiment, algorithm, net, feed, dataset, split, work, choice.name, tuple(notices), wrappers)
+
+
+def _extra_arithmetic(algorithm: Algorithm, work: Work) -> list[str]:
+    """What an algorithm computes beside a forward and a backward pass for each example it trains on."""
+    times = arithmetic_beside_fedavg(algorithm, work.epochs)
+    return [] if times == 1 else [f"{type(algorithm).__name__} takes about {times:.2f} times FedAvg's arithmetic"]
 
 
 def chosen_device(experiment: Experiment) -> torch.device:
@@ -193,20 +210,6 @@ def splits_alone(experiments: Sequence[Experiment], data_folder: Path | None = N
 def check_data(source: str, data_folder: Path | None = None) -> None:
     """Complain now about a data set that is not there, rather than hours later."""
     load(source, data_folder)
-
-
-def _hold_out(experiment: Experiment, split: Partition) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Each client's training examples, and those it keeps back (at least one where it has two or more)."""
-    share = experiment.data.holdout
-    if share == 0:
-        return list(split.indices), [np.empty(0, np.int64)] * len(split.indices)
-    train, kept = [], []
-    for client, own in enumerate(split.indices):
-        count = min(max(round(share * len(own)), 1), len(own) - 1) if len(own) > 1 else 0
-        order = stream(experiment.seed, "holdout", client).permutation(len(own))
-        kept.append(np.sort(own[order[:count]]))
-        train.append(np.sort(own[order[count:]]))
-    return train, kept
 
 
 def _check_batches(experiment: Experiment, work: Work, sizes: list[int]) -> list[str]:

@@ -38,6 +38,7 @@ class Data(Section):
     source: str = Field("digits", description="digits, cifar10, cifar100, svhn or npz:FILE")
     normalise: Normalisation = Field("standard", description="none, unit (pixels in 0..1) or standard")
     augment: Augmentation = Field("none", description="none, flip, crop or crop_flip; images only")
+    proxy: int = Field(0, ge=0, description="training examples the server keeps; no client has them, nor the test set")
     holdout: float = Field(0.0, ge=0, lt=1, description="share of its examples each client keeps back to test on")
 
 
@@ -167,9 +168,10 @@ class Experiment(Section):
     def hash(self) -> str:
         """Identity of the numbers: everything but the name, how many work on it, and how it is kept."""
         keeping = {"checkpoint_every", "memory_limit_mb"}
-        content = self.model_dump(mode="json", exclude={"name": True, "engine": HANDS, "server": keeping})
+        content = _without_what_is_off(
+            self.model_dump(mode="json", exclude={"name": True, "engine": HANDS, "server": keeping})
+        )
         content["engine"]["name"] = self.engine.arithmetic_of
-        content = _without_what_is_off(content)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def trajectory(self) -> str:
@@ -180,9 +182,9 @@ class Experiment(Section):
         watching = {"evaluate_every", "checkpoint_every", "memory_limit_mb"}
         hidden: Any = {"name": True, "rounds": True, "engine": HANDS, "server": watching}
         hidden["privacy"] = {"epsilon_limit"}  # as rounds do, it says how far the path is followed
-        path = self.model_dump(mode="json", exclude=hidden)
+        path = _without_what_is_off(self.model_dump(mode="json", exclude=hidden))
         path["engine"]["name"] = self.engine.arithmetic_of
-        return _without_what_is_off(path)
+        return path
 
     def differences(self, other: Experiment) -> str:
         """The first few settings in which the paths of two experiments differ, for people."""
@@ -262,7 +264,9 @@ def flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _without_what_is_off(content: dict[str, Any]) -> dict[str, Any]:
-    """Sections that are off are no part of an experiment's identity: it had one before they were thought of."""
+    """A setting younger than the first run folders leaves no trace in an identity where it changes nothing."""
+    if not content["data"]["proxy"]:
+        del content["data"]["proxy"]
     return {key: value for key, value in content.items() if key not in OFF_UNLESS_THERE or value is not None}
 
 

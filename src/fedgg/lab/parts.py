@@ -60,12 +60,11 @@ def algorithm_class(name: str) -> type[Algorithm]:
 
 def build_algorithm(name: str, settings: dict[str, Any]) -> Algorithm:
     kind = algorithm_class(name)
-    types = get_type_hints(kind)
     known = [field.name for field in fields(kind)]
-    for key, value in settings.items():
+    for key in settings:
         if key not in known:
             raise UserError(_unknown_setting(f"algorithm {name}", key, known))
-        _check_setting(f"algorithm.{key}", value, types[key])
+    _check_settings(kind, settings)
     return kind(**settings)
 
 
@@ -76,10 +75,16 @@ def given_algorithm(given: Any) -> Algorithm:
     algorithm = given() if isinstance(given, type) and issubclass(given, Algorithm) else given
     if not isinstance(algorithm, Algorithm):
         raise UserError(f"algorithm must be a fedgg.Algorithm such as fedgg.FedGG(mu=0.1), got {given!r}")
-    types = get_type_hints(type(algorithm))
-    for field in fields(algorithm):
-        _check_setting(f"algorithm.{field.name}", getattr(algorithm, field.name), types[field.name])
+    _check_settings(type(algorithm), {field.name: getattr(algorithm, field.name) for field in fields(algorithm)})
     return algorithm
+
+
+def _check_settings(kind: type[Algorithm], values: dict[str, Any]) -> None:
+    types, needed = get_type_hints(kind), {field.name for field in fields(kind) if field.metadata.get("positive")}
+    for key, value in values.items():
+        _check_setting(f"algorithm.{key}", value, types[key])
+        if key in needed and not isinstance(value, Tensor) and value == 0:
+            raise UserError(f"algorithm.{key} = {value!r}: must be above zero")
 
 
 def _unknown_setting(owner: str, key: str, known: list[str]) -> str:

@@ -14,9 +14,11 @@ from fedgg.core import plan
 from fedgg.core.algorithm import Hub
 from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
+from fedgg.core.net import Net
+from fedgg.core.probe import Probe
 from fedgg.core.server import Lost, ServerState, close_round, first_state, healthy
 from fedgg.engines import Engine, RoundJob
-from fedgg.engines.job import Look, Optimiser, Scorer, score_here
+from fedgg.engines.job import ClientData, Look, Optimiser, Scorer, score_here
 from fedgg.lab.build import Federation
 from fedgg.lab.record import Played, is_finite, looks_due, round_record
 from fedgg.lab.shelf import ClientRows
@@ -57,6 +59,8 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     filled = federation.filled
     drawn = plan.cohort(experiment.seed, number, len(filled), min(federation.cohort_size, len(filled)))
     cohort = [int(client) for client in filled[drawn]]
+    examples, everything = federation.examples, federation.all_examples
+    hub = hub_of(state, federation.net, federation.feed, examples, cohort, everything, federation.wrappers)
     return RoundJob(
         algorithm=federation.algorithm,
         net=federation.net,
@@ -67,12 +71,9 @@ def next_job(federation: Federation, state: State) -> RoundJob:
         seed=experiment.seed,
         round=number,
         cohort=cohort,
-        w=state.server.w,
+        w=federation.algorithm.broadcast(state.server.w, hub),
         buffers=state.server.buffers,
-        down=federation.algorithm.send_down(
-            state.server.w,
-            _hub(state, federation.examples, federation.all_examples, cohort, federation.wrappers),
-        ),
+        down=federation.algorithm.send_down(state.server.w, hub),
         memory=state.memory,
         kept_buffers=state.kept_buffers,
     )
@@ -105,10 +106,9 @@ def close(
     number = state.rounds_done + 1
     if not kept:
         raise Diverged(f"no client of round {number} sent a finite update", lost)
-    everything = sum(examples) if all_examples is None else all_examples
     # Who was lost is known of clients one by one: where that is private, the hub is told of those asked.
     there = job.cohort if wrappers.budget is not None else list(kept)
-    hub = _hub(state, examples, everything, there, wrappers)
+    hub = hub_of(state, job.net, job.data, examples, there, all_examples, wrappers)
     counts = {client: examples[client] for client in kept}
     collector, asked = wrappers.collector, len(job.cohort)
     server, share = close_round(job.algorithm, state.server, hub, kept, counts, job.policy, collector, asked)
@@ -170,8 +170,18 @@ def synchronise(w: Tensor) -> None:
         torch.cuda.synchronize(w.device)
 
 
-def _hub(state: State, examples: Sequence[int], all_examples: int, cohort: list[int], wrappers: Wrappers) -> Hub:
-    coverage = sum(examples[client] for client in cohort) / all_examples
+def hub_of(
+    state: State,
+    net: Net,
+    data: ClientData,
+    examples: Sequence[int],
+    cohort: list[int],
+    all_examples: int | None = None,
+    wrappers: Wrappers = NOTHING,
+) -> Hub:
+    """What the server may read: nothing is measured until an algorithm asks for it."""
+    coverage = sum(examples[client] for client in cohort) / (sum(examples) if all_examples is None else all_examples)
     if wrappers.collector.counts_equally:
         coverage = len(cohort) / len(examples)
-    return Hub(state.server.memory, len(examples), coverage, state.rounds_done)
+    probe = Probe(net, state.server.buffers, lambda row: data.proxy_chunks()) if data.proxy_examples() else None
+    return Hub(state.server.memory, len(examples), coverage, state.rounds_done, probe)

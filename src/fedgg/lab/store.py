@@ -107,14 +107,15 @@ class Store:
         split = federation.partition
         with writing_to(self.folder):
             write_json(self.folder / "versions.json", _versions(federation))
-            partition = described_split(split, federation.dataset)
+            partition = described_split(split, federation.dataset) | _described_proxy(federation)
             # On one line: a line for each number would be megabytes where clients are many.
             write_atomically(self.folder / "partition.json", json.dumps(partition).encode() + b"\n")
             write_json(self.folder / "inputs.json", _inputs(federation))
             if (attack := federation.wrappers.attack) is not None:
                 write_json(self.folder / "attackers.json", {"kind": attack.kind, "clients": sorted(attack.clients)})
             with (self.folder / "partition.npz").open("wb") as file:
-                np.savez_compressed(file, examples=np.concatenate(split.indices), sizes=split.sizes)
+                examples, proxy = np.concatenate(split.indices), federation.feed.proxy
+                np.savez_compressed(file, examples=examples, sizes=split.sizes, proxy=proxy)
             write_atomically(self.folder / "config.toml", federation.experiment.to_toml().encode())
 
     def update(self, experiment: Experiment) -> None:
@@ -247,6 +248,13 @@ class Store:
 
 def _round_of(checkpoint: Path) -> int:
     return int(checkpoint.stem)
+
+
+def _described_proxy(federation: Federation) -> dict[str, Any]:
+    """How many of each class the server took out of the split, where it did."""
+    proxy, dataset = federation.feed.proxy, federation.dataset
+    labels = dataset.y_train.cpu()[torch.from_numpy(proxy)]
+    return {"proxy": labels.bincount(minlength=len(dataset.classes)).tolist()} if len(proxy) else {}
 
 
 def _shape_of(layout: Layout) -> str:

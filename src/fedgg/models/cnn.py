@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import nn
 
 from fedgg.errors import UserError
+from fedgg.models.ending import ending
 
 
-def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+def cnn(shape: tuple[int, ...], classes: int, projection: int = 0) -> nn.Module:
     """5x5 convolutions of 6 and 16 channels with max-pools, then 120 and 84: the paper's for CIFAR-10."""
     if len(shape) == 3 and shape[2] <= 4 < shape[0]:
         raise UserError(f"examples of shape {shape} look like [H, W, C]: put the channels first, as [C, H, W]")
@@ -27,5 +28,5 @@ def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.ReLU(),
         nn.Linear(120, 84),
         nn.ReLU(),
-        nn.Linear(84, classes),
+        *ending(84, classes, projection),
     )

@@ -7,6 +7,7 @@ import math
 from torch import nn
 
 from fedgg.errors import UserError
+from fedgg.models.ending import ending
 
 
 def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -14,8 +15,9 @@ def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
-def mlp(shape: tuple[int, ...], classes: int, hidden: int = 512) -> nn.Module:
+def mlp(shape: tuple[int, ...], classes: int, hidden: int = 512, projection: int = 0) -> nn.Module:
     """One hidden layer with ReLU: the paper's "three-layer MLP" counts input, hidden and output."""
     if hidden < 1:
         raise UserError(f"the mlp needs a hidden layer of at least one unit, got hidden = {hidden}")
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    body = (nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU())
+    return nn.Sequential(*body, *ending(hidden, classes, projection))

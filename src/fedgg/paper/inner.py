@@ -29,9 +29,8 @@ def inner_figure(plan: Plan, item: Item, results: Results) -> Drawn | None:
     grid = [
         [
             ValuePanel(
-                f"{name}, beta {beta:g}",
-                {line.label: _curves(found, name) for line, found in records.items() if line.beta == beta and found},
-                logarithmic=name == "weight",
+                f"{'weight, relative' if name == 'weight' else name}, beta {beta:g}",
+                {line.label: _drawn(found, name) for line, found in records.items() if line.beta == beta and found},
                 first=2,
             )
             for name in READINGS
@@ -40,7 +39,8 @@ def inner_figure(plan: Plan, item: Item, results: Results) -> Drawn | None:
     ]
     notes = (
         "Mean over clients after their last local step: cosine of drift and last global update, weight lambda, length "
-        "of the drift |u| and of the last local step |s|. Line: mean over seeds, band: lowest to highest.",
+        "of the drift |u| and of the last local step |s|. The picture shows the weight relative to its mean over "
+        "rounds 2 to 11. Line: mean over seeds, band: lowest to highest.",
         *about_runs(plan, item),
         *conditions(everybody),
     )
@@ -56,6 +56,12 @@ def _finished(plan: Plan, line: Line, results: Results) -> list[RunRecord]:
 def _curves(records: list[RunRecord], name: str) -> list[Floats]:
     """From the second round on: in the first there is no last global update."""
     return [record.reading(name)[1][1:] for record in records]
+
+
+def _drawn(records: list[RunRecord], name: str) -> list[Floats]:
+    """Weights lie decades apart: what is to be seen of them is whether they rise or fall."""
+    curves = _curves(records, name)
+    return [curve / curve[EARLY].mean() for curve in curves] if name == "weight" else curves
 
 
 def _summary(plan: Plan, item: Item, records: dict[Line, list[RunRecord]]) -> Table:

@@ -1,4 +1,4 @@
-"""What the paper's tables and figures are made of, and three studies of ours that go with them."""
+"""What the paper's tables and figures are made of, and studies of ours that go with them."""
 
 from __future__ import annotations
 
@@ -42,6 +42,15 @@ _ITEMS = (
     Item("readings", "Ours: the readings of FedGG side by side", "study", (0.5, 0.1), ("cifar10",), "readings", True),
     Item("inner", "Ours: what FedGG sees of itself", "inner", (0.5, 0.1), ("cifar10",), "readings", True),
     Item("scaffold", "Ours: SCAFFOLD under momentum", "study", (0.1,), ("cifar10",), "scaffold-modes", True),
+    Item(
+        "scaffold-small",
+        "Ours: SCAFFOLD without very small clients",
+        "study",
+        (0.1,),
+        ("cifar10",),
+        "scaffold-small-clients",
+        True,
+    ),
 )
 ITEMS: dict[str, Item] = {item.name: item for item in _ITEMS}
 

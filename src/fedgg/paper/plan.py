@@ -23,6 +23,7 @@ _FIXED = {
     "data.source": "--datasets",
     "algorithm": "--reading",
 }
+QUICK_LEAST = 40  # where a study wants no small clients: a client holds 144 of the digits on average
 # Of all readings, those whose inner readings are worth a picture.
 INNER = ("FedGG mu 0.01", "FedGG mu 0.1", "FedGG mu 1", "FedGG lambda 5e-8 epsilon")
 
@@ -115,13 +116,14 @@ class Plan:
     def _variants(self, study: str, dataset: str, beta: float) -> list[Line]:
         """Those of a study's variants that are of this beta."""
         own, end = preset(study), f", beta {beta:g}"
-        return [
-            self._line(
-                dataset, beta, label.split()[0].strip(","), label.removesuffix(end), {"split.beta": beta, **changes}
-            )
-            for label, changes in own.variants.items()
-            if changes.get("split.beta", own.base.split.beta) == beta
-        ]
+        lines = []
+        for label, changes in own.variants.items():
+            if changes.get("split.beta", own.base.split.beta) == beta:
+                chosen = {"split.beta": beta, **changes}
+                if dataset == QUICK and "split.min_examples" in chosen:
+                    chosen["split.min_examples"] = QUICK_LEAST
+                lines.append(self._line(dataset, beta, label.split()[0].strip(","), label.removesuffix(end), chosen))
+        return lines
 
     def _line(self, dataset: str, beta: float, method: str, label: str, changes: dict[str, Any]) -> Line:
         name = f"{label}, beta {beta:g}"

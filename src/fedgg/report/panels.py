@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedgg.report.figures import common_rounds, compact
 from fedgg.report.folders import Floats, RunRecord
@@ -32,7 +32,6 @@ class ValuePanel:
 
     title: str
     lines: dict[str, list[Floats]]
-    logarithmic: bool = False
     first: int = 1  # round
 
 
@@ -90,11 +89,6 @@ def value_panels(grid: Sequence[Sequence[ValuePanel]]) -> Figure:
                 here.plot(rounds, values.mean(axis=0), **styles[label])
                 here.fill_between(rounds, values.min(axis=0), values.max(axis=0), alpha=0.13, linewidth=0,
                                   color=styles[label]["color"])  # fmt: skip
-            if panel.logarithmic:
-                here.set_yscale("log")
-                here.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-                here.yaxis.set_major_formatter(StrMethodFormatter("{x:.2g}"))
-                here.yaxis.set_minor_formatter(NullFormatter())
             here.set_title(panel.title, loc="left")
             here.grid(axis="y")
             if at == rows - 1:

@@ -315,6 +315,7 @@ def _push(settings: Settings, problem: Federated, round_: int, g: Tensor) -> Ten
     if float(length) == 0:
         return torch.zeros_like(g)
     way: Tensor | float = settings["push"] * (length if settings["first_step"] == "relative_push" else 1)
+    way = way * settings.get("push_decay", 1.0) ** round_
     return -(way * (1 - problem.momentum) / problem.lr_at(round_)) * g / length
 
 

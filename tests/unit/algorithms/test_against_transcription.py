@@ -37,6 +37,7 @@ class Case:
     rounds: int = 5
     epochs: int = 2
     split: str = "dirichlet"
+    proxy: int = 0
 
 
 PARTIAL = Case()
@@ -86,7 +87,7 @@ def federation(name: str, settings: Frozen, case: Case) -> Federation:
         seed=SEED,
         rounds=case.rounds,
         engine={"precision": "fp64"},
-        data={"normalise": "none"},
+        data={"normalise": "none", "proxy": case.proxy},
         split={"scheme": case.split, "clients": CLIENTS, "beta": 0.5, "min_examples": 3, "shards_per_client": 1},
         local={
             "epochs": case.epochs,
@@ -235,7 +236,9 @@ def reading(weight: str, gradient: str, first_step: str, scope: str, direction: 
     if weight == "fixed" and first_step == "epsilon":
         strength = {"lam": 2e-9}  # 0.2 in the gradient of the first step
     if first_step in ("push", "relative_push"):
-        strength["push"] = 0.1 if first_step == "push" else 0.3
+        strength["push"] = 0.1 if first_step == "push" else 0.4
+    if first_step == "relative_push":
+        strength["push_decay"] = 0.8
     return with_settings(
         weight=weight, gradient=gradient, first_step=first_step, scope=scope, direction=direction, **strength
     )

@@ -30,7 +30,7 @@ def world() -> Quadratics:
 
 
 def end(algorithm: Algorithm, momentum: float = 0.0, cohort: int = EVERYBODY, steps: int = 700) -> Tensor:
-    return on_quadratics(algorithm, world(), steps=steps, momentum=momentum, cohort=cohort, lr=LR).server.w
+    return on_quadratics(algorithm, world(), steps=steps, momentum=momentum, cohort=cohort, lr=LR)
 
 
 def away(w: Tensor, goal: Tensor) -> float:
@@ -43,12 +43,12 @@ def step_size(momentum: float) -> float:
     return LR * LOCAL_STEPS / float(worth)
 
 
-def fixed_point(momentum: float = 0.0, mu: float = 0.0) -> Tensor:
+def fixed_point(momentum: float = 0.0, mu: float = 0.0, slower: float = 1.0) -> Tensor:
     """Where FedAvg (or FedProx with `mu`) ends: sum p_i (w_i(w) - w) = 0, w_i(w) by running the linear recursion."""
     n = sum(len(x) for x in world().x)
     size = world().x[0].shape[1]
     left, right = torch.zeros(size, size).double(), torch.zeros(size, 1).double()
-    lr, eye = step_size(momentum), torch.eye(size).double()
+    lr, eye = slower * step_size(momentum), torch.eye(size).double()
     for x, y in zip(world().x, world().y, strict=True):
         a, b = x.T @ x / len(x), (x.T @ y / len(x))[:, None]
         # w_i(w) = M w + c: start from w = columns of I with no target (M), and from 0 with the target (c)

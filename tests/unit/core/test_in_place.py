@@ -56,6 +56,7 @@ def client(algorithm: Algorithm, make: type[nn.Module] | None = None) -> tuple[N
         buffers={},
         examples=torch.full_like(w[:, :1], STEPS * BATCH),
         steps=torch.full_like(w[:, :1], STEPS),
+        round=torch.full_like(w[:, :1], 3),
         dropout=[],
     )
     return net, start, [Batch(a, b, torch.ones(1, BATCH).double()) for a, b in zip(x, y, strict=True)]

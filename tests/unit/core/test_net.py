@@ -131,6 +131,7 @@ def masks(algorithm: Algorithm, seed: int = 0, round_: int = 0, client: int = 0,
         buffers={},
         examples=torch.full((1, 1), 6.0),
         steps=torch.full((1, 1), float(steps)),
+        round=torch.full((1, 1), float(round_)),
         dropout=[(seed, round_, client)],
     )
     batch = Batch(torch.ones(1, 6, 4), torch.zeros(1, 6, dtype=torch.int64), torch.ones(1, 6))

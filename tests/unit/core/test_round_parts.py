@@ -37,7 +37,7 @@ def examples() -> tuple[Tensor, Tensor]:
 
 def probe_of(net: Net) -> Probe:
     x, y = examples()
-    return Probe(net, net.start_buffers, lambda: list(zip(x.split(CHUNKS), y.split(CHUNKS), strict=True)))
+    return Probe(net, net.start_buffers, lambda row: list(zip(x.split(CHUNKS), y.split(CHUNKS), strict=True)))
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -74,6 +74,7 @@ def start_of(algorithm: Algorithm, w: Tensor, steps: list[int]) -> LocalStart:
         buffers={},
         examples=torch.full((count, 1), 6.0).double(),
         steps=torch.tensor([[float(s)] for s in steps]).double(),
+        round=torch.full((count, 1), 3.0).double(),
         dropout=[],
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from rules import RULES, named, played, proxy_for
 
 from fedgg.data.arrays import from_arrays
 from fedgg.data.digits import load_digits
@@ -14,32 +15,22 @@ from fedgg.engines import Loop, Stacked
 from fedgg.engines.graphs import prefix_sizes
 from fedgg.engines.memory import stack_bytes
 from fedgg.lab.arithmetic import arithmetic
-from fedgg.lab.build import Federation, build
+from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.jobs import Job
 from fedgg.lab.runner import run
-from fedgg.lab.state import State, begin, close, next_job, play_round
+from fedgg.lab.state import begin, close, next_job, play_round
 from fedgg.lab.together import run_together
 
 DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")),
 ]
-RULES: list[dict[str, Any]] = [
-    {"name": "fedavg"},
-    {"name": "fedsgd"},
-    {"name": "fedprox", "mu": 0.1},
-    {"name": "fedavgm"},
-    {"name": "scaffold", "correction": "exact"},
-    {"name": "scaffold", "correction": "after", "variate_mean": "uniform"},
-    {"name": "fedgg", "mu": 0.5},
-    {"name": "fedgg", "weight": "fixed", "first_step": "epsilon"},
-    {"name": "fedgg", "first_step": "relative_push", "scope": "layer", "direction": "sent"},
-]
 
 
 def experiment(rule: dict[str, Any], device: str, cohort: int | None, **more: Any) -> Experiment:
     settings: dict[str, Any] = {
+        "data": {"proxy": proxy_for(rule)},
         "split": {"clients": 6, "beta": 0.2, "min_examples": 3},
         "model": {"name": "mlp", "hidden": 12},
         "local": {"epochs": 2, "batch": 16, "lr": 0.05, "weight_decay": 0.001},
@@ -49,16 +40,9 @@ def experiment(rule: dict[str, Any], device: str, cohort: int | None, **more: An
     return Experiment(rounds=3, algorithm=rule, **(settings | more))
 
 
-def played(federation: Federation, engine: Loop | Stacked, rounds: int = 3) -> State:
-    state = begin(federation)
-    for _ in range(rounds):
-        state, _ = play_round(federation, state, engine)
-    return state
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("cohort", [None, 3])
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(map(str, rule.values())))
+@pytest.mark.parametrize("rule", RULES, ids=named)
 def test_the_loop_and_the_stack_agree(rule: dict[str, Any], cohort: int | None, device: str) -> None:
     chosen = experiment(rule, device, cohort)
     loop, stacked = (played(build(chosen), engine) for engine in (Loop(), Stacked()))
@@ -155,7 +139,7 @@ def test_a_round_does_not_depend_on_the_rounds_an_engine_has_seen(device: str) -
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(map(str, rule.values())))
+@pytest.mark.parametrize("rule", RULES, ids=named)
 @pytest.mark.parametrize("cohort", [None, 3])
 def test_our_own_kernels_train_what_the_loop_trains(rule: dict[str, Any], cohort: int | None) -> None:
     """A convolutional model in fp32: rounding differs, so the gap is compared with that of a loop in float64."""
@@ -164,7 +148,7 @@ def test_our_own_kernels_train_what_the_loop_trains(rule: dict[str, Any], cohort
     images[torch.arange(300), 0, labels, labels] = 255
     data = from_arrays(images, labels, images[:50], labels[:50])
     settings: dict[str, Any] = {
-        "data": {"augment": "crop_flip"},
+        "data": {"augment": "crop_flip", "proxy": 20 if rule["name"] == "fedcl" else 0},
         "model": {"name": "cnn"},
         "split": {"clients": 5, "beta": 0.5},
         "local": {"epochs": 1, "batch": 16, "lr": 0.02},

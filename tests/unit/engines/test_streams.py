@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from rules import RULES, named, played, proxy_for
 from torch import nn
 
 from fedgg.engines import Loop, Streams
-from fedgg.lab.build import Federation, build
+from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.state import State, begin, play_round
+from fedgg.lab.state import begin, play_round
 
 DEVICES = [
     "cpu",
@@ -30,6 +31,7 @@ def with_dropout() -> nn.Module:
 
 def experiment(rule: dict[str, Any], device: str, cohort: int | None, **more: Any) -> Experiment:
     settings: dict[str, Any] = {
+        "data": {"proxy": proxy_for(rule)},
         "split": {"clients": 6, "beta": 0.3, "min_examples": 5},
         "local": {"epochs": 2, "batch": 13, "lr": 0.05, "weight_decay": 0.001},
         "server": {"cohort": cohort},
@@ -38,28 +40,10 @@ def experiment(rule: dict[str, Any], device: str, cohort: int | None, **more: An
     return Experiment(rounds=3, algorithm=rule, **(settings | more))
 
 
-def played(federation: Federation, engine: Loop | Streams, rounds: int = 3) -> State:
-    state = begin(federation)
-    for _ in range(rounds):
-        state, _ = play_round(federation, state, engine)
-    return state
-
-
-RULES: list[dict[str, Any]] = [
-    {"name": "fedavg"},
-    {"name": "fedprox", "mu": 0.1},
-    {"name": "scaffold"},
-    {"name": "scaffold", "correction": "after"},
-    {"name": "fedgg", "mu": 0.5},
-    {"name": "fedgg", "weight": "fixed", "first_step": "epsilon"},
-    {"name": "fedgg", "first_step": "relative_push", "scope": "layer", "direction": "sent"},
-]
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("cohort", [None, 3])
 @pytest.mark.parametrize("model", [with_statistics, with_dropout])
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(map(str, rule.values())))
+@pytest.mark.parametrize("rule", RULES, ids=named)
 def test_the_loop_and_the_streams_agree(
     rule: dict[str, Any], model: Callable[[], nn.Module], cohort: int | None, device: str
 ) -> None:

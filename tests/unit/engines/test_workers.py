@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rules import RULES, named, proxy_for
 from torch import nn
 from travellers import Raising, WithALambda, WithDropout, WithStatistics
 
@@ -29,18 +30,6 @@ from fedgg.lab.jobs import Tell
 from fedgg.lab.runner import Watcher, run
 from fedgg.lab.state import State, begin, close, next_job, play_round, train
 from fedgg.lab.study import Study, run_study
-
-RULES: list[dict[str, Any]] = [
-    {"name": "fedavg"},
-    {"name": "fedsgd"},
-    {"name": "fedprox", "mu": 0.1},
-    {"name": "fedavgm"},
-    {"name": "scaffold", "correction": "exact"},
-    {"name": "scaffold", "correction": "after", "variate_mean": "uniform"},
-    {"name": "fedgg", "mu": 0.5},
-    {"name": "fedgg", "weight": "fixed", "first_step": "epsilon"},
-    {"name": "fedgg", "first_step": "relative_push", "scope": "layer", "direction": "sent"},
-]
 
 
 def experiment(**changes: Any) -> Experiment:
@@ -92,11 +81,11 @@ def assert_as_the_loop(chosen: Experiment, workers: Workers, model: ModelGiven |
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 @pytest.mark.parametrize("cohort", [None, 3])
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(map(str, rule.values())))
+@pytest.mark.parametrize("rule", RULES, ids=named)
 def test_the_loop_and_the_workers_have_the_same_bits(
     rule: dict[str, Any], cohort: int | None, precision: str, workers: Workers
 ) -> None:
-    changes = {f"algorithm.{key}": value for key, value in rule.items()}
+    changes = {f"algorithm.{key}": value for key, value in rule.items()} | {"data.proxy": proxy_for(rule)}
     assert_as_the_loop(experiment(**changes, **{"server.cohort": cohort, "engine.precision": precision}), workers)
 
 

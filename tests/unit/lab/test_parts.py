@@ -28,6 +28,9 @@ def test_algorithms_by_name() -> None:
     [
         ("fedgb", {}, ("unknown algorithm 'fedgb'", "did you mean 'fedgg'")),
         ("zzzzzz", {}, ("choose from", "scaffold")),
+        ("fedadam", {"tau": 0.0}, ("algorithm.tau = 0.0", "above zero")),
+        ("feddyn", {"alpha": 0.0}, ("algorithm.alpha = 0.0", "above zero")),
+        ("moon", {"temperature": 0}, ("algorithm.temperature = 0", "above zero")),
         ("fedgg", {"my": 1}, ("no setting 'my'", "'mu'")),
         ("fedavg", {"mu": 1}, ("no setting 'mu'", "it has none")),
         ("fedgg", {"mu": -1}, ("algorithm.mu = -1", "zero or more")),

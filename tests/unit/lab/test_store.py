@@ -82,8 +82,9 @@ def dropout() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.3), nn.Linear(8, 10))
 
 
+NEEDS: dict[str, dict[str, Any]] = {"moon": {"model.name": "mlp", "model.hidden": 4}, "fedcl": {"data.proxy": 20}}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    **{name: ({"algorithm.name": name}, {}) for name in ALGORITHMS},
+    **{name: ({"algorithm.name": name, **NEEDS.get(name, {})}, {}) for name in ALGORITHMS},
     "fedgg sent": ({"algorithm.name": "fedgg", "algorithm.direction": "sent"}, {}),
     **{f"batch norm {p}": ({"model.statistics": p}, {"model": batch_norm}) for p in ("average", "local", "frozen")},
     "dropout": ({"algorithm.name": "scaffold"}, {"model": dropout}),

@@ -34,7 +34,8 @@ def test_shared_runs_count_once() -> None:
     assert counts("readings") == counts("readings", "inner", "fig3") == 46 * 3
     assert counts("inner") == 4 * 2 * 3
     assert counts("scaffold") == 6 * 3
-    assert counts("ours") == (46 + 5) * 3  # FedAvg at beta 0.1 is in both
+    assert counts("scaffold-small") == 4 * 3
+    assert counts("ours") == (46 + 5 + 4) * 3  # FedAvg at beta 0.1 is in both
 
 
 def test_every_run_has_a_folder_of_its_own() -> None:
@@ -55,7 +56,7 @@ def test_other_rounds_or_precision_go_elsewhere_and_another_label_does_not() -> 
     assert named.place(2) == base.place(2)
 
 
-@pytest.mark.parametrize("name", ["fig3", "readings", "scaffold-modes", *DATASETS])
+@pytest.mark.parametrize("name", ["fig3", "readings", "scaffold-modes", "scaffold-small-clients", *DATASETS])
 def test_presets_are_what_the_items_run(name: str) -> None:
     """`fedgg compare experiments/NAME.toml` and `fedgg reproduce` train the same experiments."""
     study = preset(name)

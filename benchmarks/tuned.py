@@ -1,0 +1,120 @@
+"""Of every algorithm's grid in a tuning study, the setting to be compared with others: a study of the chosen ones.
+
+    fedgg compare experiments/tuning.toml --device cuda --set engine.precision=bf16 --out runs/tuning
+    python benchmarks/fold.py runs/tuning results/tuning.json
+    python benchmarks/tuned.py results/tuning.json experiments/tuned.toml
+
+A variant's label is `FAMILY: SETTING, beta BETA`. Of each family and beta the setting with the highest accuracy on the
+examples clients keep back is taken (`holdout_accuracy`, mean of the last rounds); the test set has no say. Diverged
+settings are never taken, and a family in which all diverged is left out, with a word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedgg.errors import UserError
+from fedgg.report.folded import read_folded
+from fedgg.report.folders import RunRecord
+
+LAST = 10  # rounds
+SEEDS = [0, 1, 2]
+REFERENCE = "FedAvg, beta 0.5"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A setting of a family at one beta, with what it reached on the examples kept back."""
+
+    family: str
+    setting: str
+    beta: str
+    record: RunRecord
+
+    @classmethod
+    def of(cls, record: RunRecord) -> Point:
+        label, _, beta = str(record.config["name"]).rpartition(", beta ")
+        family, _, setting = label.partition(": ")
+        return cls(family, setting, beta, record)
+
+    @property
+    def place(self) -> str:
+        return f"{self.family}, beta {self.beta}"
+
+    @property
+    def accuracy(self) -> float | None:
+        """None where it diverged."""
+        if self.record.status != "finished":
+            return None
+        rounds, accuracies = self.record.numbers("holdout_accuracy")
+        if not len(rounds):
+            raise UserError(f"{self.place}: the clients kept nothing back; set data.holdout in the tuning study")
+        return statistics.mean(float(a) for r, a in zip(rounds, accuracies, strict=True) if r > rounds[-1] - LAST)
+
+
+def chosen(points: Iterable[Point]) -> dict[str, tuple[Point | None, list[Point]]]:
+    """For each family and beta, in the study's order: the best point, and all of them."""
+    grids: dict[str, list[Point]] = {}
+    for point in points:
+        grids.setdefault(point.place, []).append(point)
+    best: dict[str, tuple[Point | None, list[Point]]] = {}
+    for place, grid in grids.items():
+        reached = [point for point in grid if point.accuracy is not None]
+        best[place] = (max(reached, key=lambda point: point.accuracy or 0.0, default=None), grid)
+    return best
+
+
+def study(best: dict[str, tuple[Point | None, list[Point]]]) -> str:
+    """The study of the chosen settings, as TOML, with what every setting reached beside it."""
+    first = next(point for point, _ in best.values() if point is not None).record.config
+    base = {key: first[key] for key in ("rounds", "data", "split", "model", "local")}
+    base["data"] = {key: value for key, value in base["data"].items() if key not in ("holdout", "proxy")}
+    base["split"] = {key: value for key, value in base["split"].items() if key != "beta"}
+    head: dict[str, Any] = {"seeds": SEEDS, "reference": REFERENCE, "experiment": base}
+    head["experiment"]["server"] = {"checkpoint_every": 50}
+    parts = [f"# Made by benchmarks/tuned.py. {HEADING}\n", tomli_w.dumps(head)]
+    for place, (point, grid) in best.items():
+        reached = ", ".join(f"{p.setting or 'no setting'} {_shown(p.accuracy)}" for p in grid)
+        if point is None:
+            parts.append(f"\n# {place}: left out, nothing but divergence ({reached})\n")
+            continue
+        config = point.record.config
+        variant: dict[str, Any] = {"algorithm": config["algorithm"], "split": {"beta": config["split"]["beta"]}}
+        if config["data"].get("proxy"):
+            variant["data"] = {"proxy": config["data"]["proxy"]}
+        parts.append(f"\n# {reached}\n" + tomli_w.dumps({"variants": {place: variant}}))
+    return "".join(parts)
+
+
+HEADING = (
+    "Every algorithm with the setting of its grid (experiments/tuning.toml) that did\n"
+    "# best on examples clients kept back; above each, the accuracy of all settings there.\n"
+    "#   fedgg compare experiments/tuned.toml --device cuda --set engine.precision=bf16"
+)
+
+
+def _shown(accuracy: float | None) -> str:
+    return "diverged" if accuracy is None else f"{100 * accuracy:.1f}%"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="folded runs of a tuning study")
+    parser.add_argument("study", type=Path, help="the TOML file to be written")
+    given = parser.parse_args()
+    best = chosen(map(Point.of, read_folded(given.results)))
+    given.study.write_text(study(best), encoding="utf-8")
+    for place, (point, grid) in best.items():
+        taken = "all diverged" if point is None else f"{point.setting or 'no setting'} ({_shown(point.accuracy)})"
+        print(f"{place}: {taken} of {len(grid)}")
+
+
+if __name__ == "__main__":
+    main()

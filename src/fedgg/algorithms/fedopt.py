@@ -1,0 +1,118 @@
+"""FedAdam, FedYogi, FedAdagrad: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2.
+
+The server treats the average update delta as a gradient and gives every parameter a step size of its own:
+
+    m <- beta1 m + (1 - beta1) delta
+    v <- v + delta^2                                        FedAdagrad
+    v <- v - (1 - beta2) delta^2 sign(v - delta^2)          FedYogi
+    v <- beta2 v + (1 - beta2) delta^2                      FedAdam
+    w <- w + server_lr m / (sqrt(v) + tau)
+
+m starts at zero, v at tau^2, and v takes the squares of delta, as Adam does (versions of the paper differ in whether
+they are delta's or m's). There is no bias correction, as in the paper: the first steps are short while m fills.
+Squares, roots and signs are taken parameter by parameter.
+
+Clients are weighted by their examples, as in the paper's experiments. What clients do is FedAvg's, local momentum
+included: it makes updates longer, and the division by sqrt(v) takes that out again. A parameter moves by about
+server_lr a round, however far the clients went, so server_lr is to be chosen for the model at hand. They rest where
+FedAvg rests; near there the step is server_lr / tau times delta, and where that is too long they circle instead.
+
+They are FedAvg where v stays as it began (beta2 1; for FedAdagrad, a tau beside which no square counts), m is delta
+(beta1 0) and server_lr is the 2 tau it is divided by.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedgg.core.algorithm import Algorithm, Hub, Number, setting
+from fedgg.core.rows import Rows, weighted_sum
+
+BETA1 = "Reddi et al. 2021, Sec. 5: 0.9 for Adam and Yogi, 0 for Adagrad"
+BETA2 = "Reddi et al. 2021, Sec. 5: 0.99"
+TAU = "Reddi et al. 2021, Sec. 5: 1e-3, good for every task there"
+SERVER_LR = "Reddi et al. 2021, appendix: the best for CIFAR-10; others need others"
+
+
+@dataclass(frozen=True)
+class FedAdam(Algorithm):
+    """Differs from FedAvg: the server's step is Adam's."""
+
+    when: ClassVar[str] = "parameters need very different step sizes (embeddings, rare classes); tune server_lr"
+
+    server_lr: Number = setting(0.01, "server learning rate", SERVER_LR)
+    beta1: Number = setting(0.9, "how long the server remembers updates", BETA1)
+    beta2: Number = setting(0.99, "how long the server remembers their squares", BETA2)
+    tau: Number = setting(1e-3, "adaptivity: the floor under the root of the squares", TAU, positive=True)
+
+    def neutral(self) -> FedAdam:
+        return replace(self, server_lr=2.0, beta1=0.0, beta2=1.0, tau=1.0)
+
+    def server_memory(self, w: Tensor) -> Rows:
+        return _start(w, self.tau)
+
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+        delta = weighted_sum(share, up["delta"])
+        squares = self.beta2 * hub.memory["squares"] + (1 - self.beta2) * delta.square()
+        return _step(self, w, delta, squares, hub)
+
+
+@dataclass(frozen=True)
+class FedYogi(Algorithm):
+    """Differs from FedAvg: the server's step is Yogi's, which is Adam's with squares that fall less abruptly."""
+
+    when: ClassVar[str] = "as FedAdam, where large updates are rare: its steps recover more slowly after one"
+
+    server_lr: Number = setting(0.01, "server learning rate", SERVER_LR)
+    beta1: Number = setting(0.9, "how long the server remembers updates", BETA1)
+    beta2: Number = setting(0.99, "how fast its squares follow the updates'", BETA2)
+    tau: Number = setting(1e-3, "adaptivity: the floor under the root of the squares", TAU, positive=True)
+
+    def neutral(self) -> FedYogi:
+        return replace(self, server_lr=2.0, beta1=0.0, beta2=1.0, tau=1.0)
+
+    def server_memory(self, w: Tensor) -> Rows:
+        return _start(w, self.tau)
+
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+        delta, old = weighted_sum(share, up["delta"]), hub.memory["squares"]
+        squares = old - (1 - self.beta2) * delta.square() * (old - delta.square()).sign()
+        return _step(self, w, delta, squares, hub)
+
+
+@dataclass(frozen=True)
+class FedAdagrad(Algorithm):
+    """Differs from FedAvg: the server's step is Adagrad's, whose step sizes only ever shrink."""
+
+    when: ClassVar[str] = "some parameters are rarely updated (sparse inputs), training is short; tune server_lr"
+
+    server_lr: Number = setting(0.1, "server learning rate", SERVER_LR)
+    beta1: Number = setting(0.0, "how long the server remembers updates", BETA1)
+    tau: Number = setting(1e-3, "adaptivity: the floor under the root of the squares", TAU, positive=True)
+
+    def neutral(self) -> FedAdagrad:
+        return replace(self, server_lr=2.0**51, beta1=0.0, tau=2.0**50)
+
+    def server_memory(self, w: Tensor) -> Rows:
+        return _start(w, self.tau)
+
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+        delta = weighted_sum(share, up["delta"])
+        squares = hub.memory["squares"] + delta.square()
+        return _step(self, w, delta, squares, hub)
+
+
+def _start(w: Tensor, tau: Number) -> Rows:
+    return {"momentum": torch.zeros_like(w), "squares": torch.zeros_like(w) + tau**2}
+
+
+def _step(
+    kind: FedAdam | FedYogi | FedAdagrad, w: Tensor, delta: Tensor, squares: Tensor, hub: Hub
+) -> tuple[Tensor, Rows]:
+    momentum = kind.beta1 * hub.memory["momentum"] + (1 - kind.beta1) * delta
+    new = w + kind.server_lr * momentum / (squares.sqrt() + kind.tau)
+    return new, {"momentum": momentum, "squares": squares}

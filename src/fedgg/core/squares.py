@@ -1,0 +1,92 @@
+"""Squares of single examples' gradients, added up, from one pass for all of them together.
+
+What a layer's weight gets from an example is made of what went in and of what came back: for a linear layer g x^T,
+whose square is g^2 (x^2)^T, so that the sum over examples is one product; for a convolution, one small product an
+example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedgg.core.layout import Layout
+
+
+@dataclass(eq=False)
+class _Heard:
+    """What went into a layer, and what comes back out of it."""
+
+    layer: nn.Module
+    inputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+
+    def note(self, _: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> Tensor:
+        """The model goes on with a copy: what comes next may work in place."""
+        self.inputs.append(given[0].detach())
+        self.outputs.append(made)
+        return made.clone()
+
+
+def layers_of(module: nn.Module, layout: Layout) -> dict[str, nn.Module] | None:
+    """The layers that own all parameters, if this way is open to each of them."""
+    trainable = {name.rpartition(".")[0] for name in layout.names}
+    layers = {name: part for name, part in module.named_modules() if name in trainable}
+    tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
+    return None if tied or not all(_fits(part) for part in layers.values()) else layers
+
+
+def examples_at_once(layers: dict[str, nn.Module], x: Tensor, numbers: int) -> int:
+    """How many examples' patches and gradients stay below so many numbers."""
+    pixels = x[0].numel() // x.shape[1] if x.ndim == 4 else 1
+    weights = [part.weight for part in layers.values() if isinstance(part, nn.Conv2d)]
+    each = max((max(weight[0].numel() * pixels, weight.numel()) for weight in weights), default=x[0].numel())
+    return max(numbers // each, 1)
+
+
+def sums_of_squares(
+    layers: dict[str, nn.Module], losses: Callable[[], Tensor], layout: Layout, like: Tensor
+) -> Tensor | None:
+    """`[1, P]`; `losses` runs the model on all examples and gives the loss of each; None if it is no simple one."""
+    heard = {name: _Heard(part) for name, part in layers.items()}
+    hooks = [one.layer.register_forward_hook(one.note) for one in heard.values()]
+    try:
+        loss = losses().sum()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if any(len(one.outputs) != 1 or not _plain(one) for one in heard.values()):
+        return None  # called twice, not at all, or on something that is no batch
+    back = torch.autograd.grad(loss, [one.outputs[0] for one in heard.values()])
+    parts: dict[str, Tensor] = {}
+    for (name, one), grad in zip(heard.items(), back, strict=True):
+        for key, value in _squares(one.layer, one.inputs[0].to(like.dtype), grad.to(like.dtype)).items():
+            parts[f"{name}.{key}" if name else key] = value
+    row = layout.flatten(parts)
+    return layout.arranged(row) if layout.pixelwise else row
+
+
+def _fits(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.Conv2d):
+        return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return type(layer) is nn.Linear
+
+
+def _plain(one: _Heard) -> bool:
+    return one.inputs[0].ndim == (4 if isinstance(one.layer, nn.Conv2d) else 2)
+
+
+def _squares(layer: nn.Module, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
+    if isinstance(layer, nn.Conv2d):
+        patches = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
+        grad = grad.flatten(2)
+        weight = (grad @ patches.mT).square().sum(0).view_as(layer.weight)
+        bias = grad.sum(2).square().sum(0)
+    else:
+        assert isinstance(layer, nn.Linear)
+        weight, bias = grad.square().mT @ x.square(), grad.square().sum(0)
+    return {"weight": weight} if layer.bias is None else {"weight": weight, "bias": bias}
