@@ -24,6 +24,13 @@ def history(folder: Path) -> list[dict[str, Any]]:
 
 
 IN_A_FILE = ["--set", "server.memory_limit_mb=0"]
+ATTACKED = ["--set", "robust.rule=median", "--set", "attack.kind=noise"]
+
+
+@pytest.fixture
+def attacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the four sends noise, drawn anew in every round, and the server takes the median."""
+    monkeypatch.setattr(sys.modules[__name__], "RUN", [*RUN, *ATTACKED])
 
 
 def start(folder: Path, rounds: int, more: list[str]) -> subprocess.Popen[bytes]:
@@ -87,6 +94,11 @@ def test_five_kills(tmp_path: Path) -> None:
 
 def test_four_kills_with_the_clients_memory_in_a_file(tmp_path: Path) -> None:
     kill_and_resume(tmp_path, rounds=20, kills=4, seed=2, more=IN_A_FILE)
+
+
+@pytest.mark.usefixtures("attacked")
+def test_three_kills_under_attack(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, rounds=20, kills=3, seed=3)
 
 
 @pytest.mark.slow

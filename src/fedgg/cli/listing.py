@@ -40,6 +40,7 @@ def list_parts() -> None:
         )
         if own:
             print_table(Table(f"algorithm.* of {name}", ("key", "default", "meaning"), own), numbers=False)
+    print_table(_wrappers(), numbers=False)
     models = tuple((name, _first_line(maker)) for name, maker in MODELS.items())
     for title, rows in (("models", models), ("data sets", tuple(SOURCES.items())), ("splits", tuple(SCHEMES.items()))):
         print_table(Table(title, ("name", "what it is"), rows), numbers=False)
@@ -75,6 +76,14 @@ def _counting_clients_equally(algorithms: dict[str, type[Algorithm]]) -> Iterato
 
 def _difference(kind: type[Algorithm]) -> str:
     return _first_line(kind).removeprefix("Differs from FedAvg: ")
+
+
+def _wrappers() -> Table:
+    from fedgg.lab.sections import Attack, Privacy, Robust
+
+    sections = {"privacy": Privacy, "robust": Robust, "attack": Attack}
+    rows = tuple((f"[{name}]", " ".join((kind.__doc__ or "").split())) for name, kind in sections.items())
+    return Table("around any algorithm; off unless a key of the section is set", ("section", "what it does"), rows)
 
 
 def _first_line(thing: object) -> str:

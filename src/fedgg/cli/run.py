@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgg.cli import choices
-from fedgg.cli.screen import Heartbeat, news, note, progress, say
+from fedgg.cli.screen import Heartbeat, ending, news, note, progress, say, shown_epsilon
 
 if TYPE_CHECKING:
     from fedgg.lab.config import Experiment
@@ -54,6 +54,9 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run folder.")],
     rounds: Annotated[int | None, typer.Option(help="Go on to this round, further than was asked at first.")] = None,
+    epsilon_limit: Annotated[
+        float | None, typer.Option(help="Spend this much privacy, more than was allowed at first.")
+    ] = None,
     data_folder: choices.DataFolderOption = None,
 ) -> None:
     """Go on with a run that was stopped or killed; it ends with the same bits as if it had not been.
@@ -62,6 +65,7 @@ def resume(
 
     - `fedgg resume runs/cifar`
     - `fedgg resume runs/cifar --rounds 200`
+    - `fedgg resume runs/private --epsilon-limit 8`
     """
     from fedgg.errors import UserError
     from fedgg.lab.store import Store
@@ -69,6 +73,10 @@ def resume(
     experiment = Store(folder).experiment()
     if rounds is not None:
         experiment = experiment.changed({"rounds": rounds})
+    if epsilon_limit is not None:
+        if experiment.privacy is None:
+            raise UserError(f"{folder} is no private run, so --epsilon-limit has nothing to limit: leave it out")
+        experiment = experiment.changed({"privacy.epsilon_limit": epsilon_limit})
     parts = (experiment.model.name, experiment.data.source, experiment.algorithm.name)
     if any(part.startswith("python:") for part in parts):
         raise UserError(
@@ -111,13 +119,15 @@ def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None
 
 def _show(summary: dict[str, Any], folder: Path) -> None:
     _draw(folder)
-    if summary["status"] == "diverged":
-        note(f"diverged after {summary['rounds_done']} rounds: {summary['why']}")
+    if (why := ending(summary)) is not None:
+        note(why)
     if summary["final_test_accuracy"] is not None:
         say(
             f"test accuracy {100 * summary['final_test_accuracy']:.2f}% after round {summary['rounds_done']}, "
             f"highest {100 * summary['highest_test_accuracy']:.2f}% after round {summary['highest_at_round']}"
         )
+    if "epsilon" in summary:
+        say(f"privacy spent: {shown_epsilon(summary)}")
     say(f"{summary['bytes'] / 1e6:.1f} MB sent, {summary['seconds']:.1f} s; everything is in {folder}")
     if summary["status"] == "diverged":
         raise typer.Exit(1)

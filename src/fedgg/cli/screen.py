@@ -91,6 +91,18 @@ class Heartbeat:
             errors.print(escape(sentence), soft_wrap=True)
 
 
+def ending(summary: dict[str, Any]) -> str | None:
+    """Why a run ended before its last round, if it did."""
+    word = {"diverged": "diverged", "spent": "stopped"}.get(summary["status"])
+    return None if word is None else f"{word} after {summary['rounds_done']} rounds: {summary['why']}"
+
+
+def shown_epsilon(record: dict[str, Any]) -> str:
+    """The privacy spent, of a round or a whole run."""
+    epsilon = "infinite" if record["epsilon"] is None else f"{record['epsilon']:.2f}"
+    return f"epsilon {epsilon} at delta {record['delta']:g}"
+
+
 def news(record: dict[str, Any]) -> str:
     """A round in a few words: which accuracy this is stands beside it."""
     parts = []
@@ -98,6 +110,8 @@ def news(record: dict[str, Any]) -> str:
         parts.append(f"test accuracy {100 * record['test_accuracy']:.1f}%")
     if record.get("train_loss") is not None:
         parts.append(f"train loss {record['train_loss']:.3f}")
+    if "epsilon" in record:
+        parts.append(shown_epsilon(record))
     if record.get("lost"):
         parts.append(f"{len(record['lost'])} lost")
     return ", ".join(parts)

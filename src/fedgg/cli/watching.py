@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from fedgg.cli.screen import Heartbeat, news, note, progress
+from fedgg.cli.screen import Heartbeat, ending, news, note, progress
 
 
 def processes_for(device: str) -> int:
@@ -39,10 +39,10 @@ def watched(runs: int, rounds: int, work: Callable[[Callable[[Any, str, Any], No
                 said.add(what)
                 note(f"{job.name}: {what}")
             elif kind == "ended":
-                done[job.name] = rounds  # a diverged run needs no more
+                done[job.name] = rounds  # a run that diverged or stopped needs no more
                 bar.remove_task(tasks.pop(job.name))
-                if what["status"] == "diverged":
-                    note(f"{job.name} diverged after {what['rounds_done']} rounds: {what['why']}")
+                if (why := ending(what)) is not None:
+                    note(f"{job.name} {why}")
             bar.update(overall, completed=sum(done.values()))
 
         try:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Hub
 from fedgg.core.buffers import BufferPolicy, close_buffers
+from fedgg.core.collect import PLAIN, Collector, Sent, shares
 from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Rows, check, stack
 
@@ -59,12 +60,20 @@ def close_round(
     ends: Mapping[int, LocalEnd],
     examples: Mapping[int, int],
     policy: BufferPolicy,
+    collector: Collector = PLAIN,
+    asked: int | None = None,
 ) -> tuple[ServerState, dict[int, float]]:
-    """The server's state after the round, and the share each client had in it. Clients count by their examples."""
+    """The server's state after the round, and the share each client had in it.
+
+    Clients count by their examples, unless the collector counts them the same; `asked` says how many there would have
+    been had nobody been lost.
+    """
     order = sorted(ends)  # the same sum in the same order, whoever answered first
-    counts = torch.tensor([[examples[client]] for client in order], dtype=state.w.dtype, device=state.w.device)
-    share = counts / counts.sum()
-    w, memory = algorithm.aggregate(state.w, stack([ends[client].up for client in order]), share, hub)
+    share = shares([examples[client] for client in order], state.w, equally=collector.counts_equally)
+    up = stack([ends[client].up for client in order])
+    collector.check(up, state.w.shape[1])
+    handed_on = collector.collect(Sent(up, share, hub.round, len(order) if asked is None else asked))
+    w, memory = algorithm.aggregate(state.w, *handed_on, hub)
     if w.shape != state.w.shape:
         raise ValueError(f"aggregate() must return a model {tuple(state.w.shape)}, got {tuple(w.shape)}")
     buffers = close_buffers(policy, state.buffers, stack([ends[client].buffers for client in order]), share)

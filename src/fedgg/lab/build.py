@@ -29,6 +29,7 @@ from fedgg.lab.choice import EngineName, channels_last, choose, products
 from fedgg.lab.config import Experiment
 from fedgg.lab.holdings import holdings
 from fedgg.lab.parts import build_algorithm, build_model, load_start
+from fedgg.lab.wrapping import NOTHING, Wrappers, wrappers_of
 
 ModelGiven = nn.Module | Callable[..., nn.Module]
 DataGiven = Dataset | tuple[Any, Any, Any, Any]
@@ -47,10 +48,17 @@ class Federation:
     work: Work
     engine: EngineName  # who trains it
     notices: tuple[str, ...]
+    wrappers: Wrappers = NOTHING  # what happens between clients and algorithm
 
     @property
     def cohort_size(self) -> int:
         return self.experiment.server.cohort or self.experiment.split.clients
+
+    @cached_property
+    def last_round(self) -> int:
+        """The one asked for, or an earlier one where privacy allows no more."""
+        rounds, budget = self.experiment.rounds, self.wrappers.budget
+        return rounds if budget is None else budget.affordable(rounds)
 
     # Counted once: a round asks for its cohort's alone, and must not cost more where the population is larger.
 
@@ -127,7 +135,10 @@ def build(
             f"the model keeps batch statistics: model.statistics = {experiment.model.statistics!r} "
             f"(others: average, local, frozen)"
         )
-    return Federation(experiment, algorithm, net, feed, dataset, split, work, choice.name, tuple(notices))
+    filled = sum(size > 0 for size in sizes)
+    wrappers, about = wrappers_of(experiment, net, filled, min(experiment.server.cohort or filled, filled))
+    notices += about
+    return Federation(experiment, algorithm, net, feed, dataset, split, work, choice.name, tuple(notices), wrappers)
 
 
 def _extra_arithmetic(algorithm: Algorithm, work: Work) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -35,6 +35,8 @@ def _describe(problem: Any, model: type[BaseModel]) -> str:
         if len(place) == 1 and place[0] in _ALGORITHMS_KEYS:
             return f"unknown key {key!r}: did you mean 'algorithm.{key}'?"
         return f"unknown key {key!r}{nearest(place[-1], _keys(model, place[:-1]))}"
+    if problem["type"] == "missing":
+        return f"{key} is missing"
     message = problem["msg"].removeprefix("Value error, ")
     if not key or (problem["type"] == "value_error" and isinstance(problem["input"], dict)):
         return str(message)  # about several settings of a section: the message names them
@@ -47,15 +49,18 @@ _ALGORITHMS_KEYS = {field.name for kind in ALGORITHMS.values() for field in fiel
 def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     keys = []
     for name, field in model.model_fields.items():
-        inner = field.annotation
-        nested = isinstance(inner, type) and issubclass(inner, BaseModel)
-        keys += _all_keys(inner, f"{prefix}{name}.") if nested else [f"{prefix}{name}"]  # type: ignore[arg-type]
+        inner = section_in(field.annotation)
+        keys += [f"{prefix}{name}"] if inner is None else _all_keys(inner, f"{prefix}{name}.")
     return keys
+
+
+def section_in(annotation: Any) -> type[BaseModel] | None:
+    """The section a field holds, be it always there or off unless it is set."""
+    kinds = (annotation, *get_args(annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def _keys(model: type[BaseModel], path: list[str]) -> list[str]:
     for part in path:
-        inner = model.model_fields[part].annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            model = inner
+        model = section_in(model.model_fields[part].annotation) or model
     return list(model.model_fields)

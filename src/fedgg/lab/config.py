@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticUndefined
 
 from fedgg.core.buffers import BufferPolicy
 from fedgg.data.augment import Augmentation
 from fedgg.data.normalise import Normalisation
 from fedgg.engines.precision import Precision
 from fedgg.errors import UserError
-from fedgg.lab.complaints import one_line
+from fedgg.lab.complaints import one_line, section_in
+from fedgg.lab.sections import OFF_UNLESS_THERE, Attack, Privacy, Robust, Section
 
 HANDS = {"threads", "workers", "lost_clients"}  # who does the work; clients that were lost are named in the history
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=False)
 
 
 class Named(Section):
@@ -140,6 +138,20 @@ class Experiment(Section):
     local: Local = Local()
     server: Server = Server()
     engine: Engine = Engine()
+    privacy: Privacy | None = Field(None, description="client-level differential privacy; off unless a key is set")
+    robust: Robust | None = Field(None, description="robust aggregation; off unless robust.rule is set")
+    attack: Attack | None = Field(None, description="clients that attack; off unless attack.kind is set")
+
+    @model_validator(mode="after")
+    def _wrappers_fit(self) -> Experiment:
+        if self.privacy is not None and self.robust is not None:
+            raise ValueError(
+                "privacy and robust cannot be had together: the noise is made for the mean of clipped updates, and a "
+                "robust rule is another one; leave one out (privacy.clip alone already bounds every client)"
+            )
+        if self.attack is not None and self.attack.clients > self.split.clients:
+            raise ValueError(f"attack.clients = {self.attack.clients} but there are only {self.split.clients} clients")
+        return self
 
     @model_validator(mode="after")
     def _cohort_exists(self) -> Experiment:
@@ -169,6 +181,7 @@ class Experiment(Section):
     def _path(self) -> dict[str, Any]:
         watching = {"evaluate_every", "checkpoint_every", "memory_limit_mb"}
         hidden: Any = {"name": True, "rounds": True, "engine": HANDS, "server": watching}
+        hidden["privacy"] = {"epsilon_limit"}  # as rounds do, it says how far the path is followed
         path = _without_what_is_off(self.model_dump(mode="json", exclude=hidden))
         path["engine"]["name"] = self.engine.arithmetic_of
         return path
@@ -184,9 +197,9 @@ class Experiment(Section):
         return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
 
     def changed(self, changes: dict[str, Any]) -> Experiment:
-        """A copy with dotted keys replaced, as {"local.lr": 0.1}; another name drops the old one's settings."""
+        """A copy with dotted keys replaced, as {"local.lr": 0.1}; another name or rule drops the old one's settings."""
         content = _without_none(self.model_dump(mode="json"))
-        for key, value in sorted(changes.items(), key=lambda change: not change[0].endswith(".name")):
+        for key, value in sorted(changes.items(), key=lambda change: not change[0].endswith((".name", ".rule"))):
             place = content
             *path, last = key.split(".")
             for part in path:
@@ -195,6 +208,8 @@ class Experiment(Section):
                 place = place[part]
             if last == "name" and path in (["algorithm"], ["model"]) and place.get("name") != value:
                 place.clear() if path == ["algorithm"] else [place.pop(k) for k in set(place) - {"start", "statistics"}]
+            if key == "robust.rule" and place.get("rule") != value:
+                place.clear()
             place[last] = value
         return Experiment(**content)
 
@@ -203,16 +218,23 @@ def described_settings() -> list[tuple[str, str, str]]:
     """Every key of an experiment with its default and its meaning."""
     rows = []
     for name, field in Experiment.model_fields.items():
-        if isinstance(field.default, BaseModel):
-            inner = type(field.default).model_fields
-            rows += [(f"{name}.{key}", _shown(f.default), f.description or "") for key, f in inner.items()]
-        else:
+        section = section_in(field.annotation)
+        if section is None or field.default is None:
             rows.append((name, _shown(field.default), field.description or ""))
+        if section is not None:
+            inner = section.model_fields
+            rows += [(f"{name}.{key}", _shown(f.default), f.description or "") for key, f in inner.items()]
     return rows
 
 
 def _shown(default: Any) -> str:
-    return "" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+    return (
+        ""
+        if default in (None, PydanticUndefined)
+        else str(default).lower()
+        if isinstance(default, bool)
+        else str(default)
+    )
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -245,7 +267,7 @@ def _without_what_is_off(content: dict[str, Any]) -> dict[str, Any]:
     """A setting younger than the first run folders leaves no trace in an identity where it changes nothing."""
     if not content["data"]["proxy"]:
         del content["data"]["proxy"]
-    return content
+    return {key: value for key, value in content.items() if key not in OFF_UNLESS_THERE or value is not None}
 
 
 def _without_none(content: dict[str, Any]) -> dict[str, Any]:

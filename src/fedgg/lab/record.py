@@ -15,6 +15,7 @@ from fedgg.core.server import Lost, ServerState
 from fedgg.engines import RoundJob
 from fedgg.engines.job import Look
 from fedgg.lab.build import Federation
+from fedgg.wrappers import Budget
 
 
 @dataclass(frozen=True)
@@ -41,18 +42,25 @@ def round_record(
     return {
         "round": rounds_done,
         **_shown_scores(scores),
+        **spent(federation.wrappers.budget, rounds_done),
         "train_loss": _finite(sum(share[c] * float(end.loss) for c, end in kept.items())),
         "readings": _mean_readings(kept, share),
         "bytes_down": len(job.cohort) * _bytes_down(job),
         "bytes_up": sum(_bytes_up(job, end) for end in kept.values()),
         "clients": [_client_line(federation, job, client, end) for client, end in kept.items()],
         "lost": [{"client": gone.client, "why": gone.why} for gone in played.lost],
+        **_attackers(federation, job),
         "seconds": {
             "train": round(played.train_seconds, 6),
             "aggregate": round(played.aggregate_seconds, 6),
             "evaluate": round(evaluate_seconds, 6),
         },
     }
+
+
+def spent(budget: Budget | None, rounds_done: int) -> dict[str, Any]:
+    """The privacy spent so far, where there is any to spend; None stands for an infinite epsilon."""
+    return {} if budget is None else {"epsilon": _finite(budget.epsilon(rounds_done)), "delta": budget.delta}
 
 
 def is_finite(record: dict[str, Any]) -> bool:
@@ -65,7 +73,7 @@ def looks_due(
 ) -> tuple[Look, ...]:
     """How the new model is to be looked at, in rounds in which that is due: on the test set, and by the clients."""
     experiment, net, feed = federation.experiment, federation.net, federation.feed
-    if rounds_done % experiment.server.evaluate_every and rounds_done != experiment.rounds:
+    if rounds_done % experiment.server.evaluate_every and rounds_done != federation.last_round:
         return ()
     by_clients = [
         Look(net, feed, server.w, kept_buffers.get(client, server.buffers), client) for client in federation.tested
@@ -85,6 +93,11 @@ def _shown_scores(scores: Mapping[int | None, Score]) -> dict[str, Any]:
         shown["holdout_accuracy"] = sum(s.accuracy * s.examples for s in own.values()) / count
         shown["holdout_accuracy_by_client"] = {str(client): score.accuracy for client, score in own.items()}
     return shown
+
+
+def _attackers(federation: Federation, job: RoundJob) -> dict[str, Any]:
+    attack = federation.wrappers.attack
+    return {} if attack is None else {"attackers": [client for client in job.cohort if client in attack.clients]}
 
 
 def _client_line(federation: Federation, job: RoundJob, client: int, end: LocalEnd) -> dict[str, Any]:

@@ -24,9 +24,11 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.moving import moved
 from fedgg.lab.parts import given_algorithm
 from fedgg.lab.players import hired, play_alone
+from fedgg.lab.rehearsal import rehearse
 from fedgg.lab.shelf import RowsOnDisk
 from fedgg.lab.state import Closed, Diverged, Ends, State, begin, close_before_looking, next_job, record_of, train
 from fedgg.lab.store import Store
+from fedgg.lab.summary import summary_of
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ def opened(
     if store is not None and store.holds_a_run():
         store.check_format()
     federation = build_it()  # before the folder: a mistake leaves nothing behind
+    rehearse(federation)
     with store.locked() if store else nullcontext():
         for sentence in federation.notices:
             watcher.notice(sentence)
@@ -152,7 +155,7 @@ class Session:
 
     @property
     def over(self) -> bool:
-        return self.diverged is not None or self.state.rounds_done >= self.experiment.rounds
+        return self.diverged is not None or self.state.rounds_done >= self.federation.last_round
 
     def next_job(self) -> RoundJob:
         return next_job(self.federation, self.state)
@@ -206,7 +209,7 @@ class Session:
 
     def finish(self) -> Run:
         weights = _weights(self.federation, self.state)
-        summary = _summary(self.federation, self.rounds, self.diverged)
+        summary = summary_of(self.federation, self.rounds, self.diverged)
         if self.store and not _says(self.store.summary(), summary):
             self.store.finish(weights, summary)
         return Run(self.experiment, self.store.folder if self.store else None, self.rounds, summary, weights)
@@ -239,23 +242,6 @@ def _lost(lost: list[Lost]) -> list[str]:
     for gone in lost:
         reasons.setdefault(gone.why, []).append(gone.client)
     return [f"client {', '.join(map(str, clients))}: {why}" for why, clients in reasons.items()]
-
-
-def _summary(federation: Federation, rounds: list[dict[str, Any]], why: str | None) -> dict[str, Any]:
-    scored = [record for record in rounds if "test_accuracy" in record]
-    best = max(scored, key=lambda record: record["test_accuracy"], default=None)
-    return {
-        "status": "finished" if why is None else "diverged",
-        "why": why,
-        "rounds_done": len(rounds),
-        "final_test_accuracy": scored[-1]["test_accuracy"] if scored else None,
-        "highest_test_accuracy": best["test_accuracy"] if best else None,
-        "highest_at_round": best["round"] if best else None,
-        "parameters": federation.net.layout.total,
-        "bytes": sum(record["bytes_up"] + record["bytes_down"] for record in rounds),
-        "seconds": round(sum(sum(record["seconds"].values()) for record in rounds), 3),
-        "clients_lost": sum(len(record["lost"]) for record in rounds),
-    }
 
 
 def _weights(federation: Federation, state: State) -> Rows:

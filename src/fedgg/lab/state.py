@@ -22,6 +22,7 @@ from fedgg.engines.job import ClientData, Look, Optimiser, Scorer, score_here
 from fedgg.lab.build import Federation
 from fedgg.lab.record import Played, is_finite, looks_due, round_record
 from fedgg.lab.shelf import ClientRows
+from fedgg.lab.wrapping import NOTHING, Wrappers
 
 TrainedOne = Callable[[int, int], None]  # clients done, clients of this round
 Record = dict[str, Any]
@@ -58,7 +59,8 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     filled = federation.filled
     drawn = plan.cohort(experiment.seed, number, len(filled), min(federation.cohort_size, len(filled)))
     cohort = [int(client) for client in filled[drawn]]
-    hub = hub_of(state, federation.net, federation.feed, federation.examples, cohort, federation.all_examples)
+    examples, everything = federation.examples, federation.all_examples
+    hub = hub_of(state, federation.net, federation.feed, examples, cohort, everything, federation.wrappers)
     return RoundJob(
         algorithm=federation.algorithm,
         net=federation.net,
@@ -94,16 +96,22 @@ def close(
     ends: Ends,
     train_seconds: float = 0.0,
     all_examples: int | None = None,
+    wrappers: Wrappers = NOTHING,
 ) -> tuple[State, Played]:
     """Leave out what is not finite, aggregate the rest. `all_examples` saves counting the whole population's."""
     started = time.perf_counter()
+    if wrappers.attack is not None:
+        ends = wrappers.attack.act(ends, job.round)
     kept, lost = healthy(ends)
     number = state.rounds_done + 1
     if not kept:
         raise Diverged(f"no client of round {number} sent a finite update", lost)
-    hub = hub_of(state, job.net, job.data, examples, list(kept), all_examples)
+    # Who was lost is known of clients one by one: where that is private, the hub is told of those asked.
+    there = job.cohort if wrappers.budget is not None else list(kept)
+    hub = hub_of(state, job.net, job.data, examples, there, all_examples, wrappers)
     counts = {client: examples[client] for client in kept}
-    server, share = close_round(job.algorithm, state.server, hub, kept, counts, job.policy)
+    collector, asked = wrappers.collector, len(job.cohort)
+    server, share = close_round(job.algorithm, state.server, hub, kept, counts, job.policy, collector, asked)
     if not bool(torch.isfinite(server.w).all()):
         raise Diverged(f"the global model is not finite after round {number}", lost)
     new = State(
@@ -129,7 +137,8 @@ class Closed:
 def close_before_looking(
     federation: Federation, state: State, job: RoundJob, ends: Ends, train_seconds: float
 ) -> Closed:
-    new, played = close(state, job, federation.examples, ends, train_seconds, federation.all_examples)
+    wrappers = federation.wrappers
+    new, played = close(state, job, federation.examples, ends, train_seconds, federation.all_examples, wrappers)
     looks = looks_due(federation, new.rounds_done, new.server, new.kept_buffers)
     return Closed(job, played, new, looks, time.perf_counter())
 
@@ -168,8 +177,11 @@ def hub_of(
     examples: Sequence[int],
     cohort: list[int],
     all_examples: int | None = None,
+    wrappers: Wrappers = NOTHING,
 ) -> Hub:
     """What the server may read: nothing is measured until an algorithm asks for it."""
     coverage = sum(examples[client] for client in cohort) / (sum(examples) if all_examples is None else all_examples)
+    if wrappers.collector.counts_equally:
+        coverage = len(cohort) / len(examples)
     probe = Probe(net, state.server.buffers, lambda row: data.proxy_chunks()) if data.proxy_examples() else None
     return Hub(state.server.memory, len(examples), coverage, state.rounds_done, probe)

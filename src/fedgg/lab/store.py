@@ -2,6 +2,7 @@
 
 config.toml       the experiment, complete
 versions.json     format of this folder; fedgg, its commit, torch, Python, machine; hash of experiment and data
+attackers.json    the clients that attack, where some do
 inputs.json       what the final model expects of its inputs: shape, scaling, classes
 partition.npz     the examples of all clients in a row, and how many each has; partition.json: hash and counts by class
 rounds.jsonl      one line a round
@@ -110,6 +111,8 @@ class Store:
             # On one line: a line for each number would be megabytes where clients are many.
             write_atomically(self.folder / "partition.json", json.dumps(partition).encode() + b"\n")
             write_json(self.folder / "inputs.json", _inputs(federation))
+            if (attack := federation.wrappers.attack) is not None:
+                write_json(self.folder / "attackers.json", {"kind": attack.kind, "clients": sorted(attack.clients)})
             with (self.folder / "partition.npz").open("wb") as file:
                 examples, proxy = np.concatenate(split.indices), federation.feed.proxy
                 np.savez_compressed(file, examples=examples, sizes=split.sizes, proxy=proxy)
@@ -122,7 +125,8 @@ class Store:
         summary = self.summary()
         with writing_to(self.folder):
             write_atomically(self.folder / "config.toml", experiment.to_toml().encode())
-            if summary and summary["status"] == "finished" and summary["rounds_done"] < experiment.rounds:
+            ended = summary and summary["status"] in ("finished", "spent")
+            if summary and ended and summary["rounds_done"] < experiment.rounds:
                 (self.folder / "summary.json").unlink()
 
     def check_same(self, federation: Federation) -> list[str]:

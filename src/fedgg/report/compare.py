@@ -1,8 +1,9 @@
 """A comparison of algorithms over seeds: accuracies, rounds to the reference's accuracy, and what the seeds can tell.
 
-Only finished runs enter a mean; diverged and unfinished ones are counted and shown. The target of a seed is the test
-accuracy of the reference at its own last evaluated round with that seed, and a run reaches it at the first evaluated
-round that is at least as accurate. Smoothed, both sides are trailing averages over `WINDOW` evaluated rounds.
+Only finished runs, and those that have spent their privacy budget, enter a mean; diverged and unfinished ones are
+counted and shown. The target of a seed is the test accuracy of the reference at its own last evaluated round with that
+seed, and a run reaches it at the first evaluated round that is at least as accurate. Smoothed, both sides are trailing
+averages over `WINDOW` evaluated rounds.
 
 Differences in final accuracy are paired by seed, since a seed fixes the split, the start and the batches for every row.
 A row is "higher" or "lower" when the 95 % confidence interval of the mean difference (Student's t with n - 1 degrees of
@@ -199,7 +200,7 @@ def _against(label: str, other: str, finals: dict[str, dict[int, float]]) -> Pai
 
 
 def _finished_curves(runs: dict[int, RunRecord]) -> dict[int, Curve]:
-    finished = {seed: run for seed, run in runs.items() if run.status == "finished"}
+    finished = {seed: run for seed, run in runs.items() if run.status in ("finished", "spent")}
     curves = {seed: Curve(*run.accuracy(), run.megabytes(), run.megabytes(("up",))) for seed, run in finished.items()}
     return {seed: curve for seed, curve in curves.items() if len(curve.rounds)}
 

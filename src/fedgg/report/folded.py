@@ -20,7 +20,7 @@ from fedgg.report.folders import RunRecord
 FORMAT = 1
 EXACT = ("test_accuracy", "holdout_accuracy", "bytes_up", "bytes_down")
 ROUNDED = ("test_loss", "train_loss")
-_ENDED = ("finished", "diverged")
+_ENDED = ("finished", "diverged", "spent")
 _OWN = ("format", "experiment", "model")  # of versions.json: a run's own, not its surroundings
 
 

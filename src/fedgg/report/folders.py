@@ -34,7 +34,7 @@ class RunRecord:
 
     @property
     def status(self) -> str:
-        """What the summary says ("finished", "diverged", "stopped"), and "running" until there is one."""
+        """What the summary says ("finished", "diverged", "spent", "stopped"), and "running" until there is one."""
         return "running" if self.summary is None else str(self.summary.get("status", "running"))
 
     def split_title(self) -> str:

@@ -1,0 +1,30 @@
+"""What a client of an experiment would send up, looked at before the first round: nobody trains."""
+
+from __future__ import annotations
+
+from fedgg.core.collect import PLAIN
+from fedgg.core.local import end_round, open_round
+from fedgg.core.rows import Rows
+from fedgg.engines.loop import open_client
+from fedgg.errors import UserError
+from fedgg.lab.build import Federation
+from fedgg.lab.state import begin, next_job
+
+
+def rehearse(federation: Federation) -> None:
+    """Refuse an algorithm whose messages the experiment's wrappers cannot treat, before anything is written."""
+    collector = federation.wrappers.collector
+    if collector is PLAIN:
+        return
+    try:
+        collector.check(_sent_up(federation), federation.net.layout.total)
+    except UserError as error:
+        raise UserError(f"{type(federation.algorithm).__name__}: {error}") from error
+
+
+def _sent_up(federation: Federation) -> Rows:
+    """By the first client of the first round, after no step at all."""
+    job = next_job(federation, begin(federation))
+    start, sgd = open_client(job, job.cohort[0])
+    running, site = open_round(job.algorithm, job.net, sgd, start)
+    return end_round(job.algorithm, start, running, site).up

@@ -1,0 +1,82 @@
+"""From an experiment's sections to the wrappers around its algorithm, and whether they go with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedgg.core.collect import PLAIN, Collector
+from fedgg.core.net import Net
+from fedgg.errors import UserError
+from fedgg.lab.config import Experiment
+from fedgg.lab.sections import Robust
+from fedgg.wrappers import Attack, Budget, ClientPrivacy, CoordinateMedian, NormClip, TrimmedMean
+
+
+@dataclass(frozen=True)
+class Wrappers:
+    """What happens between clients and algorithm; as it stands, nothing."""
+
+    collector: Collector = PLAIN
+    attack: Attack | None = None
+    budget: Budget | None = None
+
+
+NOTHING = Wrappers()
+
+
+def wrappers_of(experiment: Experiment, net: Net, population: int, cohort: int) -> tuple[Wrappers, list[str]]:
+    """The wrappers and what is worth knowing of them; `population` are the clients that can be drawn."""
+    privacy, robust, attack = experiment.privacy, experiment.robust, experiment.attack
+    collector, attackers, budget, notices = PLAIN, None, None, list[str]()
+    if attack is not None:
+        attackers = Attack.draw(attack.kind, attack.scale, attack.clients, experiment.split.clients, experiment.seed)
+        notices.append(f"attack: {attack.kind} by client {', '.join(map(str, sorted(attackers.clients)))}")
+    if robust is not None:
+        collector = _rule(robust)
+        if net.keeps_statistics:
+            notices.append(
+                f"robust.rule = {robust.rule!r} covers the updates, not batch statistics, which are averaged as ever: "
+                f"model.statistics = 'frozen' keeps them out of attackers' hands"
+            )
+    if privacy is not None:
+        _refuse_statistics(experiment, net)
+        collector = ClientPrivacy(privacy.clip, privacy.noise, experiment.seed)
+        budget = Budget(population, cohort, privacy.noise, privacy.delta, privacy.epsilon_limit)
+        notices += _about(budget, experiment.rounds)
+    return Wrappers(collector, attackers, budget), notices
+
+
+def _rule(robust: Robust) -> Collector:
+    match robust.rule:
+        case "median":
+            return CoordinateMedian()
+        case "trimmed_mean":
+            assert robust.trim is not None
+            return TrimmedMean(robust.trim)
+        case _:
+            return NormClip(robust.clip)
+
+
+def _refuse_statistics(experiment: Experiment, net: Net) -> None:
+    if net.keeps_statistics:
+        raise UserError(
+            f"privacy: model.statistics = {experiment.model.statistics!r} sends batch statistics to the server, which "
+            f"no noise protects: set model.statistics = 'frozen', or take a model without them"
+        )
+
+
+def _about(budget: Budget, rounds: int) -> list[str]:
+    """What the run will spend, and what makes that worth little."""
+    if budget.noise == 0:
+        return ["privacy.noise = 0: updates are clipped and counted equally, but nothing is protected"]
+    affordable = budget.affordable(rounds)
+    if affordable == 0:
+        raise UserError(
+            f"privacy.epsilon_limit = {budget.limit:g} allows no round: the first one spends "
+            f"{budget.epsilon(1):.2f}; take more privacy.noise, fewer of more clients a round, or a larger limit"
+        )
+    spent = f"privacy: {affordable} rounds spend epsilon {budget.epsilon(affordable):.2f} at delta {budget.delta:g}"
+    told = [spent if affordable == rounds else f"{spent}, which is all that epsilon_limit allows of {rounds}"]
+    if budget.delta * budget.clients > 1:
+        told.append(f"privacy.delta = {budget.delta:g} is more than 1 / {budget.clients} clients: it promises little")
+    return told

@@ -1,0 +1,111 @@
+"""Sections that are off unless they are there: identity, TOML, and mistakes in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedgg.errors import UserError
+from fedgg.lab.config import Experiment, described_settings, load_experiment
+from fedgg.lab.study import grid
+
+OTHER = Experiment(
+    seed=3, rounds=7, algorithm={"name": "scaffold"}, server={"cohort": 3}, model={"name": "mlp", "hidden": 8}
+)
+
+
+def test_experiments_without_them_are_who_they_were() -> None:
+    """As computed before there were such sections: run folders and folded results of that time are found again."""
+    assert Experiment().hash() == "efacc91555c4ad187adbc2c5acf9b19df9d1f021a64af06d86a7dd7ec2142371"
+    assert Experiment().trajectory() == "6c85a70c1891d0b9266d77d975e59192aed58bcfafb9665a5830da71b2f11594"
+    assert OTHER.hash() == "0b08995874ec776d06c90f1eeb07ce3036e6640fd2c783ad4dcc05c8782fdca8"
+    assert OTHER.trajectory() == "85f721b4dc8d33bfc8e5317e6912b3d244d50743adfdc15c660970246cb77641"
+
+
+def test_with_them_they_are_others() -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"privacy.noise": 1.0},
+        {"privacy.noise": 2.0},
+        {"privacy.clip": 2.0},
+        {"robust.rule": "median"},
+        {"robust.rule": "trimmed_mean"},
+        {"robust.rule": "trimmed_mean", "robust.trim": 0.1},
+        {"robust.rule": "norm_clip"},
+        {"robust.rule": "norm_clip", "robust.clip": 1.0},
+        {"attack.kind": "nan"},
+        {"attack.kind": "noise", "attack.clients": 2},
+    ]
+    made = [Experiment().changed(change) for change in changes]
+    assert len({e.hash() for e in made}) == len({e.trajectory() for e in made}) == len(changes)
+
+
+def test_a_limit_says_how_far_the_path_is_followed() -> None:
+    private = Experiment(privacy={})
+    limited = private.changed({"privacy.epsilon_limit": 3.0})
+    assert limited.trajectory() == private.trajectory()
+    assert limited.hash() != private.hash()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"privacy": {"clip": 0.5, "noise": 2.0, "delta": 1e-6, "epsilon_limit": 4.0}},
+        {"robust": {"rule": "trimmed_mean"}, "attack": {"kind": "sign_flip", "clients": 3, "scale": 4.0}},
+        {"robust": {"rule": "median"}},
+        {"robust": {"rule": "norm_clip", "clip": 2.0}},
+    ],
+)
+def test_toml_round_trip(content: dict[str, Any], tmp_path: Any) -> None:
+    path = tmp_path / "config.toml"
+    experiment = Experiment(**content)
+    path.write_text(experiment.to_toml())
+    assert load_experiment(path) == experiment
+    assert load_experiment(path).hash() == experiment.hash()
+
+
+def test_another_rule_drops_the_old_ones_settings() -> None:
+    trimmed = Experiment(robust={"rule": "trimmed_mean", "trim": 0.1})
+    assert trimmed.changed({"robust.rule": "median"}) == Experiment(robust={"rule": "median"})
+    assert trimmed.changed({"robust.clip": 2.0, "robust.rule": "norm_clip"}).robust.clip == 2.0  # type: ignore[union-attr]
+    swept = grid({"robust.rule": ["median", "trimmed_mean", "norm_clip"]})
+    rules = [trimmed.changed(changes).robust for changes in swept.values()]
+    assert [rule.trim for rule in rules if rule] == [None, 0.1, None]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"privacy": {}, "robust": {"rule": "median"}}, ("privacy and robust", "leave one out")),
+        ({"robust": {"trim": 0.1}}, ("robust.rule is missing",)),
+        ({"attack": {}}, ("attack.kind is missing",)),
+        ({"robust": {"rule": "median", "trim": 0.1}}, ("robust.trim", "'trimmed_mean'", "leave it out")),
+        ({"robust": {"rule": "trimmed_mean", "clip": 1.0}}, ("robust.clip", "'norm_clip'")),
+        ({"robust": {"rule": "trimmed_mean", "trim": 0.5}}, ("robust.trim = 0.5", "less than 0.5")),
+        ({"robust": {"rule": "mean"}}, ("robust.rule = 'mean'", "'median'")),
+        ({"privacy": {"clop": 1}}, ("'privacy.clop'", "'clip'")),
+        ({"privasy": {"clip": 1}}, ("'privasy'", "'privacy'")),
+        ({"privacy": {"clip": 0}}, ("privacy.clip = 0",)),
+        ({"privacy": {"clip": float("inf")}}, ("privacy.clip",)),
+        ({"privacy": {"noise": -1}}, ("privacy.noise = -1",)),
+        ({"privacy": {"delta": 1}}, ("privacy.delta = 1",)),
+        ({"privacy": {"noise": 0, "epsilon_limit": 1}}, ("privacy.epsilon_limit needs noise",)),
+        ({"attack": {"kind": "nan", "clients": 11}}, ("attack.clients = 11", "10 clients")),
+    ],
+)
+def test_mistakes_in_one_line(content: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(UserError) as caught:
+        Experiment(**content)
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_every_key_is_described() -> None:
+    rows = {key: (default, meaning) for key, default, meaning in described_settings()}
+    for key in ("privacy.noise", "privacy.epsilon_limit", "robust.rule", "robust.trim", "attack.kind", "attack.scale"):
+        assert rows[key][1]
+    assert rows["privacy.clip"][0] == "1.0"
+    assert "off" in rows["privacy"][1]
+    assert rows["local.lr"][0] == "0.01"

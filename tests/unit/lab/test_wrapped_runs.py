@@ -1,0 +1,293 @@
+"""Whole runs with wrappers: every engine, some clients a round, a stop and a resume, several of them in one stack."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedgg.algorithms import FedAvg
+from fedgg.core.algorithm import Hub, Site
+from fedgg.core.rows import Rows
+from fedgg.data.digits import load_digits
+from fedgg.engines import Loop, Stacked, Workers
+from fedgg.engines.stacked import _trained_alike
+from fedgg.errors import UserError
+from fedgg.lab.build import build
+from fedgg.lab.config import Experiment
+from fedgg.lab.jobs import Job
+from fedgg.lab.runner import Watcher, run
+from fedgg.lab.state import State, begin, next_job, play_round
+from fedgg.lab.together import run_together
+
+ACCOUNTED = pytest.mark.skipif(
+    importlib.util.find_spec("dp_accounting") is None,
+    reason='the accountant is not installed: pip install "fedgg[privacy]"',
+)
+BASE = Experiment(
+    rounds=4,
+    split={"clients": 6, "beta": 0.5},
+    model={"name": "mlp", "hidden": 8},
+    local={"epochs": 1, "batch": 32, "lr": 0.05},
+    server={"cohort": 4, "evaluate_every": 3},
+    algorithm={"name": "scaffold", "variate_mean": "uniform"},
+)
+NOISY = {"privacy.noise": 2.0, "privacy.clip": 0.5}
+FLIPPED = {"attack.kind": "sign_flip", "attack.clients": 2, "attack.scale": 5.0}
+WRAPPERS: dict[str, dict[str, Any]] = {
+    "noise": NOISY,
+    "clip alone": {"privacy.noise": 0.0, "privacy.clip": 0.2},
+    "median under attack": {"robust.rule": "median", **FLIPPED},
+    "trimmed mean of noise": {"robust.rule": "trimmed_mean", "attack.kind": "noise"},
+    "norm clip and nan": {"robust.rule": "norm_clip", "attack.kind": "nan", "attack.clients": 2},
+    "attacked privacy": {"privacy.noise": 0.0, **FLIPPED},
+}
+EACH = [pytest.param(name, marks=[ACCOUNTED] if name == "noise" else []) for name in WRAPPERS]
+
+
+def played(experiment: Experiment, engine: Any, rounds: int = 3) -> State:
+    federation = build(experiment)
+    state = begin(federation)
+    for _ in range(rounds):
+        state, _ = play_round(federation, state, engine)
+    return state
+
+
+def same(one: State, two: State, tolerance: float = 0.0) -> None:
+    assert torch.allclose(one.server.w, two.server.w, rtol=0, atol=tolerance)
+    assert one.memory.keys() == two.memory.keys()
+    for name, row in one.server.memory.items():
+        assert torch.allclose(row, two.server.memory[name], rtol=0, atol=tolerance), name
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_every_engine_has_the_loops_numbers(name: str) -> None:
+    experiment = BASE.changed({**WRAPPERS[name], "engine.precision": "fp64"})
+    alone = played(experiment, Loop())
+    assert not torch.equal(alone.server.w, played(BASE.changed({"engine.precision": "fp64"}), Loop()).server.w)
+    same(played(experiment, Stacked()), alone, 1e-10)
+    with Workers(2) as workers:
+        same(played(experiment, workers), alone)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_resumed_is_uninterrupted_bit_for_bit(name: str, tmp_path: Path) -> None:
+    experiment = BASE.changed({**WRAPPERS[name], "server.evaluate_every": 1})
+    straight = run(experiment, out=tmp_path / "straight")
+    run(experiment.changed({"rounds": 2}), out=tmp_path / "halves")
+    resumed = run(experiment, out=tmp_path / "halves")
+    for key, tensor in straight.weights.items():
+        assert torch.equal(resumed.weights[key], tensor), key
+    lines = [[{**record, "seconds": 0} for record in one.rounds] for one in (straight, resumed)]
+    assert lines[0] == lines[1]
+
+
+@ACCOUNTED
+def test_different_wrappers_train_in_one_stack(tmp_path: Path) -> None:
+    """They differ in what happens after training; together they have the numbers they have alone."""
+    base = BASE.changed({"engine.name": "stacked", "engine.precision": "fp64"})
+    experiments = {"none": base, **{name: base.changed(wrapper) for name, wrapper in WRAPPERS.items()}}
+    data = load_digits()
+    first, *others = [next_job(f, begin(f)) for f in (build(e, data=data) for e in experiments.values())]
+    assert all(_trained_alike(first, other) for other in others)
+    jobs = [Job(name, e, tmp_path / name.replace(" ", "-"), None) for name, e in experiments.items()]
+    run_together(jobs, lambda job, kind, what: None)
+    for job in jobs:
+        together, alone = run(job.experiment, out=job.folder), run(job.experiment)
+        assert len(together.rounds) == 4
+        for key, tensor in alone.weights.items():
+            assert torch.allclose(together.weights[key], tensor, rtol=0, atol=1e-10), (job.name, key)
+
+
+@dataclass(frozen=True)
+class Listening(FedAvg):
+    """Writes down what the hub says of the cohort, and how many rows there are."""
+
+    heard: list[tuple[str, float, int]] = field(default_factory=list)
+
+    def send_down(self, w: torch.Tensor, hub: Hub) -> Rows:
+        self.heard.append(("down", hub.coverage, 0))
+        return {}
+
+    def aggregate(self, w: torch.Tensor, up: Rows, share: torch.Tensor, hub: Hub) -> tuple[torch.Tensor, Rows]:
+        self.heard.append(("up", hub.coverage, len(share)))
+        return super().aggregate(w, up, share, hub)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "rows"), [({"privacy.noise": 0.0}, [4, 4]), ({"robust.rule": "median"}, [3, 3]), ({}, [3, 3])]
+)
+def test_what_the_hub_says_of_the_cohort(wrapper: dict[str, Any], rows: list[int]) -> None:
+    """Two of six send NaN: one of the four in each of these cohorts. Under privacy nothing tells that one was lost."""
+    attacked = BASE.changed({"algorithm.name": "fedavg", "attack.kind": "nan", "attack.clients": 2, **wrapper})
+    algorithm = Listening()
+    federation = build(attacked, algorithm=algorithm)
+    state = begin(federation)
+    for _ in range(2):
+        state, _ = play_round(federation, state, Loop())
+    ups = [(coverage, count) for way, coverage, count in algorithm.heard if way == "up"]
+    assert [count for _, count in ups] == rows
+    equally = [count / 6 for count in rows]
+    assert ([coverage for coverage, _ in ups] == equally) == bool(wrapper)
+    downs = [coverage for way, coverage, _ in algorithm.heard if way == "down"]
+    assert (downs == [4 / 6, 4 / 6]) == bool(wrapper)
+
+
+# Neutral settings -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cohort", [None, 4])
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fedgg", "fedavgm"])
+def test_a_bound_that_nobody_reaches_changes_no_bit(algorithm: str, cohort: int | None) -> None:
+    base = BASE.changed({"algorithm.name": algorithm, "server.cohort": cohort})
+    same(played(base.changed({"robust.rule": "norm_clip", "robust.clip": 1e9}), Loop()), played(base, Loop()))
+
+
+@pytest.mark.parametrize("neutral", [{"privacy.noise": 0.0, "privacy.clip": 1e9}, {"robust.rule": "trimmed_mean"}])
+def test_where_clients_are_alike_counting_them_equally_is_fedavg(neutral: dict[str, Any]) -> None:
+    """An iid split of as many examples to each: here equal shares are shares by examples."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(120, 5)), np.arange(120) % 3
+    base = BASE.changed(
+        {"split.scheme": "iid", "algorithm.name": "fedavg", "local.batch": 8, "engine.precision": "fp64"}
+    )
+    changed = base.changed(neutral)
+    changed = changed.changed({"robust.trim": 0.0}) if changed.robust else changed
+    ours, fedavg = (run(e, data=(x, y, x[:9], y[:9])) for e in (changed, base))
+    for key, tensor in fedavg.weights.items():
+        assert torch.allclose(ours.weights[key], tensor, rtol=0, atol=1e-13)
+
+
+# The privacy budget ---------------------------------------------------------------------------------------------------
+
+
+@ACCOUNTED
+def test_every_round_says_what_was_spent() -> None:
+    notices: list[str] = []
+    finished = run(BASE.changed(NOISY), watcher=Watcher(notice=notices.append))
+    spent = [record["epsilon"] for record in finished.rounds]
+    assert spent == sorted(spent)
+    assert spent[0] > 0
+    assert finished.summary["epsilon"] == spent[-1]
+    assert finished.summary["delta"] == 1e-5
+    assert any(f"4 rounds spend epsilon {spent[-1]:.2f}" in sentence for sentence in notices)
+    assert "epsilon" not in run(BASE).rounds[0]
+    unprotected = run(BASE.changed({"privacy.noise": 0.0}))
+    assert unprotected.rounds[0]["epsilon"] is None
+    assert unprotected.summary["epsilon"] is None
+
+
+@ACCOUNTED
+def test_a_run_stops_before_its_limit_and_goes_on_under_a_larger_one(tmp_path: Path) -> None:
+    private = BASE.changed(NOISY)
+    whole = run(private)
+    limit = whole.rounds[1]["epsilon"]
+    limited = private.changed({"privacy.epsilon_limit": limit})
+    stopped = run(limited, out=tmp_path)
+    assert stopped.status == "spent"
+    assert f"round 3 would raise epsilon to {whole.rounds[2]['epsilon']:.2f}" in stopped.summary["why"]
+    assert stopped.summary["epsilon"] == limit
+    assert "test_accuracy" in stopped.rounds[-1], "the last model is looked at"
+    assert run(limited, out=tmp_path).summary == stopped.summary
+    further = run(private.changed({"privacy.epsilon_limit": 1e6}), out=tmp_path)
+    assert further.status == json.loads((tmp_path / "summary.json").read_text())["status"] == "finished"
+    for key, tensor in whole.weights.items():
+        assert torch.equal(further.weights[key], tensor)
+    with pytest.raises(UserError, match="allows no round: the first one spends"):
+        run(private.changed({"privacy.epsilon_limit": whole.rounds[0]["epsilon"] / 2}))
+
+
+# What does not go together --------------------------------------------------------------------------------------------
+
+
+class Worth(FedAvg):
+    """Sends a number beside its update."""
+
+    def finish(self, w: torch.Tensor, site: Site) -> tuple[Rows, Rows]:
+        up, memory = super().finish(w, site)
+        return up | {"worth": site.effective_steps}, memory
+
+
+@pytest.mark.parametrize("wrapper", [{"privacy.noise": 0.0}, {"robust.rule": "norm_clip"}])
+def test_a_number_beside_the_update_is_refused_before_anything_is_written(
+    wrapper: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"Worth: .* also sends up 'worth' of size 1"):
+        run(BASE.changed({"algorithm.name": "fedavg", **wrapper}), algorithm=Worth(), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    median = BASE.changed({"algorithm.name": "fedavg", "robust.rule": "median"})
+    assert run(median, algorithm=Worth()).status == "finished"
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+
+
+def test_batch_statistics_would_travel_without_noise() -> None:
+    private = BASE.changed({"privacy.noise": 0.0})
+    for policy in ("average", "local"):
+        with pytest.raises(UserError, match=rf"model.statistics = '{policy}' sends .* set model.statistics = 'frozen'"):
+            run(private.changed({"model.statistics": policy}), model=normalised)
+    assert run(private.changed({"model.statistics": "frozen"}), model=normalised).status == "finished"
+    notices: list[str] = []
+    run(BASE.changed({"robust.rule": "median"}), model=normalised, watcher=Watcher(notice=notices.append))
+    assert any("not batch statistics" in sentence for sentence in notices)
+
+
+def test_a_missing_accountant_is_noticed_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(UserError, match=r'pip install "fedgg\[privacy\]"'):
+        run(BASE.changed({"privacy.noise": 1.7}), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert run(BASE.changed({"privacy.noise": 0.0, "rounds": 1})).status == "finished"
+
+
+# Attackers ------------------------------------------------------------------------------------------------------------
+
+
+def test_attackers_are_recorded_and_nan_is_left_out_by_name(tmp_path: Path) -> None:
+    notices: list[str] = []
+    experiment = BASE.changed({"attack.kind": "nan", "attack.clients": 3})
+    finished = run(experiment, out=tmp_path, watcher=Watcher(notice=notices.append))
+    told = json.loads((tmp_path / "attackers.json").read_text())
+    assert told["kind"] == "nan"
+    assert len(told["clients"]) == 3
+    for record in finished.rounds:
+        assert set(record["attackers"]) <= set(told["clients"])
+        assert [gone["client"] for gone in record["lost"]] == record["attackers"]
+        assert not {line["client"] for line in record["clients"]} & set(told["clients"])
+    assert any("left out: client" in sentence for sentence in notices)
+    assert not (tmp_path / "elsewhere" / "attackers.json").exists()
+    run(BASE.changed({"rounds": 1}), out=tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere" / "attackers.json").exists()
+
+
+DIGITS = Experiment(
+    rounds=12,
+    split={"clients": 10, "beta": 1.0},
+    model={"name": "mlp", "hidden": 16},
+    local={"epochs": 2, "batch": 32, "lr": 0.05},
+    server={"evaluate_every": 12},
+    algorithm={"name": "fedavg"},
+)
+
+
+@pytest.mark.parametrize("attackers", [2, 3])
+def test_on_digits_fedavg_breaks_and_the_rules_hold(attackers: int) -> None:
+    attacked = DIGITS.changed({"attack.kind": "sign_flip", "attack.clients": attackers, "attack.scale": 10.0})
+    broken = run(attacked)
+    assert broken.status == "diverged" or broken.test_accuracy[-1] < 0.3
+    for rule in ({"rule": "median"}, {"rule": "trimmed_mean", "trim": 0.3}, {"rule": "norm_clip"}):
+        held = run(attacked.changed({f"robust.{key}": value for key, value in rule.items()}))
+        assert held.test_accuracy[-1] > 0.65, (rule, held.test_accuracy)
