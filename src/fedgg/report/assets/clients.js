@@ -1,0 +1,154 @@
+// The split over clients, and how the global model serves each of them.
+
+const WRITTEN = 30; // rows of a heat map in which numbers can be read
+const AT_ONCE = 7; // labels whose dots can be told apart
+
+function heat(now, z, x, y, text, more = {}) {
+  return {
+    type: "heatmap", z, x, y, text, texttemplate: more.written ? "%{text}" : undefined, textfont: { size: 11 },
+    colorscale: [[0, now.band], [1, now.heat]], showscale: false, xgap: 1, ygap: 1, hoverongaps: false, ...more.trace,
+  };
+}
+
+const heatLayout = (rows, across, down) => ({
+  height: Math.max(220, Math.min(900, 90 + 26 * Math.min(rows, 30) + (rows > 30 ? 1.2 * rows : 0))),
+  xaxis: { type: "category", title: { text: across }, showline: false, ticks: "" },
+  yaxis: { type: "category", title: { text: down }, autorange: "reversed", showgrid: false },
+});
+
+function splitSection(view) {
+  const names = () => Object.keys(view.group.splits);
+  if (!names().length) return null;
+  const split = () => view.group.splits[view.split] ?? view.group.splits[names()[0]];
+  const total = (row) => row.reduce((sum, count) => sum + count, 0);
+  const chart = new Chart({
+    name: "Split", height: 380, fixed: true,
+    says: () => `Examples of ${split().classes.length} classes at ${split().of} clients. Totals by client: `
+      + split().counts.slice(0, 20).map((row, at) => `client ${split().clients[at]} ${total(row)}`).join(", ") + ".",
+    caption: () => `Examples of each class (across) that each client (down) holds; the stronger the colour, the more (by square root). Split ${split().hash ?? ""}.`
+      + (split().of > split().clients.length ? ` ${split().clients.length} of ${split().of} clients, at even distances by size.` : ""),
+    draw: (now) => {
+      const { classes, clients, counts } = split();
+      const written = clients.length <= WRITTEN && classes.length <= 12;
+      const trace = heat(now, counts.map((row) => row.map(Math.sqrt)), classes.map((name) => brief(name, 14)),
+        clients.map((client, at) => `${client} (${total(counts[at])})`), counts, { written });
+      trace.hovertemplate = "client %{y}<br>class %{x}<br>%{text} examples<extra></extra>";
+      return { traces: [trace], layout: heatLayout(clients.length, "class", "client (examples)") };
+    },
+    rows: () => ({
+      columns: ["client", ...split().classes, "total"],
+      rows: split().counts.map((row, at) => [split().clients[at], ...row, total(row)]),
+    }),
+  });
+  const controls = make("div", { class: "controls" });
+  const refresh = () => {
+    const options = names().map((name) => [name, `seed ${view.group.splits[name].seed ?? name}`]);
+    controls.replaceChildren(...(options.length > 1 ? [selection("Split of", options, view.split ?? options[0][0], (name) => { view.split = name; chart.refresh(); })] : []));
+    chart.refresh();
+  };
+  return { id: "split", heading: "Who holds what", node: make("div", {}, controls, chart.node), charts: [chart], refresh };
+}
+
+function clientsSection(view) {
+  const having = () => view.group.runs.filter((run) => run.clients);
+  if (!having().length) return null;
+  const seeds = () => [...new Set(having().map((run) => run.seed))];
+  const seed = () => view.clientSeed ?? seeds()[0];
+  const here = () => having().filter((run) => run.seed === seed());
+  const kept = () => here().some((run) => run.clients.holdout);
+  const chosen = () => here().filter((run) => !view.hidden.has(run.label)).slice(0, AT_ONCE);
+  const one = () => here().find((run) => run.label === view.clientLabel) ?? here()[0];
+
+  const dots = (key, name, isPercent) => new Chart({
+    name: `${name} by client`, height: 330, fixed: true,
+    says: () => `${name} of each client, seed ${seed()}. ` + chosen().map((run) => leftBehind(run, key, isPercent)).filter(Boolean).join(" "),
+    caption: () => key === "holdout"
+      ? "Hold-out accuracy: the global model on the examples each client kept back, at the last evaluation. Clients from worst to best on average."
+      : "Loss: mean over a client's batches as it trained on them, in its last round. Clients from worst to best on average.",
+    draw: (now) => ({
+      traces: chosen().filter((run) => run.clients[key]).map((run) => ({
+        type: "scatter", mode: "markers", name: brief(run.label, 40), x: run.clients.client.map(String), y: run.clients[key],
+        customdata: run.clients.examples, hovertemplate: `%{y${isPercent ? ":.1%" : ":.4g"}} (%{customdata} examples)`,
+        marker: { color: colourOf(view.group.labels.indexOf(run.label), now), size: 9, opacity: 0.9, line: { color: now.ground, width: 1 },
+          symbol: ["circle", "square", "diamond", "triangle-up", "cross", "star", "triangle-down"][view.group.labels.indexOf(run.label) % 7] },
+      })),
+      layout: {
+        hovermode: "x unified",
+        xaxis: { type: "category", title: { text: "client" }, categoryorder: "array", categoryarray: worstFirst(chosen(), key) },
+        yaxis: { title: { text: name.toLowerCase() }, tickformat: isPercent ? ".0%" : ".3~g" },
+      },
+    }),
+    rows: () => clientRows(chosen(), key, isPercent),
+  });
+  const accuracy = dots("holdout", "Hold-out accuracy", true);
+  const loss = dots("loss", "Training loss", false);
+
+  const past = new Chart({
+    name: "Clients over rounds", height: 330, fixed: true,
+    says: () => `${kept() ? "Hold-out accuracy" : "Training loss"} of each client over the rounds, ${one()?.label}, seed ${seed()}.`,
+    caption: () => `${one()?.label}, seed ${seed()}: ${kept() ? "hold-out accuracy" : "training loss"} of each client (down) over the rounds (across); ${kept() ? "stronger is better" : "stronger is a higher loss"}.`
+      + (one()?.clients.history ? "" : " Too many clients to follow each."),
+    draw: (now) => {
+      const { history, client } = one()?.clients ?? {};
+      if (!history) return { traces: [], layout: { height: 120, xaxis: { visible: false }, yaxis: { visible: false } } };
+      const values = kept() ? history.holdout : history.loss;
+      const trace = heat(now, values, kept() ? history.looked : history.round, client.map(String), values);
+      trace.hovertemplate = `client %{y}, round %{x}<br>%{z${kept() ? ":.1%" : ":.4g"}}<extra></extra>`;
+      const layout = heatLayout(client.length, "round", "client");
+      return { traces: [{ ...trace, xgap: 0 }], layout: { ...layout, xaxis: { title: { text: "round" }, showline: false } } };
+    },
+    rows: () => {
+      const { history, client } = one()?.clients ?? {};
+      const values = kept() ? history?.holdout : history?.loss;
+      return { columns: ["client", ...(kept() ? history?.looked : history?.round) ?? []], rows: (values ?? []).map((row, at) => [client[at], ...row.map((v) => (kept() ? percent(v) : figure(v)))]) };
+    },
+  });
+  const controls = make("div", { class: "controls" });
+  const told = make("p", { class: "lead" });
+  const grid = make("div", { class: "grid" });
+  const refresh = () => {
+    controls.replaceChildren(
+      selection("Seed", seeds().map((number) => [number, String(number)]), seed(), (number) => { view.clientSeed = Number(number); refresh(); }),
+      selection("Over rounds", here().map((run) => [run.label, run.label]), one()?.label, (label) => { view.clientLabel = label; past.refresh(); }));
+    const sentences = chosen().map((run) => leftBehind(run, kept() ? "holdout" : "loss", kept())).filter(Boolean);
+    told.textContent = (kept() ? "" : "No client kept examples back, so there is its loss only; data.holdout = 0.2 would show each client's accuracy. ")
+      + sentences.slice(0, 3).join(" ");
+    const shown = [...(kept() ? [accuracy] : []), loss, past];
+    if (grid.children.length !== shown.length) grid.replaceChildren(...shown.map((chart) => chart.node));
+    for (const chart of shown) chart.refresh();
+  };
+  const more = view.group.labels.length > 1 ? make("p", { class: "soft" }, `The dots are of the lines shown in the first chart, at most ${AT_ONCE}.`) : null;
+  return { id: "clients", heading: "Client by client", node: make("div", {}, told, controls, grid, more), charts: [accuracy, loss, past], refresh };
+}
+
+/** Clients ordered by their mean over the runs shown, the worst first. */
+function worstFirst(runs, key) {
+  const sums = new Map();
+  for (const { clients } of runs) {
+    clients.client.forEach((client, at) => {
+      const value = clients[key]?.[at];
+      if (isNumber(value)) sums.set(String(client), [...(sums.get(String(client)) ?? []), value]);
+    });
+  }
+  const way = key === "loss" ? -1 : 1;
+  return [...sums].sort(([, a], [, b]) => way * (mean(a) - mean(b))).map(([client]) => client);
+}
+
+/** Who is left behind, in a sentence. */
+function leftBehind(run, key, isPercent) {
+  const told = run.clients.client.map((client, at) => [client, run.clients[key]?.[at]]).filter(([, value]) => isNumber(value));
+  if (told.length < 2) return "";
+  told.sort(([, a], [, b]) => (key === "loss" ? b - a : a - b));
+  const shown = (value) => (isPercent ? `${percent(value)} %` : figure(value));
+  const [worst, best] = [told[0], told[told.length - 1]];
+  return `${run.label}: client ${worst[0]} is worst off with ${isPercent ? "" : "a loss of "}${shown(worst[1])}, client ${best[0]} best with ${shown(best[1])}.`;
+}
+
+function clientRows(runs, key, isPercent) {
+  const clients = worstFirst(runs, key);
+  const of = (run, client) => run.clients[key]?.[run.clients.client.indexOf(Number(client))];
+  return {
+    columns: ["client", ...runs.map((run) => `${run.label}${isPercent ? ", %" : ""}`)],
+    rows: clients.map((client) => [client, ...runs.map((run) => (isPercent ? percent(of(run, client)) : figure(of(run, client))))]),
+  };
+}
