@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgg.cli import choices
+from fedgg.cli.report import PAGE, write_report
 from fedgg.cli.screen import print_table, say
 from fedgg.cli.watching import processes_for, watched
 from fedgg.errors import UserError
@@ -154,6 +155,7 @@ def _show(folder: Path) -> None:
             save(figure, folder / f"split-seed-{seed}.png")
     for table in tables:
         print_table(table)
+    write_report([folder], folder / PAGE)
     say(f"curves: {folder / 'accuracy.png'}")
     say(f"splits: {folder / 'split-seed-*.png'}")
     say(f"tables: {folder / 'tables.md'}; every run has a folder of its own beside it")

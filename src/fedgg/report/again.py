@@ -15,7 +15,7 @@ FROM_PYTHON = "python:"
 
 
 def command_again(study: StudyRecord) -> str | None:
-    """For a POSIX shell: a study file written on the spot, and the call. None where parts were handed in from Python."""
+    """For a POSIX shell: a study file written on the spot, and the call; None where parts came from Python."""
     settings = settings_by_label(study)
     if not settings or any(str(v).startswith(FROM_PYTHON) for own in settings.values() for v in own.values()):
         return None

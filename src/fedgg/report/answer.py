@@ -33,7 +33,9 @@ def _nothing_yet(study: StudyRecord) -> str:
         return "The run diverged." if of == 1 else f"All {of} runs diverged."
     if any(record.status == "finished" for record in records):
         return "No finished run was ever evaluated on the test set, so there is no accuracy to tell."
-    begun = f"{len(records)} of {of} runs have begun" if of > 1 else f"The run has {'begun' if records else 'not begun'}"
+    begun = (
+        f"{len(records)} of {of} runs have begun" if of > 1 else f"The run has {'begun' if records else 'not begun'}"
+    )
     return f"{begun}; none has finished yet, so there is nothing to conclude."
 
 

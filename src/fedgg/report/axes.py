@@ -22,18 +22,14 @@ class Axes:
 
 def axes_of(study: StudyRecord) -> Axes | None:
     """None where the rows differ in more than a grid can show: other algorithms, or settings that only some have."""
-    settings = {
-        label: flat(next(iter(by_seed.values())).config) for label, by_seed in study.runs.items() if by_seed
-    }
+    settings = {label: flat(next(iter(by_seed.values())).config) for label, by_seed in study.runs.items() if by_seed}
     keys = differing(settings.values())
     if len(settings) < 2 or not keys or keys == ["algorithm.name"]:
         return None
     if not all(key in own for own in settings.values() for key in keys):
         return None
     values = {key: _ordered(settings, key) for key in keys}
-    places = {
-        label: tuple(values[key].index(_hashable(own[key])) for key in keys) for label, own in settings.items()
-    }
+    places = {label: tuple(values[key].index(_hashable(own[key])) for key in keys) for label, own in settings.items()}
     cells = 1
     for of_key in values.values():
         cells *= len(of_key)

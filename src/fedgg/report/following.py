@@ -1,4 +1,4 @@
-"""A run folder read again and again while its run goes on: a look costs a few file dates, and reads only what is new."""
+"""A run folder read again and again while its run goes on: a look reads file dates, and then only what is new."""
 
 from __future__ import annotations
 

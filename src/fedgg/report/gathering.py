@@ -18,6 +18,8 @@ from fedgg.report.folded import read_folded
 from fedgg.report.folders import RunRecord, StudyPlan, StudyRecord, read_plan
 from fedgg.report.following import FollowedRun, Stamp, stamp
 from fedgg.report.labels import labelled
+from fedgg.report.page_runs import run_data
+from fedgg.report.settings import flat
 
 DEPTH = 5  # folders below the one named: reproductions lie three down
 
@@ -60,7 +62,8 @@ class Gathering:
         named: list[RunRecord] = []
         for path in self.paths:
             seen |= self._look_at(path, named)
-        self.groups[:0] = _grouped(named, ("data.source",), Path(os.path.commonpath([r.path for r in named] or ["."])))
+        above = os.path.commonpath([str(record.path) for record in named]) if named else "."
+        self.groups[:0] = _grouped(named, ("data.source",), Path(above))
         for gone in self._runs.keys() - seen:
             del self._runs[gone]
         return self._changed or self._said() != before
@@ -85,7 +88,7 @@ class Gathering:
         found = list(_below(path))
         if not found:
             self._trouble(path, "it holds no run (yet): there is neither a config.toml nor a study.json in it or below")
-        seen, loose = set[Path](), []
+        seen, loose = set[Path](), list[RunRecord]()
         for place in found:
             if (place / "study.json").is_file():
                 seen |= self._add_study(place)
@@ -131,13 +134,29 @@ class Gathering:
 
     def _followed(self, path: Path) -> RunRecord | None:
         followed = self._runs.setdefault(path, FollowedRun(path))
-        self._changed |= followed.look()
+        if followed.look():
+            self._changed = True
+            followed.problem = followed.problem or _unsound(followed.record)
         if followed.problem is not None:
             self._trouble(path, followed.problem)
+            return None
         return followed.record
 
     def _trouble(self, path: Path, why: str) -> None:
         self.problems.append(Problem(str(path), why))
+
+
+def _unsound(record: RunRecord | None) -> str | None:
+    """Well-formed files can still tell what no run tells: then that is said, and everything else is shown."""
+    try:
+        if record is not None:
+            run_data(record, "", 0)
+            flat(record.config.get("data", {}))
+            float(record.seconds)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        said = f"{type(error).__name__}: {error}"
+        return f"{record.path if record else ''} holds something no run writes ({said}); restore it or run again"
+    return None
 
 
 def _below(folder: Path, depth: int = DEPTH) -> Iterator[Path]:

@@ -42,9 +42,7 @@ def _unique(names: Sequence[str], records: Sequence[RunRecord]) -> bool:
 def _settings_of(names: Sequence[str], records: Sequence[RunRecord]) -> list[str]:
     """Each name with the settings in which those of that name differ."""
     settings = [flat(record.config) for record in records]
-    keys = {
-        name: differing(own for other, own in zip(names, settings, strict=True) if other == name) for name in names
-    }
+    keys = {name: differing(own for other, own in zip(names, settings, strict=True) if other == name) for name in names}
     return [
         " ".join([name, *(f"{key.rpartition('.')[2]}={own[key]}" for key in keys[name] if key in own)])
         for name, own in zip(names, settings, strict=True)

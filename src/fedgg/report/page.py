@@ -16,6 +16,7 @@ from fedgg.report.html_tables import html_notes, html_table
 from fedgg.report.style import SETTINGS
 from fedgg.report.tables import Table
 
+
 @dataclass(frozen=True)
 class Picture:
     """A figure with what a reader who cannot see it should know."""

@@ -1,4 +1,4 @@
-"""One run as the page needs it: columns instead of lines, and no more clients or rounds than a screen can tell apart."""
+"""One run as the page needs it: columns instead of lines, no more clients or rounds than a screen can show."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def clients_data(record: RunRecord) -> dict[str, Any] | None:
             client = int(told["client"])
             last[client] = told
             taken[client] = taken.get(client, 0) + 1
-    own = next((line[KEPT] for line in reversed(record.rounds) if line.get(KEPT)), {})
+    own: dict[str, Any] = next((line[KEPT] for line in reversed(record.rounds) if line.get(KEPT)), {})
     known = sorted({*last, *map(int, own)})
     if not known:
         return None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from html import escape
 from typing import Any
+from urllib.parse import quote
 
 from fedgg.report.compare import compare
 from fedgg.report.document import asset, document
@@ -18,13 +19,19 @@ from fedgg.report.tables import comparison_tables
 SCRIPTS = ("text", "series", "charts", "curves", "results", "clients", "readings", "facts", "live", "page")
 
 
-def report_html(gathering: Gathering) -> str:
-    """The page of everything gathered."""
+def report_html(gathering: Gathering, beside: Mapping[str, str] | None = None) -> str:
+    """The page of everything gathered; `beside` are files that lie in the same folder, and what they are."""
     groups = [group_data(group) | {"runs": runs_data(group)} for group in gathering.groups]
-    return page_of(gathering.groups, gathering.problems, {"groups": groups})
+    return page_of(gathering.groups, gathering.problems, {"groups": groups}, beside)
 
 
-def page_of(groups: Sequence[Group], problems: Sequence[Problem], data: Data, live: bool = False) -> str:
+def page_of(
+    groups: Sequence[Group],
+    problems: Sequence[Problem],
+    data: Data,
+    beside: Mapping[str, str] | None = None,
+    live: bool = False,
+) -> str:
     content: dict[str, Any] = {
         **data,
         "live": live,
@@ -33,7 +40,11 @@ def page_of(groups: Sequence[Group], problems: Sequence[Problem], data: Data, li
     }
     title = data["groups"][0]["title"] if data["groups"] else "No run yet"
     return document(
-        f"{title}: fedgg", _body(groups, problems, data), scripts=(_plotly(), script()), data=content, live=live
+        f"{title}: fedgg",
+        _body(groups, problems, data, beside or {}),
+        scripts=(_plotly(), script()),
+        data=content,
+        live=live,
     )
 
 
@@ -50,9 +61,10 @@ def _plotly() -> str:
     return str(get_plotlyjs())
 
 
-def _body(groups: Sequence[Group], problems: Sequence[Problem], data: Data) -> str:
+def _body(groups: Sequence[Group], problems: Sequence[Problem], data: Data, beside: Mapping[str, str]) -> str:
     """The frame that the script fills, and what stands in its place without one."""
     static = "".join(_static(group, content) for group, content in zip(groups, data["groups"], strict=True))
+    links = "".join(f'<p><a href="{escape(quote(file))}">{escape(says)}</a></p>\n' for file, says in beside.items())
     troubles = html_notes([f"{problem.path}: {problem.why}" for problem in problems])
     return (
         '<a class="skip" href="#results">To the results</a>\n'
@@ -61,7 +73,8 @@ def _body(groups: Sequence[Group], problems: Sequence[Problem], data: Data) -> s
         '<button type="button" id="theme" hidden>Colours: auto</button></div></div>\n'
         '<h1 id="title"></h1>\n<p id="about" class="soft"></p>\n<p id="answer" class="answer"></p>\n'
         '<p id="method" class="soft"></p>\n<div id="troubles" class="notice" role="alert" hidden></div>\n'
-        '<nav aria-label="Contents"><ul id="contents"></ul></nav>\n</header>\n<main id="app">\n</main>\n'
+        '<nav aria-label="Contents"><ul id="contents"></ul></nav>\n</header>\n'
+        f'{links}<main id="app">\n</main>\n'
         f'<div id="static">\n{static}{troubles}<noscript><p class="notice">Charts, sorting and the target need '
         "JavaScript, which is off here; nothing of it comes from anywhere but this file.</p></noscript>\n</div>\n"
     )
@@ -69,7 +82,9 @@ def _body(groups: Sequence[Group], problems: Sequence[Problem], data: Data) -> s
 
 def _static(group: Group, content: Data) -> str:
     said = "".join(
-        f'<p class="{"answer" if at == 0 else "lead"}">{escape(text)}</p>\n' for at, text in enumerate(content["answer"])
+        f'<p class="{"answer" if at == 0 else "lead"}">{escape(text)}</p>\n'
+        for at, text in enumerate(content["answer"])
     )
     tables = "".join(html_table(table) for table in comparison_tables(compare(group.study)))
-    return f'<section>\n<h1>{escape(content["title"])}</h1>\n<p class="soft">{escape(content["about"])}</p>\n{said}{tables}</section>\n'
+    head = f'<h1>{escape(content["title"])}</h1>\n<p class="soft">{escape(content["about"])}</p>\n'
+    return f"<section>\n{head}{said}{tables}</section>\n"

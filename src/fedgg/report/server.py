@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -25,8 +26,13 @@ class LivePage(ThreadingHTTPServer):
             super().__init__((LOOPBACK, port), _Answer)
         except (OSError, OverflowError) as error:
             raise UserError(
-                f"port {port} cannot be listened on ({error}): choose another with --port, or leave it out for a free one"
+                f"port {port} cannot be listened on ({error}): choose another with --port, or leave it out"
             ) from error
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that leaves in the middle of an answer is no error; anything else is, and says so."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:
@@ -67,7 +73,9 @@ class _Answer(BaseHTTPRequestHandler):
             self._send(HTTPStatus.NOT_MODIFIED, None, "", with_body, tag)
         else:
             empty = f'{{"version":"{version}","groups":[],"problems":[]}}'
-            self._send(HTTPStatus.OK, "application/json", changed or self.server.news.since("")[1] or empty, with_body, tag)
+            self._send(
+                HTTPStatus.OK, "application/json", changed or self.server.news.since("")[1] or empty, with_body, tag
+            )
 
     def _send(
         self, status: HTTPStatus, kind: str | None, text: str, with_body: bool, more: dict[str, str] | None = None
