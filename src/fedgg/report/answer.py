@@ -71,7 +71,11 @@ def _side_by_side(rows: Sequence[Row], comparison: Comparison) -> tuple[str, ...
         method += "; ± is half of the 95 % confidence interval of the difference"
     if len(differences) > 4:
         method += f". No correction is made for looking at {len(differences)} differences"
-    return (*_highest(rows, comparison), "; ".join(told) + ".", method + ".")
+    return (*_highest(rows, comparison), _sentence("; ".join(told)), method + ".")
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}." if text.startswith("against ") else f"{text}."
 
 
 def _highest(rows: Sequence[Row], comparison: Comparison) -> tuple[str, ...]:
@@ -79,8 +83,9 @@ def _highest(rows: Sequence[Row], comparison: Comparison) -> tuple[str, ...]:
     best = next((row for row in rows if row.label == comparison.best), None)
     if len(rows) <= 6 or best is None or best.final is None:
         return ()
-    end = f"{shown_percent(best.final)} (picked after the fact, so expect less of it next time)."
-    return (f"Of {len(rows)} rows {quoted(best.label)} ends highest, at {end}",)
+    seeds = f"{best.final.n} seed{'s' if best.final.n > 1 else ''}"
+    end = f"{shown_percent(best.final)} ({seeds}; picked after the fact, so expect less of it next time)."
+    return (f"{quoted(best.label)} ends highest of {len(rows)} rows, at {end}",)
 
 
 def _verdicts(differences: Sequence[PairedDifference], reference: str) -> list[str]:
@@ -98,10 +103,12 @@ def _verdicts(differences: Sequence[PairedDifference], reference: str) -> list[s
         names = listed([quoted(d.label) for d in alike[:NAMED]], len(alike))
         told.append(f"{names} cannot be told from {quoted(reference)}")
     if few := by.get("too few seeds", []):
-        names = listed([f"{quoted(d.label)} ended {_signed(d)} points" for d in _largest(few)], len(few))
+        ends = [f"{quoted(d.label)} ended at {_signed(d)} points" for d in _largest(few)]
         seeds = max(d.n for d in few)
-        told.append(f"{names} from {quoted(reference)}, but {seeds} seed{'s say' if seeds > 1 else ' says'} nothing "
-                    "about what others would show")  # fmt: skip
+        says = f"{seeds} seeds say" if seeds > 1 else "one seed says"
+        told.append(
+            f"against {quoted(reference)} {listed(ends, len(few))}, but {says} nothing about what others would show"
+        )
     return told
 
 

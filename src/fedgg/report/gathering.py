@@ -62,7 +62,7 @@ class Gathering:
         named: list[RunRecord] = []
         for path in self.paths:
             seen |= self._look_at(path, named)
-        above = os.path.commonpath([str(record.path) for record in named]) if named else "."
+        above = os.path.commonpath([record.path.absolute() for record in named]) if named else "."
         self.groups[:0] = _grouped(named, ("data.source",), Path(above))
         for gone in self._runs.keys() - seen:
             del self._runs[gone]

@@ -91,9 +91,13 @@ def about(study: StudyRecord) -> str:
         ("batch {}", "local.batch"),
         ("lr {}", "local.lr"),
     ]
-    told = [pattern.format(shared[key]) for pattern, key in words if shared.get(key) is not None]
+    told = [_one(pattern.format(shared[key])) for pattern, key in words if shared.get(key) is not None]
     seeds = f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
     return "; ".join([", ".join(told), seeds]) if told else seeds
+
+
+def _one(words: str) -> str:
+    return words.removesuffix("s") if words.startswith("1 ") else words
 
 
 def _shared(records: list[RunRecord]) -> dict[str, Any]:

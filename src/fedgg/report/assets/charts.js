@@ -21,7 +21,7 @@ function theme() {
 
 const colourOf = (position, now = theme()) => now.colours[position % now.colours.length];
 const dashOf = (position) => DASHES[position % DASHES.length];
-const faint = (colour) => colour + "22";
+const faint = (colour) => colour + "1c";
 
 /** The line of a label as a small drawing, for legends and tables. */
 function swatch(position) {
@@ -81,7 +81,7 @@ class Chart {
     const merged = { ...base, ...layout, xaxis: { ...base.xaxis, ...layout.xaxis }, yaxis: { ...base.yaxis, ...layout.yaxis } };
     for (const name of ["xaxis", "yaxis"]) merged[name].title = { ...base[name].title, ...layout[name]?.title };
     if (layout.height) this.plot.style.height = `${layout.height}px`;
-    const options = { displayModeBar: false, responsive: true, doubleClick: "reset", scrollZoom: false };
+    const options = { displayModeBar: false, responsive: true, doubleClick: "reset", edits: { shapePosition: Boolean(this.spec.listen) } };
     Plotly.react(this.plot, traces, merged, options);
     if (!this.drawn) this.spec.listen?.(this.plot);
     this.drawn = true;

@@ -1,7 +1,8 @@
 // The split over clients, and how the global model serves each of them.
 
 const WRITTEN = 30; // rows of a heat map in which numbers can be read
-const AT_ONCE = 7; // labels whose dots can be told apart
+const SYMBOLS = [["circle", "●"], ["square", "■"], ["diamond", "◆"], ["triangle-up", "▲"], ["cross", "✚"], ["star", "★"], ["triangle-down", "▼"]];
+const AT_ONCE = SYMBOLS.length; // labels whose dots can be told apart
 
 function heat(now, z, x, y, text, more = {}) {
   return {
@@ -25,7 +26,7 @@ function splitSection(view) {
     name: "Split", height: 380, fixed: true,
     says: () => `Examples of ${split().classes.length} classes at ${split().of} clients. Totals by client: `
       + split().counts.slice(0, 20).map((row, at) => `client ${split().clients[at]} ${total(row)}`).join(", ") + ".",
-    caption: () => `Examples of each class (across) that each client (down) holds; the stronger the colour, the more (by square root). Split ${split().hash ?? ""}.`
+    caption: () => `Examples of each class (across) that each client (down) holds; the stronger the colour, the more (by square root). Split ${String(split().hash ?? "").slice(0, 12)}.`
       + (split().of > split().clients.length ? ` ${split().clients.length} of ${split().of} clients, at even distances by size.` : ""),
     draw: (now) => {
       const { classes, clients, counts } = split();
@@ -61,20 +62,22 @@ function clientsSection(view) {
 
   const dots = (key, name, isPercent) => new Chart({
     name: `${name} by client`, height: 330, fixed: true,
-    says: () => `${name} of each client, seed ${seed()}. ` + chosen().map((run) => leftBehind(run, key, isPercent)).filter(Boolean).join(" "),
+    says: () => `${name} of each client, seed ${seed()}. Worst off: ` + chosen().map((run) => leftBehind(run, key, isPercent)).filter(Boolean).join("; ") + ".",
     caption: () => key === "holdout"
       ? "Hold-out accuracy: the global model on the examples each client kept back, at the last evaluation. Clients from worst to best on average."
       : "Loss: mean over a client's batches as it trained on them, in its last round. Clients from worst to best on average.",
     draw: (now) => ({
-      traces: chosen().filter((run) => run.clients[key]).map((run) => ({
-        type: "scatter", mode: "markers", name: brief(run.label, 40), x: run.clients.client.map(String), y: run.clients[key],
-        customdata: run.clients.examples, hovertemplate: `%{y${isPercent ? ":.1%" : ":.4g"}} (%{customdata} examples)`,
-        marker: { color: colourOf(view.group.labels.indexOf(run.label), now), size: 9, opacity: 0.9, line: { color: now.ground, width: 1 },
-          symbol: ["circle", "square", "diamond", "triangle-up", "cross", "star", "triangle-down"][view.group.labels.indexOf(run.label) % 7] },
+      traces: chosen().filter((run) => run.clients[key]).map((run, at, all) => ({
+        type: "scatter", mode: "markers", name: brief(run.label, 40), y: run.clients[key],
+        // Side by side, so that equal values do not hide each other.
+        x: run.clients.client.map((client) => worstFirst(chosen(), key).indexOf(String(client)) + (at - (all.length - 1) / 2) * Math.min(0.16, 0.8 / all.length)),
+        customdata: run.clients.client.map((client, which) => [client, run.clients.examples[which]]),
+        hovertemplate: `client %{customdata[0]} (%{customdata[1]} examples)<br>%{y${isPercent ? ":.1%" : ":.4g"}}`,
+        marker: { color: colourOf(view.group.labels.indexOf(run.label), now), size: 8, opacity: 0.9, line: { color: now.ground, width: 1 },
+          symbol: SYMBOLS[chosen().indexOf(run)][0] },
       })),
       layout: {
-        hovermode: "x unified",
-        xaxis: { type: "category", title: { text: "client" }, categoryorder: "array", categoryarray: worstFirst(chosen(), key) },
+        hovermode: "closest", xaxis: clientAxis(worstFirst(chosen(), key)),
         yaxis: { title: { text: name.toLowerCase() }, tickformat: isPercent ? ".0%" : ".3~g" },
       },
     }),
@@ -95,7 +98,8 @@ function clientsSection(view) {
       const trace = heat(now, values, kept() ? history.looked : history.round, client.map(String), values);
       trace.hovertemplate = `client %{y}, round %{x}<br>%{z${kept() ? ":.1%" : ":.4g"}}<extra></extra>`;
       const layout = heatLayout(client.length, "round", "client");
-      return { traces: [{ ...trace, xgap: 0 }], layout: { ...layout, xaxis: { title: { text: "round" }, showline: false } } };
+      const scale = { showscale: true, colorbar: { thickness: 10, outlinewidth: 0, tickformat: kept() ? ".0%" : ".2~g", tickfont: { size: 11, color: now.soft } } };
+      return { traces: [{ ...trace, ...scale, xgap: 0 }], layout: { ...layout, xaxis: { title: { text: "round" }, showline: false } } };
     },
     rows: () => {
       const { history, client } = one()?.clients ?? {};
@@ -103,22 +107,29 @@ function clientsSection(view) {
       return { columns: ["client", ...(kept() ? history?.looked : history?.round) ?? []], rows: (values ?? []).map((row, at) => [client[at], ...row.map((v) => (kept() ? percent(v) : figure(v)))]) };
     },
   });
+  past.node.classList.add("wide");
   const controls = make("div", { class: "controls" });
   const told = make("p", { class: "lead" });
   const grid = make("div", { class: "grid" });
+  const signs = make("ul", { class: "legend signs", "aria-label": "Signs" });
   const refresh = () => {
+    signs.replaceChildren(...chosen().map((run, at) => {
+      const position = view.group.labels.indexOf(run.label);
+      const sign = make("span", { "aria-hidden": "true", style: `color:${colourOf(position)}` }, SYMBOLS[at][1]);
+      return make("li", {}, sign, ` ${run.label}`);
+    }));
     controls.replaceChildren(
       selection("Seed", seeds().map((number) => [number, String(number)]), seed(), (number) => { view.clientSeed = Number(number); refresh(); }),
       selection("Over rounds", here().map((run) => [run.label, run.label]), one()?.label, (label) => { view.clientLabel = label; past.refresh(); }));
     const sentences = chosen().map((run) => leftBehind(run, kept() ? "holdout" : "loss", kept())).filter(Boolean);
     told.textContent = (kept() ? "" : "No client kept examples back, so there is its loss only; data.holdout = 0.2 would show each client's accuracy. ")
-      + sentences.slice(0, 3).join(" ");
+      + (sentences.length ? `Worst off at the end (${kept() ? "hold-out accuracy" : "training loss"}, seed ${seed()}): ${sentences.join("; ")}.` : "");
     const shown = [...(kept() ? [accuracy] : []), loss, past];
     if (grid.children.length !== shown.length) grid.replaceChildren(...shown.map((chart) => chart.node));
     for (const chart of shown) chart.refresh();
   };
   const more = view.group.labels.length > 1 ? make("p", { class: "soft" }, `The dots are of the lines shown in the first chart, at most ${AT_ONCE}.`) : null;
-  return { id: "clients", heading: "Client by client", node: make("div", {}, told, controls, grid, more), charts: [accuracy, loss, past], refresh };
+  return { id: "clients", heading: "Client by client", node: make("div", {}, told, controls, signs, grid, more), charts: [accuracy, loss, past], refresh };
 }
 
 /** Clients ordered by their mean over the runs shown, the worst first. */
@@ -134,14 +145,20 @@ function worstFirst(runs, key) {
   return [...sums].sort(([, a], [, b]) => way * (mean(a) - mean(b))).map(([client]) => client);
 }
 
-/** Who is left behind, in a sentence. */
+/** Clients by their rank, each under its own number as long as there is room. */
+function clientAxis(order) {
+  const every = Math.ceil(order.length / 40);
+  const shown = order.map((client, at) => [client, at]).filter(([, at]) => at % every === 0);
+  return { title: { text: "client" }, tickvals: shown.map(([, at]) => at), ticktext: shown.map(([client]) => client), range: [-0.6, order.length - 0.4] };
+}
+
+/** Who is left behind, in a few words. */
 function leftBehind(run, key, isPercent) {
   const told = run.clients.client.map((client, at) => [client, run.clients[key]?.[at]]).filter(([, value]) => isNumber(value));
   if (told.length < 2) return "";
   told.sort(([, a], [, b]) => (key === "loss" ? b - a : a - b));
   const shown = (value) => (isPercent ? `${percent(value)} %` : figure(value));
-  const [worst, best] = [told[0], told[told.length - 1]];
-  return `${run.label}: client ${worst[0]} is worst off with ${isPercent ? "" : "a loss of "}${shown(worst[1])}, client ${best[0]} best with ${shown(best[1])}.`;
+  return `${run.label}: ${shown(told[0][1])} (client ${told[0][0]})`;
 }
 
 function clientRows(runs, key, isPercent) {

@@ -19,8 +19,8 @@ function curvesSection(view) {
       const shown = lines();
       const traces = lineTraces(shown, view.across, now, format, shown.length <= MOST_BANDS);
       return { traces, layout: {
-        hovermode: "x unified", uirevision: `${view.group.id} ${view.across} ${view.what}`,
-        xaxis: { title: { text: ACROSS[view.across] }, rangemode: "tozero", hoverformat: view.across === "round" ? "d" : ".4~g", unifiedhovertitle: { text: `${view.across === "round" ? "round " : ""}%{x}${{ megabytes: " MB", seconds: " s" }[view.across] ?? ""}` } },
+        hovermode: "x unified", hoverdistance: -1, uirevision: `${view.group.id} ${view.across} ${view.what}`,
+        xaxis: { title: { text: ACROSS[view.across] }, rangemode: view.across === "round" ? "normal" : "tozero", hoverformat: view.across === "round" ? "d" : ".4~g", unifiedhovertitle: { text: `${view.across === "round" ? "round " : ""}%{x}${{ megabytes: " MB", seconds: " s" }[view.across] ?? ""}` } },
         yaxis: { title: { text: what().name }, tickformat: what().percent ? ".0%" : ".3~g" },
         shapes: what().percent && isNumber(view.target) ? [targetLine(view.target, now)] : [],
       } };
@@ -40,14 +40,14 @@ function curvesSection(view) {
     view.changed();
   });
   const target = make("input", { type: "number", min: 0, max: 100, step: 0.1, id: "target" });
-  target.addEventListener("input", () => view.setTarget(target.value === "" ? null : Number(target.value) / 100, target));
+  target.addEventListener("input", () => view.setTarget(target.value === "" ? null : Number(target.value) / 100, true));
 
   const kinds = Object.keys(WHAT).filter(present);
   const axes = [["round", "rounds"], ["megabytes", "megabytes"]];
   if (view.group.runs.some((run) => run.seconds)) axes.push(["seconds", "seconds"]);
   node.append(
     make("div", { class: "controls" },
-      selection("Show", kinds.map((key) => [key, `${WHAT[key].name} (${WHAT[key].where})`]), view.what, (key) => { view.what = key; view.changed(); }),
+      selection("Show", kinds.map((key) => [key, `${WHAT[key].name} (${WHAT[key].brief})`]), view.what, (key) => { view.what = key; view.changed(); }),
       choice("Horizontal axis", axes, view.across, (key) => { view.across = key; view.changed(); }),
       make("label", {}, "Smoothing", smoothing, windowNow),
       make("label", {}, "Target %", target)),
@@ -55,8 +55,8 @@ function curvesSection(view) {
   return {
     id: "curves", heading: "Accuracy over time", node, charts: [chart],
     refresh: () => {
-      const other = document.activeElement !== target;
-      if (other) target.value = isNumber(view.target) ? (100 * view.target).toFixed(1) : "";
+      const typing = view.typed && document.activeElement === target; // leave a number alone while it is being written
+      if (!typing) target.value = isNumber(view.target) ? (100 * view.target).toFixed(1) : "";
       target.disabled = !what().percent;
       legend.refresh();
       chart.refresh();
@@ -70,7 +70,7 @@ const windowWords = (window) => (window === 1 ? "none" : `${window} rounds`);
 /** A line across the whole chart that can be taken and moved. */
 function targetLine(target, now) {
   return {
-    type: "line", xref: "paper", x0: 0, x1: 1, y0: target, y1: target, editable: true, layer: "above",
+    type: "line", xref: "paper", x0: 0, x1: 1, y0: target, y1: target, layer: "above",
     line: { color: now.soft, width: 1.5, dash: "4px,3px" },
     label: { text: `target ${percent(target)} %`, textposition: "start", yanchor: "bottom", font: { size: 11.5, color: now.soft } },
   };

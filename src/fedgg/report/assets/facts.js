@@ -13,7 +13,7 @@ function eventsSection(view) {
     node.replaceChildren(say, ...(all.length ? [make("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Events" },
       table("Left out, diverged, resumed, unreadable", ["run", "what", "why"], all))] : []));
   };
-  return { id: "events", heading: "What happened on the way", node, charts: [], refresh };
+  return { id: "events", heading: "Events", node, charts: [], refresh };
 }
 
 /** One line for each thing a reader should know of: [run, what, why]. */
@@ -80,5 +80,5 @@ function settingsSection(view) {
     }
     node.replaceChildren(...parts);
   };
-  return { id: "settings", heading: "Settings, versions, and the same again", node, charts: [], refresh };
+  return { id: "settings", heading: "Settings and versions", node, charts: [], refresh };
 }

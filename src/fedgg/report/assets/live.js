@@ -5,6 +5,7 @@ const EVERY = 2000;
 async function follow() {
   const sign = document.getElementById("live");
   sign.hidden = false;
+  sign.textContent = "Live";
   for (;;) {
     await new Promise((done) => setTimeout(done, document.hidden ? 5 * EVERY : EVERY));
     try {
@@ -12,7 +13,7 @@ async function follow() {
       if (answer.status === 200) take(await answer.json());
       else if (answer.status !== 304) throw new Error(String(answer.status));
       sign.classList.remove("lost");
-      sign.textContent = `Live, version ${page.version.split("-").pop()}`;
+      sign.textContent = "Live";
     } catch {
       sign.classList.add("lost");
       sign.textContent = "fedgg watch has ended or cannot be reached; what is shown stays";

@@ -19,7 +19,8 @@ function viewOf(group) {
       due = true;
       requestAnimationFrame(() => { due = false; if (current === view) sections.forEach((section) => section.refresh()); });
     };
-    view.setTarget = (target) => {
+    view.setTarget = (target, typed = false) => {
+      view.typed = typed;
       view.target = isNumber(target) ? Math.min(1, Math.max(0, target)) : null;
       view.touched = true;
       view.changed();
@@ -71,7 +72,7 @@ function showTroubles() {
   const { problems } = page;
   const place = document.getElementById("troubles");
   place.hidden = !problems.length;
-  place.replaceChildren(make("strong", {}, problems.length === 1 ? "One folder cannot be read:" : `${problems.length} folders cannot be read:`),
+  place.replaceChildren(make("strong", {}, problems.length === 1 ? "One folder is not there or cannot be read:" : `${problems.length} folders are not there or cannot be read:`),
     make("ul", {}, problems.slice(0, 5).map(({ path, why }) => make("li", {}, make("code", {}, path), `: ${why}`))),
     problems.length > 5 ? `and ${problems.length - 5} more, listed below.` : "");
 }

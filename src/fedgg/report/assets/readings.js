@@ -2,7 +2,7 @@
 
 const HOW_TO_READ = {
   fedgg: {
-    cosine: "Between a client's drift and the last global update, after its last local step: 1 is the same way, 0 across, −1 against it. FedGG turns it upwards; if it equals FedAvg's, the term is too weak to act.",
+    cosine: "Between a client's drift and the last global update, after its last local step: 1 is the same way, 0 across, −1 against it. FedGG's term turns it upwards; a run with mu = 0 beside it shows by how much.",
     weight: "The weight λ of the cosine loss. Under the adaptive rule it is μ times drift times step: if it is many orders below the loss, FedGG is FedAvg.",
     drift: "How far a client moves from the global model within a round. Growing drift says that clients pull apart.",
     step: "Length of the last local step. It falls as training settles; a rise is a first sign of divergence.",
@@ -26,8 +26,8 @@ function readingsSection(view) {
     draw: (now) => ({
       traces: lineTraces(lines(name), "round", now, ":.4g", lines(name).length <= MOST_BANDS),
       layout: {
-        hovermode: "x unified",
-        xaxis: { title: { text: "round" }, rangemode: "tozero", unifiedhovertitle: { text: "round %{x}" } },
+        hovermode: "x unified", hoverdistance: -1,
+        xaxis: { title: { text: "round" }, unifiedhovertitle: { text: "round %{x}" } },
         yaxis: { title: { text: "" }, tickformat: ".3~g", exponentformat: "power" },
       },
     }),

@@ -30,7 +30,7 @@ function resultColumns(view) {
     { head: "highest %", show: (row) => spread(row.highest), by: (row) => row.highest?.mean ?? null },
     many && { head: `points against ${group.reference}`, show: (row) => difference(row, group), by: (row) => row.against_reference?.mean ?? (row.label === group.reference ? 0 : null) },
     many && { head: "what the seeds say", show: (row) => VERDICTS[row.against_reference?.verdict] ?? NONE, by: (row) => row.against_reference?.verdict ?? null, text: true },
-    group.rows.some((row) => isNumber(row.worst_client)) && { head: "worst client's hold-out %", show: (row) => percent(row.worst_client), by: (row) => row.worst_client },
+    group.rows.some((row) => isNumber(row.worst_client)) && { head: "worst client, hold-out %", show: (row) => percent(row.worst_client), by: (row) => row.worst_client },
     { head: `rounds to ${targetWords(view)}${short}`, ...reach("round", (value) => value.toFixed(1)) },
     { head: "MB to it", ...reach("megabytes", megabytes) },
     group.runs.some((run) => run.seconds) && { head: "seconds to it", ...reach("seconds", (value) => value.toFixed(1)) },

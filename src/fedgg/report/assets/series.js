@@ -2,10 +2,10 @@
 
 const MEGA = 1e6;
 const WHAT = {
-  test_accuracy: { name: "test accuracy", where: "the server's test set", percent: true },
-  holdout_accuracy: { name: "hold-out accuracy", where: "examples the clients kept back", percent: true },
-  test_loss: { name: "test loss", where: "the server's test set" },
-  train_loss: { name: "training loss", where: "the clients' batches as they trained on them" },
+  test_accuracy: { name: "test accuracy", where: "the server's test set", brief: "server", percent: true },
+  holdout_accuracy: { name: "hold-out accuracy", where: "examples the clients kept back", brief: "clients", percent: true },
+  test_loss: { name: "test loss", where: "the server's test set", brief: "server" },
+  train_loss: { name: "training loss", where: "the clients' batches as they trained on them", brief: "clients" },
 };
 const ACROSS = { round: "round", megabytes: "MB sent and received by all clients together", seconds: "seconds" };
 
