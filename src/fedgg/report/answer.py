@@ -107,7 +107,7 @@ def _verdicts(differences: Sequence[PairedDifference], reference: str) -> list[s
         seeds = max(d.n for d in few)
         says = f"{seeds} seeds say" if seeds > 1 else "one seed says"
         told.append(
-            f"against {quoted(reference)} {listed(ends, len(few))}, but {says} nothing about what others would show"
+            f"against {quoted(reference)}, {listed(ends, len(few))}, but {says} nothing about what others would show"
         )
     return told
 
