@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import until
 
 from fedgg.lab.config import Experiment
 from fedgg.lab.runner import Watcher, run
 from fedgg.report.news import News
 from fedgg.report.server import LivePage
 
+pytestmark = pytest.mark.browser
+
 POINTS = "Math.max(0, ...(document.querySelector('#curves .plot')?.data ?? []).map((trace) => trace.x.length))"
-
-
-def until(page: Any, expression: str) -> None:
-    deadline = time.monotonic() + 60
-    while not page.evaluate(expression):
-        assert time.monotonic() < deadline, expression
-        page.wait_for_timeout(100)
 
 
 @pytest.fixture
@@ -43,7 +38,7 @@ class Gate:
         self.may = threading.Semaphore(0)
 
     def play(self, folder: Path) -> threading.Thread:
-        experiment = Experiment(rounds=4, split={"clients": 3}, local={"epochs": 1}, model={"name": "mlp", "hidden": 4})  # type: ignore[arg-type]
+        experiment = Experiment(rounds=4, split={"clients": 3}, local={"epochs": 1}, model={"name": "mlp", "hidden": 4})
 
         def played(record: dict[str, Any]) -> None:
             self.may.acquire(timeout=120)
@@ -87,7 +82,7 @@ def test_the_page_grows_with_the_run(open_page: Callable[..., Any], served: Live
 
 
 def test_an_ended_server_leaves_the_page(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    experiment = Experiment(rounds=2, split={"clients": 3}, local={"epochs": 1}, model={"name": "mlp", "hidden": 4})  # type: ignore[arg-type]
+    experiment = Experiment(rounds=2, split={"clients": 3}, local={"epochs": 1}, model={"name": "mlp", "hidden": 4})
     run(experiment, out=tmp_path / "run")
     with LivePage(News([tmp_path / "run"])) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))

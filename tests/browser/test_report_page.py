@@ -5,24 +5,26 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import until
 
 from fedgg.lab.config import Experiment
 from fedgg.lab.study import Study, grid, run_study
 from fedgg.report.gathering import Gathering
 from fedgg.report.report_page import report_html
 
+pytestmark = pytest.mark.browser
+
 EVIL = "<script>window.hacked = 1; alert(1)</script>"
 SMALL = {"rounds": 4, "split": {"clients": 4, "beta": 0.3}, "local": {"epochs": 1}, "data": {"holdout": 0.2}}
 
 
 def study_folder(folder: Path, variants: dict[str, dict[str, Any]], seeds: tuple[int, ...]) -> Path:
-    base = Experiment(**SMALL, model={"name": "mlp", "hidden": 8})  # type: ignore[arg-type]
+    base = Experiment(**SMALL, model={"name": "mlp", "hidden": 8})
     study = Study(base, variants, seeds, next(iter(variants)))
     run_study(study, folder, processes=1, tell=lambda job, kind, what: None)
     return folder
@@ -54,14 +56,6 @@ def address(compared: Path) -> str:
 @pytest.fixture
 def page(open_page: Callable[..., Any], address: str) -> Any:
     return open_page(address)
-
-
-def until(page: Any, expression: str) -> None:
-    """Wait for it. Playwright's own way evaluates text within the page, which the page's policy rightly refuses."""
-    deadline = time.monotonic() + 30
-    while not page.evaluate(expression):
-        assert time.monotonic() < deadline, expression
-        page.wait_for_timeout(50)
 
 
 def column(page: Any, number: int) -> list[str]:

@@ -42,7 +42,7 @@ def test_the_command_makes_the_same_runs(tmp_path: Path) -> None:
         'odd "name" \\ END\nEND': {"algorithm.name": "fedgg", "algorithm.mu": 0.1, "local.lr": 0.5},
         "SCAFFOLD": {"algorithm.name": "scaffold", "server.cohort": 3},
     }
-    asked = Study(Experiment(rounds=7, split={"beta": 0.25}), variants, (3, 1), "SCAFFOLD")  # type: ignore[arg-type]
+    asked = Study(Experiment(rounds=7, split={"beta": 0.25}), variants, (3, 1), "SCAFFOLD")
     command = command_again(study_of(asked))
     assert command is not None
     first, *document, last, call = command.split("\n")

@@ -140,7 +140,12 @@ def test_nobody_asks_nothing_is_read(folder: Path, monkeypatch: pytest.MonkeyPat
     looks: list[int] = []
     told = News([folder], pause=1000)
     look = told._gathering.look
-    monkeypatch.setattr(told._gathering, "look", lambda: looks.append(1) or look())
+
+    def counted() -> bool:
+        looks.append(1)
+        return look()
+
+    monkeypatch.setattr(told._gathering, "look", counted)
     assert looks == []
     for _ in range(3):
         told.since("")

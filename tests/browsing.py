@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync"]
-HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.browser)
+def until(page: Any, expression: str) -> None:
+    """Wait for it. Playwright's own way evaluates text within the page, which the page's policy rightly refuses."""
+    deadline = time.monotonic() + 60
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, expression
+        page.wait_for_timeout(50)
 
 
 @pytest.fixture(scope="session")
@@ -42,13 +43,17 @@ def open_page(chromium: Any) -> Iterator[Callable[..., Any]]:
     with ExitStack() as stack:
         complaints: list[str] = []
 
+        def dismissed(dialog: Any) -> None:
+            complaints.append(f"dialog: {dialog.message}")
+            dialog.dismiss()
+
         def opened(address: str, *, width: int = 1200, wait: str = ".plot .main-svg", **more: Any) -> Any:
             context = chromium.new_context(viewport={"width": width, "height": 900}, **({"offline": True} | more))
             stack.callback(context.close)
             page = context.new_page()
             page.on("console", lambda said: complaints.append(f"{said.type}: {said.text}"))
             page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
-            page.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}") or dialog.dismiss())
+            page.on("dialog", dismissed)
             asked: list[str] = []
             page.on("request", lambda request: asked.append(request.url))
             page.goto(address)
