@@ -127,6 +127,7 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
     from fedgg.lab.study import run_study
 
     say(_describe(study))
+    say(f"to watch it: fedgg watch {folder}")
     processes = jobs or processes_for(study.base.engine.device)
     total = len(study.variants) * len(study.seeds)
     watched(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fedgg.report.compare import Comparison, PairedDifference, Row, Spread
 from fedgg.report.folders import StudyRecord
@@ -10,13 +11,20 @@ from fedgg.report.folders import StudyRecord
 NAMED = 3  # of each kind; more are counted
 
 
-def answer(study: StudyRecord, comparison: Comparison) -> tuple[str, ...]:
-    """The result first, then how it was measured."""
+@dataclass(frozen=True)
+class Answer:
+    """The result, and how it was measured."""
+
+    said: str
+    method: str = ""
+
+
+def answer(study: StudyRecord, comparison: Comparison) -> Answer:
     rows = [row for row in comparison.rows if row.final is not None]
     if not rows:
-        return (_nothing_yet(study),)
-    said = _alone(rows[0], study) if len(study.labels) == 1 else _side_by_side(rows, comparison)
-    return tuple(filter(None, (_so_far(study) + said[0], *said[1:], _diverged(comparison))))
+        return Answer(_nothing_yet(study))
+    found = _alone(rows[0], study) if len(study.labels) == 1 else _side_by_side(rows, comparison)
+    return Answer(" ".join(filter(None, (_so_far(study) + found.said, _diverged(comparison)))), found.method)
 
 
 def shown_percent(spread: Spread) -> str:
@@ -45,23 +53,27 @@ def _so_far(study: StudyRecord) -> str:
     return "" if ended == of else f"So far, with {ended} of {of} runs ended: "
 
 
-def _alone(row: Row, study: StudyRecord) -> tuple[str, ...]:
+def _alone(row: Row, study: StudyRecord) -> Answer:
     assert row.final is not None
     assert row.highest is not None
     rounds = max(run.accuracy()[0][-1] for run in study.runs[row.label].values() if len(run.accuracy()[0]))
     said = f"{row.label} ends at {shown_percent(row.final)} test accuracy after {rounds} rounds"
     if row.final.n == 1:
-        return f"{said}; its highest was {shown_percent(row.highest)}.", "One seed says nothing about the spread."
-    return f"{said}, mean and standard deviation over {row.final.n} seeds.", ""
+        highest = shown_percent(row.highest)
+        return Answer(f"{said}; its highest was {highest}.", "One seed says nothing about the spread.")
+    return Answer(f"{said}.", f"Mean and standard deviation over {row.final.n} seeds.")
 
 
-def _side_by_side(rows: Sequence[Row], comparison: Comparison) -> tuple[str, ...]:
+def _side_by_side(rows: Sequence[Row], comparison: Comparison) -> Answer:
     differences = [row.against_reference for row in rows if row.against_reference is not None]
     if not differences:
         best = next(row for row in rows if row.label == comparison.best)
         assert best.final is not None
-        return (f"{quoted(best.label)} stands highest, at {shown_percent(best.final)}; {quoted(comparison.reference)}, "
-                "which the others are measured against, has no finished run of the same seeds yet.",)  # fmt: skip
+        stands = f"{quoted(best.label)} stands highest, at {shown_percent(best.final)}"
+        if best.label == comparison.reference:
+            return Answer(f"{stands}; no other row has finished with the same seeds yet.")
+        late = f"{quoted(comparison.reference)}, which the others are measured against"
+        return Answer(f"{stands}; {late}, has no finished run of the same seeds yet.")
     told = _verdicts(differences, comparison.reference)
     seeds = {difference.n for difference in differences}
     over = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(max(seeds))
@@ -71,21 +83,21 @@ def _side_by_side(rows: Sequence[Row], comparison: Comparison) -> tuple[str, ...
         method += "; ± is half of the 95 % confidence interval of the difference"
     if len(differences) > 4:
         method += f". No correction is made for looking at {len(differences)} differences"
-    return (*_highest(rows, comparison), _sentence("; ".join(told)), method + ".")
+    return Answer(_highest(rows, comparison) + _sentence("; ".join(told)), f"{method}.")
 
 
 def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}." if text.startswith("against ") else f"{text}."
 
 
-def _highest(rows: Sequence[Row], comparison: Comparison) -> tuple[str, ...]:
+def _highest(rows: Sequence[Row], comparison: Comparison) -> str:
     """Of many rows, the best one by name; being chosen for its result, it flatters itself."""
     best = next((row for row in rows if row.label == comparison.best), None)
     if len(rows) <= 6 or best is None or best.final is None:
-        return ()
+        return ""
     seeds = f"{best.final.n} seed{'s' if best.final.n > 1 else ''}"
     end = f"{shown_percent(best.final)} ({seeds}; picked after the fact, so expect less of it next time)."
-    return (f"{quoted(best.label)} ends highest of {len(rows)} rows, at {end}",)
+    return f"{quoted(best.label)} ends highest of {len(rows)} rows, at {end} "
 
 
 def _verdicts(differences: Sequence[PairedDifference], reference: str) -> list[str]:
@@ -123,7 +135,7 @@ def _size(difference: PairedDifference) -> str:
 
 def _signed(difference: PairedDifference) -> str:
     width = "" if difference.half_width is None else f" ± {100 * difference.half_width:.1f}"
-    return f"{100 * difference.mean:+.1f}{width}"
+    return f"{100 * difference.mean:+.1f}{width}".replace("-", "−")
 
 
 def quoted(label: str) -> str:

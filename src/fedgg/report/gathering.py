@@ -18,7 +18,7 @@ from fedgg.report.folded import read_folded
 from fedgg.report.folders import RunRecord, StudyPlan, StudyRecord, read_plan
 from fedgg.report.following import FollowedRun, Stamp, stamp
 from fedgg.report.labels import labelled
-from fedgg.report.page_runs import run_data
+from fedgg.report.page_runs import run_data, split_data
 from fedgg.report.settings import flat
 
 DEPTH = 5  # folders below the one named: reproductions lie three down
@@ -151,6 +151,7 @@ def _unsound(record: RunRecord | None) -> str | None:
     try:
         if record is not None:
             run_data(record, "", 0)
+            split_data(record.partition or {})
             flat(record.config.get("data", {}))
             float(record.seconds)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:

@@ -20,7 +20,9 @@ def labelled(records: Sequence[RunRecord], path: Path) -> StudyRecord:
     for label, record in zip(labels, records, strict=True):
         runs[label][_seed(record)] = record
     seeds = sorted({seed for by_seed in runs.values() for seed in by_seed})
-    return StudyRecord(path, tuple(runs), tuple(seeds), _reference(runs), runs)
+    reference = _reference(runs)
+    runs = {reference: runs[reference]} | runs  # first, whatever order they were found in
+    return StudyRecord(path, tuple(runs), tuple(seeds), reference, runs)
 
 
 def _labels(records: Sequence[RunRecord]) -> list[str]:

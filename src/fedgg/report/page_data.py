@@ -32,8 +32,9 @@ def group_data(group: Group, comparison: Comparison | None = None) -> Data:
         "id": identity(str(study.path), group.loose or ""),
         "title": title(group),
         "about": about(study),
+        "place": place(study),
         "path": str(study.path),
-        "answer": list(answer(study, comparison)),
+        "answer": asdict(answer(study, comparison)),
         "labels": list(study.labels),
         "seeds": list(study.seeds),
         "reference": study.reference,
@@ -94,6 +95,13 @@ def about(study: StudyRecord) -> str:
     told = [_one(pattern.format(shared[key])) for pattern, key in words if shared.get(key) is not None]
     seeds = f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
     return "; ".join([", ".join(told), seeds]) if told else seeds
+
+
+def place(study: StudyRecord) -> str:
+    """Data and split alone: what tells the groups of a page apart."""
+    shared = _shared([record for by_seed in study.runs.values() for record in by_seed.values()])
+    split = " ".join(str(shared[key]) for key in ("split.scheme", "split.beta") if key in shared)
+    return ", ".join(filter(None, [str(shared.get("data.source", "")), split])) or str(study.path)
 
 
 def _one(words: str) -> str:

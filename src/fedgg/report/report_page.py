@@ -81,10 +81,8 @@ def _body(groups: Sequence[Group], problems: Sequence[Problem], data: Data, besi
 
 
 def _static(group: Group, content: Data) -> str:
-    said = "".join(
-        f'<p class="{"answer" if at == 0 else "lead"}">{escape(text)}</p>\n'
-        for at, text in enumerate(content["answer"])
-    )
+    found = content["answer"]
+    said = f'<p class="answer">{escape(found["said"])}</p>\n<p class="soft">{escape(found["method"])}</p>\n'
     tables = "".join(html_table(table) for table in comparison_tables(compare(group.study)))
     head = f'<h1>{escape(content["title"])}</h1>\n<p class="soft">{escape(content["about"])}</p>\n'
     return f"<section>\n{head}{said}{tables}</section>\n"

@@ -21,7 +21,8 @@ def said(
 ) -> str:
     curves = {label: [None if f is None else [f / 2, f] for f in by_seed] for label, by_seed in finals.items()}
     study = read_study(write_study(tmp_path / "s", curves, reference=next(iter(finals)), statuses=statuses))
-    return " ".join(answer(study, compare(study)))
+    found = answer(study, compare(study))
+    return f"{found.said} {found.method}".strip()
 
 
 def test_what_seeds_can_tell(tmp_path: Path) -> None:
@@ -45,7 +46,7 @@ def test_two_seeds_say_nothing(tmp_path: Path) -> None:
 
 
 def test_one_row(tmp_path: Path) -> None:
-    assert said(tmp_path, {"A": BASE}).startswith("A ends at 80.0 ± 1.0 % test accuracy after 2 rounds, mean and")
+    assert said(tmp_path, {"A": BASE}).startswith("A ends at 80.0 ± 1.0 % test accuracy after 2 rounds. Mean and")
     alone = said(tmp_path / "alone", {"A": [0.8]})
     assert "its highest was 80.0 %" in alone
     assert "One seed says nothing about the spread." in alone
@@ -71,3 +72,5 @@ def test_unfinished_and_diverged(tmp_path: Path) -> None:
 def test_a_reference_that_is_late(tmp_path: Path) -> None:
     text = said(tmp_path, {"A": BASE, "B": BASE}, {("A", 0): None, ("A", 1): None, ("A", 2): None})
     assert "B stands highest, at 80.0 ± 1.0 %; A, which the others are measured against, has no finished run" in text
+    first = said(tmp_path / "first", {"A": BASE, "B": [None, None, None]})
+    assert "A stands highest, at 80.0 ± 1.0 %; no other row has finished with the same seeds yet." in first

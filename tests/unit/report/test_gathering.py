@@ -44,7 +44,7 @@ def test_single_runs_are_put_together(tmp_path: Path) -> None:
         configured(tmp_path / "c", "", "fedgg", 1, split={"beta": 0.1}),
     ]
     (group,) = looked(*paths).groups
-    assert group.study.labels == ("fedgg", "fedavg")
+    assert group.study.labels == ("fedavg", "fedgg")
     assert group.study.reference == "fedavg"
     assert sorted(group.study.runs["fedgg"]) == [0, 1]
 
@@ -108,6 +108,12 @@ def test_what_no_run_writes_is_a_problem(tmp_path: Path, line: dict[str, Any]) -
     assert not gathering.groups
     assert "something no run writes" in gathering.problems[0].why
     assert not gathering.look()
+
+
+def test_a_split_of_words_is_a_problem(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [0.1])
+    (folder / "partition.json").write_text('{"hash": "x", "counts": [["many"]]}')
+    assert "something no run writes" in looked(folder).problems[0].why
 
 
 def test_folders_come_and_go(tmp_path: Path) -> None:

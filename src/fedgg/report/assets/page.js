@@ -58,9 +58,7 @@ function showHead() {
   document.getElementById("title").textContent = group.title;
   document.title = `${group.title}: ${group.about}`;
   document.getElementById("about").textContent = group.about;
-  const [first, ...rest] = group.answer;
-  const said = group.answer.length > 2 ? group.answer.slice(0, -1).join(" ") : first;
-  const method = group.answer.length > 2 ? group.answer.at(-1) : rest.join(" ");
+  const { said, method } = group.answer;
   const answer = document.getElementById("answer");
   answer.textContent = said;
   answer.classList.toggle("long", said.length > 220);
@@ -79,7 +77,9 @@ function showTroubles() {
 
 function showChoices() {
   const place = document.getElementById("groups");
-  const options = page.groups.map((group) => [group.id, `${group.title} (${group.about})`]);
+  const places = page.groups.map((group) => group.place);
+  const named = (group) => (places.indexOf(group.place) === places.lastIndexOf(group.place) ? "" : `: ${group.title}, ${group.path}`);
+  const options = page.groups.map((group) => [group.id, group.place + named(group)]);
   place.replaceChildren(...(options.length > 1 ? [selection("Runs", options, current?.group.id, (id) => show(page.groups.find((group) => group.id === id)))] : []));
 }
 
