@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from fedgg.report.gathering import Gathering
 
 PAGE = "report.html"
+PAPER = "paper.html"
+BESIDE_PAPER = "The paper's tables and figures beside ours"
 Folders = Annotated[
     list[Path] | None,
     typer.Argument(
@@ -121,6 +123,8 @@ def write_report(
         gathering.look()
         _complain_of_nothing(gathering)
         doing("writing the page")
+        if beside is None and (file.parent / PAPER).exists():
+            beside = {PAPER: BESIDE_PAPER}
         write_text(file, report_html(gathering, beside))
         written = [f"page: {file}"]
         if figures is not None:

@@ -128,9 +128,8 @@ function lineTraces(lines, across, now, format, bands) {
     const colour = colourOf(position, now), x = main.map((point) => point[across]);
     const shared = { mode: main.length === 1 ? "markers" : "lines", name: brief(label, 40), line: { color: colour, dash: dashOf(position), width: 2.2 }, marker: { color: colour } };
     if (bands && main.some((point) => point.seeds > 1)) {
-      const edge = { x, mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false };
-      traces.push({ ...edge, y: main.map((point) => point.low) });
-      traces.push({ ...edge, y: main.map((point) => point.high), fill: "tonexty", fillcolor: faint(colour) });
+      const there = main.map((point) => point.high), back = main.map((point) => point.low).reverse();
+      traces.push({ x: [...x, ...[...x].reverse()], y: [...there, ...back], mode: "lines", line: { width: 0 }, fill: "toself", fillcolor: faint(colour), hoverinfo: "skip" });
     }
     if (main.length) {
       const spread = main[0].seeds > 1 ? ` (%{customdata[0]${format}} to %{customdata[1]${format}})` : "";
