@@ -285,3 +285,22 @@ def test_a_sweep_of_three_axes(open_page: Callable[..., Any], tmp_path: Path) ->
     page.locator("#sweep select").nth(2).select_option(index=1)
     until(page, f"JSON.stringify({cells}) !== '{json.dumps(first, separators=(',', ':'))}'")
     assert before in (first, page.evaluate(cells))
+
+
+def test_what_went_wrong_is_told(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    """A run that diverged, one that was taken up again, and one whose client was left out."""
+    wild = {"algorithm.name": "fedavg", "local.lr": 1e38}
+    folder = study_folder(tmp_path / "runs", {"calm": {"algorithm.name": "fedavg"}, "wild": wild}, (0,))
+    resumed = folder / "calm" / "seed-0"
+    (resumed / "resumes.jsonl").write_text('{"after_round": 2, "when": "2026-01-01", "notes": ["torch <1> is new"]}\n')
+    lines = [json.loads(line) for line in (resumed / "rounds.jsonl").read_text().splitlines()]
+    for line in lines[1:]:
+        line["lost"] = [{"client": 3, "why": "its model is not finite"}]
+    (resumed / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = open_page(write_page(folder, to=tmp_path / "report.html"))
+    assert "1 run of wild diverged and is in no mean." in page.inner_text("#answer")
+    told = [row.all_inner_texts() for row in (r.locator("th, td") for r in page.locator("#events tbody tr").all())]
+    assert ["calm, seed 0", "taken up again after round 2", "2026-01-01; torch <1> is new"] in told
+    assert ["calm, seed 0", "client 3 left out in 3 rounds (2 to 4)", "its model is not finite"] in told
+    assert any(row[0] == "wild, seed 0" and row[1].startswith("diverged after round") for row in told)
+    assert "1 diverged" in page.inner_text(".results")

@@ -19,11 +19,12 @@ from fedgg.report.style import COLOURS, LINE_STYLES, blank, styled
 
 MARKERS = ("o", "s", "D", "^", "P", "*", "v")
 SEEN = 7  # rows whose dots can be told apart
+BANDS = 8  # rows whose bands do not bury the lines
 
 
 @styled
 def readings_figure(study: StudyRecord) -> Figure:
-    """A panel for each reading: mean line and band over the seeds that have ended."""
+    """A panel for each reading: mean line and, where rows are few, a band over the seeds that have ended."""
     records = [record for by_seed in study.runs.values() for record in by_seed.values()]
     names = list(dict.fromkeys(n for record in records for line in record.rounds for n in line.get("readings") or {}))
     columns = min(2, len(names))
@@ -59,13 +60,16 @@ def clients_figure(study: StudyRecord, seed: int) -> Figure:
         if points:
             colour, marker = COLOURS[at % len(COLOURS)], MARKERS[at % len(MARKERS)]
             x, y = zip(*points, strict=True)
-            axes.scatter(x, y, s=26, color=colour, marker=marker, label=textwrap.fill(label, 26))
+            # Side by side, so that equal values do not hide each other.
+            beside = (at - (min(len(having), SEEN) - 1) / 2) * 0.11
+            axes.scatter(np.array(x) + beside, y, s=22, color=colour, marker=marker, label=textwrap.fill(label, 26))
     axes.set_xlabel("client")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("hold-out accuracy" if key == "holdout" else "training loss")
     if key == "holdout":
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.grid(axis="y")
+    axes.set_axisbelow(True)
     more = f", the first {SEEN} of {len(having)} rows" if len(having) > SEEN else ""
     axes.set_title(f"seed {seed}, at the end{more}", loc="left", fontsize=8, color="#555555")
     figure.legend(loc="outside right upper")
@@ -130,7 +134,7 @@ def _reading(axes: Axes, study: StudyRecord, label: str, at: int, name: str) -> 
         return False
     values = np.array([[curve[number] for number in shared] for curve in curves])
     axes.plot(shared, values.mean(axis=0), **_line(at))
-    if len(curves) > 1:
+    if len(curves) > 1 and len(study.labels) <= BANDS:
         low, high = values.min(axis=0), values.max(axis=0)
         axes.fill_between(shared, low, high, color=COLOURS[at % len(COLOURS)], alpha=0.13, linewidth=0)
     return True
