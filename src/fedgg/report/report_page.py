@@ -16,7 +16,20 @@ from fedgg.report.page_data import Data, group_data, runs_data
 from fedgg.report.style import COLOURS, COLOURS_ON_DARK
 from fedgg.report.tables import comparison_tables
 
-SCRIPTS = ("text", "series", "charts", "curves", "results", "clients", "readings", "facts", "live", "page")
+SCRIPTS = (
+    "text",
+    "series",
+    "charts",
+    "curves",
+    "results",
+    "split",
+    "clients",
+    "readings",
+    "sweep",
+    "facts",
+    "live",
+    "page",
+)
 
 
 def report_html(gathering: Gathering, beside: Mapping[str, str] | None = None) -> str:

@@ -1,54 +1,16 @@
-// The split over clients, and how the global model serves each of them.
+// How the global model serves each client.
 
-const WRITTEN = 30; // rows of a heat map in which numbers can be read
-const SYMBOLS = [["circle", "●"], ["square", "■"], ["diamond", "◆"], ["triangle-up", "▲"], ["cross", "✚"], ["star", "★"], ["triangle-down", "▼"]];
+const SYMBOLS = [
+  ["circle", "●"],
+  ["square", "■"],
+  ["diamond", "◆"],
+  ["triangle-up", "▲"],
+  ["cross", "✚"],
+  ["star", "★"],
+  ["triangle-down", "▼"],
+];
 const AT_ONCE = SYMBOLS.length; // labels whose dots can be told apart
-
-function heat(now, z, x, y, text, more = {}) {
-  return {
-    type: "heatmap", z, x, y, text, texttemplate: more.written ? "%{text}" : undefined, textfont: { size: 11 },
-    colorscale: [[0, now.band], [1, now.heat]], showscale: false, xgap: 1, ygap: 1, hoverongaps: false, ...more.trace,
-  };
-}
-
-const heatLayout = (rows, across, down) => ({
-  height: Math.max(220, Math.min(900, 90 + 26 * Math.min(rows, 30) + (rows > 30 ? 1.2 * rows : 0))),
-  xaxis: { type: "category", title: { text: across }, showline: false, ticks: "" },
-  yaxis: { type: "category", title: { text: down }, autorange: "reversed", showgrid: false },
-});
-
-function splitSection(view) {
-  const names = () => Object.keys(view.group.splits);
-  if (!names().length) return null;
-  const split = () => view.group.splits[view.split] ?? view.group.splits[names()[0]];
-  const total = (row) => row.reduce((sum, count) => sum + count, 0);
-  const chart = new Chart({
-    name: "Split", height: 380, fixed: true,
-    says: () => `Examples of ${split().classes.length} classes at ${split().of} clients. Totals by client: `
-      + split().counts.slice(0, 20).map((row, at) => `client ${split().clients[at]} ${total(row)}`).join(", ") + ".",
-    caption: () => `Examples of each class (across) that each client (down) holds; the stronger the colour, the more (by square root). Split ${String(split().hash ?? "").slice(0, 12)}.`
-      + (split().of > split().clients.length ? ` ${split().clients.length} of ${split().of} clients, at even distances by size.` : ""),
-    draw: (now) => {
-      const { classes, clients, counts } = split();
-      const written = clients.length <= WRITTEN && classes.length <= 12;
-      const trace = heat(now, counts.map((row) => row.map(Math.sqrt)), classes.map((name) => brief(name, 14)),
-        clients.map((client, at) => `${client} (${total(counts[at])})`), counts, { written });
-      trace.hovertemplate = "client %{y}<br>class %{x}<br>%{text} examples<extra></extra>";
-      return { traces: [trace], layout: heatLayout(clients.length, "class", "client (examples)") };
-    },
-    rows: () => ({
-      columns: ["client", ...split().classes, "total"],
-      rows: split().counts.map((row, at) => [split().clients[at], ...row, total(row)]),
-    }),
-  });
-  const controls = make("div", { class: "controls" });
-  const refresh = () => {
-    const options = names().map((name) => [name, `seed ${view.group.splits[name].seed ?? name}`]);
-    controls.replaceChildren(...(options.length > 1 ? [selection("Split of", options, view.split ?? options[0][0], (name) => { view.split = name; chart.refresh(); })] : []));
-    chart.refresh();
-  };
-  return { id: "split", heading: "Who holds what", node: make("div", {}, controls, chart.node), charts: [chart], refresh };
-}
+const ORDER = "Clients from worst to best on average.";
 
 function clientsSection(view) {
   const having = () => view.group.runs.filter((run) => run.clients);
@@ -57,54 +19,102 @@ function clientsSection(view) {
   const seed = () => view.clientSeed ?? seeds()[0];
   const here = () => having().filter((run) => run.seed === seed());
   const kept = () => here().some((run) => run.clients.holdout);
-  const chosen = () => here().filter((run) => !view.hidden.has(run.label)).slice(0, AT_ONCE);
+  const measure = () => (kept() ? "hold-out accuracy" : "training loss");
+  const chosen = () =>
+    here()
+      .filter((run) => !view.hidden.has(run.label))
+      .slice(0, AT_ONCE);
   const one = () => here().find((run) => run.label === view.clientLabel) ?? here()[0];
 
-  const dots = (key, name, isPercent) => new Chart({
-    name: `${name} by client`, height: 330, fixed: true,
-    says: () => `${name} of each client, seed ${seed()}. Worst off: ` + chosen().map((run) => leftBehind(run, key, isPercent)).filter(Boolean).join("; ") + ".",
-    caption: () => key === "holdout"
-      ? "Hold-out accuracy: the global model on the examples each client kept back, at the last evaluation. Clients from worst to best on average."
-      : "Loss: mean over a client's batches as it trained on them, in its last round. Clients from worst to best on average.",
-    draw: (now) => ({
-      traces: chosen().filter((run) => run.clients[key]).map((run, at, all) => ({
-        type: "scatter", mode: "markers", name: brief(run.label, 40), y: run.clients[key],
-        // Side by side, so that equal values do not hide each other.
-        x: run.clients.client.map((client) => worstFirst(chosen(), key).indexOf(String(client)) + (at - (all.length - 1) / 2) * Math.min(0.16, 0.8 / all.length)),
-        customdata: run.clients.client.map((client, which) => [client, run.clients.examples[which]]),
-        hovertemplate: `client %{customdata[0]} (%{customdata[1]} examples)<br>%{y${isPercent ? ":.1%" : ":.4g"}}`,
-        marker: { color: colourOf(view.group.labels.indexOf(run.label), now), size: 8, opacity: 0.9, line: { color: now.ground, width: 1 },
-          symbol: SYMBOLS[chosen().indexOf(run)][0] },
-      })),
-      layout: {
-        hovermode: "closest", xaxis: clientAxis(worstFirst(chosen(), key)),
-        yaxis: { title: { text: name.toLowerCase() }, tickformat: isPercent ? ".0%" : ".3~g" },
-      },
-    }),
-    rows: () => clientRows(chosen(), key, isPercent),
-  });
+  const dots = (key, name, isPercent) =>
+    new Chart({
+      name: `${name} by client`,
+      height: 330,
+      fixed: true,
+      says: () =>
+        `${name} of each client, seed ${seed()}. Worst off: ` +
+        chosen()
+          .map((run) => leftBehind(run, key, isPercent))
+          .filter(Boolean)
+          .join("; ") +
+        ".",
+      caption: () =>
+        key === "holdout"
+          ? `Hold-out accuracy: the global model on the examples each client kept back, at the last evaluation. ${ORDER}`
+          : `Loss: mean over a client's batches as it trained on them, in its last round. ${ORDER}`,
+      draw: (now) => ({
+        traces: chosen()
+          .filter((run) => run.clients[key])
+          .map((run, at, all) => ({
+            type: "scatter",
+            mode: "markers",
+            name: brief(run.label, 40),
+            y: run.clients[key],
+            // Side by side, so that equal values do not hide each other.
+            x: run.clients.client.map(
+              (client) =>
+                worstFirst(chosen(), key).indexOf(String(client)) +
+                (at - (all.length - 1) / 2) * Math.min(0.16, 0.8 / all.length),
+            ),
+            customdata: run.clients.client.map((client, which) => [client, run.clients.examples[which]]),
+            hovertemplate: `client %{customdata[0]} (%{customdata[1]} examples)<br>%{y${isPercent ? ":.1%" : ":.4g"}}`,
+            marker: {
+              color: colourOf(view.group.labels.indexOf(run.label), now),
+              size: 8,
+              opacity: 0.9,
+              line: { color: now.ground, width: 1 },
+              symbol: SYMBOLS[chosen().indexOf(run)][0],
+            },
+          })),
+        layout: {
+          hovermode: "closest",
+          xaxis: clientAxis(worstFirst(chosen(), key)),
+          yaxis: { title: { text: name.toLowerCase() }, tickformat: isPercent ? ".0%" : ".3~g" },
+        },
+      }),
+      rows: () => clientRows(chosen(), key, isPercent),
+    });
   const accuracy = dots("holdout", "Hold-out accuracy", true);
   const loss = dots("loss", "Training loss", false);
 
   const past = new Chart({
-    name: "Clients over rounds", height: 330, fixed: true,
-    says: () => `${kept() ? "Hold-out accuracy" : "Training loss"} of each client over the rounds, ${one()?.label}, seed ${seed()}.`,
-    caption: () => `${one()?.label}, seed ${seed()}: ${kept() ? "hold-out accuracy" : "training loss"} of each client (down) over the rounds (across); ${kept() ? "stronger is better" : "stronger is a higher loss"}.`
-      + (one()?.clients.history ? "" : " Too many clients to follow each."),
+    name: "Clients over rounds",
+    height: 330,
+    fixed: true,
+    says: () => `${capital(measure())} of each client over the rounds, ${one()?.label}, seed ${seed()}.`,
+    caption: () =>
+      `${one()?.label}, seed ${seed()}: ${measure()} of each client (down) over the rounds (across); ` +
+      (kept() ? "stronger is better." : "stronger is a higher loss.") +
+      (one()?.clients.history ? "" : " Too many clients to follow each."),
     draw: (now) => {
       const { history, client } = one()?.clients ?? {};
-      if (!history) return { traces: [], layout: { height: 120, xaxis: { visible: false }, yaxis: { visible: false } } };
+      if (!history)
+        return { traces: [], layout: { height: 120, xaxis: { visible: false }, yaxis: { visible: false } } };
       const values = kept() ? history.holdout : history.loss;
       const trace = heat(now, values, kept() ? history.looked : history.round, client.map(String), values);
       trace.hovertemplate = `client %{y}, round %{x}<br>%{z${kept() ? ":.1%" : ":.4g"}}<extra></extra>`;
       const layout = heatLayout(client.length, "round", "client");
-      const scale = { showscale: true, colorbar: { thickness: 10, outlinewidth: 0, tickformat: kept() ? ".0%" : ".2~g", tickfont: { size: 11, color: now.soft } } };
-      return { traces: [{ ...trace, ...scale, xgap: 0 }], layout: { ...layout, xaxis: { title: { text: "round" }, showline: false } } };
+      const scale = {
+        showscale: true,
+        colorbar: {
+          thickness: 10,
+          outlinewidth: 0,
+          tickformat: kept() ? ".0%" : ".2~g",
+          tickfont: { size: 11, color: now.soft },
+        },
+      };
+      return {
+        traces: [{ ...trace, ...scale, xgap: 0 }],
+        layout: { ...layout, xaxis: { title: { text: "round" }, showline: false } },
+      };
     },
     rows: () => {
       const { history, client } = one()?.clients ?? {};
       const values = kept() ? history?.holdout : history?.loss;
-      return { columns: ["client", ...(kept() ? history?.looked : history?.round) ?? []], rows: (values ?? []).map((row, at) => [client[at], ...row.map((v) => (kept() ? percent(v) : figure(v)))]) };
+      return {
+        columns: ["client", ...((kept() ? history?.looked : history?.round) ?? [])],
+        rows: (values ?? []).map((row, at) => [client[at], ...row.map((v) => (kept() ? percent(v) : figure(v)))]),
+      };
     },
   });
   past.node.classList.add("wide");
@@ -113,23 +123,56 @@ function clientsSection(view) {
   const grid = make("div", { class: "grid" });
   const signs = make("ul", { class: "legend signs", "aria-label": "Signs" });
   const refresh = () => {
-    signs.replaceChildren(...chosen().map((run, at) => {
-      const position = view.group.labels.indexOf(run.label);
-      const sign = make("span", { "aria-hidden": "true", style: `color:${colourOf(position)}` }, SYMBOLS[at][1]);
-      return make("li", {}, sign, ` ${run.label}`);
-    }));
+    signs.replaceChildren(
+      ...chosen().map((run, at) => {
+        const position = view.group.labels.indexOf(run.label);
+        const sign = make("span", { "aria-hidden": "true", style: `color:${colourOf(position)}` }, SYMBOLS[at][1]);
+        return make("li", {}, sign, ` ${run.label}`);
+      }),
+    );
     controls.replaceChildren(
-      selection("Seed", seeds().map((number) => [number, String(number)]), seed(), (number) => { view.clientSeed = Number(number); refresh(); }),
-      selection("Over rounds", here().map((run) => [run.label, run.label]), one()?.label, (label) => { view.clientLabel = label; past.refresh(); }));
-    const sentences = chosen().map((run) => leftBehind(run, kept() ? "holdout" : "loss", kept())).filter(Boolean);
-    told.textContent = (kept() ? "" : "No client kept examples back, so there is its loss only; data.holdout = 0.2 would show each client's accuracy. ")
-      + (sentences.length ? `Worst off at the end (${kept() ? "hold-out accuracy" : "training loss"}, seed ${seed()}): ${sentences.join("; ")}.` : "");
+      selection(
+        "Seed",
+        seeds().map((number) => [number, String(number)]),
+        seed(),
+        (number) => {
+          view.clientSeed = Number(number);
+          refresh();
+        },
+      ),
+      selection(
+        "Over rounds",
+        here().map((run) => [run.label, run.label]),
+        one()?.label,
+        (label) => {
+          view.clientLabel = label;
+          past.refresh();
+        },
+      ),
+    );
+    const sentences = chosen()
+      .map((run) => leftBehind(run, kept() ? "holdout" : "loss", kept()))
+      .filter(Boolean);
+    told.textContent =
+      (kept()
+        ? ""
+        : "No client kept examples back, so there is its loss only: data.holdout = 0.2 would show its accuracy. ") +
+      (sentences.length ? `Worst off at the end (${measure()}, seed ${seed()}): ${sentences.join("; ")}.` : "");
     const shown = [...(kept() ? [accuracy] : []), loss, past];
     if (grid.children.length !== shown.length) grid.replaceChildren(...shown.map((chart) => chart.node));
     for (const chart of shown) chart.refresh();
   };
-  const more = view.group.labels.length > 1 ? make("p", { class: "soft" }, `The dots are of the lines shown in the first chart, at most ${AT_ONCE}.`) : null;
-  return { id: "clients", heading: "Client by client", node: make("div", {}, told, controls, signs, grid, more), charts: [accuracy, loss, past], refresh };
+  const more =
+    view.group.labels.length > 1
+      ? make("p", { class: "soft" }, `The dots are of the lines shown in the first chart, at most ${AT_ONCE}.`)
+      : null;
+  return {
+    id: "clients",
+    heading: "Client by client",
+    node: make("div", {}, told, controls, signs, grid, more),
+    charts: [accuracy, loss, past],
+    refresh,
+  };
 }
 
 /** Clients ordered by their mean over the runs shown, the worst first. */
@@ -149,12 +192,19 @@ function worstFirst(runs, key) {
 function clientAxis(order) {
   const every = Math.ceil(order.length / 40);
   const shown = order.map((client, at) => [client, at]).filter(([, at]) => at % every === 0);
-  return { title: { text: "client" }, tickvals: shown.map(([, at]) => at), ticktext: shown.map(([client]) => client), range: [-0.6, order.length - 0.4] };
+  return {
+    title: { text: "client" },
+    tickvals: shown.map(([, at]) => at),
+    ticktext: shown.map(([client]) => client),
+    range: [-0.6, order.length - 0.4],
+  };
 }
 
 /** Who is left behind, in a few words. */
 function leftBehind(run, key, isPercent) {
-  const told = run.clients.client.map((client, at) => [client, run.clients[key]?.[at]]).filter(([, value]) => isNumber(value));
+  const told = run.clients.client
+    .map((client, at) => [client, run.clients[key]?.[at]])
+    .filter(([, value]) => isNumber(value));
   if (told.length < 2) return "";
   told.sort(([, a], [, b]) => (key === "loss" ? b - a : a - b));
   const shown = (value) => (isPercent ? `${percent(value)} %` : figure(value));
@@ -166,6 +216,9 @@ function clientRows(runs, key, isPercent) {
   const of = (run, client) => run.clients[key]?.[run.clients.client.indexOf(Number(client))];
   return {
     columns: ["client", ...runs.map((run) => `${run.label}${isPercent ? ", %" : ""}`)],
-    rows: clients.map((client) => [client, ...runs.map((run) => (isPercent ? percent(of(run, client)) : figure(of(run, client))))]),
+    rows: clients.map((client) => [
+      client,
+      ...runs.map((run) => (isPercent ? percent(of(run, client)) : figure(of(run, client)))),
+    ]),
   };
 }

@@ -6,33 +6,55 @@ function curvesSection(view) {
   const node = make("div");
   const present = (key) => view.group.runs.some((run) => run[key]);
   const what = () => WHAT[view.what];
-  const lines = () => linesOf(view.group, (run) => run[view.what], view.window).filter(({ label }) => !view.hidden.has(label));
+  const lines = () =>
+    linesOf(view.group, (run) => run[view.what], view.window).filter(({ label }) => !view.hidden.has(label));
   const legend = legendOf(view);
 
   const chart = new Chart({
-    name: "Curves", height: 430,
+    name: "Curves",
+    height: 430,
     says: () => `${what().name} on ${what().where} against ${ACROSS[view.across]}. ` + spoken(view),
-    caption: () => `${capital(what().name)}: on ${what().where}. ${bandWords(view)}`
-      + (view.window > 1 ? ` Smoothed: each value is the mean of ${view.window} evaluated rounds up to it.` : ""),
+    caption: () =>
+      `${capital(what().name)}: on ${what().where}. ${bandWords(view)}` +
+      (view.window > 1 ? ` Smoothed: each value is the mean of ${view.window} evaluated rounds up to it.` : ""),
     draw: (now) => {
       const format = what().percent ? ":.1%" : ":.4g";
       const shown = lines();
       const traces = lineTraces(shown, view.across, now, format, shown.length <= MOST_BANDS);
-      return { traces, layout: {
-        hovermode: "x unified", hoverdistance: -1, uirevision: `${view.group.id} ${view.across} ${view.what}`,
-        xaxis: { title: { text: ACROSS[view.across] }, rangemode: view.across === "round" ? "normal" : "tozero", hoverformat: view.across === "round" ? "d" : ".4~g", unifiedhovertitle: { text: `${view.across === "round" ? "round " : ""}%{x}${{ megabytes: " MB", seconds: " s" }[view.across] ?? ""}` } },
-        yaxis: { title: { text: what().name }, tickformat: what().percent ? ".0%" : ".3~g" },
-        shapes: what().percent && isNumber(view.target) ? [targetLine(view.target, now)] : [],
-      } };
+      return {
+        traces,
+        layout: {
+          hovermode: "x unified",
+          hoverdistance: -1,
+          uirevision: `${view.group.id} ${view.across} ${view.what}`,
+          xaxis: {
+            title: { text: ACROSS[view.across] },
+            rangemode: view.across === "round" ? "normal" : "tozero",
+            hoverformat: view.across === "round" ? "d" : ".4~g",
+            unifiedhovertitle: {
+              text: { round: "round %{x}", megabytes: "%{x} MB", seconds: "%{x} s" }[view.across],
+            },
+          },
+          yaxis: { title: { text: what().name }, tickformat: what().percent ? ".0%" : ".3~g" },
+          shapes: what().percent && isNumber(view.target) ? [targetLine(view.target, now)] : [],
+        },
+      };
     },
     rows: () => curveRows(lines(), view),
-    listen: (plot) => plot.on("plotly_relayout", (change) => {
-      const moved = ["shapes[0].y0", "shapes[0].y1"].map((key) => change[key]).filter(isNumber);
-      if (moved.length) view.setTarget(Math.round(1000 * mean(moved)) / 1000);
-    }),
+    listen: (plot) =>
+      plot.on("plotly_relayout", (change) => {
+        const moved = ["shapes[0].y0", "shapes[0].y1"].map((key) => change[key]).filter(isNumber);
+        if (moved.length) view.setTarget(Math.round(1000 * mean(moved)) / 1000);
+      }),
   });
 
-  const smoothing = make("input", { type: "range", min: 1, max: 20, value: view.window, "aria-describedby": "window-now" });
+  const smoothing = make("input", {
+    type: "range",
+    min: 1,
+    max: 20,
+    value: view.window,
+    "aria-describedby": "window-now",
+  });
   const windowNow = make("output", { id: "window-now" }, windowWords(view.window));
   smoothing.addEventListener("input", () => {
     view.window = Number(smoothing.value);
@@ -43,17 +65,39 @@ function curvesSection(view) {
   target.addEventListener("input", () => view.setTarget(target.value === "" ? null : Number(target.value) / 100, true));
 
   const kinds = Object.keys(WHAT).filter(present);
-  const axes = [["round", "rounds"], ["megabytes", "megabytes"]];
+  const axes = [
+    ["round", "rounds"],
+    ["megabytes", "megabytes"],
+  ];
   if (view.group.runs.some((run) => run.seconds)) axes.push(["seconds", "seconds"]);
   node.append(
-    make("div", { class: "controls" },
-      selection("Show", kinds.map((key) => [key, `${WHAT[key].name} (${WHAT[key].brief})`]), view.what, (key) => { view.what = key; view.changed(); }),
-      choice("Horizontal axis", axes, view.across, (key) => { view.across = key; view.changed(); }),
+    make(
+      "div",
+      { class: "controls" },
+      selection(
+        "Show",
+        kinds.map((key) => [key, `${WHAT[key].name} (${WHAT[key].brief})`]),
+        view.what,
+        (key) => {
+          view.what = key;
+          view.changed();
+        },
+      ),
+      choice("Horizontal axis", axes, view.across, (key) => {
+        view.across = key;
+        view.changed();
+      }),
       make("label", {}, "Smoothing", smoothing, windowNow),
-      make("label", {}, "Target %", target)),
-    legend.node, chart.node);
+      make("label", {}, "Target %", target),
+    ),
+    legend.node,
+    chart.node,
+  );
   return {
-    id: "curves", heading: "Accuracy over time", node, charts: [chart],
+    id: "curves",
+    heading: "Accuracy over time",
+    node,
+    charts: [chart],
     refresh: () => {
       const typing = view.typed && document.activeElement === target; // leave a number alone while it is being written
       if (!typing) target.value = isNumber(view.target) ? (100 * view.target).toFixed(1) : "";
@@ -70,9 +114,20 @@ const windowWords = (window) => (window === 1 ? "none" : `${window} rounds`);
 /** A line across the whole chart that can be taken and moved. */
 function targetLine(target, now) {
   return {
-    type: "line", xref: "paper", x0: 0, x1: 1, y0: target, y1: target, layer: "above",
+    type: "line",
+    xref: "paper",
+    x0: 0,
+    x1: 1,
+    y0: target,
+    y1: target,
+    layer: "above",
     line: { color: now.soft, width: 1.5, dash: "4px,3px" },
-    label: { text: `target ${percent(target)} %`, textposition: "start", yanchor: "bottom", font: { size: 11.5, color: now.soft } },
+    label: {
+      text: `target ${percent(target)} %`,
+      textposition: "start",
+      yanchor: "bottom",
+      font: { size: 11.5, color: now.soft },
+    },
   };
 }
 
@@ -89,17 +144,20 @@ function bandWords(view) {
 
 /** The chart in words: where each line ends. */
 function spoken(view) {
-  const ends = linesOf(view.group, (run) => run[view.what], view.window).filter(({ main }) => main.length).map(({ label, main }) => {
-    const end = main[main.length - 1];
-    return `${label} ends at ${WHAT[view.what].percent ? percent(end.value) + " %" : figure(end.value)}`;
-  });
+  const ends = linesOf(view.group, (run) => run[view.what], view.window)
+    .filter(({ main }) => main.length)
+    .map(({ label, main }) => {
+      const end = main[main.length - 1];
+      return `${label} ends at ${WHAT[view.what].percent ? percent(end.value) + " %" : figure(end.value)}`;
+    });
   return ends.slice(0, 12).join("; ") + (ends.length > 12 ? `; and ${ends.length - 12} more` : "") + ".";
 }
 
 function curveRows(lines, view) {
   const shown = (value) => (WHAT[view.what].percent ? percent(value, 2) : figure(value));
-  const drawn = lines.flatMap(({ label, main, open }) =>
-    [[label, main], ...open.map((curve) => [`${label} (under way)`, curve])]).filter(([, curve]) => curve.length);
+  const drawn = lines
+    .flatMap(({ label, main, open }) => [[label, main], ...open.map((curve) => [`${label} (under way)`, curve])])
+    .filter(([, curve]) => curve.length);
   const rounds = [...new Set(drawn.flatMap(([, curve]) => curve.map((point) => point.round)))].sort((a, b) => a - b);
   const maps = drawn.map(([, curve]) => new Map(curve.map((point) => [point.round, point])));
   const cell = (point) => {
@@ -117,11 +175,20 @@ function legendOf(view) {
   const list = make("ul", { class: "legend", "aria-label": "Lines shown" });
   const node = make("div", {}, list);
   const buttons = new Map();
-  const press = (hidden) => { view.hidden = new Set(hidden); view.changed(); };
+  const press = (hidden) => {
+    view.hidden = new Set(hidden);
+    view.changed();
+  };
   if (view.group.labels.length > MOST_BANDS) {
-    node.prepend(make("div", { class: "controls" },
-      button("Best five and the reference", () => press(mostHidden(view.group))),
-      button("All", () => press([])), button("None", () => press(view.group.labels))));
+    node.prepend(
+      make(
+        "div",
+        { class: "controls" },
+        button("Best five and the reference", () => press(mostHidden(view.group))),
+        button("All", () => press([])),
+        button("None", () => press(view.group.labels)),
+      ),
+    );
   }
   const refresh = () => {
     if (buttons.size !== view.group.labels.length) {

@@ -9,7 +9,10 @@ async function follow() {
   for (;;) {
     await new Promise((done) => setTimeout(done, document.hidden ? 5 * EVERY : EVERY));
     try {
-      const answer = await fetch(`data.json?since=${page.version}`, { headers: { "If-None-Match": `"${page.version}"` }, cache: "no-store" });
+      const answer = await fetch(`data.json?since=${page.version}`, {
+        headers: { "If-None-Match": `"${page.version}"` },
+        cache: "no-store",
+      });
       if (answer.status === 200) take(await answer.json());
       else if (answer.status !== 304) throw new Error(String(answer.status));
       sign.classList.remove("lost");
@@ -23,7 +26,9 @@ async function follow() {
 
 /** Groups and runs that are as they were do not come again: they are kept from before. */
 function take(news) {
-  news.groups = news.groups.map((group) => (group.same ? page.groups.find((one) => one.id === group.id) : group)).filter(Boolean);
+  news.groups = news.groups
+    .map((group) => (group.same ? page.groups.find((one) => one.id === group.id) : group))
+    .filter(Boolean);
   const before = new Map(page.groups.flatMap((group) => group.runs.map((run) => [run.id, run])));
   for (const group of news.groups) {
     const fresh = new Map(group.runs.map((run) => [run.id, run]));
@@ -49,6 +54,10 @@ function take(news) {
 /** What decides which sections and controls there are: a change in it builds them anew. */
 function sectionsOf(group) {
   const has = (test) => group.runs.some(test);
-  return [...Object.keys(WHAT).map((key) => has((run) => run[key])), has((run) => run.seconds), has((run) => run.clients),
-    [...new Set(group.runs.flatMap((run) => Object.keys(run.readings)))].join()];
+  return [
+    ...Object.keys(WHAT).map((key) => has((run) => run[key])),
+    has((run) => run.seconds),
+    has((run) => run.clients),
+    [...new Set(group.runs.flatMap((run) => Object.keys(run.readings)))].join(),
+  ];
 }

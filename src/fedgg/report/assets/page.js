@@ -1,7 +1,16 @@
 // The page: what is shown, for which group of runs, and what changes when news arrive.
 
 const page = JSON.parse(document.getElementById("data").textContent);
-const BUILDERS = [curvesSection, resultsSection, splitSection, clientsSection, readingsSection, sweepSection, eventsSection, settingsSection];
+const BUILDERS = [
+  curvesSection,
+  resultsSection,
+  splitSection,
+  clientsSection,
+  readingsSection,
+  sweepSection,
+  eventsSection,
+  settingsSection,
+];
 const views = new Map(); // by group: what the reader has chosen stays chosen
 let sections = [];
 let current = null;
@@ -10,14 +19,25 @@ let current = null;
 function viewOf(group) {
   if (!views.has(group.id)) {
     const view = {
-      group, across: "round", window: 1, hidden: new Set(mostHidden(group)), sort: null, touched: false,
-      what: group.runs.some((run) => run.test_accuracy) ? "test_accuracy" : Object.keys(WHAT).find((key) => group.runs.some((run) => run[key])) ?? "test_accuracy",
+      group,
+      across: "round",
+      window: 1,
+      hidden: new Set(mostHidden(group)),
+      sort: null,
+      touched: false,
+      what: group.runs.some((run) => run.test_accuracy)
+        ? "test_accuracy"
+        : (Object.keys(WHAT).find((key) => group.runs.some((run) => run[key])) ?? "test_accuracy"),
     };
     let due = false;
-    view.changed = () => { // several changes in one breath are one
+    view.changed = () => {
+      // several changes in one breath are one
       if (due) return;
       due = true;
-      requestAnimationFrame(() => { due = false; if (current === view) sections.forEach((section) => section.refresh()); });
+      requestAnimationFrame(() => {
+        due = false;
+        if (current === view) sections.forEach((section) => section.refresh());
+      });
     };
     view.setTarget = (target, typed = false) => {
       view.typed = typed;
@@ -44,10 +64,21 @@ function show(group) {
   for (const section of sections) section.charts.forEach((chart) => chart.remove());
   current = viewOf(group);
   sections = BUILDERS.map((build) => build(current)).filter(Boolean);
-  main.replaceChildren(...sections.map((section) => make("section", { id: section.id, "aria-labelledby": `${section.id}-head` },
-    make("h2", { id: `${section.id}-head` }, section.heading), section.node)));
-  document.getElementById("contents").replaceChildren(...sections.map((section) =>
-    make("li", {}, make("a", { href: `#${section.id}` }, section.heading))));
+  main.replaceChildren(
+    ...sections.map((section) =>
+      make(
+        "section",
+        { id: section.id, "aria-labelledby": `${section.id}-head` },
+        make("h2", { id: `${section.id}-head` }, section.heading),
+        section.node,
+      ),
+    ),
+  );
+  document
+    .getElementById("contents")
+    .replaceChildren(
+      ...sections.map((section) => make("li", {}, make("a", { href: `#${section.id}` }, section.heading))),
+    );
   sections.forEach((section) => section.refresh());
   showHead();
 }
@@ -70,24 +101,44 @@ function showTroubles() {
   const { problems } = page;
   const place = document.getElementById("troubles");
   place.hidden = !problems.length;
-  place.replaceChildren(make("strong", {}, problems.length === 1 ? "One folder is not there or cannot be read:" : `${problems.length} folders are not there or cannot be read:`),
-    make("ul", {}, problems.slice(0, 5).map(({ path, why }) => make("li", {}, make("code", {}, path), `: ${why}`))),
-    problems.length > 5 ? `and ${problems.length - 5} more, listed below.` : "");
+  place.replaceChildren(
+    make(
+      "strong",
+      {},
+      problems.length === 1
+        ? "One folder is not there or cannot be read:"
+        : `${problems.length} folders are not there or cannot be read:`,
+    ),
+    make(
+      "ul",
+      {},
+      problems.slice(0, 5).map(({ path, why }) => make("li", {}, make("code", {}, path), `: ${why}`)),
+    ),
+    problems.length > 5 ? `and ${problems.length - 5} more, listed below.` : "",
+  );
 }
 
 function showChoices() {
   const place = document.getElementById("groups");
   const places = page.groups.map((group) => group.place);
-  const named = (group) => (places.indexOf(group.place) === places.lastIndexOf(group.place) ? "" : `: ${group.title}, ${group.path}`);
+  const named = (group) =>
+    places.indexOf(group.place) === places.lastIndexOf(group.place) ? "" : `: ${group.title}, ${group.path}`;
   const options = page.groups.map((group) => [group.id, group.place + named(group)]);
-  place.replaceChildren(...(options.length > 1 ? [selection("Runs", options, current?.group.id, (id) => show(page.groups.find((group) => group.id === id)))] : []));
+  place.replaceChildren(
+    ...(options.length > 1
+      ? [selection("Runs", options, current?.group.id, (id) => show(page.groups.find((group) => group.id === id)))]
+      : []),
+  );
 }
 
 /** Which algorithm each label is, for the sentences on its readings. */
 function prepare(group) {
-  const own = group.settings.own, name = /^name = "(.*)"$/m;
+  const own = group.settings.own,
+    name = /^name = "(.*)"$/m;
   const named = (text) => (/\[algorithm\][^[]*/.exec(text ?? "")?.[0] ?? "").match(name)?.[1];
-  group.algorithms = Object.fromEntries(group.labels.map((label) => [label, named(own[label]) ?? named(group.settings.shared)]));
+  group.algorithms = Object.fromEntries(
+    group.labels.map((label) => [label, named(own[label]) ?? named(group.settings.shared)]),
+  );
   return group;
 }
 
@@ -102,7 +153,9 @@ function themeButton() {
     one.textContent = `Colours: ${next}`;
     if (current) sections.forEach((section) => section.refresh());
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => sections.forEach((section) => section.refresh()));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
+    sections.forEach((section) => section.refresh()),
+  );
 }
 
 function begin() {

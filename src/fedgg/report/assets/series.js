@@ -3,7 +3,12 @@
 const MEGA = 1e6;
 const WHAT = {
   test_accuracy: { name: "test accuracy", where: "the server's test set", brief: "server", percent: true },
-  holdout_accuracy: { name: "hold-out accuracy", where: "examples the clients kept back", brief: "clients", percent: true },
+  holdout_accuracy: {
+    name: "hold-out accuracy",
+    where: "examples the clients kept back",
+    brief: "clients",
+    percent: true,
+  },
   test_loss: { name: "test loss", where: "the server's test set", brief: "server" },
   train_loss: { name: "training loss", where: "the clients' batches as they trained on them", brief: "clients" },
 };
@@ -11,7 +16,8 @@ const ACROSS = { round: "round", megabytes: "MB sent and received by all clients
 
 /** One number of a run at the rounds that have it: [{round, value, megabytes, seconds}]. */
 function points(run, values) {
-  let bytes = 0, seconds = 0;
+  let bytes = 0,
+    seconds = 0;
   const found = [];
   for (let at = 0; at < run.round.length; at++) {
     bytes += run.up[at] + run.down[at];
@@ -39,14 +45,21 @@ function together(curves) {
   const full = curves.filter((curve) => curve.length);
   if (!full.length) return [];
   const maps = full.map((curve) => new Map(curve.map((point) => [point.round, point])));
-  return full[0].filter((point) => maps.every((map) => map.has(point.round))).map(({ round }) => {
-    const here = maps.map((map) => map.get(round));
-    const values = here.map((point) => point.value);
-    return {
-      round, value: mean(values), low: Math.min(...values), high: Math.max(...values), seeds: values.length,
-      megabytes: mean(here.map((point) => point.megabytes)), seconds: mean(here.map((point) => point.seconds)),
-    };
-  });
+  return full[0]
+    .filter((point) => maps.every((map) => map.has(point.round)))
+    .map(({ round }) => {
+      const here = maps.map((map) => map.get(round));
+      const values = here.map((point) => point.value);
+      return {
+        round,
+        value: mean(values),
+        low: Math.min(...values),
+        high: Math.max(...values),
+        seeds: values.length,
+        megabytes: mean(here.map((point) => point.megabytes)),
+        seconds: mean(here.map((point) => point.seconds)),
+      };
+    });
 }
 
 /** For each label: one curve over its finished seeds, and the single curves of those under way. */
@@ -62,11 +75,16 @@ function linesOf(group, values, window = 1) {
 /** When the seeds of a label first reach a target: means over those that do, of those that could. */
 function reaches(group, label, key, target, window) {
   const runs = group.runs.filter((run) => run.label === label && ["finished", "diverged"].includes(run.status));
-  const hits = runs.filter((run) => run.status === "finished")
-    .map((run) => smoothed(points(run, run[key]), window).find((point) => point.value >= target)).filter(Boolean);
+  const hits = runs
+    .filter((run) => run.status === "finished")
+    .map((run) => smoothed(points(run, run[key]), window).find((point) => point.value >= target))
+    .filter(Boolean);
   const over = (name) => (hits.length ? mean(hits.map((hit) => hit[name])) : null);
   return {
-    reached: hits.length, asked: runs.length,
-    round: over("round"), megabytes: over("megabytes"), seconds: over("seconds"),
+    reached: hits.length,
+    asked: runs.length,
+    round: over("round"),
+    megabytes: over("megabytes"),
+    seconds: over("seconds"),
   };
 }

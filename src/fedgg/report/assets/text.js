@@ -5,7 +5,9 @@ const SVG = "http://www.w3.org/2000/svg";
 
 /** An element: attributes, then children; strings become text. `on...` are listeners. */
 function make(tag, attributes = {}, ...children) {
-  const node = ["svg", "line", "circle"].includes(tag) ? document.createElementNS(SVG, tag) : document.createElement(tag);
+  const node = ["svg", "line", "circle"].includes(tag)
+    ? document.createElementNS(SVG, tag)
+    : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (value === true) node.setAttribute(name, "");
@@ -85,9 +87,29 @@ function table(caption, columns, rows) {
   const isText = columns.map((_, at) => rows.some((row) => /[A-Za-z]{2}/.test(String(row[at] ?? ""))));
   const cell = (tag, at, content, more = {}) =>
     make(tag, { class: isText[at] ? "text wrap" : null, ...more }, String(content ?? NONE));
-  return make("table", {},
+  return make(
+    "table",
+    {},
     make("caption", {}, caption),
-    make("thead", {}, make("tr", {}, columns.map((name, at) => cell("th", at, name, { scope: "col" })))),
-    make("tbody", {}, rows.map((row) => make("tr", {}, row.map((content, at) =>
-      at === 0 ? cell("th", at, content, { scope: "row" }) : cell("td", at, content))))));
+    make(
+      "thead",
+      {},
+      make(
+        "tr",
+        {},
+        columns.map((name, at) => cell("th", at, name, { scope: "col" })),
+      ),
+    ),
+    make(
+      "tbody",
+      {},
+      rows.map((row) =>
+        make(
+          "tr",
+          {},
+          row.map((content, at) => (at === 0 ? cell("th", at, content, { scope: "row" }) : cell("td", at, content))),
+        ),
+      ),
+    ),
+  );
 }
