@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test slow bench numbers clean
+.PHONY: help demo test slow browser bench numbers clean
 
 help:
 	@echo "make demo   compare FedGG, FedAvg, FedProx and SCAFFOLD on real digits (under a minute after the install)"
 	@echo "make test   ruff, mypy, and every test that needs neither data sets nor minutes"
 	@echo "make slow   the long tests: real CIFAR-10 and SVHN where they are, a hundred kills"
+	@echo "make browser  the report in a real Chromium: FEDGG_CHROMIUM, or chromium on the path"
 	@echo "make bench  fedgg beside pfl-research, Flower and FedLab, which it installs under .bench (4 GB); a quiet machine"
 	@echo "make numbers  fill docs/numbers.md and its figures from results/paper"
 	@echo "make clean  remove .venv and everything the tools left behind (runs/ stays)"
@@ -30,6 +31,10 @@ test: .venv/ready
 
 slow: .venv/ready
 	$(BIN)/pytest -m slow
+
+browser: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,browser]'
+	$(BIN)/pytest -m browser
 
 bench: .venv/ready
 	$(BIN)/fedgg bench setup

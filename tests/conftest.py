@@ -8,6 +8,8 @@ import threading
 
 import torch
 
+pytest_plugins = ["browsing"]
+
 torch.set_num_threads(1)
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import subprocess
 import sys
+import urllib.request
 import warnings
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,8 @@ COMMANDS = (
     ["compare"],
     ["sweep"],
     ["reproduce"],
+    ["report"],
+    ["watch"],
     ["check"],
     ["list"],
     ["data", "fetch"],
@@ -106,8 +111,8 @@ def test_compare_and_again() -> None:
     folder = Path("both")
     for picture in ("accuracy.png", "split-seed-0.png", "split-seed-1.png"):
         assert (folder / picture).read_bytes().startswith(PNG)
-    for table in ("tables.md", "accuracy.csv", "target.csv"):
-        assert "fedavg" in (folder / table).read_text()
+    for table in ("tables.md", "accuracy.csv", "target.csv", "report.html"):
+        assert "fedavg" in (folder / table).read_text(encoding="utf-8")
     runs = [folder / name / f"seed-{seed}" for name in ("fedavg", "fedgg-mu=0.1") for seed in (0, 1)]
     assert all(len(lines(run)) == 2 for run in runs)
     stamps = [(run / "model.safetensors").stat().st_mtime_ns for run in runs]
@@ -123,6 +128,62 @@ def test_sweep() -> None:
     fedgg_("sweep", "--grid", "algorithm.mu=0,0.1", "--rounds", "1", *QUICK, "--jobs", "1", "--out", "grid")
     assert {path.name for path in Path("grid").iterdir() if path.is_dir()} == {"mu=0", "mu=0.1"}
     assert "mu=0.1" in Path("grid/accuracy.csv").read_text()
+    assert "Sweep over mu on digits" in Path("grid/report.html").read_text(encoding="utf-8")
+
+
+def test_report() -> None:
+    for seed in ("0", "1"):
+        fedgg_("run", "--rounds", "2", *QUICK, "--seed", seed, "--out", f"one/{seed}")
+    assert "page: one/0/report.html" in fedgg_("report", "one/0")
+    text = fedgg_("report", "one/0", "one/1", "-o", "new/both.html", "--figures", "figures", "--tables", "tables")
+    assert "page: new/both.html" in text
+    assert "9 files in tables" in text
+    assert "over 2 seeds" in Path("new/both.html").read_text(encoding="utf-8")
+    assert Path("figures/accuracy.png").read_bytes().startswith(PNG)
+    # The whole folder at once, with a run that was torn apart: named, and the rest stands.
+    Path("one/1/summary.json").write_text("{")
+    assert "page: one/report.html" in fedgg_("report", "one")
+    page = Path("one/report.html").read_text(encoding="utf-8")
+    assert "summary.json is broken" in page
+    assert "One seed says nothing about the spread." in page
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["report"], "name at least one folder of runs"),
+        (["report", "nowhere"], "there is no nowhere"),
+        (["report", "empty"], "there is nothing to report: empty: it holds no run"),
+        (["watch"], "name at least one folder of runs"),
+    ],
+    ids=str,
+)
+def test_nothing_to_report(words: list[str], complaint: str) -> None:
+    Path("empty").mkdir()
+    result = subprocess.run([sys.executable, "-m", "fedgg", *words], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: {complaint}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_watch_ends_with_ctrl_c() -> None:
+    """Started on a folder that is not there yet, which is no mistake."""
+    command = [sys.executable, "-u", "-m", "fedgg", "watch", "later"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        address = re.search(r"http://127\.0\.0\.1:\d+/", said)
+        assert address, said
+        with urllib.request.urlopen(address[0], timeout=60) as page:
+            assert b"No run yet" in page.read()
+        process.send_signal(signal.SIGINT)
+        text, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    assert "stopped watching" in text
+    assert errors == ""
 
 
 def test_list_names_everything() -> None:

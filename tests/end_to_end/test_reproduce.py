@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -90,6 +91,14 @@ def test_killed_and_called_again(tmp_path: Path) -> None:
     page = (straight / "table1-table3-fig1-fig2.html").read_text(encoding="utf-8")
     assert page.count("<table") == 2
     assert page.count("<svg") == 2
+    # One look, and one click from the paper's tables to every run and back.
+    assert 'href="report.html"' in page
+    for folder in (straight, shown):
+        report = (folder / "report.html").read_text(encoding="utf-8")
+        assert 'href="table1-table3-fig1-fig2.html"' in report
+        assert re.findall(r"<style>.*?</style>", report, re.DOTALL) == re.findall(
+            r"<style>.*?</style>", page, re.DOTALL
+        )
 
 
 def test_the_list_needs_no_data(tmp_path: Path) -> None:

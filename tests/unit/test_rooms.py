@@ -81,9 +81,14 @@ def test_what_does_not_wait_for_torch() -> None:
     code = """
 import sys
 import fedgg, fedgg.errors, fedgg.report.figures, fedgg.report.tables, fedgg.report.compare, fedgg.report.folders
+import fedgg.report.report_page, fedgg.report.server, fedgg.report.exported, fedgg.report.tensorboard
 import fedgg.cli, fedgg.data.sources
+try:
+    fedgg.report.tensorboard.check_tensorboard(__import__("pathlib").Path("nowhere"))
+except fedgg.errors.UserError:
+    pass  # not installed here
 from typer.testing import CliRunner
-pages = (["run"], ["compare"], ["data", "show"], ["bench"], ["reproduce"])
+pages = (["run"], ["compare"], ["data", "show"], ["bench"], ["reproduce"], ["report"], ["watch"])
 for words in (["--help"], ["--version"], *([*page, "--help"] for page in pages)):
     assert CliRunner().invoke(fedgg.cli.app, words).exit_code == 0, words
 print([name for name in ("torch", "sklearn", "scipy") if name in sys.modules])

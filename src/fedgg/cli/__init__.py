@@ -7,7 +7,7 @@ import sys
 import click
 import typer
 
-from fedgg.cli import bench, data, listing, reproduce, run, study
+from fedgg.cli import bench, data, listing, report, reproduce, run, study
 from fedgg.cli.screen import complain
 from fedgg.errors import UserError
 from fedgg.version import VERSION
@@ -26,6 +26,8 @@ app.command("resume")(run.resume)
 app.command("compare")(study.compare)
 app.command("sweep")(study.sweep)
 app.command("reproduce")(reproduce.reproduce)
+app.command("report")(report.report)
+app.command("watch")(report.watch)
 app.command("list")(listing.list_parts)
 app.command("check")(listing.check)
 app.add_typer(data.app, name="data")

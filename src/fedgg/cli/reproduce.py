@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgg.cli import choices
+from fedgg.cli.report import BESIDE_PAPER, PAGE, write_report
 from fedgg.cli.screen import note, print_table, say
 from fedgg.cli.watching import processes_for, watched
 from fedgg.errors import UserError
@@ -128,10 +129,18 @@ def _make(
     files = write(plan, made, folder)
     _show(plan, made)
     page = folder / page_name(plan)
-    say(f"page: {page}.html; tables: {page}.md; {len(files)} files in {folder}")
+    say(f"beside the paper: {page}.html; tables: {page}.md; {len(files)} files in {folder}")
+    _report(plan, source or folder, folder, page.name)
     if fold is not None:
         count = write_folded(all_records(plan, results), fold)
         say(f"{count} runs folded into {fold}")
+
+
+def _report(plan: Plan, runs: Path, folder: Path, page: str) -> None:
+    """All runs that lie there, each data set and split a group; the page beside the paper is a click away."""
+    if plan.runs():
+        places = sorted(runs.glob("*.json")) if runs.is_dir() and runs != folder else [runs]
+        write_report(places, folder / PAGE, beside={f"{page}.html": BESIDE_PAPER})
 
 
 def _without_empty(plan: Plan) -> Plan:

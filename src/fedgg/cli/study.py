@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgg.cli import choices
+from fedgg.cli.report import PAGE, write_report
 from fedgg.cli.screen import print_table, say
 from fedgg.cli.watching import processes_for, watched
 from fedgg.errors import UserError
@@ -126,6 +127,7 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
     from fedgg.lab.study import run_study
 
     say(_describe(study))
+    say(f"to watch it: fedgg watch {folder}")
     processes = jobs or processes_for(study.base.engine.device)
     total = len(study.variants) * len(study.seeds)
     watched(
@@ -154,6 +156,7 @@ def _show(folder: Path) -> None:
             save(figure, folder / f"split-seed-{seed}.png")
     for table in tables:
         print_table(table)
+    write_report([folder], folder / PAGE)
     say(f"curves: {folder / 'accuracy.png'}")
     say(f"splits: {folder / 'split-seed-*.png'}")
     say(f"tables: {folder / 'tables.md'}; every run has a folder of its own beside it")

@@ -221,14 +221,16 @@ def _open(store: Store | None, federation: Federation, watcher: Watcher) -> tupl
     if not store.holds_a_run():
         store.create(federation)
         return begin(federation), []
-    for sentence in store.check_same(federation):
-        watcher.notice(sentence)
+    changed = store.check_same(federation)
     store.update(federation.experiment)
     state, refused = store.latest(federation.experiment, federation.net.start.device)
-    for sentence in refused:
+    for sentence in [*changed, *refused]:
         watcher.notice(sentence)
     state = state or begin(federation)
-    return state, store.cut_history(state.rounds_done)
+    rounds = store.cut_history(state.rounds_done)
+    if store.summary() is None:
+        store.note_resume(state.rounds_done, [*changed, *refused])
+    return state, rounds
 
 
 def _says(known: dict[str, Any] | None, summary: dict[str, Any]) -> bool:

@@ -6,6 +6,7 @@ attackers.json    the clients that attack, where some do
 inputs.json       what the final model expects of its inputs: shape, scaling, classes
 partition.npz     the examples of all clients in a row, and how many each has; partition.json: hash and counts by class
 rounds.jsonl      one line a round
+resumes.jsonl     one line each time the run was taken up again, where it was
 checkpoint/       the two latest states; *.slots: what clients keep between rounds, where that is much
 summary.json      how it ended; model.safetensors: the final model under the module's own names
 """
@@ -18,6 +19,7 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +182,13 @@ class Store:
             content = "".join(json.dumps(record) + "\n" for record in records)
             write_atomically(self.folder / "rounds.jsonl", content.encode())
         return records
+
+    def note_resume(self, rounds_done: int, notes: list[str]) -> None:
+        """That an unfinished run was taken up again, after which round, when, and what was said of it."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        line = json.dumps({"after_round": rounds_done, "when": now, "notes": notes}) + "\n"
+        with writing_to(self.folder), (self.folder / "resumes.jsonl").open("ab") as file:
+            file.write(line.encode())
 
     # Where to go on ---------------------------------------------------------------------------------------------------
 

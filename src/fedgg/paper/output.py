@@ -19,6 +19,7 @@ from fedgg.report.page import Picture, Section, page
 from fedgg.report.tables import Table, as_csv, as_markdown
 
 TITLE = "Global Update Guided Federated Learning: the paper's tables and figures, run again"
+REPORT = "report.html"  # which the command writes last
 NOTHING = "Nothing to draw: none of its runs is there."
 
 
@@ -100,7 +101,8 @@ def html(plan: Plan, made: Sequence[Made]) -> str:
             pictures = (Picture(figure.figure, f"{title}. {figure.shows}", figure.shows),)
             tables = (figure.summary,) if figure.summary else ()
             sections.append(Section(name, title, tables, pictures, figure.notes))
-    return page(TITLE, lead(plan), sections)
+    beside = {REPORT: "Every run: curves, clients, settings"} if plan.runs() else {}
+    return page(TITLE, lead(plan), sections, beside)
 
 
 def lead(plan: Plan) -> list[str]:

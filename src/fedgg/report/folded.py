@@ -16,6 +16,7 @@ from typing import Any
 
 from fedgg.errors import UserError
 from fedgg.report.folders import RunRecord
+from fedgg.report.settings import common, flat, nested
 
 FORMAT = 1
 EXACT = ("test_accuracy", "holdout_accuracy", "bytes_up", "bytes_down")
@@ -27,8 +28,8 @@ _OWN = ("format", "experiment", "model")  # of versions.json: a run's own, not i
 def fold(records: Iterable[RunRecord], note: str = "") -> dict[str, Any]:
     """The runs that have ended, compactly."""
     ended = [record for record in records if record.status in _ENDED]
-    settings = [_flat(record.config) for record in ended]
-    base = _common(settings)
+    settings = [flat(record.config) for record in ended]
+    base = common(settings)
     conditions: list[dict[str, Any]] = []
     splits: dict[str, Any] = {}
     runs = []
@@ -58,7 +59,7 @@ def unfold(content: dict[str, Any]) -> list[RunRecord]:
     return [
         RunRecord(
             path=Path(run["place"]),
-            config=_nested(content["base"] | run["settings"]),
+            config=nested(content["base"] | run["settings"]),
             rounds=_lines(run),
             partition=content["splits"].get(run.get("split")),
             summary=run["summary"],
@@ -128,31 +129,6 @@ def _spread_out(column: Any, count: int) -> list[Any]:
 
 def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
-
-
-def _common(settings: list[dict[str, Any]]) -> dict[str, Any]:
-    if not settings:
-        return {}
-    first, *others = settings
-    return {key: value for key, value in first.items() if all(key in o and o[key] == value for o in others)}
-
-
-def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    dotted: dict[str, Any] = {}
-    for key, value in content.items():
-        dotted |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return dotted
-
-
-def _nested(dotted: dict[str, Any]) -> dict[str, Any]:
-    content: dict[str, Any] = {}
-    for key, value in dotted.items():
-        *path, last = key.split(".")
-        place = content
-        for part in path:
-            place = place.setdefault(part, {})
-        place[last] = value
-    return content
 
 
 def _compact(value: Any) -> str:

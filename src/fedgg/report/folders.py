@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -31,6 +32,7 @@ class RunRecord:
     partition: dict[str, Any] | None
     summary: dict[str, Any] | None
     versions: dict[str, Any] | None = None
+    resumes: tuple[dict[str, Any], ...] = ()  # after which round it was taken up again, and what was said of it
 
     @property
     def status(self) -> str:
@@ -76,6 +78,17 @@ class RunRecord:
         return rounds, np.array([line[key] for line in told], dtype=np.float64)
 
 
+@dataclass(frozen=True)
+class StudyPlan:
+    """What a comparison's study.json says: rows, seeds, and where the run of each lies."""
+
+    path: Path
+    labels: tuple[str, ...]
+    seeds: tuple[int, ...]
+    reference: str
+    places: dict[str, dict[int, Path]]
+
+
 @dataclass(frozen=True, eq=False)
 class StudyRecord:
     """A comparison: the runs of every label by seed, as far as they have been started."""
@@ -101,21 +114,22 @@ def read_run(path: str | Path) -> RunRecord:
         raise UserError(f"{folder} is not a run folder: it has no config.toml; give a folder that a run has written")
     return RunRecord(
         path=folder,
-        config=_read_toml(folder / "config.toml"),
+        config=read_toml(folder / "config.toml"),
         rounds=_read_rounds(folder / "rounds.jsonl"),
         partition=_read_optional(folder / "partition.json"),
         summary=_read_optional(folder / "summary.json"),
         versions=_read_optional(folder / "versions.json"),
+        resumes=read_resumes(folder / "resumes.jsonl"),
     )
 
 
-def read_study(path: str | Path) -> StudyRecord:
-    """Read a comparison folder with all its runs; runs that have not started yet are `missing`, not an error."""
+def read_plan(path: str | Path) -> StudyPlan:
+    """Read a comparison folder's study.json; none of the runs it names has to be there."""
     folder = Path(path)
     file = folder / "study.json"
     if not file.is_file():
         raise UserError(f"{folder} is not a comparison folder: it has no study.json; give one that a comparison wrote")
-    study = _read_object(file)
+    study = read_object(file)
     if study.get("format") != STUDY_FORMAT:
         raise UserError(
             f"{file} has format {study.get('format')!r} and this version reads {STUDY_FORMAT}; run the comparison again"
@@ -131,16 +145,26 @@ def read_study(path: str | Path) -> StudyRecord:
         raise _broken(file, f"the reference {reference!r} is not among the labels")
     if not (isinstance(runs, dict) and all(isinstance(runs.get(label), dict) for label in labels)):
         raise _broken(file, "runs does not name the folders of every label")
-    found: dict[str, dict[int, RunRecord]] = {label: {} for label in labels}
+    places: dict[str, dict[int, Path]] = {label: {} for label in labels}
     for label in labels:
         for seed in seeds:
             place = _inside(folder, runs[label].get(str(seed)), file)
-            # A starting run writes config.toml last, so a folder without one has not started rather than broken.
-            if place is not None and (place / "config.toml").exists():
-                found[label][seed] = read_run(place)
+            if place is not None:
+                places[label][seed] = place
+    return StudyPlan(folder, tuple(labels), tuple(seeds), str(reference), places)
+
+
+def read_study(path: str | Path) -> StudyRecord:
+    """Read a comparison folder with all its runs; runs that have not started yet are `missing`, not an error."""
+    plan = read_plan(path)
+    found = {
+        # A starting run writes config.toml last, so a folder without one has not started rather than broken.
+        label: {seed: read_run(place) for seed, place in by_seed.items() if (place / "config.toml").exists()}
+        for label, by_seed in plan.places.items()
+    }
     if not any(found.values()):
-        raise UserError(f"{folder} holds none of the runs that its study.json names; run the comparison first")
-    return StudyRecord(path=folder, labels=tuple(labels), seeds=tuple(seeds), reference=str(reference), runs=found)
+        raise UserError(f"{plan.path} holds none of the runs that its study.json names; run the comparison first")
+    return StudyRecord(plan.path, plan.labels, plan.seeds, plan.reference, found)
 
 
 def _inside(folder: Path, relative: object, file: Path) -> Path | None:
@@ -170,14 +194,14 @@ def _read_bytes(file: Path) -> bytes:
         raise UserError(f"{file} cannot be read: {error.strerror}; check the path and its permissions") from error
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(_read_bytes(file).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise _broken(file, str(error)) from error
 
 
-def _read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(_read_bytes(file))
     except ValueError as error:
@@ -188,22 +212,36 @@ def _read_object(file: Path) -> dict[str, Any]:
 
 
 def _read_optional(file: Path) -> dict[str, Any] | None:
-    return _read_object(file) if file.exists() else None
+    return read_object(file) if file.exists() else None
+
+
+def read_resumes(file: Path) -> tuple[dict[str, Any], ...]:
+    """When the run was taken up again; a line torn by a kill is left out."""
+    told = []
+    for line in _read_bytes(file).split(b"\n") if file.exists() else ():
+        with suppress(ValueError):
+            told.append(json.loads(line))
+    return tuple(line for line in told if isinstance(line, dict))
 
 
 def _read_rounds(file: Path) -> list[dict[str, Any]]:
-    if not file.exists():
-        return []
-    lines = _read_bytes(file).rstrip().split(b"\n")
     rounds: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
+    if file.exists():
+        add_rounds(rounds, _read_bytes(file), file)
+    return rounds
+
+
+def add_rounds(rounds: list[dict[str, Any]], content: bytes, file: Path, first_line: int = 1) -> None:
+    """Append the rounds that some lines of rounds.jsonl tell to those already known."""
+    lines = content.rstrip().split(b"\n")
+    for number, line in enumerate(lines, start=first_line):
         if not line.strip():
             continue
         try:
             told = json.loads(line)
         except ValueError as error:
             # Lines are only ever appended, so a kill can tear the last one and no other.
-            if number == len(lines):
+            if number == first_line + len(lines) - 1:
                 break
             raise _broken(file, f"line {number}: {error}") from error
         if not isinstance(told, dict) or type(told.get("round")) is not int:
@@ -211,4 +249,3 @@ def _read_rounds(file: Path) -> list[dict[str, Any]]:
         if rounds and told["round"] <= rounds[-1]["round"]:
             raise _broken(file, f"line {number} tells round {told['round']} after round {rounds[-1]['round']}")
         rounds.append(told)
-    return rounds

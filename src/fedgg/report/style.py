@@ -18,6 +18,8 @@ Parameters = ParamSpec("Parameters")
 # Okabe and Ito's colours without yellow, which is lost on white. Seven colours and four line styles have no common
 # factor, so that 28 labels go by before a pair comes back.
 COLOURS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
+# The same on a dark ground: black and blue would be lost there.
+COLOURS_ON_DARK = ("#EDEDED", "#E69F00", "#3D97DB", "#00B386", "#EE7A3C", "#9AD3F5", "#DD9BC0")
 LINE_STYLES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1.2)))
 
 SETTINGS: dict[Any, Any] = {

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from fedgg.report.compare import WINDOW, Comparison, PairedDifference, Reach, Row, Spread
+from fedgg.report.folders import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
 
 NONE = "–"
 _VERDICT_MARK = {
@@ -66,6 +67,26 @@ def target_table(comparison: Comparison) -> Table:
         *comparison.notes,
     )
     return Table(f"Rounds and traffic until {reference}'s final accuracy", columns, rows, notes)
+
+
+def runs_table(study: StudyRecord) -> Table:
+    """Every run by itself, for whoever wants to calculate further: accuracies unrounded."""
+    columns = ("algorithm", "seed", "status", "rounds", "final", "highest", "MB", "seconds", "split", "folder")
+    rows = [
+        _run_cells(label, seed, run) for label, by_seed in study.runs.items() for seed, run in sorted(by_seed.items())
+    ]
+    notes = ("final and highest: test accuracy on the server's test set, as a fraction; MB: up and down together.",)
+    return Table("Every run", columns, tuple(rows), notes)
+
+
+def _run_cells(label: str, seed: int, run: RunRecord) -> tuple[str, ...]:
+    _, accuracy = run.accuracy()
+    traffic = sum(int(line.get(f"bytes_{way}") or 0) for line in run.rounds for way in ("up", "down"))
+    final, highest = (repr(float(v)) for v in (accuracy[-1], accuracy.max())) if len(accuracy) else (NONE, NONE)
+    done = str(run.rounds[-1]["round"]) if run.rounds else "0"
+    split = str((run.partition or {}).get("hash", NONE))
+    moved = f"{traffic / BYTES_PER_MEGABYTE:.3f}"
+    return (label, str(seed), run.status, done, final, highest, moved, f"{run.seconds:.1f}", split, str(run.path))
 
 
 def as_markdown(table: Table) -> str:

@@ -107,6 +107,21 @@ def test_resumed_is_uninterrupted(case: str, tmp_path: Path) -> None:
     assert [record["round"] for record in again.rounds] == [1, 2, 3, 4, 5]
 
 
+def test_resumes_are_written_down(tmp_path: Path) -> None:
+    stopped(small(), tmp_path, after=2)
+    assert not (tmp_path / "resumes.jsonl").exists()
+    versions = json.loads((tmp_path / "versions.json").read_text())
+    (tmp_path / "versions.json").write_text(json.dumps(versions | {"torch": "0.1"}))
+    resumed(small(), tmp_path)
+    resumed(small(), tmp_path)  # there was nothing left to do
+    resumed(small(rounds=6), tmp_path)
+    told = [json.loads(line) for line in (tmp_path / "resumes.jsonl").read_text().splitlines()]
+    # A round that was written down but not yet in a checkpoint is played again.
+    assert [line["after_round"] for line in told] == [2, 5]
+    assert any("torch 0.1" in note for note in told[0]["notes"])
+    assert all(line["when"].endswith("+00:00") for line in told)
+
+
 def test_called_again_nothing_is_run_again(tmp_path: Path) -> None:
     first = run(small(), out=tmp_path)
     content = (tmp_path / "rounds.jsonl").read_bytes()

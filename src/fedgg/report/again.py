@@ -1,0 +1,42 @@
+"""The command that makes the same runs again, complete in itself: whoever has the page needs none of the folders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tomli_w
+
+from fedgg.report.folders import StudyRecord
+from fedgg.report.settings import OWN, common, flat, nested
+
+FILE = "again.toml"
+FROM_PYTHON = "python:"
+
+
+def command_again(study: StudyRecord) -> str | None:
+    """For a POSIX shell: a study file written on the spot, and the call; None where parts came from Python."""
+    settings = settings_by_label(study)
+    if not settings or any(str(v).startswith(FROM_PYTHON) for own in settings.values() for v in own.values()):
+        return None
+    # TOML escapes line breaks within a name, so that no name can end the document early.
+    return f"cat > {FILE} <<'END'\n{study_toml(study, settings)}END\nfedgg compare {FILE}"
+
+
+def study_toml(study: StudyRecord, settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """A study file of the rows that have begun."""
+    base = common([{**own} for own in settings.values()])
+    variants = {label: {key: value for key, value in own.items() if key not in base} for label, own in settings.items()}
+    if len(variants) == 1:  # with nothing to tell it from, all is shared
+        variants = {label: {} for label in variants}
+    reference = study.reference if study.reference in variants else next(iter(variants))
+    content: dict[str, Any] = {"seeds": list(study.seeds), "reference": reference, "experiment": nested(base)}
+    return tomli_w.dumps(content | {"variants": {label: nested(own) for label, own in variants.items()}})
+
+
+def settings_by_label(study: StudyRecord) -> dict[str, dict[str, Any]]:
+    """Dotted, without what is a run's own; of the first seed that has begun."""
+    begun = {label: next(iter(by_seed.values())) for label, by_seed in study.runs.items() if by_seed}
+    return {
+        label: {key: value for key, value in flat(run.config).items() if key not in OWN} for label, run in begun.items()
+    }

@@ -1,0 +1,222 @@
+// Accuracy against rounds, bytes or seconds, with a target that can be dragged or typed.
+
+const MOST_BANDS = 8;
+
+function curvesSection(view) {
+  const node = make("div");
+  const present = (key) => view.group.runs.some((run) => run[key]);
+  const what = () => WHAT[view.what];
+  const lines = () =>
+    linesOf(view.group, (run) => run[view.what], view.window).filter(({ label }) => !view.hidden.has(label));
+  const legend = legendOf(view);
+
+  const chart = new Chart({
+    name: "Curves",
+    height: 430,
+    says: () => `${what().name} on ${what().where} against ${ACROSS[view.across]}. ` + spoken(view),
+    caption: () =>
+      `${capital(what().name)}: on ${what().where}. ${bandWords(view)}` +
+      (view.window > 1 ? ` Smoothed: each value is the mean of ${view.window} evaluated rounds up to it.` : ""),
+    draw: (now) => {
+      const format = what().percent ? ":.1%" : ":.4g";
+      const shown = lines();
+      const traces = lineTraces(shown, view.across, now, format, shown.length <= MOST_BANDS);
+      return {
+        traces,
+        layout: {
+          hovermode: "x unified",
+          hoverdistance: -1,
+          uirevision: `${view.group.id} ${view.across} ${view.what}`,
+          xaxis: {
+            title: { text: ACROSS[view.across] },
+            rangemode: view.across === "round" ? "normal" : "tozero",
+            hoverformat: view.across === "round" ? "d" : ".4~g",
+            unifiedhovertitle: {
+              text: { round: "round %{x}", megabytes: "%{x} MB", seconds: "%{x} s" }[view.across],
+            },
+          },
+          yaxis: { title: { text: what().name }, tickformat: what().percent ? ".0%" : ".3~g" },
+          shapes: what().percent && isNumber(view.target) ? [targetLine(view.target, now)] : [],
+        },
+      };
+    },
+    rows: () => curveRows(lines(), view),
+    listen: (plot) =>
+      plot.on("plotly_relayout", (change) => {
+        const moved = ["shapes[0].y0", "shapes[0].y1"].map((key) => change[key]).filter(isNumber);
+        if (moved.length) view.setTarget(Math.round(1000 * mean(moved)) / 1000);
+      }),
+  });
+
+  const smoothing = make("input", {
+    type: "range",
+    min: 1,
+    max: 20,
+    value: view.window,
+    "aria-describedby": "window-now",
+  });
+  const windowNow = make("output", { id: "window-now" }, windowWords(view.window));
+  smoothing.addEventListener("input", () => {
+    view.window = Number(smoothing.value);
+    windowNow.textContent = windowWords(view.window);
+    view.changed();
+  });
+  const target = make("input", { type: "number", min: 0, max: 100, step: 0.1, id: "target" });
+  target.addEventListener("input", () => view.setTarget(target.value === "" ? null : Number(target.value) / 100, true));
+
+  const kinds = Object.keys(WHAT).filter(present);
+  const axes = [
+    ["round", "rounds"],
+    ["megabytes", "megabytes"],
+  ];
+  if (view.group.runs.some((run) => run.seconds)) axes.push(["seconds", "seconds"]);
+  node.append(
+    make(
+      "div",
+      { class: "controls" },
+      selection(
+        "Show",
+        kinds.map((key) => [key, `${WHAT[key].name} (${WHAT[key].brief})`]),
+        view.what,
+        (key) => {
+          view.what = key;
+          view.changed();
+        },
+      ),
+      choice("Horizontal axis", axes, view.across, (key) => {
+        view.across = key;
+        view.changed();
+      }),
+      make("label", {}, "Smoothing", smoothing, windowNow),
+      make("label", {}, "Target %", target),
+    ),
+    legend.node,
+    chart.node,
+  );
+  return {
+    id: "curves",
+    heading: "Accuracy over time",
+    node,
+    charts: [chart],
+    refresh: () => {
+      const typing = view.typed && document.activeElement === target; // leave a number alone while it is being written
+      if (!typing) target.value = isNumber(view.target) ? (100 * view.target).toFixed(1) : "";
+      target.disabled = !what().percent;
+      legend.refresh();
+      chart.refresh();
+    },
+  };
+}
+
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
+const windowWords = (window) => (window === 1 ? "none" : `${window} rounds`);
+
+/** A line across the whole chart that can be taken and moved. */
+function targetLine(target, now) {
+  return {
+    type: "line",
+    xref: "paper",
+    x0: 0,
+    x1: 1,
+    y0: target,
+    y1: target,
+    layer: "above",
+    line: { color: now.soft, width: 1.5, dash: "4px,3px" },
+    label: {
+      text: `target ${percent(target)} %`,
+      textposition: "start",
+      yanchor: "bottom",
+      font: { size: 11.5, color: now.soft },
+    },
+  };
+}
+
+function bandWords(view) {
+  const { runs, labels } = view.group;
+  const words = [];
+  const ended = labels.map((label) => runs.filter((run) => run.label === label && run.status === "finished").length);
+  if (Math.max(...ended) > 1) words.push("Line: mean over seeds; band: lowest to highest.");
+  else words.push("One seed, so no band.");
+  if (runs.some((run) => !["finished", "diverged"].includes(run.status))) words.push("Thin: runs under way.");
+  if (runs.some((run) => run.status === "diverged")) words.push("Diverged runs are left out.");
+  return words.join(" ");
+}
+
+/** The chart in words: where each line ends. */
+function spoken(view) {
+  const ends = linesOf(view.group, (run) => run[view.what], view.window)
+    .filter(({ main }) => main.length)
+    .map(({ label, main }) => {
+      const end = main[main.length - 1];
+      return `${label} ends at ${WHAT[view.what].percent ? percent(end.value) + " %" : figure(end.value)}`;
+    });
+  return ends.slice(0, 12).join("; ") + (ends.length > 12 ? `; and ${ends.length - 12} more` : "") + ".";
+}
+
+function curveRows(lines, view) {
+  const shown = (value) => (WHAT[view.what].percent ? percent(value, 2) : figure(value));
+  const drawn = lines
+    .flatMap(({ label, main, open }) => [[label, main], ...open.map((curve) => [`${label} (under way)`, curve])])
+    .filter(([, curve]) => curve.length);
+  const rounds = [...new Set(drawn.flatMap(([, curve]) => curve.map((point) => point.round)))].sort((a, b) => a - b);
+  const maps = drawn.map(([, curve]) => new Map(curve.map((point) => [point.round, point])));
+  const cell = (point) => {
+    if (!point) return NONE;
+    return shown(point.value) + (point.seeds > 1 ? ` (${shown(point.low)} to ${shown(point.high)})` : "");
+  };
+  return {
+    columns: ["round", ...drawn.map(([label]) => `${label}${WHAT[view.what].percent ? ", %" : ""}`)],
+    rows: rounds.map((round) => [round, ...maps.map((map) => cell(map.get(round)))]),
+  };
+}
+
+/** Names with their lines, as buttons that show and hide; of many, some at first. */
+function legendOf(view) {
+  const list = make("ul", { class: "legend", "aria-label": "Lines shown" });
+  const node = make("div", {}, list);
+  const buttons = new Map();
+  const press = (hidden) => {
+    view.hidden = new Set(hidden);
+    view.changed();
+  };
+  if (view.group.labels.length > MOST_BANDS) {
+    node.prepend(
+      make(
+        "div",
+        { class: "controls" },
+        button("Best five and the reference", () => press(mostHidden(view.group))),
+        button("All", () => press([])),
+        button("None", () => press(view.group.labels)),
+      ),
+    );
+  }
+  const refresh = () => {
+    if (buttons.size !== view.group.labels.length) {
+      list.replaceChildren();
+      buttons.clear();
+    }
+    view.group.labels.forEach((label, position) => {
+      if (!buttons.has(label)) {
+        const pressed = button(label, () => {
+          view.hidden.has(label) ? view.hidden.delete(label) : view.hidden.add(label);
+          view.changed();
+        });
+        buttons.set(label, pressed);
+        list.append(make("li", {}, pressed));
+      }
+      const one = buttons.get(label);
+      one.setAttribute("aria-pressed", String(!view.hidden.has(label)));
+      one.querySelector("svg")?.remove();
+      one.prepend(swatch(position));
+    });
+  };
+  return { node, refresh };
+}
+
+/** Which lines to leave out at first where there are too many to read. */
+function mostHidden(group) {
+  if (group.labels.length <= MOST_BANDS) return [];
+  const ranked = [...group.rows].sort((a, b) => (b.final?.mean ?? -1) - (a.final?.mean ?? -1)).map((row) => row.label);
+  const shown = new Set([...ranked.slice(0, 5), group.reference]);
+  return group.labels.filter((label) => !shown.has(label));
+}

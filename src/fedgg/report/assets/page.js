@@ -1,0 +1,178 @@
+// The page: what is shown, for which group of runs, and what changes when news arrive.
+
+const page = JSON.parse(document.getElementById("data").textContent);
+const BUILDERS = [
+  curvesSection,
+  resultsSection,
+  splitSection,
+  clientsSection,
+  readingsSection,
+  sweepSection,
+  eventsSection,
+  settingsSection,
+];
+const views = new Map(); // by group: what the reader has chosen stays chosen
+let sections = [];
+let current = null;
+
+/** The reader's choices for one group, and who is told when one changes. */
+function viewOf(group) {
+  if (!views.has(group.id)) {
+    const view = {
+      group,
+      across: "round",
+      window: 1,
+      hidden: new Set(mostHidden(group)),
+      sort: null,
+      touched: false,
+      what: group.runs.some((run) => run.test_accuracy)
+        ? "test_accuracy"
+        : (Object.keys(WHAT).find((key) => group.runs.some((run) => run[key])) ?? "test_accuracy"),
+    };
+    let due = false;
+    view.changed = () => {
+      // several changes in one breath are one
+      if (due) return;
+      due = true;
+      requestAnimationFrame(() => {
+        due = false;
+        if (current === view) sections.forEach((section) => section.refresh());
+      });
+    };
+    view.setTarget = (target, typed = false) => {
+      view.typed = typed;
+      view.target = isNumber(target) ? Math.min(1, Math.max(0, target)) : null;
+      view.touched = true;
+      view.changed();
+    };
+    views.set(group.id, view);
+  }
+  const view = views.get(group.id);
+  view.group = group;
+  if (!view.touched) view.target = firstTarget(group);
+  return view;
+}
+
+function firstTarget(group) {
+  const final = group.rows.find((row) => row.label === group.reference)?.final?.mean;
+  return isNumber(final) ? Math.floor(1000 * final) / 1000 : null;
+}
+
+/** Build the sections of a group; a section that has nothing to show is left out. */
+function show(group) {
+  const main = document.getElementById("app");
+  for (const section of sections) section.charts.forEach((chart) => chart.remove());
+  current = viewOf(group);
+  sections = BUILDERS.map((build) => build(current)).filter(Boolean);
+  main.replaceChildren(
+    ...sections.map((section) =>
+      make(
+        "section",
+        { id: section.id, "aria-labelledby": `${section.id}-head` },
+        make("h2", { id: `${section.id}-head` }, section.heading),
+        section.node,
+      ),
+    ),
+  );
+  document
+    .getElementById("contents")
+    .replaceChildren(
+      ...sections.map((section) => make("li", {}, make("a", { href: `#${section.id}` }, section.heading))),
+    );
+  sections.forEach((section) => section.refresh());
+  showHead();
+}
+
+/** Title, answer and troubles: what stands above all sections. */
+function showHead() {
+  const { group } = current;
+  document.getElementById("title").textContent = group.title;
+  document.title = `${group.title}: ${group.about}`;
+  document.getElementById("about").textContent = group.about;
+  const { said, method } = group.answer;
+  const answer = document.getElementById("answer");
+  answer.textContent = said;
+  answer.classList.toggle("long", said.length > 220);
+  document.getElementById("method").textContent = method;
+  showTroubles();
+}
+
+function showTroubles() {
+  const { problems } = page;
+  const place = document.getElementById("troubles");
+  place.hidden = !problems.length;
+  place.replaceChildren(
+    make(
+      "strong",
+      {},
+      problems.length === 1
+        ? "One folder is not there or cannot be read:"
+        : `${problems.length} folders are not there or cannot be read:`,
+    ),
+    make(
+      "ul",
+      {},
+      problems.slice(0, 5).map(({ path, why }) => make("li", {}, make("code", {}, path), `: ${why}`)),
+    ),
+    problems.length > 5 ? `and ${problems.length - 5} more, listed below.` : "",
+  );
+}
+
+function showChoices() {
+  const place = document.getElementById("groups");
+  const places = page.groups.map((group) => group.place);
+  const named = (group) =>
+    places.indexOf(group.place) === places.lastIndexOf(group.place) ? "" : `: ${group.title}, ${group.path}`;
+  const options = page.groups.map((group) => [group.id, group.place + named(group)]);
+  place.replaceChildren(
+    ...(options.length > 1
+      ? [selection("Runs", options, current?.group.id, (id) => show(page.groups.find((group) => group.id === id)))]
+      : []),
+  );
+}
+
+/** Which algorithm each label is, for the sentences on its readings. */
+function prepare(group) {
+  const own = group.settings.own,
+    name = /^name = "(.*)"$/m;
+  const named = (text) => (/\[algorithm\][^[]*/.exec(text ?? "")?.[0] ?? "").match(name)?.[1];
+  group.algorithms = Object.fromEntries(
+    group.labels.map((label) => [label, named(own[label]) ?? named(group.settings.shared)]),
+  );
+  return group;
+}
+
+function themeButton() {
+  const order = ["auto", "light", "dark"];
+  const one = document.getElementById("theme");
+  one.hidden = false;
+  one.addEventListener("click", () => {
+    const next = order[(order.indexOf(document.documentElement.dataset.theme ?? "auto") + 1) % 3];
+    if (next === "auto") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = next;
+    one.textContent = `Colours: ${next}`;
+    if (current) sections.forEach((section) => section.refresh());
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
+    sections.forEach((section) => section.refresh()),
+  );
+}
+
+function begin() {
+  page.groups.forEach(prepare);
+  document.getElementById("static").remove();
+  document.getElementById("head").hidden = false;
+  themeButton();
+  if (page.groups.length) show(page.groups[0]);
+  else waiting();
+  showChoices();
+  if (page.live) follow();
+}
+
+function waiting() {
+  document.getElementById("title").textContent = "No run yet";
+  document.getElementById("answer").textContent = "The page fills as soon as there is a run to show.";
+  showTroubles();
+}
+
+begin();

@@ -1,0 +1,90 @@
+// From runs to curves: means and bands over seeds, trailing averages, and when a target is first reached.
+
+const MEGA = 1e6;
+const WHAT = {
+  test_accuracy: { name: "test accuracy", where: "the server's test set", brief: "server", percent: true },
+  holdout_accuracy: {
+    name: "hold-out accuracy",
+    where: "examples the clients kept back",
+    brief: "clients",
+    percent: true,
+  },
+  test_loss: { name: "test loss", where: "the server's test set", brief: "server" },
+  train_loss: { name: "training loss", where: "the clients' batches as they trained on them", brief: "clients" },
+};
+const ACROSS = { round: "round", megabytes: "MB sent and received by all clients together", seconds: "seconds" };
+
+/** One number of a run at the rounds that have it: [{round, value, megabytes, seconds}]. */
+function points(run, values) {
+  let bytes = 0,
+    seconds = 0;
+  const found = [];
+  for (let at = 0; at < run.round.length; at++) {
+    bytes += run.up[at] + run.down[at];
+    seconds += run.seconds ? run.seconds[at] : 0;
+    const value = values?.[at];
+    if (isNumber(value)) found.push({ round: run.round[at], value, megabytes: bytes / MEGA, seconds });
+  }
+  return found;
+}
+
+/** The mean of each value and those before it, so many together; the first ones have none. */
+function smoothed(curve, window) {
+  if (window <= 1) return curve;
+  const out = [];
+  let sum = 0;
+  curve.forEach((point, at) => {
+    sum += point.value - (at >= window ? curve[at - window].value : 0);
+    if (at >= window - 1) out.push({ ...point, value: sum / window });
+  });
+  return out;
+}
+
+/** Curves of several seeds as one: only rounds that all have, so that no mean moves because one ended earlier. */
+function together(curves) {
+  const full = curves.filter((curve) => curve.length);
+  if (!full.length) return [];
+  const maps = full.map((curve) => new Map(curve.map((point) => [point.round, point])));
+  return full[0]
+    .filter((point) => maps.every((map) => map.has(point.round)))
+    .map(({ round }) => {
+      const here = maps.map((map) => map.get(round));
+      const values = here.map((point) => point.value);
+      return {
+        round,
+        value: mean(values),
+        low: Math.min(...values),
+        high: Math.max(...values),
+        seeds: values.length,
+        megabytes: mean(here.map((point) => point.megabytes)),
+        seconds: mean(here.map((point) => point.seconds)),
+      };
+    });
+}
+
+/** For each label: one curve over its finished seeds, and the single curves of those under way. */
+function linesOf(group, values, window = 1) {
+  return group.labels.map((label, position) => {
+    const runs = group.runs.filter((run) => run.label === label && run.status !== "diverged");
+    const curve = (run) => smoothed(points(run, values(run)), window);
+    const ended = runs.filter((run) => run.status === "finished").map(curve);
+    return { label, position, main: together(ended), open: runs.filter((run) => run.status !== "finished").map(curve) };
+  });
+}
+
+/** When the seeds of a label first reach a target: means over those that do, of those that could. */
+function reaches(group, label, key, target, window) {
+  const runs = group.runs.filter((run) => run.label === label && ["finished", "diverged"].includes(run.status));
+  const hits = runs
+    .filter((run) => run.status === "finished")
+    .map((run) => smoothed(points(run, run[key]), window).find((point) => point.value >= target))
+    .filter(Boolean);
+  const over = (name) => (hits.length ? mean(hits.map((hit) => hit[name])) : null);
+  return {
+    reached: hits.length,
+    asked: runs.length,
+    round: over("round"),
+    megabytes: over("megabytes"),
+    seconds: over("seconds"),
+  };
+}

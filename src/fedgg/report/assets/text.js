@@ -1,0 +1,115 @@
+"use strict";
+// Elements and numbers. What comes from data becomes text, never markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element: attributes, then children; strings become text. `on...` are listeners. */
+function make(tag, attributes = {}, ...children) {
+  const node = ["svg", "line", "circle"].includes(tag)
+    ? document.createElementNS(SVG, tag)
+    : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value != null) node.setAttribute(name, String(value));
+  }
+  node.append(...children.flat().filter((child) => child != null && child !== false));
+  return node;
+}
+
+/** Text as Plotly reads it: it knows some tags, and a name has none. */
+function plain(text) {
+  return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+}
+
+/** A name short enough to stand beside an axis. */
+function brief(text, most = 24) {
+  const whole = String(text);
+  return plain(whole.length > most ? whole.slice(0, most - 1) + "…" : whole);
+}
+
+const NONE = "–";
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+const percent = (value, digits = 1) => (isNumber(value) ? (100 * value).toFixed(digits) : NONE);
+const signed = (value, digits = 1) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
+
+/** Four digits at most, without noise: 0.0123, 1.234, 12.3, 1234, 1.2e-7. */
+function figure(value) {
+  if (!isNumber(value)) return NONE;
+  const size = Math.abs(value);
+  if (value === 0) return "0";
+  if (size < 1e-3 || size >= 1e6) return value.toExponential(2).replace("e+", "e");
+  return String(Number(value.toPrecision(size >= 1000 ? Math.ceil(Math.log10(size + 1)) : 3)));
+}
+
+function duration(seconds) {
+  if (!isNumber(seconds)) return NONE;
+  if (seconds < 10) return seconds.toFixed(1) + " s";
+  if (seconds < 90) return seconds.toFixed(0) + " s";
+  if (seconds < 5400) return (seconds / 60).toFixed(0) + " min";
+  return (seconds / 3600).toFixed(1) + " h";
+}
+
+function megabytes(value) {
+  if (!isNumber(value)) return NONE;
+  return value < 100 ? value.toFixed(1) : Math.round(value).toLocaleString("en");
+}
+
+const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+
+/** A button, a labelled select and a group of choices: real controls, reachable by keyboard. */
+function button(text, onclick, attributes = {}) {
+  return make("button", { type: "button", onclick, ...attributes }, text);
+}
+
+function selection(text, options, chosen, onchange) {
+  const select = make("select", { onchange: (event) => onchange(event.target.value) });
+  for (const [value, shown] of options) {
+    select.append(make("option", { value, selected: String(value) === String(chosen) }, shown));
+  }
+  return make("label", {}, text, select);
+}
+
+function choice(name, options, chosen, onchange) {
+  const group = make("div", { class: "choice", role: "group", "aria-label": name });
+  const press = (value) => {
+    for (const other of group.children) other.setAttribute("aria-pressed", String(other.value === value));
+    onchange(value);
+  };
+  for (const [value, shown] of options) {
+    group.append(button(shown, () => press(value), { value, "aria-pressed": String(value === chosen) }));
+  }
+  return group;
+}
+
+/** A plain table: the first cell of a row heads it. */
+function table(caption, columns, rows) {
+  const isText = columns.map((_, at) => rows.some((row) => /[A-Za-z]{2}/.test(String(row[at] ?? ""))));
+  const cell = (tag, at, content, more = {}) =>
+    make(tag, { class: isText[at] ? "text wrap" : null, ...more }, String(content ?? NONE));
+  return make(
+    "table",
+    {},
+    make("caption", {}, caption),
+    make(
+      "thead",
+      {},
+      make(
+        "tr",
+        {},
+        columns.map((name, at) => cell("th", at, name, { scope: "col" })),
+      ),
+    ),
+    make(
+      "tbody",
+      {},
+      rows.map((row) =>
+        make(
+          "tr",
+          {},
+          row.map((content, at) => (at === 0 ? cell("th", at, content, { scope: "row" }) : cell("td", at, content))),
+        ),
+      ),
+    ),
+  );
+}

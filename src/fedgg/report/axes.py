@@ -1,0 +1,51 @@
+"""The axes of a sweep, found in the settings of its rows: no need to have been told that it was one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedgg.report.folders import StudyRecord
+from fedgg.report.settings import differing, flat
+
+FILLED = 0.5  # of the grid: with less, the rows are a choice of settings and no sweep
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Each axis with its values in order, and where on them each label stands."""
+
+    values: dict[str, tuple[Any, ...]]
+    places: dict[str, tuple[int, ...]]
+
+
+def axes_of(study: StudyRecord) -> Axes | None:
+    """None where the rows differ in more than a grid can show: other algorithms, or settings that only some have."""
+    settings = {label: flat(next(iter(by_seed.values())).config) for label, by_seed in study.runs.items() if by_seed}
+    keys = differing(settings.values())
+    if len(settings) < 2 or not keys or keys == ["algorithm.name"]:
+        return None
+    if not all(key in own for own in settings.values() for key in keys):
+        return None
+    values = {key: _ordered(settings, key) for key in keys}
+    places = {label: tuple(values[key].index(_hashable(own[key])) for key in keys) for label, own in settings.items()}
+    cells = 1
+    for of_key in values.values():
+        cells *= len(of_key)
+    # Two settings that always change together fill a small part of their grid: that is no sweep over both.
+    if len(set(places.values())) < len(places) or len(places) < FILLED * cells:
+        return None
+    return Axes(values, places)
+
+
+def _ordered(settings: Mapping[str, Mapping[str, Any]], key: str) -> tuple[Any, ...]:
+    """Numbers by size, anything else in the order in which it comes."""
+    found = tuple(dict.fromkeys(_hashable(own[key]) for own in settings.values()))
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in found):
+        return tuple(sorted(found))
+    return found
+
+
+def _hashable(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool) else repr(value)

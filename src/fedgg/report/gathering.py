@@ -1,0 +1,189 @@
+"""Whatever was named on the command line, as groups of runs that can be laid side by side.
+
+A comparison or sweep is a group. Runs that lie loose (named one by one, or below a folder such as `fedgg reproduce`
+writes) are put together where they can be compared: those named one by one by their data, those found below a folder by
+their data and split. What cannot be read is a problem with a name; the rest stands.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedgg.errors import UserError
+from fedgg.report.folded import read_folded
+from fedgg.report.folders import RunRecord, StudyPlan, StudyRecord, read_plan
+from fedgg.report.following import FollowedRun, Stamp, stamp
+from fedgg.report.labels import labelled
+from fedgg.report.page_runs import run_data, split_data
+from fedgg.report.settings import flat
+
+DEPTH = 5  # folders below the one named: reproductions lie three down
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that should have been a run and cannot be read."""
+
+    path: str
+    why: str
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs side by side. A single run is a group of one label and one seed."""
+
+    study: StudyRecord
+    loose: str | None = None  # put together here, rather than by whoever ran them: because of this
+
+
+class Gathering:
+    """Look again as often as you like: what has not changed is not read again."""
+
+    def __init__(self, paths: Sequence[Path]):
+        if not paths:
+            raise UserError("name at least one folder: of a run, a comparison, a sweep or a reproduction")
+        self.paths = tuple(dict.fromkeys(paths))
+        self.groups: list[Group] = []
+        self.problems: list[Problem] = []
+        self._runs: dict[Path, FollowedRun] = {}
+        self._plans: dict[Path, tuple[Stamp, StudyPlan]] = {}
+        self._folded: dict[Path, tuple[Stamp, list[RunRecord]]] = {}
+        self._changed = False
+
+    def look(self) -> bool:
+        """Read what is new; whether anything was, or something came or went."""
+        before = self._said()
+        self._changed = False
+        self.groups, self.problems, seen = [], [], set[Path]()
+        named: list[RunRecord] = []
+        for path in self.paths:
+            seen |= self._look_at(path, named)
+        above = os.path.commonpath([record.path.absolute() for record in named]) if named else "."
+        self.groups[:0] = _grouped(named, ("data.source",), Path(above))
+        for gone in self._runs.keys() - seen:
+            del self._runs[gone]
+        return self._changed or self._said() != before
+
+    def _said(self) -> tuple[Any, ...]:
+        shape = tuple((group.study.path, group.study.labels, group.study.seeds) for group in self.groups)
+        return shape, len(self._runs), tuple(self.problems)
+
+    def _look_at(self, path: Path, named: list[RunRecord]) -> set[Path]:
+        """Add what lies there; the run folders it looked into."""
+        if path.is_file():
+            self._add_folded(path)
+            return set()
+        if (path / "study.json").is_file():
+            return self._add_study(path)
+        if (path / "config.toml").is_file():
+            named += filter(None, [self._followed(path)])
+            return {path}
+        if not path.is_dir():
+            self._trouble(path, "there is no such folder (yet)")
+            return set()
+        found = list(_below(path))
+        if not found:
+            self._trouble(path, "it holds no run (yet): there is neither a config.toml nor a study.json in it or below")
+        seen, loose = set[Path](), list[RunRecord]()
+        for place in found:
+            if (place / "study.json").is_file():
+                seen |= self._add_study(place)
+            else:
+                seen.add(place)
+                loose += filter(None, [self._followed(place)])
+        self.groups += _grouped(loose, ("data.source", "split"), path)
+        return seen
+
+    def _add_folded(self, file: Path) -> None:
+        now = stamp(file)
+        try:
+            if file not in self._folded or self._folded[file][0] != now:
+                self._folded[file] = (now, read_folded(file))
+                self._changed = True
+            self.groups += _grouped(self._folded[file][1], ("data.source", "split"), file)
+        except UserError as error:
+            self._trouble(file, str(error))
+
+    def _add_study(self, path: Path) -> set[Path]:
+        now = stamp(path / "study.json")
+        try:
+            if path not in self._plans or self._plans[path][0] != now:
+                self._plans[path] = (now, read_plan(path))
+                self._changed = True
+        except UserError as error:
+            self._trouble(path, str(error))
+            return set()
+        plan = self._plans[path][1]
+        runs: dict[str, dict[int, RunRecord]] = {label: {} for label in plan.labels}
+        seen = set()
+        for label, by_seed in plan.places.items():
+            for seed, place in by_seed.items():
+                # A starting run writes config.toml last, so a folder without one has not started rather than broken.
+                if (place / "config.toml").exists():
+                    seen.add(place)
+                    record = self._followed(place)
+                    if record is not None:
+                        runs[label][seed] = record
+        study = StudyRecord(plan.path, plan.labels, plan.seeds, plan.reference, runs)
+        self.groups.append(Group(study))
+        return seen
+
+    def _followed(self, path: Path) -> RunRecord | None:
+        followed = self._runs.setdefault(path, FollowedRun(path))
+        if followed.look():
+            self._changed = True
+            followed.problem = followed.problem or _unsound(followed.record)
+        if followed.problem is not None:
+            self._trouble(path, followed.problem)
+            return None
+        return followed.record
+
+    def _trouble(self, path: Path, why: str) -> None:
+        self.problems.append(Problem(str(path), why))
+
+
+def _unsound(record: RunRecord | None) -> str | None:
+    """Well-formed files can still tell what no run tells: then that is said, and everything else is shown."""
+    try:
+        if record is not None:
+            run_data(record, "", 0)
+            split_data(record.partition or {})
+            flat(record.config.get("data", {}))
+            float(record.seconds)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        said = f"{type(error).__name__}: {error}"
+        return f"{record.path if record else ''} holds something no run writes ({said}); restore it or run again"
+    return None
+
+
+def _below(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
+    """Run folders and comparison folders below this one; what lies in them is theirs."""
+    try:
+        inner = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    except OSError:
+        return
+    for name in inner:
+        place = folder / name
+        if (place / "study.json").is_file() or (place / "config.toml").is_file():
+            yield place
+        elif depth > 1:
+            yield from _below(place, depth - 1)
+
+
+def _grouped(records: Sequence[RunRecord], by: tuple[str, ...], path: Path) -> list[Group]:
+    """Loose runs as studies, those together that agree in the settings named."""
+    alike: dict[str, list[RunRecord]] = {}
+    for record in records:
+        alike.setdefault(repr([_setting(record.config, key) for key in by]), []).append(record)
+    return [Group(labelled(some, path), loose=why) for why, some in alike.items()]
+
+
+def _setting(config: dict[str, Any], key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value

@@ -1,0 +1,172 @@
+"""Everything the page shows, as plain JSON: one object for each group of runs, one for each run in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from typing import Any
+
+import tomli_w
+
+from fedgg.report.again import command_again, settings_by_label
+from fedgg.report.answer import answer, listed, quoted
+from fedgg.report.axes import axes_of
+from fedgg.report.compare import Comparison, Row, compare
+from fedgg.report.conditions import conditions
+from fedgg.report.folders import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
+from fedgg.report.gathering import Group
+from fedgg.report.page_runs import KEPT, run_data, short, split_data
+from fedgg.report.settings import common, flat, nested
+
+Data = dict[str, Any]
+
+
+def group_data(group: Group, comparison: Comparison | None = None) -> Data:
+    """A group without its runs."""
+    study = group.study
+    comparison = comparison or compare(study)
+    records = [record for by_seed in study.runs.values() for record in by_seed.values()]
+    axes = axes_of(study)
+    return {
+        "id": identity(str(study.path), group.loose or ""),
+        "title": title(group),
+        "about": about(study),
+        "place": place(study),
+        "path": str(study.path),
+        "answer": asdict(answer(study, comparison)),
+        "labels": list(study.labels),
+        "seeds": list(study.seeds),
+        "reference": study.reference,
+        "best": comparison.best,
+        "rows": [_row(row, study) for row in comparison.rows],
+        "missing": [[label, seed] for label, seed in study.missing],
+        "notes": list(comparison.notes),
+        "conditions": list(conditions(records)),
+        "axes": None if axes is None else {"values": _listed(axes.values), "places": _listed(axes.places)},
+        "splits": _splits(records),
+        "settings": _settings(study),
+        "versions": _versions(records),
+        "again": command_again(study),
+    }
+
+
+def runs_data(group: Group) -> list[Data]:
+    """The runs of a group, under names that stay theirs."""
+    return [
+        {"id": identity(str(record.path), label, str(seed)), **run_data(record, label, seed)}
+        for label, by_seed in group.study.runs.items()
+        for seed, record in by_seed.items()
+    ]
+
+
+def identity(*words: str) -> str:
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:12]
+
+
+def title(group: Group) -> str:
+    """What kind of thing was run."""
+    study = group.study
+    source = next((run.config.get("data", {}).get("source") for by in study.runs.values() for run in by.values()), None)
+    on = f" on {source}" if source else ""
+    axes = axes_of(study)
+    if axes is not None:
+        return f"Sweep over {listed([key.rpartition('.')[2] for key in axes.values])}{on}"
+    if len(study.labels) > 6:
+        return f"{len(study.labels)} algorithms and settings{on}"
+    return listed([quoted(label) for label in study.labels]) + on
+
+
+def about(study: StudyRecord) -> str:
+    """Data, split, model and length of the runs, in the words of their settings."""
+    records = [record for by_seed in study.runs.values() for record in by_seed.values()]
+    shared = _shared(records)
+    beta = f" {shared['split.beta']}" if str(shared.get("split.scheme", "")).startswith("dirichlet") else ""
+    words = [
+        ("{}", "data.source"),
+        ("{} clients", "split.clients"),
+        ("{}" + beta, "split.scheme"),
+        ("{}", "model.name"),
+        ("{} rounds", "rounds"),
+        ("{} local epochs", "local.epochs"),
+        ("batch {}", "local.batch"),
+        ("lr {}", "local.lr"),
+    ]
+    told = [_one(pattern.format(shared[key])) for pattern, key in words if shared.get(key) is not None]
+    seeds = f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
+    return "; ".join([", ".join(told), seeds]) if told else seeds
+
+
+def place(study: StudyRecord) -> str:
+    """Data and split alone: what tells the groups of a page apart."""
+    shared = _shared([record for by_seed in study.runs.values() for record in by_seed.values()])
+    split = " ".join(str(shared[key]) for key in ("split.scheme", "split.beta") if key in shared)
+    return ", ".join(filter(None, [str(shared.get("data.source", "")), split])) or str(study.path)
+
+
+def _one(words: str) -> str:
+    return words.removesuffix("s") if words.startswith("1 ") else words
+
+
+def _shared(records: list[RunRecord]) -> dict[str, Any]:
+    return common([flat(record.config) for record in records])
+
+
+def _row(row: Row, study: StudyRecord) -> Data:
+    ended = [run for run in study.runs[row.label].values() if run.status == "finished"]
+    worst = [min(own.values()) for run in ended if (own := _last_kept(run))]
+    return {
+        **asdict(row),
+        "worst_client": short(sum(worst) / len(worst)) if worst else None,
+        "megabytes": _mean([sum(_traffic(line) for line in run.rounds) / BYTES_PER_MEGABYTE for run in ended]),
+        "seconds": _mean([run.seconds for run in ended]),
+    }
+
+
+def _last_kept(run: RunRecord) -> dict[str, float]:
+    return next((line[KEPT] for line in reversed(run.rounds) if line.get(KEPT)), {})
+
+
+def _traffic(line: dict[str, Any]) -> int:
+    return int(line.get("bytes_up") or 0) + int(line.get("bytes_down") or 0)
+
+
+def _mean(values: list[float]) -> float | None:
+    return short(sum(values) / len(values)) if values and any(values) else None
+
+
+def _splits(records: list[RunRecord]) -> Data:
+    """By their hash, each once."""
+    found: Data = {}
+    for record in records:
+        name = str((record.partition or {}).get("hash"))
+        if record.partition is not None and name not in found:
+            split = split_data(record.partition)
+            if split is not None:
+                found[name] = split | {"seed": record.config.get("seed")}
+    return found
+
+
+def _settings(study: StudyRecord) -> Data:
+    """The settings that all rows share as TOML, and what each row has of its own."""
+    settings = settings_by_label(study)
+    base = common(list(settings.values()))
+    own = {label: {k: v for k, v in these.items() if k not in base} for label, these in settings.items()}
+    return {
+        "shared": tomli_w.dumps(nested(base)),
+        "own": {label: tomli_w.dumps(nested(these)) for label, these in own.items() if these},
+    }
+
+
+def _versions(records: list[RunRecord]) -> list[Data]:
+    """Each surrounding that runs came about in, once, with how many there were."""
+    found: dict[str, Data] = {}
+    for record in records:
+        own = {k: v for k, v in (record.versions or {}).items() if k not in ("format", "experiment", "model")}
+        entry = found.setdefault(json.dumps(own, sort_keys=True, default=str), {"runs": 0, "facts": own})
+        entry["runs"] += 1
+    return list(found.values())
+
+
+def _listed(content: dict[str, tuple[Any, ...]]) -> dict[str, list[Any]]:
+    return {key: list(values) for key, values in content.items()}

@@ -1,0 +1,150 @@
+"""One run as the page needs it: columns instead of lines, no more clients or rounds than a screen can show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedgg.report.folders import RunRecord
+
+CLIENTS = 300  # rows that a heat map can tell apart
+FOLLOWED = 60  # clients whose history is shown
+MOMENTS = 40  # rounds of that history
+EVENTS = 200
+
+
+def run_data(record: RunRecord, label: str, seed: int) -> dict[str, Any]:
+    """Everything about a run but its settings, its split and its surroundings, which runs share."""
+    rounds = record.rounds
+    summary = record.summary or {}
+    return {
+        "label": label,
+        "seed": seed,
+        "path": str(record.path),
+        "status": record.status,
+        "why": summary.get("why"),
+        "asked": record.config.get("rounds"),
+        "round": [line["round"] for line in rounds],
+        **{key: _column(rounds, key) for key in ("test_accuracy", "holdout_accuracy", "test_loss", "train_loss")},
+        "up": _whole(rounds, "bytes_up"),
+        "down": _whole(rounds, "bytes_down"),
+        "seconds": _seconds(rounds),
+        "readings": _readings(rounds),
+        "clients": clients_data(record),
+        "lost": _lost(rounds),
+        "lost_of": sum(len(line.get("lost") or []) for line in rounds),
+        "resumes": [dict(told) for told in record.resumes],
+        "split": (record.partition or {}).get("hash"),
+    }
+
+
+def split_data(partition: dict[str, Any]) -> dict[str, Any] | None:
+    """Clients by classes; of very many clients, some at even distances when ordered by size."""
+    counts = partition.get("counts")
+    if not isinstance(counts, list) or not counts or not all(isinstance(row, list) for row in counts):
+        return None
+    chosen = _even(sorted(range(len(counts)), key=lambda client: -sum(counts[client])), CLIENTS)
+    chosen = sorted(chosen) if len(chosen) == len(counts) else chosen
+    classes = partition.get("classes") or [str(at) for at in range(len(counts[0]))]
+    return {
+        "hash": partition.get("hash"),
+        "scheme": partition.get("scheme"),
+        "classes": [str(name) for name in classes],
+        "of": len(counts),
+        "clients": chosen,
+        "counts": [counts[client] for client in chosen],
+    }
+
+
+def clients_data(record: RunRecord) -> dict[str, Any] | None:
+    """What each client last told: loss, accuracy on what it kept back; and how it came there."""
+    last: dict[int, dict[str, Any]] = {}
+    taken: dict[int, int] = {}
+    for line in record.rounds:
+        for told in line.get("clients") or []:
+            client = int(told["client"])
+            last[client] = told
+            taken[client] = taken.get(client, 0) + 1
+    own: dict[str, Any] = next((line[KEPT] for line in reversed(record.rounds) if line.get(KEPT)), {})
+    known = sorted({*last, *map(int, own)})
+    if not known:
+        return None
+    worst_first = sorted(known, key=lambda client: _rank(own.get(str(client)), last.get(client, {}).get("loss")))
+    chosen = sorted(_even(worst_first, CLIENTS))
+    return {
+        "of": len(known),
+        "client": chosen,
+        "examples": [last.get(client, {}).get("examples") for client in chosen],
+        "rounds": [taken.get(client, 0) for client in chosen],
+        "loss": [short(last.get(client, {}).get("loss")) for client in chosen],
+        "holdout": [short(own.get(str(client))) for client in chosen] if own else None,
+        "history": _history(record.rounds, chosen) if len(chosen) <= FOLLOWED else None,
+    }
+
+
+KEPT = "holdout_accuracy_by_client"
+
+
+def _rank(accuracy: Any, loss: Any) -> tuple[float, float]:
+    return (math.inf if accuracy is None else accuracy, -(loss or 0.0))
+
+
+def _history(rounds: Sequence[dict[str, Any]], clients: Sequence[int]) -> dict[str, Any]:
+    """Client by client (rows), round by round (columns)."""
+    moments = _even(rounds, MOMENTS)
+    looked = _even([line for line in rounds if line.get(KEPT)], MOMENTS)
+    losses = [{int(told["client"]): told.get("loss") for told in line.get("clients") or []} for line in moments]
+    return {
+        "round": [line["round"] for line in moments],
+        "loss": [[short(of.get(client)) for of in losses] for client in clients],
+        "looked": [line["round"] for line in looked],
+        "holdout": [[short(line[KEPT].get(str(client))) for line in looked] for client in clients],
+    }
+
+
+def _even(things: Sequence[Any], most: int) -> list[Any]:
+    """All of them, or so many at even distances with the first and the last among them."""
+    if len(things) <= most:
+        return list(things)
+    return [things[int(at)] for at in np.linspace(0, len(things) - 1, most).round()]
+
+
+def _column(rounds: Sequence[dict[str, Any]], key: str) -> list[float | None] | None:
+    """None where no round has it."""
+    values = [short(line.get(key)) for line in rounds]
+    return values if any(value is not None for value in values) else None
+
+
+def _whole(rounds: Sequence[dict[str, Any]], key: str) -> list[int]:
+    return [int(line.get(key) or 0) for line in rounds]
+
+
+def _seconds(rounds: Sequence[dict[str, Any]]) -> list[float] | None:
+    told = [line.get("seconds") for line in rounds]
+    if not any(isinstance(one, dict) for one in told):
+        return None
+    return [round(sum(one.values()), 3) if isinstance(one, dict) else 0.0 for one in told]
+
+
+def _readings(rounds: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
+    names = dict.fromkeys(name for line in rounds for name in line.get("readings") or {})
+    return {name: [short((line.get("readings") or {}).get(name)) for line in rounds] for name in names}
+
+
+def _lost(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    gone = [
+        {"round": line["round"], "client": one.get("client"), "why": str(one.get("why"))}
+        for line in rounds
+        for one in line.get("lost") or []
+    ]
+    return gone[:EVENTS]
+
+
+def short(value: Any) -> float | None:
+    """Six digits, which no screen shows all of; None for what is no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")

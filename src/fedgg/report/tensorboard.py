@@ -1,0 +1,75 @@
+"""The same scalars as event files, for people who live in TensorBoard. Its package is asked for when it is needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedgg.errors import UserError
+from fedgg.report.folders import RunRecord
+from fedgg.report.gathering import Group
+from fedgg.report.page_runs import short
+
+SCALARS = ("test_accuracy", "test_loss", "holdout_accuracy", "train_loss", "bytes_up", "bytes_down")
+INSTALL = "pip install 'fedgg[tensorboard]'"
+
+
+def check_tensorboard(folder: Path) -> None:
+    """Before anything is written: the package is there, and the folder holds no events that ours would mix with."""
+    _writer()
+    if folder.exists() and next(folder.rglob("events.out.tfevents.*"), None) is not None:
+        raise UserError(f"{folder} holds event files already, and TensorBoard would show both: name an empty folder")
+
+
+def write_events(groups: Sequence[Group], folder: Path, tell: Callable[[str], None] = lambda what: None) -> int:
+    """One folder of events for each run; how many there were. The step is the round."""
+    file_writer, event, summary = _writer()
+    count = 0
+    for number, group in enumerate(groups, start=1):
+        safe = {label: _safe(label) for label in group.study.labels}
+        if len(set(safe.values())) < len(safe):  # names that differ in odd signs only
+            safe = {label: f"{name}-{at}" for at, (label, name) in enumerate(safe.items(), start=1)}
+        for label, by_seed in group.study.runs.items():
+            for seed, record in by_seed.items():
+                tell(f"writing events of {label}, seed {seed}")
+                names = [f"group-{number}"] if len(groups) > 1 else []
+                place = folder.joinpath(*names, safe[label], f"seed-{seed}")
+                try:
+                    place.mkdir(parents=True, exist_ok=True)
+                    writer = file_writer(str(place))
+                except OSError as error:
+                    raise UserError(f"{place} cannot be written: {error.strerror}; choose another place") from error
+                for when, step, values in scalars(record):
+                    told = [summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+                    writer.add_event(event(wall_time=when, step=step, summary=summary(value=told)))
+                writer.close()
+                count += 1
+    return count
+
+
+def scalars(record: RunRecord) -> Iterator[tuple[float, int, dict[str, float]]]:
+    """Round by round: when, which round, and its numbers. Time is what the rounds took, counted from zero."""
+    passed = 0.0
+    for line in record.rounds:
+        passed += sum((line.get("seconds") or {}).values())
+        found = {key: line.get(key) for key in SCALARS}
+        found |= {f"readings/{name}": value for name, value in (line.get("readings") or {}).items()}
+        found |= {f"seconds/{name}": value for name, value in (line.get("seconds") or {}).items()}
+        values = {key: short(value) for key, value in found.items()}
+        yield passed, line["round"], {key: value for key, value in values.items() if value is not None}
+
+
+def _writer() -> tuple[Any, Any, Any]:
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError as error:
+        raise UserError(f"--tensorboard needs the package tensorboard ({error}): {INSTALL}") from error
+    return EventFileWriter, Event, Summary
+
+
+def _safe(label: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.=_-]+", "-", label).strip("-.") or "row"

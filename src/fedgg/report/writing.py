@@ -1,0 +1,21 @@
+"""Files that are there whole or not at all, with one clear line where they cannot be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedgg.errors import UserError
+
+
+def write_text(file: Path, content: str) -> Path:
+    """Beside its place first: whoever has the old page open never meets half of the new one."""
+    beside = file.with_name(file.name + ".tmp")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(content, encoding="utf-8")
+        beside.replace(file)
+    except OSError as error:
+        raise UserError(
+            f"{file} cannot be written: {error.strerror or error}; choose another place, or make room"
+        ) from error
+    return file

@@ -1,0 +1,306 @@
+"""The page in a real browser, from disk and without a network: read, sorted, dragged, darkened, by mouse and by key."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import until
+
+from fedgg.lab.config import Experiment
+from fedgg.lab.study import Study, grid, run_study
+from fedgg.report.gathering import Gathering
+from fedgg.report.report_page import report_html
+
+pytestmark = pytest.mark.browser
+
+EVIL = "<script>window.hacked = 1; alert(1)</script>"
+SMALL = {"rounds": 4, "split": {"clients": 4, "beta": 0.3}, "local": {"epochs": 1}, "data": {"holdout": 0.2}}
+
+
+def study_folder(folder: Path, variants: dict[str, dict[str, Any]], seeds: tuple[int, ...]) -> Path:
+    base = Experiment(**SMALL, model={"name": "mlp", "hidden": 8})
+    study = Study(base, variants, seeds, next(iter(variants)))
+    run_study(study, folder, processes=1, tell=lambda job, kind, what: None)
+    return folder
+
+
+def write_page(*folders: Path, to: Path) -> str:
+    gathering = Gathering(folders)
+    gathering.look()
+    to.write_text(report_html(gathering), encoding="utf-8")
+    return to.as_uri()
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real comparison, one of whose rows has a name that would like to be markup."""
+    variants = {
+        "FedAvg": {"algorithm.name": "fedavg", "local.lr": 0.05},
+        EVIL: {"algorithm.name": "fedgg", "local.lr": 0.1},
+        "SCAFFOLD, %{x} & $a$": {"algorithm.name": "scaffold", "local.lr": 0.2},
+    }
+    return study_folder(tmp_path_factory.mktemp("compared") / "runs", variants, (0, 1))
+
+
+@pytest.fixture(scope="module")
+def address(compared: Path) -> str:
+    return write_page(compared, to=compared / "report.html")
+
+
+@pytest.fixture
+def page(open_page: Callable[..., Any], address: str) -> Any:
+    return open_page(address)
+
+
+def column(page: Any, number: int) -> list[str]:
+    found: list[str] = page.locator(f".results tbody tr > :nth-child({number})").all_text_contents()
+    return found
+
+
+def head(page: Any, words: str) -> Any:
+    return page.locator(".results thead button", has_text=re.compile(words))
+
+
+def test_opens_from_disk_and_asks_nobody(page: Any, address: str) -> None:
+    assert page.asked == [address]
+    assert "seeds say nothing" in page.inner_text("#answer")
+    headings = page.locator("h2").all_text_contents()
+    sections = ["Accuracy over time", "Results", "Who holds what", "Client by client", "Inside the algorithms"]
+    assert headings == [*sections, "Events", "Settings and versions"]
+    # Each says which accuracy it is.
+    assert "server's test set" in page.inner_text("#curves figcaption")
+    assert "kept back" in page.inner_text("#clients")
+
+
+def test_a_name_is_only_a_name(page: Any) -> None:
+    assert page.evaluate("window.hacked") is None
+    assert column(page, 1) == ["FedAvg", EVIL, "SCAFFOLD, %{x} & $a$"]
+    assert EVIL in page.locator("#curves .legend button").all_text_contents()
+    assert EVIL in page.locator("#settings summary").all_text_contents()
+    hover(page)
+    told = page.text_content("#curves .hoverlayer")
+    assert "<script>" in told
+    assert "%{x}" in told
+
+
+def hover(page: Any) -> None:
+    box = page.locator("#curves .plot .nsewdrag").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.move(box["x"] + box["width"] / 2 + 3, box["y"] + box["height"] / 2)
+    page.wait_for_selector("#curves .hoverlayer .legend", timeout=20_000)
+
+
+def test_hover_tells_values(page: Any) -> None:
+    hover(page)
+    told = page.text_content("#curves .hoverlayer")
+    assert re.search(r"round \d", told)
+    assert re.search(r"FedAvg.*\d\d\.\d% \(\d\d\.\d% to \d\d\.\d%\)", told, re.DOTALL)
+    assert told.index("FedAvg") < told.index("SCAFFOLD")  # as in the legend
+
+
+def test_every_column_sorts(page: Any) -> None:
+    for number in range(page.locator(".results thead button").count()):
+        button = page.locator(".results thead button").nth(number)
+        button.click()
+        first = column(page, 1)
+        way = page.locator(".results thead th").nth(number).get_attribute("aria-sort")
+        assert way in ("ascending", "descending")
+        button.click()
+        other = page.locator(".results thead th").nth(number).get_attribute("aria-sort")
+        assert {way, other} == {"ascending", "descending"}
+        assert sorted(column(page, 1)) == sorted(first)
+        assert page.locator(".results [aria-sort=none]").count() == page.locator(".results thead th").count() - 1
+    head(page, "^final test").click()
+    finals = [float(cell.split()[0]) for cell in column(page, 3)]
+    assert finals == sorted(finals, reverse=True)
+    head(page, "^final test").click()
+    assert [float(cell.split()[0]) for cell in column(page, 3)] == sorted(finals)
+
+
+def test_the_target_can_be_typed_and_dragged(page: Any) -> None:
+    page.fill("#target", "20")
+    until(page, "document.querySelector('.results').innerText.includes('rounds to 20.0 %')")
+    place = [
+        re.match(r"rounds to", text) is not None for text in page.locator(".results thead button").all_text_contents()
+    ]
+    reached = column(page, place.index(True) + 1)
+    assert all(re.match(r"\d+\.\d", cell) for cell in reached)
+    page.fill("#target", "100")
+    until(page, "document.querySelector('.results').innerText.includes('never')")
+    page.fill("#target", "40")
+    line = page.locator("#curves .shapelayer path").last
+    page.wait_for_timeout(300)
+    box = line.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x, y - 30, steps=5)
+    page.mouse.up()
+    until(page, "Number(document.querySelector('#target').value) > 40.5")
+    typed = page.input_value("#target")
+    assert f"rounds to {float(typed):.1f} %" in page.inner_text(".results")
+    page.fill("#target", "30")
+    until(page, "Math.abs(document.querySelector('#curves .plot')._fullLayout.shapes[0].y0 - 0.3) < 1e-9")
+
+
+def test_smoothing_and_axis(page: Any) -> None:
+    lines = "document.querySelector('#curves .plot').data.filter((trace) => trace.fill !== 'toself')"
+    longest = f"Math.max(...{lines}.map((trace) => trace.x.length))"
+    assert page.evaluate(longest) == 4
+    page.focus("#curves input[type=range]")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    until(page, f"{longest} === 2")
+    assert page.inner_text("#window-now") == "3 rounds"
+    assert "mean of 3 evaluated rounds" in page.inner_text("#curves figcaption")
+    for choice, title in (("megabytes", "MB"), ("seconds", "seconds"), ("rounds", "round")):
+        button = page.locator("#curves .choice button", has_text=choice)
+        button.click()
+        words = "document.querySelector('#curves .xtitle').textContent"
+        until(page, f"{words}.startsWith('{title}')")
+        assert button.get_attribute("aria-pressed") == "true"
+    page.select_option("#curves select", "holdout_accuracy")
+    until(page, "document.querySelector('#curves figcaption').textContent.includes('kept back')")
+
+
+def test_light_and_dark(open_page: Callable[..., Any], address: str) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    ink = "getComputedStyle(document.querySelector('#curves .xtick text')).fill"
+    light, dark = open_page(address), open_page(address, color_scheme="dark")
+    assert light.evaluate(ground) == "rgb(255, 255, 255)"
+    assert dark.evaluate(ground) != light.evaluate(ground)
+    assert dark.evaluate(ink) != light.evaluate(ink)
+    for _ in range(2):
+        light.click("#theme")
+    assert light.inner_text("#theme") == "Colours: dark"
+    assert light.evaluate(ground) == dark.evaluate(ground)
+    until(light, f"{ink} === '{dark.evaluate(ink)}'")
+
+
+@pytest.mark.parametrize("width", [320, 380, 768])
+def test_a_narrow_screen_scrolls_downwards_only(open_page: Callable[..., Any], address: str, width: int) -> None:
+    page = open_page(address, width=width)
+    for place in page.locator("section").all():
+        place.scroll_into_view_if_needed()
+        page.wait_for_timeout(150)
+    for details in page.locator("details").all():
+        details.evaluate("one => one.open = true")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_keys_reach_everything(page: Any) -> None:
+    want = page.evaluate(
+        """() => {
+          const all = [...document.querySelectorAll('a[href], button, select, input, summary, [tabindex="0"]')];
+          const seen = all.filter((one) => one.checkVisibility() && !one.disabled);
+          seen.forEach((one, at) => { one.dataset.stop = at; });
+          return seen.length;
+        }"""
+    )
+    met, unmarked = set(), 0
+    for _ in range(want + 5):
+        page.keyboard.press("Tab")
+        stop, outline = page.evaluate(
+            "[document.activeElement.dataset.stop ?? null, getComputedStyle(document.activeElement).outlineStyle]"
+        )
+        if stop is not None:
+            met.add(stop)
+            unmarked += outline == "none"
+    assert len(met) == want
+    assert unmarked == 0
+    page.focus(".legend button")
+    page.keyboard.press("Space")
+    until(page, "document.querySelector('.legend button').ariaPressed === 'false'")
+
+
+def test_charts_have_words_and_numbers(page: Any) -> None:
+    for plot in page.locator(".plot").all():
+        assert plot.get_attribute("role") == "img"
+        assert len(plot.get_attribute("aria-label")) > 20
+    button = page.locator("#curves .tools button", has_text="Show as table")
+    button.click()
+    sheet = page.locator("#curves figure table")
+    assert sheet.locator("tbody tr").count() == 4
+    assert sheet.locator("caption").count() == 1
+    assert page.locator("#curves .tools [aria-expanded=true]").inner_text() == "Hide table"
+    page.locator("#curves .tools button", has_text="Hide").click()
+    assert not sheet.is_visible()
+    for form in ("PNG", "SVG"):
+        with page.expect_download(timeout=60_000) as download:
+            page.locator("#curves .tools button", has_text=form).click()
+        assert Path(download.value.path()).stat().st_size > 1000
+
+
+def test_the_command_can_be_copied(page: Any) -> None:
+    page.click("text=Copy the command")
+    until(page, "/Copied|Marked/.test(document.querySelector('#settings [role=status]').textContent)")
+    assert page.inner_text("#again").startswith("cat > again.toml <<'END'")
+
+
+def test_without_script_there_is_the_answer_and_the_table(open_page: Callable[..., Any], address: str) -> None:
+    page = open_page(address, wait="", java_script_enabled=False)
+    assert "seeds say nothing" in page.inner_text("#static .answer")
+    assert EVIL in page.inner_text("#static table >> nth=0")
+    assert page.locator("#static table").count() == 2
+
+
+def test_what_is_broken_is_named_and_the_rest_stands(
+    open_page: Callable[..., Any], compared: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "runs"
+    shutil.copytree(compared, copy)
+    (copy / "fedavg" / "seed-0" / "rounds.jsonl").write_text('{"round": 1}\nnonsense\n{"round": 2}\n')
+    (copy / "fedavg" / "seed-1" / "config.toml").write_text("= what")
+    page = open_page(write_page(copy, to=tmp_path / "report.html"))
+    told = page.inner_text("#troubles")
+    assert "rounds.jsonl is broken: line 2" in told
+    assert "config.toml is broken" in told
+    assert page.locator(".results tbody tr").count() == 3
+    assert "2 unfinished" in column(page, 2)[0]
+
+
+def test_a_sweep_of_three_axes(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    variants = grid({"algorithm.mu": [0.01, 1.0], "local.lr": [0.01, 0.1], "local.momentum": [0.0, 0.5]})
+    folder = study_folder(tmp_path / "sweep", variants, (0,))
+    page = open_page(write_page(folder, to=tmp_path / "report.html"))
+    page.locator("#sweep").scroll_into_view_if_needed()
+    page.wait_for_selector("#sweep .hm")
+    cells = "document.querySelector('#sweep .plot').data[0].text.flat()"
+    shown = page.evaluate(cells)
+    assert len(shown) == 4
+    assert all(re.fullmatch(r"\d+\.\d", text) for text in shown)
+    assert page.locator("#sweep select").count() == 3
+    page.select_option("#sweep label:has-text('Across') select", "algorithm.mu")
+    until(page, "document.querySelector('#sweep .xtitle').textContent === 'algorithm.mu'")
+    held = page.locator("#sweep select").nth(2)
+    before = page.evaluate(cells)
+    held.select_option(index=0)
+    first = page.evaluate(cells)
+    page.locator("#sweep select").nth(2).select_option(index=1)
+    until(page, f"JSON.stringify({cells}) !== '{json.dumps(first, separators=(',', ':'))}'")
+    assert before in (first, page.evaluate(cells))
+
+
+def test_what_went_wrong_is_told(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    """A run that diverged, one that was taken up again, and one whose client was left out."""
+    wild = {"algorithm.name": "fedavg", "local.lr": 1e38}
+    folder = study_folder(tmp_path / "runs", {"calm": {"algorithm.name": "fedavg"}, "wild": wild}, (0,))
+    resumed = folder / "calm" / "seed-0"
+    (resumed / "resumes.jsonl").write_text('{"after_round": 2, "when": "2026-01-01", "notes": ["torch <1> is new"]}\n')
+    lines = [json.loads(line) for line in (resumed / "rounds.jsonl").read_text().splitlines()]
+    for line in lines[1:]:
+        line["lost"] = [{"client": 3, "why": "its model is not finite"}]
+    (resumed / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = open_page(write_page(folder, to=tmp_path / "report.html"))
+    assert "1 run of wild diverged and is in no mean." in page.inner_text("#answer")
+    told = [row.all_inner_texts() for row in (r.locator("th, td") for r in page.locator("#events tbody tr").all())]
+    assert ["calm, seed 0", "taken up again after round 2", "2026-01-01; torch <1> is new"] in told
+    assert ["calm, seed 0", "client 3 left out in 3 rounds (2 to 4)", "its model is not finite"] in told
+    assert any(row[0] == "wild, seed 0" and row[1].startswith("diverged after round") for row in told)
+    assert "1 diverged" in page.inner_text(".results")

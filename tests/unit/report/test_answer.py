@@ -1,0 +1,76 @@
+"""The answer says what the seeds can tell, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from written_folders import write_study
+
+from fedgg.report.answer import answer
+from fedgg.report.compare import compare
+from fedgg.report.folders import read_study
+
+BASE = [0.80, 0.81, 0.79]
+
+
+def said(
+    tmp_path: Path,
+    finals: Mapping[str, Sequence[float | None]],
+    statuses: Mapping[tuple[str, int], str | None] | None = None,
+) -> str:
+    curves = {label: [None if f is None else [f / 2, f] for f in by_seed] for label, by_seed in finals.items()}
+    study = read_study(write_study(tmp_path / "s", curves, reference=next(iter(finals)), statuses=statuses))
+    found = answer(study, compare(study))
+    return f"{found.said} {found.method}".strip()
+
+
+def test_what_seeds_can_tell(tmp_path: Path) -> None:
+    text = said(tmp_path, {"FedAvg": BASE, "SCAFFOLD": [0.85, 0.86, 0.85], "FedGG, text": [0.80, 0.80, 0.80]})
+    assert "SCAFFOLD is 5.3 ± 1.4 points above FedAvg" in text
+    assert "“FedGG, text” cannot be told from FedAvg" in text
+    assert "over 3 seeds, paired by seed" in text
+    assert "95 % confidence interval" in text
+
+
+def test_below_and_perhaps(tmp_path: Path) -> None:
+    text = said(tmp_path, {"A": BASE, "B": [0.70, 0.71, 0.70], "C": [0.86, 0.84, 0.80]})
+    assert "B is 9.7 ± 1.4 points below A" in text
+    assert "C (+3.3 ± 6.3) may differ from A, but so few seeds cannot say" in text
+
+
+def test_two_seeds_say_nothing(tmp_path: Path) -> None:
+    text = said(tmp_path, {"A": BASE[:2], "B": [0.9, 0.9]})
+    assert text.startswith("Against A, B ended at +9.5 points, but 2 seeds say nothing about what others would show.")
+    assert "confidence" not in text
+
+
+def test_one_row(tmp_path: Path) -> None:
+    assert said(tmp_path, {"A": BASE}).startswith("A ends at 80.0 ± 1.0 % test accuracy after 2 rounds. Mean and")
+    alone = said(tmp_path / "alone", {"A": [0.8]})
+    assert "its highest was 80.0 %" in alone
+    assert "One seed says nothing about the spread." in alone
+
+
+def test_many_rows_name_the_best_and_warn(tmp_path: Path) -> None:
+    rows = {f"row {at}": [value + 0.01 * at for value in BASE] for at in range(8)}
+    text = said(tmp_path, rows)
+    assert "row 7 ends highest of 8 rows, at 87.0 ± 1.0 % (3 seeds; picked after the fact" in text
+    assert "and 4 more" in text
+    assert "No correction is made for looking at 7 differences" in text
+
+
+def test_unfinished_and_diverged(tmp_path: Path) -> None:
+    text = said(tmp_path, {"A": BASE, "B": [0.9, 0.9, None]}, {("B", 1): "diverged"})
+    assert text.startswith("So far, with 5 of 6 runs ended: ")
+    assert "1 run of B diverged and is in no mean." in text
+    nothing = said(tmp_path / "n", {"A": [0.1, 0.2]}, {("A", 0): None, ("A", 1): None})
+    assert nothing == "2 of 2 runs have begun; none has finished yet, so there is nothing to conclude."
+    assert said(tmp_path / "d", {"A": [0.1]}, {("A", 0): "diverged"}) == "The run diverged."
+
+
+def test_a_reference_that_is_late(tmp_path: Path) -> None:
+    text = said(tmp_path, {"A": BASE, "B": BASE}, {("A", 0): None, ("A", 1): None, ("A", 2): None})
+    assert "B stands highest, at 80.0 ± 1.0 %; A, which the others are measured against, has no finished run" in text
+    first = said(tmp_path / "first", {"A": BASE, "B": [None, None, None]})
+    assert "A stands highest, at 80.0 ± 1.0 %; no other row has finished with the same seeds yet." in first

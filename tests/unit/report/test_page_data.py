@@ -1,0 +1,162 @@
+"""What the page is given: complete enough to do it again, small enough for a browser."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from written_folders import write_run, write_study
+
+from fedgg.lab.config import Experiment
+from fedgg.lab.study import Study, load_study
+from fedgg.report.again import command_again
+from fedgg.report.document import as_json
+from fedgg.report.folders import RunRecord, StudyRecord, read_run
+from fedgg.report.gathering import Gathering, Group
+from fedgg.report.page_data import about, group_data, runs_data, title
+from fedgg.report.page_runs import CLIENTS, MOMENTS, clients_data, run_data, split_data
+from fedgg.report.report_page import report_html
+
+
+def record(rounds: list[dict[str, Any]], **more: Any) -> RunRecord:
+    return RunRecord(Path("run"), {"seed": 0}, rounds, None, {"status": "finished"}, **more)
+
+
+def study_of(study: Study) -> StudyRecord:
+    """As if every run of it had been started."""
+    runs = {
+        label: {
+            seed: RunRecord(Path(label), tomllib.loads(study.experiment(label, seed).to_toml()), [], None, None)
+            for seed in study.seeds
+        }
+        for label in study.variants
+    }
+    return StudyRecord(Path(), tuple(runs), study.seeds, study.reference, runs)
+
+
+def test_the_command_makes_the_same_runs(tmp_path: Path) -> None:
+    variants: dict[str, dict[str, Any]] = {
+        "FedAvg": {"algorithm.name": "fedavg"},
+        'odd "name" \\ END\nEND': {"algorithm.name": "fedgg", "algorithm.mu": 0.1, "local.lr": 0.5},
+        "SCAFFOLD": {"algorithm.name": "scaffold", "server.cohort": 3},
+    }
+    asked = Study(Experiment(rounds=7, split={"beta": 0.25}), variants, (3, 1), "SCAFFOLD")
+    command = command_again(study_of(asked))
+    assert command is not None
+    first, *document, last, call = command.split("\n")
+    assert (first, last, call) == ("cat > again.toml <<'END'", "END", "fedgg compare again.toml")
+    assert "END" not in document
+    file = tmp_path / "again.toml"
+    file.write_text("\n".join(document))
+    again = load_study(file)
+    assert (again.seeds, again.reference, list(again.variants)) == (asked.seeds, asked.reference, list(variants))
+    assert again.hash() == asked.hash()
+
+
+def test_one_row_again(tmp_path: Path) -> None:
+    asked = Study(Experiment(), {"only": {"algorithm.name": "fedprox"}}, (0,), "only")
+    command = command_again(study_of(asked))
+    assert command is not None
+    (tmp_path / "again.toml").write_text("\n".join(command.split("\n")[1:-2]))
+    assert load_study(tmp_path / "again.toml").hash() == asked.hash()
+
+
+def test_what_came_from_python_has_no_command() -> None:
+    config = {"model": {"name": "python:Net"}, "seed": 0}
+    runs = {"a": {0: RunRecord(Path(), config, [], None, None)}}
+    assert command_again(StudyRecord(Path(), ("a",), (0,), "a", runs)) is None
+
+
+def test_clients_are_no_more_than_a_screen_shows() -> None:
+    lines = [
+        {
+            "round": number,
+            "clients": [{"client": c, "examples": c, "loss": float(c)} for c in range(number % 2, 2000, 2)],
+            "holdout_accuracy_by_client": {str(c): c / 2000 for c in range(2000)},
+        }
+        for number in (1, 2)
+    ]
+    told = clients_data(record(lines))
+    assert told is not None
+    assert told["of"] == 2000
+    assert len(told["client"]) == len(told["loss"]) == len(told["holdout"]) == CLIENTS
+    assert told["client"][0] == 0  # the worst is always among them
+    assert told["history"] is None
+    split = split_data({"counts": [[c, 1] for c in range(2000)], "classes": ["a", "b"], "hash": "h"})
+    assert split is not None
+    assert len(split["counts"]) == CLIENTS
+    assert split["of"] == 2000
+
+
+def test_a_clients_way_is_thinned() -> None:
+    lines = [
+        {"round": n, "clients": [{"client": 1, "loss": 1 / n}], "holdout_accuracy_by_client": {"1": 0.5}}
+        for n in range(1, 201)
+    ]
+    told = clients_data(record(lines))
+    assert told is not None
+    assert len(told["history"]["round"]) == len(told["history"]["loss"][0]) == MOMENTS
+    assert (told["history"]["round"][0], told["history"]["round"][-1]) == (1, 200)
+    assert told["rounds"] == [200]
+
+
+def test_runs_without_much() -> None:
+    told = run_data(record([]), "a", 0)
+    assert told["round"] == []
+    assert told["clients"] is None
+    json.loads(as_json(told))
+
+
+def test_lost_clients_and_resumes_are_told() -> None:
+    lines = [{"round": 1, "lost": [{"client": 4, "why": "not finite"}] * 300}]
+    told = run_data(record(lines, resumes=({"after_round": 0},)), "a", 0)
+    assert told["lost"][0] == {"round": 1, "client": 4, "why": "not finite"}
+    assert (len(told["lost"]), told["lost_of"]) == (200, 300)
+    assert told["resumes"] == [{"after_round": 0}]
+
+
+def test_titles() -> None:
+    variants = {"A": {"algorithm.name": "fedavg"}, "B, c": {"algorithm.name": "fedgg"}}
+    group = Group(study_of(Study(Experiment(), variants, (0, 1), "A")))
+    assert title(group) == "A and “B, c” on digits"
+    assert about(group.study).startswith("digits, 10 clients, dirichlet 0.5, mlp, 100 rounds, 5 local epochs")
+    swept = {f"mu={mu}": {"algorithm.mu": mu} for mu in (0.1, 1.0)}
+    assert title(Group(study_of(Study(Experiment(), swept, (0,), "mu=0.1")))) == "Sweep over mu on digits"
+
+
+def test_a_large_sweep_fits(tmp_path: Path) -> None:
+    """48 runs of 100 rounds and 10 clients, all numbers told: under 8 MB with the charts' own code."""
+    clients = [{"client": c, "examples": 100, "steps": 5, "loss": 0.123456, "cosine": 0.1} for c in range(10)]
+    numbers = dict.fromkeys(("test_accuracy", "test_loss", "holdout_accuracy", "train_loss"), 0.12345678)
+    readings = dict.fromkeys(("cosine", "weight", "drift", "step"), 0.123456789)
+    rest = {"bytes_up": 123456, "bytes_down": 123456, "seconds": {"train": 0.123456, "aggregate": 0.01}, "lost": []}
+    own = {"holdout_accuracy_by_client": {str(c): 0.123456789 for c in range(10)}, "clients": clients}
+    labels = [f"mu={at}" for at in range(16)]
+    runs = {label: {str(s): f"run-{at}/seed-{s}" for s in range(3)} for at, label in enumerate(labels)}
+    for by_seed in runs.values():
+        for place in by_seed.values():
+            folder = write_run(tmp_path / place, [0.1])
+            lines = [{"round": n, **numbers, "readings": readings, **rest, **own} for n in range(1, 101)]
+            (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plan = {"format": 1, "labels": labels, "seeds": [0, 1, 2], "reference": labels[0], "runs": runs}
+    (tmp_path / "study.json").write_text(json.dumps(plan))
+    gathering = Gathering([tmp_path])
+    gathering.look()
+    assert len(report_html(gathering).encode()) < 8_000_000
+
+
+def test_the_page_is_the_same_every_time(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "study", {"A": [[0.1], [0.2]], "B": [[0.3], [0.4]]}, reference="A")
+    pages = []
+    for _ in range(2):
+        gathering = Gathering([folder])
+        gathering.look()
+        pages.append(report_html(gathering, {"paper.html": "The paper"}))
+    assert pages[0] == pages[1]
+    assert '<a href="paper.html">The paper</a>' in pages[0]
+    (group,) = gathering.groups
+    assert group_data(group)["rows"][1]["against_reference"]["verdict"] == "too few seeds"
+    assert {run["seed"] for run in runs_data(group)} == {0, 1}
+    assert read_run(folder / "run-0" / "seed-0").status == "finished"
