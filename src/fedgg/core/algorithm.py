@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from fedgg.core.net import Forward
+from fedgg.core.forward import Forward
 from fedgg.core.plan import Work
 from fedgg.core.probe import Probe
 from fedgg.core.rows import Rows, dot, weighted_sum

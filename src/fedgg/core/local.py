@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch, Site
+from fedgg.core.forward import RowsForward
 from fedgg.core.in_place import walk
 from fedgg.core.masks import DropoutKey, mask_keys
-from fedgg.core.net import Net, RowsForward
+from fedgg.core.net import Net
 from fedgg.core.probe import Probe
 from fedgg.core.rows import Rows, check, each_row
 from fedgg.core.sgd import SGD

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from fedgg.core.net import Net, mean_loss
+from fedgg.core.criterion import mean_loss
+from fedgg.core.net import Net
 from fedgg.core.rows import Rows
 from fedgg.core.squares import examples_at_once, layers_of, sums_of_squares
 

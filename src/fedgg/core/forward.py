@@ -1,0 +1,136 @@
+"""A model as a round sees it: a function of rows, with that round's statistics, dropout masks and ways to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedgg.core.criterion import cross_entropy, mean_loss
+from fedgg.core.layout import Layout
+from fedgg.core.masks import CountedMasks
+from fedgg.core.rows import Rows
+
+if TYPE_CHECKING:
+    from fedgg.core.net import Net
+
+
+class RowsForward(Protocol):
+    """All rows at once, by an engine's own means."""
+
+    def __call__(self, w: Tensor, x: Tensor, keys: Tensor | None = None, step: Tensor | int = 0) -> Tensor:
+        """Rows `[K, P]`, inputs, keys `[K, 1]` and step of the dropout masks: outputs, differentiable in the rows."""
+
+    def mean_loss(self, outputs: Tensor, y: Tensor, mask: Tensor) -> Tensor | None:
+        """Mean cross entropy over the examples that count, `[K, 1]`; None: nothing quicker than torch's."""
+
+
+@dataclass
+class Forward:
+    """What algorithms see of a model: a function of rows, its layout and its loss. Buffers stay hidden in here."""
+
+    _net: Net
+    _buffers: Rows
+    _train: bool
+    _keys: Tensor | None = None
+    _step: Tensor | int = 0
+    _many: RowsForward | None = None
+    _seen: bool = False
+
+    @property
+    def layout(self) -> Layout:
+        return self._net.layout
+
+    @property
+    def buffers(self) -> Rows:
+        """The rows' statistics, as training has left them."""
+        return self._buffers
+
+    def at_step(self, step: Tensor | int) -> None:
+        """Dropout masks are a function of (seed, round, client, step): say which step comes next, `[K, 1]` or one."""
+        self._step = step
+
+    def __call__(self, w: Tensor, x: Tensor) -> Tensor:
+        self._net.set_mode(self._train)
+        if self._many is not None:
+            return self._many(w, x, self._keys, self._step)
+        return self._forward(w, x)
+
+    def quiet(self, w: Tensor, x: Tensor) -> Tensor:
+        """A look in evaluation mode: no dropout, statistics read but not moved."""
+        self._net.set_mode(False)
+        return self._forward(w, x)
+
+    def seen(self, w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs and representation (what goes into the last layer) of one pass, `[K, B, ...]` each."""
+        return self._apart(replace(self, _many=None, _seen=True)(w, x))
+
+    def representation(self, w: Tensor, x: Tensor) -> Tensor:
+        """What goes into the last layer, in evaluation mode."""
+        return self._apart(replace(self, _seen=True).quiet(w, x))[1]
+
+    def loss(self, w: Tensor, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """Mean supervised loss over the examples that count, `[K, 1]`."""
+        outputs = self(w, x)
+        if self._many is not None and self._net.criterion is cross_entropy:
+            quick = self._many.mean_loss(outputs, y, mask)
+            if quick is not None:
+                return quick
+        return self.judged(outputs, y, mask)
+
+    def judged(self, outputs: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """The same of outputs that are there."""
+        return mean_loss(self._net.criterion, outputs, y, mask)
+
+    def loss_with(self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """The same for one row whose parameters are given one by one, in the layout's order."""
+        net = self._net
+        net.set_mode(self._train)
+        outputs = self._alone(dict(zip(net.layout.names, parameters, strict=True)), x[0], 0)
+        return mean_loss(net.criterion, outputs[None], y, mask)
+
+    def _alone(self, parameters: Mapping[str, Tensor], x: Tensor, k: int) -> Tensor:
+        """Row k by itself, with its own buffers and masks."""
+        net = self._net
+        own = {name: rows[k] for name, rows in self._buffers.items()}
+        if self._keys is None or not net.module.training:
+            return net.call(parameters, own, x, quick=True, seen=self._seen)
+        step = self._step[k] if isinstance(self._step, Tensor) else self._step
+        if net.draws_random_numbers:  # anything random but dropout: torch's generators, set for every step
+            torch.manual_seed(int(self._keys[k] + int(step)) % 2**63)
+        if not net.drops:
+            return net.call(parameters, own, x, quick=True, seen=self._seen)
+        with CountedMasks(self._keys[k], step):
+            return net.call(parameters, own, x, quick=True, seen=self._seen)
+
+    def _forward(self, w: Tensor, x: Tensor) -> Tensor:
+        net = self._net
+        if w.shape[0] > 1 and not (net.draws_random_numbers or net.keeps_statistics):
+            shared = {name: rows[0] for name, rows in self._buffers.items()}
+            if not self._masks_count:
+                return vmap(lambda row, inputs: net.call(net.layout.unflatten(row), shared, inputs, seen=self._seen))(
+                    w, x
+                )
+            steps = torch.as_tensor(self._step, device=w.device).expand(len(w), 1)
+            return vmap(partial(self._masked, shared))(w, x, self._keys, steps)
+        outputs = [self._alone(net.layout.unflatten(w[k]), x[k], k) for k in range(len(w))]
+        return outputs[0][None] if len(outputs) == 1 else torch.stack(outputs)
+
+    @property
+    def _masks_count(self) -> bool:
+        return self._keys is not None and self._net.drops and self._net.module.training
+
+    def _masked(self, shared: Rows, row: Tensor, x: Tensor, key: Tensor, step: Tensor) -> Tensor:
+        net = self._net
+        with CountedMasks(key, step):
+            return net.call(net.layout.unflatten(row), shared, x, seen=self._seen)
+
+    def _apart(self, both: Tensor) -> tuple[Tensor, Tensor]:
+        classes = self._net.module.get_submodule(self._net.head).out_features
+        assert isinstance(classes, int)
+        return both[..., :classes], both[..., classes:]
