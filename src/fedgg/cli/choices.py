@@ -58,9 +58,10 @@ def key_and_value(text: str) -> tuple[str, Any]:
 def parsed(value: str) -> Any:
     """A value as TOML reads it; what TOML cannot read is text."""
     try:
-        return tomllib.loads(f"value = {value}")["value"]
+        read = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return value
+    return value if read != read else read  # no setting is a NaN, and attack.kind may be that word
 
 
 def seeds(text: str) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from fedgg.lab.arithmetic import DTYPES
 from fedgg.lab.choice import EngineName, channels_last, choose, products
 from fedgg.lab.config import Experiment
 from fedgg.lab.holdings import holdings
-from fedgg.lab.parts import build_algorithm, build_model, load_start
+from fedgg.lab.parts import build_algorithm, build_model, check_needs, load_start
 from fedgg.lab.wrapping import NOTHING, Wrappers, wrappers_of
 
 ModelGiven = nn.Module | Callable[..., nn.Module]
@@ -98,11 +98,7 @@ def build(
     split = split_of(experiment, dataset)
     held = holdings(experiment, split)
     sizes = [len(client) for client in held.clients]
-    if algorithm.needs_proxy and not experiment.data.proxy:
-        raise UserError(
-            f"{type(algorithm).__name__} needs examples at the server: set data.proxy, for instance to 100; "
-            f"they are taken out of the clients' training examples"
-        )
+    check_needs(algorithm, experiment)
     work = algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
     notices = _check_batches(experiment, work, sizes)
     feed = Feed.of(

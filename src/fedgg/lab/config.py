@@ -190,7 +190,7 @@ class Experiment(Section):
         """The first few settings in which the paths of two experiments differ, for people."""
         mine, theirs = (flat(_without_none(e._path())) for e in (self, other))
         keys = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
-        shown = ", ".join(f"{key} = {mine.get(key)} there, {theirs.get(key)} here" for key in keys[:3])
+        shown = ", ".join(f"{key} = {mine.get(key, 'off')} there, {theirs.get(key, 'off')} here" for key in keys[:3])
         return shown + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
 
     def to_toml(self) -> str:

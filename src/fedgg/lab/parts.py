@@ -19,6 +19,7 @@ from fedgg.core.seeds import torch_stream
 from fedgg.engines.strangers import read_module
 from fedgg.errors import UserError
 from fedgg.lab.complaints import nearest
+from fedgg.lab.config import Experiment
 from fedgg.models import MODELS
 
 
@@ -105,6 +106,15 @@ def _check_setting(key: str, value: Any, kind: Any) -> None:
         not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf")
     ):
         raise UserError(f"{key} = {value!r}: must be a number, zero or more")
+
+
+def check_needs(algorithm: Algorithm, experiment: Experiment) -> None:
+    """Complain about an experiment that lacks what its algorithm cannot do without."""
+    if algorithm.needs_proxy and not experiment.data.proxy:
+        raise UserError(
+            f"{type(algorithm).__name__} needs examples at the server: set data.proxy, for instance to 100; "
+            f"they are taken out of the clients' training examples"
+        )
 
 
 def build_model(

@@ -18,6 +18,7 @@ from fedgg.core.rows import Rows
 from fedgg.core.server import Lost
 from fedgg.engines import Engine, Loop, RoundJob, Stacked, Streams
 from fedgg.engines.job import Look, Scorer, score_here
+from fedgg.errors import UserError
 from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import DataGiven, Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
@@ -222,15 +223,25 @@ def _open(store: Store | None, federation: Federation, watcher: Watcher) -> tupl
         store.create(federation)
         return begin(federation), []
     changed = store.check_same(federation)
-    store.update(federation.experiment)
     state, refused = store.latest(federation.experiment, federation.net.start.device)
+    state = state or begin(federation)
+    _refuse_a_broken_limit(federation, state.rounds_done)  # before the folder claims it
+    store.update(federation.experiment)
     for sentence in [*changed, *refused]:
         watcher.notice(sentence)
-    state = state or begin(federation)
     rounds = store.cut_history(state.rounds_done)
     if store.summary() is None:
         store.note_resume(state.rounds_done, [*changed, *refused])
     return state, rounds
+
+
+def _refuse_a_broken_limit(federation: Federation, rounds_done: int) -> None:
+    budget = federation.wrappers.budget
+    if budget is not None and budget.limit is not None and budget.epsilon(rounds_done) > budget.limit:
+        raise UserError(
+            f"this run has spent epsilon {budget.epsilon(rounds_done):.2f} in {rounds_done} rounds, more than "
+            f"privacy.epsilon_limit = {budget.limit:g}: what is spent cannot be taken back; give a larger limit"
+        )
 
 
 def _says(known: dict[str, Any] | None, summary: dict[str, Any]) -> bool:

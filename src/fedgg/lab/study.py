@@ -14,7 +14,7 @@ from fedgg.errors import UserError
 from fedgg.lab.config import Experiment, flat, read_toml
 from fedgg.lab.files import write_json, writing_to
 from fedgg.lab.jobs import Job, Tell
-from fedgg.lab.parts import build_algorithm
+from fedgg.lab.parts import build_algorithm, check_needs
 from fedgg.lab.run_all import run_all
 from fedgg.lab.store import Store
 
@@ -42,8 +42,9 @@ class Study:
             if folders.count(folder) > 1:
                 raise UserError(f"two variants would share the folder {folder!r}: give them different labels")
         for label, seed in itertools.product(self.variants, self.seeds):
-            algorithm = self.experiment(label, seed).algorithm
-            build_algorithm(algorithm.name, algorithm.settings)  # all mistakes before the first run
+            experiment = self.experiment(label, seed)
+            algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
+            check_needs(algorithm, experiment)  # all mistakes before the first run
 
     def experiment(self, label: str, seed: int) -> Experiment:
         return self.base.changed({**self.variants[label], "name": label, "seed": seed})

@@ -10,6 +10,7 @@ from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.sections import Robust
 from fedgg.wrappers import Attack, Budget, ClientPrivacy, CoordinateMedian, NormClip, TrimmedMean
+from fedgg.wrappers.robust import cut_off
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,11 @@ def wrappers_of(experiment: Experiment, net: Net, population: int, cohort: int) 
     collector, attackers, budget, notices = PLAIN, None, None, list[str]()
     if attack is not None:
         attackers = Attack.draw(attack.kind, attack.scale, attack.clients, experiment.split.clients, experiment.seed)
-        notices.append(f"attack: {attack.kind} by client {', '.join(map(str, sorted(attackers.clients)))}")
+        several = "s" if attack.clients > 1 else ""
+        notices.append(f"attack: {attack.kind} by client{several} {', '.join(map(str, sorted(attackers.clients)))}")
     if robust is not None:
         collector = _rule(robust)
+        notices += _too_weak(robust, attack.clients if attack else 0, cohort)
         if net.keeps_statistics:
             notices.append(
                 f"robust.rule = {robust.rule!r} covers the updates, not batch statistics, which are averaged as ever: "
@@ -44,6 +47,15 @@ def wrappers_of(experiment: Experiment, net: Net, population: int, cohort: int) 
         budget = Budget(population, cohort, privacy.noise, privacy.delta, privacy.epsilon_limit)
         notices += _about(budget, experiment.rounds)
     return Wrappers(collector, attackers, budget), notices
+
+
+def _too_weak(robust: Robust, attackers: int, cohort: int) -> list[str]:
+    """What a rule cannot withstand, whoever is drawn."""
+    if robust.rule == "trimmed_mean" and cut_off(robust.trim or 0.0, cohort) == 0:
+        return [f"robust.trim = {robust.trim:g} of {cohort} clients cuts nobody off: this is a plain mean"]
+    if robust.rule != "norm_clip" and 2 * attackers >= cohort:
+        return [f"{attackers} attackers may be half of a cohort of {cohort}: no rule holds against a majority"]
+    return []
 
 
 def _rule(robust: Robust) -> Collector:

@@ -39,7 +39,7 @@ def _nothing_yet(study: StudyRecord) -> str:
     of = len(study.labels) * len(study.seeds)
     if diverged == of:
         return "The run diverged." if of == 1 else f"All {of} runs diverged."
-    if any(record.status == "finished" for record in records):
+    if any(record.complete for record in records):
         return "No finished run was ever evaluated on the test set, so there is no accuracy to tell."
     begun = (
         f"{len(records)} of {of} runs have begun" if of > 1 else f"The run has {'begun' if records else 'not begun'}"
@@ -49,7 +49,7 @@ def _nothing_yet(study: StudyRecord) -> str:
 
 def _so_far(study: StudyRecord) -> str:
     of = len(study.labels) * len(study.seeds)
-    ended = sum(run.status in ("finished", "diverged") for by_seed in study.runs.values() for run in by_seed.values())
+    ended = sum(run.complete or run.status == "diverged" for by_seed in study.runs.values() for run in by_seed.values())
     return "" if ended == of else f"So far, with {ended} of {of} runs ended: "
 
 

@@ -200,7 +200,7 @@ def _against(label: str, other: str, finals: dict[str, dict[int, float]]) -> Pai
 
 
 def _finished_curves(runs: dict[int, RunRecord]) -> dict[int, Curve]:
-    finished = {seed: run for seed, run in runs.items() if run.status in ("finished", "spent")}
+    finished = {seed: run for seed, run in runs.items() if run.complete}
     curves = {seed: Curve(*run.accuracy(), run.megabytes(), run.megabytes(("up",))) for seed, run in finished.items()}
     return {seed: curve for seed, curve in curves.items() if len(curve.rounds)}
 

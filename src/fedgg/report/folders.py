@@ -39,6 +39,11 @@ class RunRecord:
         """What the summary says ("finished", "diverged", "spent", "stopped"), and "running" until there is one."""
         return "running" if self.summary is None else str(self.summary.get("status", "running"))
 
+    @property
+    def complete(self) -> bool:
+        """Whether it has got as far as it was meant to: all rounds, or all that its privacy budget allows."""
+        return self.status in ("finished", "spent")
+
     def split_title(self) -> str:
         """How the data were split, in a few words."""
         split = self.config.get("split", {})

@@ -126,7 +126,7 @@ def _map(axes: Axes, grid: list[list[Spread | None]]) -> None:
 
 
 def _reading(axes: Axes, study: StudyRecord, label: str, at: int, name: str) -> bool:
-    ended = [run for run in study.runs[label].values() if run.status == "finished"]
+    ended = [run for run in study.runs[label].values() if run.complete]
     curves = [dict(zip(*map(np.ndarray.tolist, run.reading(name)), strict=True)) for run in ended]
     curves = [curve for curve in curves if curve]
     shared = sorted(set.intersection(*map(set, curves))) if curves else []
@@ -145,5 +145,5 @@ def _line(at: int) -> dict[str, Any]:
 
 
 def _final(runs: list[RunRecord]) -> Spread | None:
-    curves = [run.accuracy()[1] for run in runs if run.status == "finished"]
+    curves = [run.accuracy()[1] for run in runs if run.complete]
     return spread([float(curve[-1]) for curve in curves if len(curve)])

@@ -113,7 +113,7 @@ def _shared(records: list[RunRecord]) -> dict[str, Any]:
 
 
 def _row(row: Row, study: StudyRecord) -> Data:
-    ended = [run for run in study.runs[row.label].values() if run.status == "finished"]
+    ended = [run for run in study.runs[row.label].values() if run.complete]
     worst = [min(own.values()) for run in ended if (own := _last_kept(run))]
     return {
         **asdict(row),

@@ -131,7 +131,7 @@ def _accuracy_notes(comparison: Comparison) -> tuple[str, ...]:
     rule = (
         "± is the sample standard deviation over seeds. Differences are in percentage points, paired by seed, with the "
         "half width of their 95 % confidence interval (Student's t). ↑ ↓: beyond it. (↑) (↓): beyond the spread only, "
-        "so more seeds are needed to say. ≈: within the spread, not distinguishable."
+        "so more seeds are needed to say. ≈: within the spread, not distinguishable. 1 seed, 2 seeds: too few to tell."
     )
     alike = [
         row.label

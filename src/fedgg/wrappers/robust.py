@@ -40,7 +40,7 @@ class TrimmedMean(Collector):
 
     def collect(self, sent: Sent) -> tuple[Rows, Tensor]:
         clients = len(sent.share)
-        cut = int(self.trim * clients + 1e-9)  # 0.29 of 100 is 29, though not in binary
+        cut = cut_off(self.trim, clients)
         trimmed = {
             name: rows.sort(dim=0).values[cut : clients - cut].mean(0, keepdim=True) for name, rows in sent.up.items()
         }
@@ -66,6 +66,11 @@ class NormClip(Collector):
     def _shortened(self, rows: Tensor) -> Tensor:
         length = lengths([rows])
         return rows * within(median(length) if self.clip is None else self.clip, length).to(rows.dtype)
+
+
+def cut_off(trim: float, clients: int) -> int:
+    """How many go at either end."""
+    return int(trim * clients + 1e-9)  # 0.29 of 100 is 29, though not in binary
 
 
 def median(rows: Tensor) -> Tensor:

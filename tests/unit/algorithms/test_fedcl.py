@@ -32,6 +32,7 @@ from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.runner import run
 from fedgg.lab.state import begin, play_round
+from fedgg.lab.study import Study
 
 LAM = 2.0  # moves the model about as much as the data do
 SMALL = Experiment(
@@ -136,6 +137,9 @@ def test_small_clients_give_nothing_away() -> None:
 def test_without_a_proxy_set_it_is_refused() -> None:
     with pytest.raises(UserError, match=r"FedCL needs examples at the server: set data\.proxy"):
         build(SMALL.changed({"data.proxy": 0}))
+    variants = {"FedAvg": {"algorithm": {"name": "fedavg"}}, "FedCL": {"algorithm": {"name": "fedcl"}}}
+    with pytest.raises(UserError, match=r"set data\.proxy"):  # before any of a study's runs begins
+        Study(Experiment(), variants, (0,), "FedAvg")
 
 
 def test_a_run_says_which_examples_the_server_had_and_resumes(tmp_path: Path) -> None:

@@ -202,6 +202,23 @@ def test_a_run_stops_before_its_limit_and_goes_on_under_a_larger_one(tmp_path: P
         assert torch.equal(further.weights[key], tensor)
     with pytest.raises(UserError, match="allows no round: the first one spends"):
         run(private.changed({"privacy.epsilon_limit": whole.rounds[0]["epsilon"] / 2}))
+    before = (tmp_path / "config.toml").read_text()
+    with pytest.raises(UserError, match="what is spent cannot be taken back"):
+        run(limited, out=tmp_path)
+    assert (tmp_path / "config.toml").read_text() == before, "the folder claims no limit that it has broken"
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"robust.rule": "trimmed_mean", "robust.trim": 0.2}, "cuts nobody off"),
+        ({"robust.rule": "median", "attack.kind": "noise", "attack.clients": 2}, "no rule holds against a majority"),
+    ],
+)
+def test_a_rule_that_cannot_hold_is_named(changes: dict[str, Any], word: str) -> None:
+    assert any(word in notice for notice in build(BASE.changed(changes)).notices)
+    enough = BASE.changed({"robust.rule": "trimmed_mean", "robust.trim": 0.25, "attack.kind": "noise"})
+    assert not any(word in notice for notice in build(enough).notices)
 
 
 # What does not go together --------------------------------------------------------------------------------------------

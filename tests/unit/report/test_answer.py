@@ -69,6 +69,11 @@ def test_unfinished_and_diverged(tmp_path: Path) -> None:
     assert said(tmp_path / "d", {"A": [0.1]}, {("A", 0): "diverged"}) == "The run diverged."
 
 
+def test_a_run_whose_privacy_budget_is_spent_has_ended(tmp_path: Path) -> None:
+    text = said(tmp_path, {"A": BASE}, {("A", 0): "spent", ("A", 1): "spent"})
+    assert text.startswith("A ends at 80.0 ± 1.0 % test accuracy after 2 rounds.")
+
+
 def test_a_reference_that_is_late(tmp_path: Path) -> None:
     text = said(tmp_path, {"A": BASE, "B": BASE}, {("A", 0): None, ("A", 1): None, ("A", 2): None})
     assert "B stands highest, at 80.0 ± 1.0 %; A, which the others are measured against, has no finished run" in text

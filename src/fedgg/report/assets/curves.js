@@ -134,10 +134,10 @@ function targetLine(target, now) {
 function bandWords(view) {
   const { runs, labels } = view.group;
   const words = [];
-  const ended = labels.map((label) => runs.filter((run) => run.label === label && run.status === "finished").length);
+  const ended = labels.map((label) => runs.filter((run) => run.label === label && isComplete(run)).length);
   if (Math.max(...ended) > 1) words.push("Line: mean over seeds; band: lowest to highest.");
   else words.push("One seed, so no band.");
-  if (runs.some((run) => !["finished", "diverged"].includes(run.status))) words.push("Thin: runs under way.");
+  if (runs.some((run) => !isComplete(run) && run.status !== "diverged")) words.push("Thin: runs under way.");
   if (runs.some((run) => run.status === "diverged")) words.push("Diverged runs are left out.");
   return words.join(" ");
 }

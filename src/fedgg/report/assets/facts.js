@@ -40,7 +40,8 @@ function events(group) {
   for (const run of group.runs) {
     const name = `${run.label}, seed ${run.seed}`;
     if (run.status === "diverged") found.push([name, `diverged after round ${run.round.at(-1) ?? 0}`, run.why ?? ""]);
-    if (!["finished", "diverged"].includes(run.status))
+    if (run.status === "spent") found.push([name, `stopped after round ${run.round.at(-1) ?? 0}`, run.why ?? ""]);
+    if (!isComplete(run) && run.status !== "diverged")
       found.push([name, `under way: round ${run.round.at(-1) ?? 0} of ${run.asked ?? "?"}`, ""]);
     for (const resume of run.resumes) {
       const notes = Array.isArray(resume.notes) ? resume.notes.join("; ") : "";

@@ -62,21 +62,26 @@ function together(curves) {
     });
 }
 
+/** Whether a run has got as far as it was meant to: all rounds, or all that its privacy budget allows. */
+function isComplete(run) {
+  return run.status === "finished" || run.status === "spent";
+}
+
 /** For each label: one curve over its finished seeds, and the single curves of those under way. */
 function linesOf(group, values, window = 1) {
   return group.labels.map((label, position) => {
     const runs = group.runs.filter((run) => run.label === label && run.status !== "diverged");
     const curve = (run) => smoothed(points(run, values(run)), window);
-    const ended = runs.filter((run) => run.status === "finished").map(curve);
-    return { label, position, main: together(ended), open: runs.filter((run) => run.status !== "finished").map(curve) };
+    const ended = runs.filter(isComplete).map(curve);
+    return { label, position, main: together(ended), open: runs.filter((run) => !isComplete(run)).map(curve) };
   });
 }
 
 /** When the seeds of a label first reach a target: means over those that do, of those that could. */
 function reaches(group, label, key, target, window) {
-  const runs = group.runs.filter((run) => run.label === label && ["finished", "diverged"].includes(run.status));
+  const runs = group.runs.filter((run) => run.label === label && (isComplete(run) || run.status === "diverged"));
   const hits = runs
-    .filter((run) => run.status === "finished")
+    .filter(isComplete)
     .map((run) => smoothed(points(run, run[key]), window).find((point) => point.value >= target))
     .filter(Boolean);
   const over = (name) => (hits.length ? mean(hits.map((hit) => hit[name])) : null);
