@@ -1,0 +1,179 @@
+"""A Flower app of a few lines that runs an experiment: `flwr run DIR` does the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+
+from fedgg.errors import UserError
+from fedgg.lab.config import Experiment
+from fedgg.version import VERSION
+
+LONGEST_NAME = 32  # letters that Flower allows
+SETTINGS: dict[str, str | int | float] = {
+    "out": "",
+    "data": "",
+    "deadline": 600,
+    "wait": 120,
+    "attempts": 3,
+    "min_clients": 1,
+}
+
+SIDE = '''"""{what}: everything else is in experiment.toml beside this file."""
+
+from pathlib import Path
+
+from fedgg.flower import {maker}
+
+app = {maker}(Path(__file__).with_name("experiment.toml"))
+'''
+
+
+@dataclass(frozen=True)
+class AppNames:
+    """What Flower calls the app, and what Python calls its package."""
+
+    project: str
+    package: str
+
+    @classmethod
+    def of(cls, folder: Path) -> AppNames:
+        """From the folder's name; the ending keeps the package from standing before one of the same name."""
+        project = re.sub(r"[^A-Za-z0-9]+", "-", folder.resolve().name).strip("-").lower()
+        project = project if project[:1].isalpha() else f"app-{project}".rstrip("-")
+        project = project[:LONGEST_NAME].rstrip("-")
+        return cls(project, f"{project.removesuffix('-app').replace('-', '_')}_app")
+
+
+def new_app(folder: Path, experiment: Experiment, out: Path) -> AppNames:
+    """Write the app into a folder that is not there yet, or empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is there already: nothing is overwritten; name a folder that is not")
+    return write_app(folder, with_full_paths(experiment), {"out": str(out.absolute())})
+
+
+def write_app(folder: Path, experiment: Experiment, settings: Mapping[str, str | int | float]) -> AppNames:
+    names = AppNames.of(folder)
+    package = folder / names.package
+    package.mkdir(parents=True, exist_ok=True)
+    (folder / "pyproject.toml").write_text(_project(names, SETTINGS | dict(settings)), encoding="utf-8")
+    (folder / "README.md").write_text(_readme(folder, names, experiment), encoding="utf-8")
+    (package / "__init__.py").write_text('"""A Flower app made by `fedgg flower new`."""\n', encoding="utf-8")
+    for name, what in (("client_app", "A client's side"), ("server_app", "The server's side")):
+        (package / f"{name}.py").write_text(SIDE.format(what=what, maker=name), encoding="utf-8")
+    (package / "experiment.toml").write_text(experiment.to_toml(), encoding="utf-8")
+    return names
+
+
+def with_full_paths(experiment: Experiment) -> Experiment:
+    """Files the experiment names are found from wherever Flower starts its processes."""
+    changes: dict[str, str] = {}
+    kind, colon, file = experiment.data.source.partition(":")
+    if kind == "npz" and colon:
+        changes["data.source"] = f"npz:{Path(file).absolute()}"
+    if experiment.model.start is not None:
+        changes["model.start"] = str(Path(experiment.model.start).absolute())
+    both: tuple[tuple[str, str, Mapping[str, object]], ...] = (
+        ("model", experiment.model.name, experiment.model.settings),
+        ("algorithm", experiment.algorithm.name, experiment.algorithm.settings),
+    )
+    for section, name, settings in both:
+        place, colon, kind = name.rpartition(":")
+        if place.endswith(".py"):
+            # Another name drops a section's settings: they are said again.
+            changes[f"{section}.name"] = f"{Path(place).absolute()}:{kind}"
+            changes |= {f"{section}.{key}": value for key, value in settings.items()}  # type: ignore[misc]
+    return experiment.changed(changes) if changes else experiment
+
+
+def _project(names: AppNames, settings: Mapping[str, str | int | float]) -> str:
+    """Every setting that `--run-config` may change must stand here."""
+    return tomli_w.dumps(
+        {
+            "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+            "project": {
+                "name": names.project,
+                "version": "1.0.0",
+                "description": "An experiment of fedgg on Flower",
+                "dependencies": [f"fedgg[flower]>={VERSION}"],
+            },
+            "tool": {
+                "hatch": {"build": {"targets": {"wheel": {"packages": [names.package]}}}},
+                "flwr": {
+                    "app": {
+                        "publisher": "fedgg",
+                        "components": {
+                            "serverapp": f"{names.package}.server_app:app",
+                            "clientapp": f"{names.package}.client_app:app",
+                        },
+                        "config": dict(settings),
+                    }
+                },
+            },
+        }
+    )
+
+
+def _readme(folder: Path, names: AppNames, experiment: Experiment) -> str:
+    clients = experiment.split.clients
+    return f"""# {names.project}
+
+{experiment.algorithm.name} on {experiment.data.source}, {clients} clients, {experiment.rounds} rounds, as
+[{names.package}/experiment.toml]({names.package}/experiment.toml) says. Needs `pip install 'fedgg[flower]'` wherever a
+part of it runs.
+
+## In Flower's simulation
+
+```
+flwr run {folder.name} --stream --federation-config 'num-supernodes={clients} client-resources-num-cpus=1'
+```
+
+The first run starts a SuperLink that stays in the background, with the environment it was started in. It installs what
+the app depends on; `export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1` before that run makes it use what is there.
+
+## A whole federation on this machine
+
+```
+fedgg flower up --clients {clients} {folder.name}/{names.package}/experiment.toml
+```
+
+starts a SuperLink and {clients} SuperNodes, each with its own data, over TLS and with keys made on the spot.
+
+## Against a deployment
+
+Name its SuperLink in `~/.flwr/config.toml` (or `$FLWR_HOME/config.toml`):
+
+```toml
+[superlink.ours]
+address = "superlink.example.org:8000"
+root-certificates = "/path/to/ca.pem"
+```
+
+Each SuperNode says who it is: `--node-config 'client-id=0 data="/its/own/client-0.npz" memory="/its/own/folder"'`. Then
+
+```
+flwr run {folder.name} ours --stream --run-config 'out="/server/runs/one" data="/server/server.npz"'
+```
+
+The paths are those of the machine on which the SuperLink runs. Started again with the same `out`, it goes on after the
+last finished round. fedgg's documentation, "Flower on several machines", has every command.
+
+## Settings of a run
+
+They stand under `[tool.flwr.app.config]` in `pyproject.toml`, and `--run-config` changes them:
+
+| setting | meaning |
+| --- | --- |
+| `out` | the run folder, on the server's machine |
+| `data` | the server's data file; empty: what the experiment names |
+| `deadline` | seconds that clients have for an answer |
+| `wait` | seconds to wait for enough nodes |
+| `attempts` | how often a round with too few answers is repeated before the run stops |
+| `min_clients` | the fewest answers a round may stand on |
+
+`fedgg report OUT` makes a page of the run folder.
+"""

@@ -1,0 +1,76 @@
+"""What is asked of a SuperLink, through Flower's own command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedgg.errors import UserError
+
+CONNECTION = "here"
+TIMEOUT = 60.0  # seconds for one question
+
+
+@dataclass(frozen=True)
+class Control:
+    """The address of a SuperLink, and the environment in which `flwr` finds it."""
+
+    environment: Mapping[str, str]
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str], address: str, authority: Path | None) -> Control:
+        home = Path(environment["FLWR_HOME"])
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        trust = {"insecure": True} if authority is None else {"root-certificates": str(authority)}
+        connections = {"superlink": {"default": CONNECTION, CONNECTION: {"address": address, **trust}}}
+        (home / "config.toml").write_text(tomli_w.dumps(connections), encoding="utf-8")
+        return cls(environment)
+
+    def register(self, public_key: Path, name: str) -> int:
+        """From now on the owner of this key may join; the number Flower gives it."""
+        return int(self._ask("supernode", "register", str(public_key), CONNECTION, "--name", name)["node-id"])
+
+    def unregister(self, node: int) -> None:
+        self._ask("supernode", "unregister", str(node), CONNECTION)
+
+    def submit(self, app: Path, settings: Path) -> int:
+        """Start a run; its number."""
+        return int(self._ask("run", str(app), CONNECTION, "--run-config", str(settings))["run-id"])
+
+    def state(self, run: int) -> tuple[str, str]:
+        """As `running` or `finished:failed`, and what Flower says of it."""
+        told = self._ask("list", CONNECTION, "--run-id", str(run))["runs"][0]
+        return str(told["status"]), str(told.get("status-details") or "")
+
+    def _ask(self, *words: str) -> dict[str, Any]:
+        """Flower prints sentences too; the answer is the JSON object at the end."""
+        command = ["flwr", *words, "--format", "json"]
+        try:
+            done = subprocess.run(
+                command,
+                env=dict(self.environment),
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT,
+                start_new_session=True,  # Ctrl-C is ours
+            )
+        except subprocess.TimeoutExpired:
+            raise UserError(f"{' '.join(command)}: no answer within {TIMEOUT:.0f} s") from None
+        said = done.stdout + done.stderr
+        start = done.stdout.find("{")
+        answer = None
+        if start >= 0:
+            try:
+                answer = json.loads(done.stdout[start:])
+            except ValueError:
+                answer = None
+        if done.returncode != 0 or not isinstance(answer, dict) or answer.get("success") is False:
+            reason = (answer or {}).get("error-message") if isinstance(answer, dict) else None
+            raise UserError(f"{' '.join(command)}: {' '.join(str(reason or said).split())}")
+        return answer

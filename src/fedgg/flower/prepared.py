@@ -1,0 +1,62 @@
+"""Everything a federation on one machine needs on disk before its processes start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import tomli_w
+
+from fedgg.errors import UserError
+from fedgg.flower.app_folder import write_app
+from fedgg.flower.certificates import make_certificates
+from fedgg.flower.places import Places
+from fedgg.flower.ports import Listening
+from fedgg.lab.config import Experiment
+from fedgg.lab.files import writing_to
+from fedgg.lab.store import Store
+
+
+def prepare(
+    places: Places, experiment: Experiment, listening: Listening, settings: dict[str, int | float], data: Path | None
+) -> None:
+    """Data in the hands of their owners, the app, its settings; certificates anew each time."""
+    clients = experiment.split.clients
+    with writing_to(places.out):
+        if not Store(places.out).holds_a_run():
+            shutil.rmtree(places.nodes, ignore_errors=True)  # data and memories of a run that never began
+            places.server_data.unlink(missing_ok=True)
+        places.make(clients)
+        places.forget_the_last_time()
+        if not places.complete(clients):
+            _hand_out(places, experiment, data)
+        if listening.tls:
+            make_certificates(places.certificates.key.parent, listening.names)
+        write_app(places.app, experiment, {})
+        whole = {"out": str(places.out), "data": str(places.server_data), **settings}
+        places.run_settings.write_text(tomli_w.dumps(whole), encoding="utf-8")
+        for client in range(clients):
+            place = places.node(client)
+            place.memory.mkdir(mode=0o700, exist_ok=True)
+            if listening.tls:
+                shutil.copyfile(places.certificates.authority, place.authority)
+            own = {"client-id": client, "data": str(place.data), "memory": str(place.memory)}
+            place.settings.write_text(tomli_w.dumps(own), encoding="utf-8")
+
+
+def _hand_out(places: Places, experiment: Experiment, data_folder: Path | None) -> None:
+    """Divide beside the places, then move each file to its owner."""
+    from fedgg.flower import divide
+
+    dividing = places.folder / "dividing"
+    dividing.mkdir(mode=0o700)
+    divide(experiment, dividing, data_folder)
+    owners = {f"client-{client}": places.node(client).data for client in range(experiment.split.clients)}
+    for name, place in {"server": places.server_data, **owners}.items():
+        file = dividing / f"{name}.npz"
+        if not file.is_file():
+            raise UserError(f"{name} got no data: {file} was not written")
+        file.chmod(0o600)
+        os.replace(file, place)
+    shutil.rmtree(dividing)
