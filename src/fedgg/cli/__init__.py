@@ -7,7 +7,7 @@ import sys
 import click
 import typer
 
-from fedgg.cli import bench, data, listing, report, reproduce, run, study
+from fedgg.cli import bench, data, flower, listing, report, reproduce, run, study
 from fedgg.cli.screen import complain
 from fedgg.errors import UserError
 from fedgg.version import VERSION
@@ -32,6 +32,7 @@ app.command("list")(listing.list_parts)
 app.command("check")(listing.check)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
+app.add_typer(flower.app, name="flower")
 
 
 def _version(wanted: bool) -> None:

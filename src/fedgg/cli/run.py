@@ -48,7 +48,7 @@ def run(
     if seed is not None:
         changed["seed"] = seed
     chosen = base.changed(changed)
-    _run(chosen, out or Path("runs") / _folder_name(chosen), data_folder)
+    _run(chosen, out or Path("runs") / folder_name(chosen), data_folder)
 
 
 def resume(
@@ -82,6 +82,11 @@ def resume(
         raise UserError(
             f"{folder} was run with objects from Python: call fedgg.run(..., out={str(folder)!r}) with them again"
         )
+    if (folder / "federation").is_dir():
+        from fedgg.cli.flower import resume_up
+
+        resume_up(experiment, folder, data_folder)
+        return
     _run(experiment, folder, data_folder)
 
 
@@ -114,10 +119,11 @@ def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None
             bar.stop()
             note(f"stopped; go on with: fedgg resume {folder}")
             raise typer.Exit(130) from None
-    _show(finished.summary, folder)
+    show(finished.summary, folder)
 
 
-def _show(summary: dict[str, Any], folder: Path) -> None:
+def show(summary: dict[str, Any], folder: Path) -> None:
+    """How a run ended, with its pictures."""
     _draw(folder)
     if (why := ending(summary)) is not None:
         note(why)
@@ -148,7 +154,8 @@ def _draw(folder: Path) -> None:
         save(curves_figure(record), folder / "curves.png")
 
 
-def _folder_name(experiment: Experiment) -> str:
+def folder_name(experiment: Experiment) -> str:
+    """Where a run lies if nobody says where."""
     from fedgg.lab.study import slug
 
     source = experiment.data.source.rpartition("/")[2]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from pathlib import Path
 
 NEW_MOUNTS, NEW_USER = 0x00020000, 0x10000000  # unshare(2)
 BIND, RECURSIVE, PRIVATE = 4096, 16384, 1 << 18  # mount(2)
@@ -44,7 +45,7 @@ def enter(hidden: str, own: str | None) -> None:
     held = None if own is None else os.open(own, os.O_PATH | os.O_DIRECTORY)
     mount("none", hidden, "tmpfs", 0)
     if own is not None and held is not None:
-        os.makedirs(own, mode=0o700, exist_ok=True)
+        Path(own).mkdir(mode=0o700, parents=True, exist_ok=True)
         mount(f"/proc/self/fd/{held}", own, None, BIND | RECURSIVE)
         os.close(held)
     if user == 0:
@@ -53,8 +54,7 @@ def enter(hidden: str, own: str | None) -> None:
 
 
 def _write(file: str, content: str) -> None:
-    with open(file, "w") as handle:  # noqa: PTH123, this file starts fast
-        handle.write(content)
+    Path(file).write_text(content)
 
 
 def main() -> None:

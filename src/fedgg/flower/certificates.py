@@ -112,4 +112,5 @@ def _named(address: str) -> x509.GeneralName:
 
 
 def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(Encoding.PEM)
+    content: bytes = certificate.public_bytes(Encoding.PEM)
+    return content

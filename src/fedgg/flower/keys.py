@@ -21,7 +21,8 @@ def make_node_key(private: Path, public: Path) -> None:
 
 
 def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    content: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return content
 
 
 def write_private(file: Path, content: bytes) -> None:

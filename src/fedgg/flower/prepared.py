@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -58,5 +57,5 @@ def _hand_out(places: Places, experiment: Experiment, data_folder: Path | None) 
         if not file.is_file():
             raise UserError(f"{name} got no data: {file} was not written")
         file.chmod(0o600)
-        os.replace(file, place)
+        file.replace(place)
     shutil.rmtree(dividing)

@@ -113,6 +113,15 @@ def end(mark: str) -> None:
         library.wait_procs(deaf, timeout=PATIENCE)
 
 
+def is_running(process: Any, program: str) -> bool:
+    """Whether this process is that program, called by its path or through an interpreter."""
+    library = psutil()
+    try:
+        return any(Path(word).name == program for word in process.cmdline()[:3])
+    except (library.Error, OSError):
+        return False  # it ended while we looked
+
+
 @contextmanager
 def watched_over(federation: str) -> Iterator[None]:
     """Whatever happens to this process, even a kill -9: nobody of the federation outlives the block."""

@@ -1,0 +1,147 @@
+"""`fedgg flower new | up`: the same experiments on Flower, as an app or as a federation of processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedgg.cli import choices
+from fedgg.cli.run import folder_name, show
+from fedgg.cli.screen import Heartbeat, news, note, progress, say
+from fedgg.errors import UserError
+
+if TYPE_CHECKING:
+    from fedgg.flower.ports import Listening
+    from fedgg.lab.config import Experiment
+
+app = typer.Typer(
+    help="Run experiments on Flower: write an app, or try a whole federation on this machine.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+ExperimentArgument = Annotated[Path, typer.Argument(help="A TOML file.")]
+
+
+@app.command()
+def new(
+    folder: Annotated[Path, typer.Argument(help="The folder to write; it must not be there yet.")],
+    experiment: ExperimentArgument,
+    settings: choices.SetOption = None,
+    out: choices.OutOption = None,
+) -> None:
+    """Write a Flower app that runs an experiment: in Flower's simulation at once, and against any deployment.
+
+    Examples:
+
+    - `fedgg flower new my-app experiment.toml`
+    - `fedgg flower new my-app experiment.toml --out /srv/runs/first`
+    """
+    _need_flower()
+    from fedgg.flower.app_folder import new_app
+    from fedgg.lab.config import load_experiment
+
+    chosen = load_experiment(experiment).changed(choices.changes(settings=settings))
+    names = new_app(folder, chosen, out or Path("runs") / folder.name)
+    clients = chosen.split.clients
+    say(f"written: {folder / 'pyproject.toml'}, {folder / names.package}, {folder / 'README.md'}")
+    say("run it in Flower's simulation:")
+    say(f"  flwr run {folder} --stream --federation-config 'num-supernodes={clients} client-resources-num-cpus=1'")
+
+
+@app.command()
+def up(
+    experiment: ExperimentArgument,
+    clients: choices.ClientsOption = None,
+    rounds: choices.RoundsOption = None,
+    settings: choices.SetOption = None,
+    deadline: Annotated[float | None, typer.Option(help="Seconds that clients have for an answer.", min=1)] = None,
+    min_clients: Annotated[int | None, typer.Option(help="The fewest answers a round may stand on.", min=1)] = None,
+    data_folder: choices.DataFolderOption = None,
+    out: choices.OutOption = None,
+    host: Annotated[str, typer.Option(help="Where the SuperLink listens.")] = "127.0.0.1",
+    no_tls: Annotated[bool, typer.Option("--no-tls", help="Without encryption.")] = False,
+    no_authentication: Annotated[
+        bool, typer.Option("--no-authentication", help="Let every node join that can reach the SuperLink.")
+    ] = False,
+    insecure_beyond_loopback: Annotated[
+        bool,
+        typer.Option("--insecure-beyond-loopback", help="Allow either of them where other machines can listen."),
+    ] = False,
+) -> None:
+    """Start a whole federation on this machine, run an experiment on it, and take everything down again.
+
+    A SuperLink and a SuperNode for each client, as processes of their own, each with its own data; over TLS, with
+    certificates and keys made on the spot. Who dies is started again. Called again with the same folder it goes on
+    where it stopped, and so does `fedgg resume`.
+
+    Examples:
+
+    - `fedgg flower up --clients 3 experiment.toml`
+    - `fedgg flower up --clients 4 experiment.toml --set algorithm.name=scaffold --out runs/federation`
+    """
+    _need_flower()
+    from fedgg.flower.ports import Listening
+    from fedgg.lab.config import load_experiment
+
+    listening = Listening(host, not no_tls, not (no_authentication or no_tls), insecure_beyond_loopback)
+    changed = choices.changes(clients=clients, rounds=rounds, settings=settings)
+    chosen = load_experiment(experiment).changed(changed)
+    given = {"deadline": deadline, "min_clients": min_clients}
+    run_settings = {key: value for key, value in given.items() if value is not None}
+    run_up(chosen, out or Path("runs") / f"{folder_name(chosen)}-flower", data_folder, listening, run_settings)
+
+
+def resume_up(experiment: Experiment, folder: Path, data_folder: Path | None) -> None:
+    """Go on with a run that was a federation of processes."""
+    _need_flower()
+    from fedgg.flower.ports import Listening
+
+    run_up(experiment, folder, data_folder, Listening(), {})
+
+
+def run_up(
+    experiment: Experiment,
+    folder: Path,
+    data_folder: Path | None,
+    listening: Listening,
+    settings: dict[str, int | float],
+) -> None:
+    from fedgg.flower.federation import up as run_federation
+
+    with progress() as bar:
+        beat = Heartbeat()
+        task = bar.add_task("starting", total=experiment.rounds, news="", within="")
+
+        def tell(kind: str, what: Any) -> None:
+            if kind == "notice":
+                note(what)
+            elif kind == "phase":
+                beat(what)
+                bar.update(task, description=what)
+            else:
+                beat(f"round {what['round']} of {experiment.rounds}: {news(what)}")
+                bar.update(task, completed=what["round"], news=news(what))
+                for gone in what["lost"]:
+                    note(f"round {what['round']}: left out: client {gone['client']}: {gone['why']}")
+
+        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(sign, signal.default_int_handler)  # all of them end it in order
+        try:
+            summary = run_federation(
+                experiment, folder, listening=listening, settings=settings, data_folder=data_folder, tell=tell
+            )
+        except KeyboardInterrupt:
+            bar.stop()
+            note(f"stopped; nobody is left running; go on with: fedgg resume {folder}")
+            raise typer.Exit(130) from None
+    show(summary, folder)
+
+
+def _need_flower() -> None:
+    if importlib.util.find_spec("flwr") is None:
+        raise UserError("this needs Flower: pip install 'fedgg[flower]'")

@@ -1,0 +1,77 @@
+"""Flower's two long-lived processes: the command that starts each, and how to know that it listens."""
+
+from __future__ import annotations
+
+import ssl
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from fedgg.errors import UserError
+from fedgg.flower.places import FLOWER_HOME, Places
+from fedgg.flower.ports import LOOPBACK, Listening
+from fedgg.flower.processes import Part, Running, surroundings, tail
+
+TO_START = 60.0  # seconds for a SuperLink to answer, and for a ServerApp to appear
+
+
+def superlink(word: str, places: Places, listening: Listening, port: int) -> Part:
+    """The server; it sees no node's folder."""
+    files = places.certificates
+    command = [
+        *_cell(places.nodes),
+        *("flower-superlink", "--host", listening.host, "--port", str(port)),
+        *("--database", str(places.database), "--disable-runtime-dependency-installation"),
+    ]
+    if listening.tls:
+        command += ["--ssl-ca-certfile", str(files.authority)]
+        command += ["--ssl-certfile", str(files.certificate), "--ssl-keyfile", str(files.key)]
+    else:
+        command += ["--insecure"]
+    if listening.authentication:
+        command += ["--enable-supernode-auth"]
+    environment = surroundings(places.server / FLOWER_HOME, listening.reached_at)
+    return Part(word, "SuperLink", command, environment, places.server_log)
+
+
+def supernode(word: str, places: Places, listening: Listening, server: str, client: int, port: int) -> Part:
+    """A client; of the run folder it sees its own part alone."""
+    place = places.node(client)
+    command = [
+        *_cell(places.out, place.folder),
+        *("flower-supernode", "--superlink", server, "--host", LOOPBACK, "--port", str(port)),
+        *("--node-config", str(place.settings)),
+    ]
+    command += ["--root-certificates", str(place.authority)] if listening.tls else ["--insecure"]
+    if listening.authentication:
+        command += ["--auth-supernode-private-key", str(place.key)]
+    environment = surroundings(place.home, listening.reached_at)
+    return Part(word, f"client-{client}", command, environment, place.log)
+
+
+def wait_until_it_answers(link: Running, address: str, authority: Path | None) -> None:
+    trust = ssl.create_default_context(cafile=authority) if authority else None
+    secure = [urllib.request.HTTPSHandler(context=trust)] if trust else []
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), *secure)
+    while link.age() < TO_START:
+        if link.ended is not None:
+            raise complaint(link, f"ended with code {link.ended} instead of listening")
+        try:
+            with direct.open(f"{'https' if authority else 'http'}://{address}/health", timeout=2):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise complaint(link, f"does not answer at {address} after {TO_START:.0f} s")
+
+
+def complaint(running: Running, what: str) -> UserError:
+    """Names the process, where its log lies, and how that ends."""
+    log = running.part.log
+    return UserError(f"{running.part.name} {what}; its log {log} ends with: {tail(log)}")
+
+
+def _cell(hidden: Path, own: Path | None = None) -> list[str]:
+    """The words before a command that keep it from reading what is others'."""
+    view = [str(hidden)] if own is None else [str(hidden), str(own)]
+    return [sys.executable, str(Path(__file__).with_name("cell.py")), *view, "--"]
