@@ -27,7 +27,7 @@ from fedgg.flower.keys import make_node_key
 from fedgg.flower.places import Places
 from fedgg.flower.ports import Listening, free_ports
 from fedgg.flower.prepared import prepare
-from fedgg.flower.processes import Running, is_running, start, surroundings, watched_over
+from fedgg.flower.processes import Running, is_running, surroundings, watched_over
 from fedgg.lab.config import Experiment
 
 LOOK_EVERY = 0.3  # seconds between two looks at everybody
@@ -88,7 +88,7 @@ class LocalFederation:
 
     def play(self) -> dict[str, Any]:
         """Until the run has its summary; everybody is gone afterwards, whatever happened."""
-        with watched_over(self.word):
+        with watched_over(self.word) as self.start:
             self.start_link()
             self.tell("phase", f"starting {len(self.nodes)} SuperNodes")
             with ThreadPoolExecutor(ASKED_AT_A_TIME) as pool:
@@ -123,7 +123,7 @@ class LocalFederation:
 
     def start_link(self) -> None:
         self.tell("phase", "starting the SuperLink")
-        self.link = start(superlink(self.word, self.places, self.listening, self.port))
+        self.link = self.start(superlink(self.word, self.places, self.listening, self.port))
         wait_until_it_answers(self.link, self.address, self.authority)
 
     def replace_link(self) -> None:
@@ -173,7 +173,9 @@ class LocalFederation:
     def start_node(self, node: Node) -> None:
         if self.listening.authentication:
             self.give_identity(node)
-        node.running = start(supernode(self.word, self.places, self.listening, self.address, node.client, node.port))
+        node.running = self.start(
+            supernode(self.word, self.places, self.listening, self.address, node.client, node.port)
+        )
 
     def give_identity(self, node: Node) -> None:
         """A new key; the server forgets the old one at once, rather than taking it for alive for a minute."""

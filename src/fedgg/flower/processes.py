@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,7 +73,7 @@ class Running:
         self.process.wait()
 
 
-def start(part: Part) -> Running:
+def _start(part: Part) -> Running:
     """In a session of its own, so that Ctrl-C reaches nobody but us; what it says goes into its log."""
     with part.log.open("ab") as log:
         process = subprocess.Popen(
@@ -101,16 +101,16 @@ def marked(mark: str) -> list[Any]:
 def end(mark: str) -> None:
     """Ask them to leave, then make them, until nobody is left."""
     library = psutil()
-    everyone = marked(mark)
-    for process in everyone:
+    for process in marked(mark):
         with contextlib.suppress(library.Error):
             process.terminate()
-    library.wait_procs(everyone, timeout=PATIENCE)
-    while deaf := marked(mark):
-        for process in deaf:
-            with contextlib.suppress(library.Error):
-                process.kill()
-        library.wait_procs(deaf, timeout=PATIENCE)
+    patience = time.monotonic() + PATIENCE
+    while there := marked(mark):
+        if time.monotonic() > patience:
+            for process in there:
+                with contextlib.suppress(library.Error):
+                    process.kill()
+        time.sleep(0.05)
 
 
 def is_running(process: Any, program: str) -> bool:
@@ -123,8 +123,14 @@ def is_running(process: Any, program: str) -> bool:
 
 
 @contextmanager
-def watched_over(federation: str) -> Iterator[None]:
-    """Whatever happens to this process, even a kill -9: nobody of the federation outlives the block."""
+def watched_over(federation: str) -> Iterator[Callable[[Part], Running]]:
+    """Gives what starts a part. Whatever happens to us, even a kill -9: nobody of the federation outlives the block."""
+    started: list[Running] = []
+
+    def start(part: Part) -> Running:
+        started.append(_start(part))
+        return started[-1]
+
     dog = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("watchdog.py")), MARK, federation],
         stdin=subprocess.PIPE,
@@ -133,9 +139,11 @@ def watched_over(federation: str) -> Iterator[None]:
         start_new_session=True,
     )
     try:
-        yield
+        yield start
     finally:
         end(federation)
+        for running in started:
+            running.process.wait()
         assert dog.stdin is not None
         dog.stdin.close()  # that is what it waits for
         dog.wait()

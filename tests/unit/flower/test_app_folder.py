@@ -1,0 +1,94 @@
+"""The app that `fedgg flower new` writes: Flower accepts it, and nothing of anybody's is overwritten."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr")
+
+from fedgg.cli import app as fedgg_app
+from fedgg.errors import UserError
+from fedgg.flower.app_folder import AppNames, new_app, with_full_paths
+from fedgg.lab.config import Experiment, load_experiment
+
+EXPERIMENT = Experiment(rounds=2, split={"clients": 3}, algorithm={"name": "scaffold"})
+
+
+def test_flower_builds_it_with_the_experiment_inside(tmp_path: Path) -> None:
+    new_app(tmp_path / "my-app", EXPERIMENT, tmp_path / "runs")
+    flwr = Path(sys.executable).with_name("flwr")
+    environment = os.environ | {"FLWR_HOME": str(tmp_path / "home"), "FLWR_TELEMETRY_ENABLED": "0"}
+    environment["FLWR_DISABLE_UPDATE_CHECK"] = "1"
+    built = subprocess.run(
+        [flwr, "build", "--app", "my-app"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    (bundle,) = tmp_path.glob("*.fab")
+    names = zipfile.ZipFile(bundle).namelist()
+    assert {"my_app/client_app.py", "my_app/server_app.py", "my_app/experiment.toml"} <= set(names)
+
+
+def test_it_says_the_experiment_and_every_setting(tmp_path: Path) -> None:
+    names = new_app(tmp_path / "trial", EXPERIMENT, Path("runs/trial"))
+    assert load_experiment(tmp_path / "trial" / names.package / "experiment.toml") == EXPERIMENT
+    project = tomllib.loads((tmp_path / "trial" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert set(project["config"]) == {"out", "data", "deadline", "wait", "attempts", "min_clients"}
+    assert Path(project["config"]["out"]) == Path("runs/trial").absolute()
+    readme = (tmp_path / "trial" / "README.md").read_text()
+    assert "num-supernodes=3" in readme
+    assert all(f"`{key}`" in readme for key in project["config"])
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("years of work")
+    with pytest.raises(UserError, match="mine is there already"):
+        new_app(tmp_path / "mine", EXPERIMENT, tmp_path / "runs")
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "project", "package"),
+    [
+        ("my-app", "my-app", "my_app"),
+        ("Digits run_2", "digits-run-2", "digits_run_2_app"),
+        ("2nd", "app-2nd", "app_2nd_app"),
+        ("torch", "torch", "torch_app"),
+        ("a" * 50, "a" * 32, "a" * 32 + "_app"),
+    ],
+)
+def test_names_that_flower_and_python_accept(folder: str, project: str, package: str) -> None:
+    assert AppNames.of(Path(folder)) == AppNames(project, package)
+
+
+def test_files_are_found_from_everywhere() -> None:
+    named = Experiment(
+        data={"source": "npz:mine.npz"},
+        model={"name": "nets.py:Mine", "width": 3, "start": "first.safetensors"},
+        algorithm={"name": "rules.py:Own", "mu": 0.5},
+    )
+    here, full = Path.cwd(), with_full_paths(named)
+    assert full.data.source == f"npz:{here / 'mine.npz'}"
+    assert full.model.name == f"{here / 'nets.py'}:Mine"
+    assert full.model.settings == {"width": 3}
+    assert full.model.start == str(here / "first.safetensors")
+    assert full.algorithm.name == f"{here / 'rules.py'}:Own"
+    assert full.algorithm.settings == {"mu": 0.5}
+    assert with_full_paths(EXPERIMENT) == EXPERIMENT
+
+
+def test_the_command_says_how_to_run_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("experiment.toml").write_text(EXPERIMENT.to_toml())
+    said = CliRunner().invoke(fedgg_app, ["flower", "new", "trial", "experiment.toml"])
+    assert said.exit_code == 0, said.output
+    assert "flwr run trial" in said.output
+    assert "num-supernodes=3" in said.output
