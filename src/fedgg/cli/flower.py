@@ -120,6 +120,8 @@ def run_up(
         def tell(kind: str, what: Any) -> None:
             if kind == "notice":
                 note(what)
+            elif kind == "done":
+                bar.update(task, completed=what, news=f"resumed after round {what}" if what else "")
             elif kind == "phase":
                 beat(what)
                 bar.update(task, description=what)

@@ -20,7 +20,7 @@ SETTINGS: dict[str, str | int | float] = {
     "deadline": 600,
     "wait": 120,
     "attempts": 3,
-    "min_clients": 1,
+    "min_clients": 0,
 }
 
 SIDE = '''"""{what}: everything else is in experiment.toml beside this file."""
@@ -173,7 +173,7 @@ They stand under `[tool.flwr.app.config]` in `pyproject.toml`, and `--run-config
 | `deadline` | seconds that clients have for an answer |
 | `wait` | seconds to wait for enough nodes |
 | `attempts` | how often a round with too few answers is repeated before the run stops |
-| `min_clients` | the fewest answers a round may stand on |
+| `min_clients` | the fewest answers a round may stand on; 0: half of the clients asked |
 
 `fedgg report OUT` makes a page of the run folder.
 """

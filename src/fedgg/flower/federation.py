@@ -36,7 +36,7 @@ LIVES = 4  # short ones in a row before we give up
 ASKED_AT_A_TIME = 4
 SERVER_APP = "flwr-serverapp"
 
-Tell = Callable[[str, Any], None]  # kinds: notice (a sentence), phase (a few words), round (its record)
+Tell = Callable[[str, Any], None]  # kinds: done (rounds so far), phase (a few words), round (its record), notice
 
 
 def up(
@@ -88,6 +88,7 @@ class LocalFederation:
 
     def play(self) -> dict[str, Any]:
         """Until the run has its summary; everybody is gone afterwards, whatever happened."""
+        self.tell("done", self.history.rounds.told)
         with watched_over(self.word) as self.start:
             self.start_link()
             self.tell("phase", f"starting {len(self.nodes)} SuperNodes")
@@ -112,12 +113,11 @@ class LocalFederation:
                 raise  # else it is the SuperLink's death that was met, and the next look sees to that
 
     def pass_on_news(self) -> None:
-        for record in self.history.news():
+        for record in self.history.rounds.news():
             self.deaths = 0
             self.tell("round", record)
-            for lost in record["lost"]:
-                if lost["why"].startswith("no answer"):
-                    self.wake(self.nodes[lost["client"]], record["round"])
+        for client, number in self.history.silent().items():
+            self.wake(self.nodes[client], number)
 
     # The server -----------------------------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class LocalFederation:
         self.deaths += 1
         if self.deaths >= LIVES:
             raise complaint(self.link, f"has lost its ServerApp {self.deaths} times without finishing a round")
-        self.note("ServerApp", f"died; a new run goes on after round {self.history.told}")
+        self.note("ServerApp", f"died; a new run goes on after round {self.history.rounds.told}")
         self.submit()
 
     deaths = 0  # of ServerApps since the last finished round
@@ -213,7 +213,7 @@ class LocalFederation:
     def note(self, who: str, what: str) -> None:
         """For whoever watches, and into the run folder."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        line = json.dumps({"when": now, "after_round": self.history.told, "who": who, "what": what})
+        line = json.dumps({"when": now, "after_round": self.history.rounds.told, "who": who, "what": what})
         with self.places.events.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
         self.tell("notice", f"{who}: {what}")

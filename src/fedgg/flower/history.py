@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,19 @@ from fedgg.lab.config import Experiment
 
 
 @dataclass
-class History:
-    """The rounds of a run, each told once, also where a resumed run drops some and plays them again."""
+class Lines:
+    """A file that grows by a JSON object a line. Each is told once; what was there before us, not at all."""
 
-    out: Path
-    told: int = field(default=0)  # the last round that was
+    file: Path
+
+    def __post_init__(self) -> None:
+        self.told = 0
+        self.news()
 
     def news(self) -> list[dict[str, Any]]:
-        """Rounds written since the last look; a line that is not whole yet comes with the next one."""
+        """What was written since the last look; a line that is not whole yet comes with the next one."""
         try:
-            lines = (self.out / "rounds.jsonl").read_bytes().split(b"\n")[:-1]
+            lines = self.file.read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
             return []
         new = []
@@ -32,10 +35,27 @@ class History:
         self.told += len(new)
         return new
 
+
+class History:
+    """A run: its rounds, and the exchanges of messages behind them."""
+
+    def __init__(self, out: Path):
+        self.rounds, self.exchanges = Lines(out / "rounds.jsonl"), Lines(out / "exchanges.jsonl")
+        self._summary = out / "summary.json"
+
+    def silent(self) -> dict[int, int]:
+        """Clients that have let a deadline pass since the last look, and in which round."""
+        return {
+            gone["client"]: exchange["round"]
+            for exchange in self.exchanges.news()
+            for gone in exchange["lost"]
+            if gone["why"].startswith("no answer")
+        }
+
     def summary(self, experiment: Experiment) -> dict[str, Any] | None:
         """How the run ended, once it has; the end of a shorter run that is to be followed further is none."""
         try:
-            told: dict[str, Any] = json.loads((self.out / "summary.json").read_text())
+            told: dict[str, Any] = json.loads(self._summary.read_text())
         except (FileNotFoundError, ValueError):
             return None
         over = told["status"] != "finished" or told["rounds_done"] >= experiment.rounds

@@ -9,12 +9,12 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedgg.flower.history import History
+from fedgg.flower.history import History, Lines
 from fedgg.lab.config import Experiment
 
 
 def test_each_round_is_told_once(tmp_path: Path) -> None:
-    history = History(tmp_path)
+    history = Lines(tmp_path / "rounds.jsonl")
     assert history.news() == []
     file = tmp_path / "rounds.jsonl"
     file.write_text('{"round": 1}\n{"round": 2}\n{"rou')
@@ -24,6 +24,16 @@ def test_each_round_is_told_once(tmp_path: Path) -> None:
     assert history.news() == []
     file.write_text('{"round": 1}\n{"round": 2}\n{"round": 3}\n')
     assert [record["round"] for record in history.news()] == [3]
+    assert Lines(file).told == 3
+    assert Lines(file).news() == []
+
+
+def test_who_was_silent(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    lost = [{"client": 2, "why": "no answer within 5 s"}, {"client": 0, "why": "not finite: the model"}]
+    (tmp_path / "exchanges.jsonl").write_text(json.dumps({"round": 4, "lost": lost}) + "\n")
+    assert history.silent() == {2: 4}
+    assert history.silent() == {}
 
 
 @pytest.mark.parametrize(
