@@ -1,0 +1,143 @@
+"""Four nodes over TLS with authentication, and everything that may happen to them; minutes, so only in `make slow`.
+
+After each of them the history and the final bits are those of the embedded loop that lost the same clients in the same
+rounds: nothing is added up silently from half a round, no memory is lost, and every event is in the run folder.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from federations import Up, assert_as_embedded, events, lost, members, start
+
+from fedgg.flower.keys import make_node_key
+from fedgg.flower.places import Places
+from fedgg.flower.ports import free_ports
+from fedgg.flower.processes import surroundings
+from fedgg.lab.config import Experiment
+
+pytestmark = pytest.mark.slow
+
+EXPERIMENT = Experiment(
+    rounds=5,
+    algorithm={"name": "scaffold"},
+    model={"name": "mlp", "hidden": 8},
+    split={"clients": 4, "beta": 0.5},
+    local={"epochs": 1},
+    engine={"precision": "fp64"},
+)
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Up]:
+    running = start(EXPERIMENT, tmp_path / "run", "--deadline", "25")
+    yield running
+    running.stop()
+
+
+def finish(up: Up) -> str:
+    said = up.wait()
+    assert up.process.returncode == 0, said
+    assert members(up.out) == []
+    return said
+
+
+def test_a_node_with_a_wrong_key_is_refused(up: Up, tmp_path: Path) -> None:
+    up.until_round(1)
+    make_node_key(tmp_path / "key", tmp_path / "key.pub")
+    places = Places(up.out)
+    address = up.find("SuperLink", "flower-superlink")[0].cmdline()
+    port = address[address.index("--port") + 1]
+    stranger = subprocess.run(
+        [
+            *(Path(sys.executable).with_name("flower-supernode"), "--superlink", f"127.0.0.1:{port}"),
+            *("--root-certificates", places.certificates.authority, "--port", str(free_ports("127.0.0.1", 1)[0])),
+            *("--auth-supernode-private-key", tmp_path / "key", "--node-config", "client-id=1"),
+        ],
+        env=surroundings(tmp_path / "home", "127.0.0.1"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert stranger.returncode != 0
+    finish(up)
+    assert lost(up.out) == {}
+    assert_as_embedded(EXPERIMENT, up.out, tmp_path)
+
+
+def test_a_node_killed_in_mid_round_comes_back_with_its_memory(up: Up, tmp_path: Path) -> None:
+    up.until_round(2)
+    up.until(lambda: up.find("client-2", "flwr-clientapp"))
+    up.hurt("client-2", "flower-supernode", signal.SIGKILL)
+    said = finish(up)
+    assert "client 2: its SuperNode ended with code -9" in said
+    assert any(event.startswith("client 2: its SuperNode ended with code -9") for event in events(up.out))
+    assert all(client == 2 for _, client in lost(up.out))
+    assert not any("notes" in record for record in up.rounds()), "its memory was lost"
+    assert_as_embedded(EXPERIMENT, up.out, tmp_path)
+
+
+def test_a_node_that_hangs_is_left_out_and_woken(up: Up, tmp_path: Path) -> None:
+    up.until_round(1)
+    up.hurt("client-3", "flwr-clientapp", signal.SIGSTOP)
+    said = finish(up)
+    (hung,) = lost(up.out).items()
+    assert hung[0][1] == 3
+    assert "no answer within 25 s" in hung[1]
+    assert "client 3: gave no answer" in said
+    assert_as_embedded(EXPERIMENT, up.out, tmp_path)
+
+
+def test_a_node_that_computes_nan_is_left_out_and_named(tmp_path: Path) -> None:
+    flag = tmp_path / "ill"
+    model = {"name": f"{Path(__file__).with_name('poisoned.py')}:Poisoned", "client": 1, "flag": str(flag)}
+    experiment = EXPERIMENT.changed({"model.name": model["name"]} | {f"model.{key}": model[key] for key in model})
+    up = start(experiment, tmp_path / "run")
+    try:
+        up.until_round(1)
+        flag.touch()
+        up.until(lambda: lost(up.out))
+        flag.unlink()
+        finish(up)
+    finally:
+        up.stop()
+    assert all(client == 1 and "finite" in why for (_, client), why in lost(up.out).items())
+    assert_as_embedded(experiment, up.out, tmp_path)
+
+
+@pytest.mark.parametrize("program", ["flwr-serverapp", "flower-superlink"])
+def test_a_server_that_is_killed_goes_on(up: Up, tmp_path: Path, program: str) -> None:
+    up.until_round(2)
+    up.hurt("SuperLink", program, signal.SIGKILL)
+    finish(up)
+    resumed = [json.loads(line) for line in (up.out / "resumes.jsonl").read_text().splitlines()]
+    assert [told["after_round"] >= 2 for told in resumed] == [True]
+    assert any(("ServerApp" in event) or ("SuperLink" in event) for event in events(up.out))
+    assert_as_embedded(EXPERIMENT, up.out, tmp_path)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_whoever_stops_it_leaves_nobody_and_can_go_on(up: Up, tmp_path: Path, sign: signal.Signals) -> None:
+    up.until_round(2)
+    up.process.send_signal(sign)
+    up.process.wait()
+    up.stop()
+    assert members(up.out) == []
+    if sign is not signal.SIGKILL:
+        assert up.process.returncode == 130
+    again = start(EXPERIMENT, up.out, again=("resume", str(up.out)))
+    try:
+        finish(again)
+    finally:
+        again.stop()
+    assert lost(up.out) == {}
+    assert_as_embedded(EXPERIMENT, up.out, tmp_path)
