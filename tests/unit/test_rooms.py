@@ -27,6 +27,7 @@ MAY: dict[str, set[str]] = {
     "bench": {"lab", "core", "data", "errors", "version"},
     "report": {"errors"},
     "paper": {"lab", "report", "errors"},
+    "flower": {"core", "lab", "engines", "data", "errors", "version"},
 }
 WITHOUT_TORCH = ("report", "errors", "version")
 FILES = sorted(path for path in HOME.rglob("*.py"))
@@ -72,8 +73,15 @@ def test_nobody_imports_the_command_line(path: Path) -> None:
         assert not any(module.startswith("fedgg.cli") for module in imports(path))
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOME)))
+def test_only_one_room_knows_flower(path: Path) -> None:
+    """Flower is an extra: without it everything else works."""
+    if room_of(path) != "flower":
+        assert not any(module.partition(".")[0] in ("flwr", "ray") for module in imports(path))
+
+
 def test_every_room_is_in_the_list() -> None:
-    assert {room_of(path) for path in FILES} <= MAY.keys() | {"cli", "__init__", "__main__", "flower"}
+    assert {room_of(path) for path in FILES} <= MAY.keys() | {"cli", "__init__", "__main__"}
 
 
 def test_what_does_not_wait_for_torch() -> None:

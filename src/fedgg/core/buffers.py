@@ -20,8 +20,7 @@ BufferPolicy = Literal["average", "local", "frozen"]
 
 def open_buffers(policy: BufferPolicy, server: Rows, kept: Rows | None) -> Rows:
     """A client's own copy to train with."""
-    source = kept if policy == "local" and kept is not None else server
-    return {name: rows.clone() for name, rows in source.items()}
+    return {name: rows.clone() for name, rows in starting_buffers(policy, server, kept).items()}
 
 
 def close_buffers(policy: BufferPolicy, server: Rows, trained: Rows, share: Tensor) -> Rows:
@@ -38,6 +37,11 @@ def _merge(rows: Tensor, share: Tensor) -> Tensor:
     return weighted_sum(weights, rows)
 
 
-def travels(policy: BufferPolicy) -> tuple[bool, bool]:
-    """Whether buffers go (down, up)."""
-    return policy == "average", policy != "frozen"
+def starting_buffers(policy: BufferPolicy, server: Rows, kept: Rows | None) -> Rows:
+    """Those a client starts from: its own under `local`, once it has some; else the server's."""
+    return kept if policy == "local" and kept is not None else server
+
+
+def travels(policy: BufferPolicy, *, kept: bool = False) -> tuple[bool, bool]:
+    """Whether buffers go (down, up); `kept`: whether the client has some of its own by now."""
+    return policy == "average" or (policy == "local" and not kept), policy != "frozen"

@@ -48,6 +48,7 @@ class LocalEnd:
     buffers: Rows
     readings: Rows
     loss: Tensor  # [K, 1] mean training loss over the examples as they were seen
+    note: str = ""  # what is to be known of this client's round; recorded, never computed with
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from fedgg.core.buffers import open_buffers
+from fedgg.core.buffers import open_buffers, starting_buffers
 from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.probe import Probe
@@ -37,17 +37,18 @@ def train_one(job: RoundJob, client: int) -> LocalEnd:
 def open_client(job: RoundJob, client: int) -> tuple[LocalStart, SGD]:
     """What a client brings to its round, and its optimiser."""
     examples = job.data.examples(client)
-    memory = job.memory.get(client)
+    memory, kept_buffers = job.memory.get(client), job.kept_buffers.get(client)
+    seen_with = starting_buffers(job.policy, job.buffers, kept_buffers)
     start = LocalStart(
         w=job.w,
         down=job.down,
         memory=job.algorithm.client_memory(job.w) if memory is None else memory,
-        buffers=open_buffers(job.policy, job.buffers, job.kept_buffers.get(client)),
+        buffers=open_buffers(job.policy, job.buffers, kept_buffers),
         examples=torch.full_like(job.w[:, :1], examples),
         steps=torch.full_like(job.w[:, :1], job.work.steps(examples)),
         round=torch.full_like(job.w[:, :1], job.round),
         dropout=[(job.seed, job.round, client)],
-        probe=Probe(job.net, job.buffers, lambda row: job.data.client_chunks(client)),
+        probe=Probe(job.net, seen_with, lambda row: job.data.client_chunks(client)),
     )
     optimiser = job.optimiser
     return start, SGD.of(optimiser.lr, optimiser.momentum, optimiser.weight_decay, job.w)

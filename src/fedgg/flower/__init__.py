@@ -1,0 +1,35 @@
+"""The same algorithms on machines that are not yours, over Flower (https://flower.ai).
+
+    app = fedgg.flower.client_app("experiment.toml")     # every node
+    app = fedgg.flower.server_app("experiment.toml")     # the server
+    fedgg.flower.divide(experiment, folder)              # a data set into one file for each machine
+
+`pip install "fedgg[flower]"` brings Flower. Names are looked up when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from fedgg.errors import UserError
+
+if TYPE_CHECKING:
+    from fedgg.flower.client import client_app
+    from fedgg.flower.divide import divide
+    from fedgg.flower.server import server_app
+
+_HOMES = {"client_app": "client", "server_app": "server", "divide": "divide"}
+
+__all__ = ["client_app", "divide", "server_app"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedgg.flower' has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(f"fedgg.flower.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "flwr":
+            raise UserError('Flower is not installed: pip install "fedgg[flower]"') from error
+        raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fedgg.core.algorithm import Algorithm, arithmetic_beside_fedavg
 from fedgg.core.net import Net
@@ -28,6 +28,7 @@ from fedgg.lab.arithmetic import DTYPES
 from fedgg.lab.choice import EngineName, channels_last, choose, products
 from fedgg.lab.config import Experiment
 from fedgg.lab.holdings import holdings
+from fedgg.lab.origin import Origin, WholeData, described_split
 from fedgg.lab.parts import build_algorithm, build_model, check_needs, load_start
 from fedgg.lab.wrapping import NOTHING, Wrappers, wrappers_of
 
@@ -43,8 +44,7 @@ class Federation:
     algorithm: Algorithm
     net: Net
     feed: Feed
-    dataset: Dataset
-    partition: Partition
+    origin: Origin
     work: Work
     engine: EngineName  # who trains it
     notices: tuple[str, ...]
@@ -91,38 +91,46 @@ def build(
     data_folder: Path | None = None,
 ) -> Federation:
     """Objects handed in take the place of those the experiment names."""
-    device, dtype = chosen_device(experiment), DTYPES[experiment.engine.precision]
-    if algorithm is None:
-        algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
+    dtype = DTYPES[experiment.engine.precision]
     dataset = _dataset(experiment, data, data_folder)
     split = split_of(experiment, dataset)
     held = holdings(experiment, split)
-    sizes = [len(client) for client in held.clients]
-    check_needs(algorithm, experiment)
-    work = algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
-    notices = _check_batches(experiment, work, sizes)
     feed = Feed.of(
         dataset,
         held.clients,
         held.held_out,
         scaling(experiment.data.normalise, dataset, dtype),
         experiment.data.augment,
-        device,
+        chosen_device(experiment),
         held.proxy,
     )
-    net = _net(experiment, model, dataset, device, dtype)
+    origin = WholeData(dataset, split, held.proxy)
+    federation = assemble(experiment, feed, origin, model=model, algorithm=algorithm)
+    return replace(federation, notices=(*_empty_classes(dataset), *federation.notices))
+
+
+def assemble(
+    experiment: Experiment,
+    feed: Feed,
+    origin: Origin,
+    *,
+    model: ModelGiven | None = None,
+    algorithm: Algorithm | None = None,
+) -> Federation:
+    """A federation around these examples, wherever those of the clients are."""
+    if algorithm is None:
+        algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
+    sizes = [len(client) for client in feed.clients]
+    check_needs(algorithm, experiment)
+    work = work_of(algorithm, experiment)
+    notices = _check_batches(experiment, work, sizes)
     first, _ = next(iter(feed.test_chunks()))
-    net.examine(first[:2], len(dataset.classes))
-    if algorithm.needs_representation:
-        net.head = head_of(net, first[:2])
+    net = examined_net(experiment, algorithm, origin.shape, len(origin.classes), first[:2], model)
     _check_single_examples(net, work, sizes)
     if net.keeps_statistics is False and experiment.model.statistics != "average":
         notices.append(f"model.statistics = {experiment.model.statistics!r} has no effect: the model keeps none")
-    empty = [name for name, count in zip(dataset.classes, _class_counts(dataset), strict=True) if not count]
-    if empty:
-        notices.append(f"no training example has the class {', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''}")
     notices += _extra_arithmetic(algorithm, work)
-    choice = choose(experiment, net, work.epochs * len(dataset.y_train))
+    choice = choose(experiment, net, work.epochs * sum(sizes))
     net.channels_last = channels_last(experiment, choice)
     if choice.notice is not None:
         notices.append(choice.notice)
@@ -134,7 +142,33 @@ def build(
     filled = sum(size > 0 for size in sizes)
     wrappers, about = wrappers_of(experiment, net, filled, min(experiment.server.cohort or filled, filled))
     notices += about
-    return Federation(experiment, algorithm, net, feed, dataset, split, work, choice.name, tuple(notices), wrappers)
+    return Federation(experiment, algorithm, net, feed, origin, work, choice.name, tuple(notices), wrappers)
+
+
+def work_of(algorithm: Algorithm, experiment: Experiment) -> Work:
+    """What one client does in a round."""
+    return algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
+
+
+def examined_net(
+    experiment: Experiment,
+    algorithm: Algorithm,
+    shape: tuple[int, ...],
+    classes: int,
+    sample: Tensor,
+    given: ModelGiven | None = None,
+) -> Net:
+    """The experiment's model at its start, looked at with two examples."""
+    choice = experiment.model
+    module = build_model(given or choice.name, choice.settings, shape, classes, experiment.seed)
+    if choice.start is not None:
+        load_start(module, Path(choice.start))
+    module = module.to(device=chosen_device(experiment), dtype=DTYPES[experiment.engine.precision])
+    net = Net(module, frozen_statistics=choice.statistics == "frozen", products=products(experiment))
+    net.examine(sample, classes)
+    if algorithm.needs_representation:
+        net.head = head_of(net, sample)
+    return net
 
 
 def _extra_arithmetic(algorithm: Algorithm, work: Work) -> list[str]:
@@ -186,17 +220,6 @@ def split_of(experiment: Experiment, dataset: Dataset) -> Partition:
     )
 
 
-def described_split(split: Partition, dataset: Dataset) -> dict[str, Any]:
-    """Who holds how many of which class: what partition.json says."""
-    counts = split.counts(dataset.y_train.cpu().numpy(), len(dataset.classes))
-    return {
-        "scheme": split.scheme,
-        "hash": split.hash(),
-        "classes": list(dataset.classes),
-        "counts": counts.tolist(),
-    }
-
-
 def splits_alone(experiments: Sequence[Experiment], data_folder: Path | None = None) -> list[dict[str, Any]]:
     """The splits of experiments on one data set, without anything else of them."""
     dataset = load(experiments[0].data.source, data_folder)
@@ -230,8 +253,11 @@ def _check_batches(experiment: Experiment, work: Work, sizes: list[int]) -> list
     return []
 
 
-def _class_counts(dataset: Dataset) -> list[int]:
-    return [int(count) for count in dataset.y_train.bincount(minlength=len(dataset.classes))]
+def _empty_classes(dataset: Dataset) -> list[str]:
+    counts = dataset.y_train.bincount(minlength=len(dataset.classes))
+    empty = [name for name, count in zip(dataset.classes, counts.tolist(), strict=True) if not count]
+    shown = f"{', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''}"
+    return [f"no training example has the class {shown}"] if empty else []
 
 
 def _check_single_examples(net: Net, work: Work, sizes: list[int]) -> None:
@@ -244,14 +270,3 @@ def _check_single_examples(net: Net, work: Work, sizes: list[int]) -> None:
                 f"client {client} holds {size} examples, so its last batch has one, and batch statistics need two: "
                 f"take another local.batch, a larger split.min_examples or model.statistics = 'frozen'"
             )
-
-
-def _net(
-    experiment: Experiment, given: ModelGiven | None, dataset: Dataset, device: torch.device, dtype: torch.dtype
-) -> Net:
-    choice = experiment.model
-    module = build_model(given or choice.name, choice.settings, dataset.shape, len(dataset.classes), experiment.seed)
-    if choice.start is not None:
-        load_start(module, Path(choice.start))
-    frozen = choice.statistics == "frozen"
-    return Net(module.to(device=device, dtype=dtype), frozen_statistics=frozen, products=products(experiment))

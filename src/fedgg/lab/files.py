@@ -28,10 +28,11 @@ def writing_to(folder: Path) -> Iterator[None]:
         raise UserError(f"cannot write to {folder}: {reason}; {way_out}") from error
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Beside the file first, onto the disk, then in its place in one move."""
+def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Beside the file first, onto the disk, then in its place in one move; `mode` as for `os.open`."""
     beside = path.with_name(path.name + ".tmp")
-    with beside.open("wb") as file:
+    beside.unlink(missing_ok=True)  # a torn one may have another mode
+    with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

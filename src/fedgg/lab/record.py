@@ -45,10 +45,11 @@ def round_record(
         **spent(federation.wrappers.budget, rounds_done),
         "train_loss": _finite(sum(share[c] * float(end.loss) for c, end in kept.items())),
         "readings": _mean_readings(kept, share),
-        "bytes_down": len(job.cohort) * _bytes_down(job),
+        "bytes_down": sum(bytes_down(job, client) for client in job.cohort),
         "bytes_up": sum(_bytes_up(job, end) for end in kept.values()),
         "clients": [_client_line(federation, job, client, end) for client, end in kept.items()],
         "lost": [{"client": gone.client, "why": gone.why} for gone in played.lost],
+        **_notes(kept),
         **_attackers(federation, job),
         "seconds": {
             "train": round(played.train_seconds, 6),
@@ -86,13 +87,19 @@ def _shown_scores(scores: Mapping[int | None, Score]) -> dict[str, Any]:
     if not scores:
         return {}
     test = scores[None]
-    own = {client: score for client, score in scores.items() if client is not None}
+    own = {client: score for client, score in scores.items() if client is not None and score.examples}
     shown: dict[str, Any] = {"test_accuracy": test.accuracy, "test_loss": _finite(test.loss)}
     if own:
         count = sum(score.examples for score in own.values())
         shown["holdout_accuracy"] = sum(s.accuracy * s.examples for s in own.values()) / count
         shown["holdout_accuracy_by_client"] = {str(client): score.accuracy for client, score in own.items()}
     return shown
+
+
+def _notes(kept: dict[int, LocalEnd]) -> dict[str, Any]:
+    """What is to be known of clients that took part, where there is anything."""
+    notes = [{"client": client, "what": end.note} for client, end in kept.items() if end.note]
+    return {"notes": notes} if notes else {}
 
 
 def _attackers(federation: Federation, job: RoundJob) -> dict[str, Any]:
@@ -116,8 +123,9 @@ def _mean_readings(kept: dict[int, LocalEnd], share: dict[int, float]) -> dict[s
     return {name: _finite(sum(share[c] * float(end.readings[name]) for c, end in kept.items())) for name in names}
 
 
-def _bytes_down(job: RoundJob) -> int:
-    down, _ = travels(job.policy)
+def bytes_down(job: RoundJob, client: int) -> int:
+    """What a client receives."""
+    down, _ = travels(job.policy, kept=client in job.kept_buffers)
     return payload([job.w, *job.down.values(), *(job.buffers.values() if down else ())])
 
 

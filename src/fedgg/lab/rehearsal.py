@@ -17,12 +17,12 @@ def rehearse(federation: Federation) -> None:
     if collector is PLAIN:
         return
     try:
-        collector.check(_sent_up(federation), federation.net.layout.total)
+        collector.check(sent_up(federation), federation.net.layout.total)
     except UserError as error:
         raise UserError(f"{type(federation.algorithm).__name__}: {error}") from error
 
 
-def _sent_up(federation: Federation) -> Rows:
+def sent_up(federation: Federation) -> Rows:
     """By the first client of the first round, after no step at all."""
     job = next_job(federation, begin(federation))
     start, sgd = open_client(job, job.cohort[0])

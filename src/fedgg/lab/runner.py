@@ -93,7 +93,11 @@ def play(session: Session) -> None:
     if session.federation.engine == "workers":
         play_alone(session)
         return
-    engine = make_engine(session.federation)
+    play_with(session, make_engine(session.federation))
+
+
+def play_with(session: Session, engine: Engine) -> None:
+    """The same under an engine of the caller's."""
     while not session.over:
         job, started = session.next_job(), time.perf_counter()
         ends = train(job, engine, session.watcher.client)
@@ -191,6 +195,8 @@ class Session:
         self.rounds.append(record)
         for sentence in _lost([Lost(**gone) for gone in record["lost"]]):
             self.watcher.notice(f"round {record['round']}: left out: {sentence}")
+        for note in record.get("notes", ()):
+            self.watcher.notice(f"round {record['round']}: client {note['client']}: {note['what']}")
         if self.store:
             self.store.append(record)
             if self.state.rounds_done % self.experiment.server.checkpoint_every == 0 or self.over:

@@ -31,7 +31,7 @@ from safetensors.torch import save
 from fedgg.core.layout import Layout
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
-from fedgg.lab.build import Federation, described_split
+from fedgg.lab.build import Federation
 from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint, write_checkpoint
 from fedgg.lab.commit import commit
 from fedgg.lab.config import Experiment, load_experiment
@@ -106,18 +106,16 @@ class Store:
     def create(self, federation: Federation) -> None:
         """Write down what was asked; config.toml last, since its presence says that the folder is complete."""
         self.refuse_another(federation.experiment)
-        split = federation.partition
+        origin = federation.origin
         with writing_to(self.folder):
             write_json(self.folder / "versions.json", _versions(federation))
-            partition = described_split(split, federation.dataset) | _described_proxy(federation)
             # On one line: a line for each number would be megabytes where clients are many.
-            write_atomically(self.folder / "partition.json", json.dumps(partition).encode() + b"\n")
+            write_atomically(self.folder / "partition.json", json.dumps(origin.described()).encode() + b"\n")
             write_json(self.folder / "inputs.json", _inputs(federation))
             if (attack := federation.wrappers.attack) is not None:
                 write_json(self.folder / "attackers.json", {"kind": attack.kind, "clients": sorted(attack.clients)})
             with (self.folder / "partition.npz").open("wb") as file:
-                examples, proxy = np.concatenate(split.indices), federation.feed.proxy
-                np.savez_compressed(file, examples=examples, sizes=split.sizes, proxy=proxy)
+                np.savez_compressed(file, allow_pickle=False, **origin.positions())
             write_atomically(self.folder / "config.toml", federation.experiment.to_toml().encode())
 
     def update(self, experiment: Experiment) -> None:
@@ -141,9 +139,10 @@ class Store:
             )
         if versions["model"] != _shape_of(federation.net.layout):
             raise UserError(f"{self.folder} was started with a model of other parameters: choose another folder")
-        if versions["data"] != federation.dataset.fingerprint:
-            raise UserError(f"{self.folder} was started on other data than {federation.dataset.name} holds now")
-        if self._facts("partition.json", "hash")["hash"] != federation.partition.hash():
+        _refuse_another_keeper(self.folder, versions.get("keeper", "here"), federation.origin.keeper)
+        if versions["data"] != federation.origin.fingerprint:
+            raise UserError(f"{self.folder} was started on other data than {federation.origin.name} holds now")
+        if self._facts("partition.json", "hash")["hash"] != federation.origin.split_hash():
             raise UserError(f"{self.folder} was started on another split of the data than this fedgg draws")
         now = _versions(federation)
         return [
@@ -223,6 +222,10 @@ class Store:
             raise UserError(f"{self.folder}: {'; '.join(refused)}. None is left: start anew in another folder")
         return None, refused
 
+    def settled(self) -> int:
+        """The round of the oldest checkpoint: no resume goes back further; 0 before there is one."""
+        return min(map(_round_of, self._checkpoints()), default=0)
+
     def _checkpoints(self) -> list[Path]:
         return sorted(self.checkpoint_folder.glob("[0-9]*.safetensors"))
 
@@ -259,11 +262,13 @@ def _round_of(checkpoint: Path) -> int:
     return int(checkpoint.stem)
 
 
-def _described_proxy(federation: Federation) -> dict[str, Any]:
-    """How many of each class the server took out of the split, where it did."""
-    proxy, dataset = federation.feed.proxy, federation.dataset
-    labels = dataset.y_train.cpu()[torch.from_numpy(proxy)]
-    return {"proxy": labels.bincount(minlength=len(dataset.classes)).tolist()} if len(proxy) else {}
+def _refuse_another_keeper(folder: Path, then: str, now: str) -> None:
+    """Whoever went on without what the clients have kept would train something else."""
+    if then == now:
+        return
+    if then == "nodes":
+        raise UserError(f"the clients of {folder} keep their memory on Flower's nodes: go on there, with the same app")
+    raise UserError(f"the clients of {folder} keep their memory in it: go on with fedgg resume, without Flower")
 
 
 def _shape_of(layout: Layout) -> str:
@@ -276,8 +281,8 @@ def _inputs(federation: Federation) -> dict[str, Any]:
     """What the final model expects: examples of this shape, as (x - shift) * scale."""
     scaling = federation.feed.scaling
     return {
-        "shape": list(federation.dataset.shape),
-        "classes": list(federation.dataset.classes),
+        "shape": list(federation.origin.shape),
+        "classes": list(federation.origin.classes),
         "normalise": federation.experiment.data.normalise,
         "shift": scaling.shift.tolist(),
         "scale": scaling.scale.tolist(),
@@ -289,7 +294,8 @@ def _versions(federation: Federation) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "experiment": federation.experiment.trajectory(),
-        "data": federation.dataset.fingerprint,
+        "data": federation.origin.fingerprint,
+        "keeper": federation.origin.keeper,
         "model": _shape_of(federation.net.layout),
         "fedgg": VERSION,
         **commit(),

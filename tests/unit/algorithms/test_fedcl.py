@@ -114,10 +114,10 @@ def test_the_proxy_set_is_taken_out_of_the_split_and_out_of_nothing_else() -> No
     proxy = set(built.feed.proxy.tolist())
     assert len(proxy) == 40
     held = [set(own.tolist()) for own in (*built.feed.clients, *built.feed.held_out)]
-    assert sum(len(own) for own in held) + 40 == len(built.dataset.y_train)
-    assert set().union(*held, proxy) == set(range(len(built.dataset.y_train)))
+    assert sum(len(own) for own in held) + 40 == len(built.feed.y)
+    assert set().union(*held, proxy) == set(range(len(built.feed.y)))
     whole = build(SMALL.changed({"data.proxy": 0, "algorithm.name": "fedavg"}))
-    assert built.partition.hash() == whole.partition.hash()  # the same split, less the server's examples
+    assert built.origin.split_hash() == whole.origin.split_hash()  # the same split, less the server's examples
     assert all(len(own) >= 10 for own in build(SMALL).feed.clients)
     seen = torch.cat([x for x, _ in built.feed.proxy_chunks()])
     torch.testing.assert_close(seen, built.feed.scaling(built.feed.x[torch.from_numpy(built.feed.proxy)]))
@@ -151,7 +151,7 @@ def test_a_run_says_which_examples_the_server_had_and_resumes(tmp_path: Path) ->
     built = build(SMALL)
     with np.load(tmp_path / "run" / "partition.npz") as stored:
         assert np.array_equal(stored["proxy"], built.feed.proxy)
-    labels = built.dataset.y_train[torch.from_numpy(built.feed.proxy)]
+    labels = built.feed.y[torch.from_numpy(built.feed.proxy)]
     stored = json.loads((tmp_path / "run" / "partition.json").read_text())
     assert stored["proxy"] == labels.bincount(minlength=10).tolist()
 

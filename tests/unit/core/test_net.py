@@ -271,11 +271,12 @@ def test_who_starts_from_what() -> None:
     copy = open_buffers("average", server, None)
     copy["mean"] += 1
     assert server["mean"].sum() == 0
-    assert [travels(p) for p in ("average", "local", "frozen")] == [
+    assert [travels(p, kept=True) for p in ("average", "local", "frozen")] == [
         (True, True),
         (False, True),
         (False, False),
     ]
+    assert travels("local") == (True, True)  # at a first meeting
 
 
 def norm_model() -> nn.Module:

@@ -1,0 +1,195 @@
+"""Flower as one more engine: a round is a message to every client of the cohort, and what comes back.
+
+Like every engine it trains the clients of a round and scores models; the session around it aggregates, guards, records
+and resumes as ever. What clients keep between rounds stays with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord
+
+from fedgg.core.buffers import travels
+from fedgg.core.evaluate import Score
+from fedgg.core.local import LocalEnd
+from fedgg.core.server import Lost
+from fedgg.engines import RoundJob
+from fedgg.engines.job import Look, score_here
+from fedgg.errors import UserError
+from fedgg.flower.exchange import Exchange, Question, Reply
+from fedgg.flower.letters import NEVER, About, arrays_of, numbers_of, write
+from fedgg.flower.log import ExchangeLog
+from fedgg.flower.records import BadRecord, Kind, check_finite, check_kinds, from_record, kinds, to_record
+from fedgg.flower.roll import Roll
+from fedgg.flower.settings import RunSettings
+
+NOT_FINITE = "not finite"
+NO_SCORE = Score(0.0, 0.0, 0)  # of no example: whoever did not answer is not in the mean
+
+
+@dataclass
+class OverMessages:
+    """Trains clients that have machines of their own."""
+
+    roll: Roll
+    exchange: Exchange
+    settings: RunSettings
+    declared: Mapping[str, Kind]  # what the algorithm's clients send up
+    history: Sequence[Mapping[str, Any]]  # the finished rounds, growing
+    settled: Callable[[], int]
+    log: ExchangeLog
+    notice: Callable[[str], None]
+    _met: dict[int, int] = field(default_factory=dict)
+    _read: int = 0
+
+    def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd | Lost]]:
+        """Ask; as long as too few have answered, ask those again who have not; give up cleanly."""
+        ends: dict[int, LocalEnd | Lost] = {}
+        for attempt in range(1, self.settings.attempts + 1):
+            missing = [client for client in job.cohort if not isinstance(ends.get(client), LocalEnd)]
+            ends |= {
+                client: _noted(end, ends.get(client)) for client, end in self._asked(job, missing, attempt).items()
+            }
+            if self._enough(job, ends):
+                return iter(ends.items())
+            self.notice(f"round {job.round + 1}, attempt {attempt}: too few clients: {_named(ends)}")
+        raise UserError(
+            f"round {job.round + 1}: {_healthy(ends)} of {len(job.cohort)} clients answered in "
+            f"{self.settings.attempts} attempts, and {self.settings.enough(len(job.cohort))} are needed "
+            f"({_named(ends)}): see to their nodes and start again, {job.round} rounds are kept in {self.settings.out}"
+        )
+
+    def score(self, looks: Sequence[Look]) -> list[Score]:
+        """The server's test set here; what clients keep back, with them."""
+        own = [place for place, look in enumerate(looks) if look.client is None]
+        scores = dict(zip(own, score_here([looks[place] for place in own]), strict=True))
+        away = [place for place, look in enumerate(looks) if look.client is not None]
+        return [scores[place] for place in range(len(looks))] if not away else self._with_clients(looks, scores, away)
+
+    def _enough(self, job: RoundJob, ends: Mapping[int, LocalEnd | Lost]) -> bool:
+        """Where everybody has answered and nobody with a number, asking again is no use: the run has diverged."""
+        if all(isinstance(end, Lost) and end.why.startswith(NOT_FINITE) for end in ends.values()):
+            return True
+        return _healthy(ends) >= self.settings.enough(len(job.cohort))
+
+    def _asked(self, job: RoundJob, clients: list[int], attempt: int) -> dict[int, LocalEnd | Lost]:
+        """One exchange."""
+        nodes = self._nodes(clients, self.settings.enough(len(job.cohort)))
+        number, met = job.round + 1, self._last_met()
+        shared = {"model": to_record({"w": job.w})} | ({"down": to_record(job.down)} if job.down else {})
+        buffers = to_record(job.buffers)
+        questions = []
+        for client in clients:
+            if client in nodes:
+                about = About(
+                    self.roll.run, self.roll.experiment, number, attempt, client, self.settled(), met.get(client, NEVER)
+                )
+                down, _ = travels(job.policy, kept=client in job.kept_buffers)
+                arrays = shared | ({"buffers": buffers} if down and len(buffers) else {})
+                questions.append(Question(nodes[client], about, write(about, arrays)))
+        ends: dict[int, LocalEnd | Lost] = {client: Lost(client, "its node is not connected") for client in clients}
+        with self.log.exchange("train", number, attempt, clients, self.exchange) as done:
+            for place, reply in self.exchange.ask("train", questions).items():
+                client = questions[place].about.client
+                ends[client] = self._end(job, client, reply)
+            done.lost.extend(end for end in ends.values() if isinstance(end, Lost))
+        for question in questions:  # a node that fails may be somebody else by now
+            if isinstance(ends[question.about.client], Lost):
+                self.roll.forget(question.about.client)
+        return {client: ends[client] for client in clients}
+
+    def _nodes(self, clients: list[int], needed: int) -> dict[int, int]:
+        """Waits only where a round would fail without those who are missing."""
+        nodes = self.roll.renew(clients)
+        if sum(client in nodes for client in clients) < min(needed, len(clients)):
+            self.roll.wait_for(clients, self.settings.wait)
+            nodes = self.roll.nodes()
+        return nodes
+
+    def _last_met(self) -> dict[int, int]:
+        """By client: the last finished round that it is a part of."""
+        for record in self.history[self._read :]:
+            self._met |= {line["client"]: record["round"] for line in record["clients"]}
+        self._read = len(self.history)
+        return self._met
+
+    def _end(self, job: RoundJob, client: int, reply: Reply) -> LocalEnd | Lost:
+        if reply.content is None:
+            return Lost(client, reply.why)
+        device = job.w.device
+        try:
+            up = check_kinds(from_record(arrays_of(reply.content, "up"), device), self.declared, "its message")
+            buffers = job.buffers
+            if travels(job.policy)[1] and job.buffers:
+                found = from_record(arrays_of(reply.content, "buffers"), device)
+                buffers = check_kinds(found, kinds(job.buffers), "its statistics")
+            numbers = numbers_of(reply.content)
+            if "loss" not in numbers:
+                raise BadRecord("it does not tell its loss")
+            check_finite(up, "")
+            check_finite(buffers, "")
+        except BadRecord as error:
+            return Lost(client, str(error))
+        told = {name: torch.full((1, 1), value, dtype=job.w.dtype) for name, value in numbers.items()}
+        readings = {name.removeprefix("reading "): value for name, value in told.items() if name != "loss"}
+        return LocalEnd(up, {}, buffers, readings, told["loss"], reply.answer.note)
+
+    def _with_clients(self, looks: Sequence[Look], scores: dict[int, Score], away: list[int]) -> list[Score]:
+        """Ask every client that keeps examples back."""
+        clients = [look.client for look in looks if look.client is not None]
+        nodes, number = self.roll.renew(clients), len(self.history) + 1
+        model = to_record({"w": looks[away[0]].w})
+        questions, places = list[Question](), list[int]()
+        for place in away:
+            client = looks[place].client
+            assert client is not None
+            scores[place] = NO_SCORE
+            if client in nodes:
+                about = About(self.roll.run, self.roll.experiment, number, 1, client)
+                questions.append(Question(nodes[client], about, write(about, _model_of(looks[place], model))))
+                places.append(place)
+        lost = [Lost(client, "its node is not connected") for client in clients if client not in nodes]
+        with self.log.exchange("evaluate", number, 1, clients, self.exchange) as done:
+            for at, reply in self.exchange.ask("evaluate", questions).items():
+                found = _score(reply)
+                if isinstance(found, Score):
+                    scores[places[at]] = found
+                else:
+                    lost.append(Lost(questions[at].about.client, found))
+            done.lost.extend(lost)
+        for gone in lost:
+            self.notice(f"round {number}: client {gone.client} did not say how good the model is: {gone.why}")
+        return [scores[place] for place in range(len(looks))]
+
+
+def _model_of(look: Look, model: ArrayRecord) -> dict[str, ArrayRecord]:
+    return {"model": model} | ({"buffers": to_record(look.buffers)} if look.buffers else {})
+
+
+def _score(reply: Reply) -> Score | str:
+    if reply.content is None:
+        return reply.why
+    try:
+        numbers = numbers_of(reply.content)
+        return Score(numbers["accuracy"], numbers["loss"], int(numbers["examples"]))
+    except (BadRecord, KeyError) as error:
+        return f"it sent no score ({error})"
+
+
+def _noted(end: LocalEnd | Lost, before: LocalEnd | Lost | None) -> LocalEnd | Lost:
+    """A client that answered only when it was asked again says why."""
+    if isinstance(end, LocalEnd) and isinstance(before, Lost):
+        return replace(end, note="; ".join(filter(None, [f"asked again, because at first: {before.why}", end.note])))
+    return end
+
+
+def _healthy(ends: Mapping[int, LocalEnd | Lost]) -> int:
+    return sum(isinstance(end, LocalEnd) for end in ends.values())
+
+
+def _named(ends: Mapping[int, LocalEnd | Lost]) -> str:
+    return "; ".join(f"client {end.client}: {end.why}" for end in ends.values() if isinstance(end, Lost))

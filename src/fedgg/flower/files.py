@@ -1,0 +1,155 @@
+"""The files of a divided data set: one for each client with its own examples, one for the server with the test set.
+
+A client's file reproduces its batches exactly: its examples in the order of the split, what it keeps back behind them,
+and how inputs are scaled, which in one machine is found on the whole training set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedgg.data.dataset import Dataset
+from fedgg.data.normalise import Scaling
+from fedgg.errors import UserError
+from fedgg.lab.arithmetic import DTYPES
+from fedgg.lab.config import Experiment
+from fedgg.lab.files import write_atomically
+
+FORMAT = 1
+PRIVATE = 0o600
+Arrays = dict[str, NDArray[Any]]
+_SCALES = {"shift", "scale"}
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Some examples and their labels."""
+
+    x: Tensor
+    y: Tensor
+
+    def fingerprint(self) -> str:
+        """A hash of every value."""
+        digest = hashlib.sha256()
+        for tensor in (self.x, self.y):
+            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            digest.update(tensor.cpu().contiguous().numpy().reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class ClientFile:
+    """All that a node knows of the data."""
+
+    client: int
+    train: Examples
+    held_out: Examples
+    classes: tuple[str, ...]
+    scaling: Scaling
+
+
+@dataclass(frozen=True, eq=False)
+class ServerFile:
+    """All that the server knows of the data."""
+
+    clients: int
+    test: Examples
+    proxy: Examples
+    classes: tuple[str, ...]
+    scaling: Scaling
+    split: dict[str, str]  # `scheme` and `hash`, where the file tells them
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Only its owner may read it."""
+    content = io.BytesIO()
+    np.savez_compressed(content, allow_pickle=False, format=FORMAT, **arrays)
+    write_atomically(path, content.getvalue(), PRIVATE)
+
+
+def scales(scaling: Scaling) -> Arrays:
+    return {"shift": scaling.shift.cpu().numpy(), "scale": scaling.scale.cpu().numpy()}
+
+
+def read_client(path: Path, experiment: Experiment) -> ClientFile:
+    arrays = _read(path, "x", "y", "classes")
+    classes = _names(path, arrays)
+    train = _examples(path, arrays, "x", "y", classes)
+    held_out = _examples(path, arrays, "x_held_out", "y_held_out", classes, like=train)
+    client = int(arrays["client"]) if "client" in arrays else -1
+    return ClientFile(client, train, held_out, classes, _scaling(path, arrays, experiment, train))
+
+
+def read_server(path: Path, experiment: Experiment) -> ServerFile:
+    arrays = _read(path, "x_test", "y_test", "classes")
+    classes = _names(path, arrays)
+    test = _examples(path, arrays, "x_test", "y_test", classes)
+    proxy = _examples(path, arrays, "x_proxy", "y_proxy", classes, like=test)
+    clients = int(arrays["clients"]) if "clients" in arrays else experiment.split.clients
+    split = {key: str(arrays[f"split_{key}"]) for key in ("scheme", "hash") if f"split_{key}" in arrays}
+    return ServerFile(clients, test, proxy, classes, _scaling(path, arrays, experiment, test), split)
+
+
+def _read(path: Path, *needed: str) -> Arrays:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise UserError(
+            f"there is no file {path}: `fedgg flower divide` writes it, or give its place as `data`"
+        ) from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} cannot be read as .npz ({' '.join(str(error).split())})") from error
+    for name in needed:
+        if name not in arrays:
+            raise UserError(f"{path}: there is no array {name!r} in it; it needs {', '.join(needed)}")
+    if int(arrays.get("format", np.array(FORMAT))) != FORMAT:
+        raise UserError(f"{path} has format {int(arrays['format'])}; this fedgg reads {FORMAT}")
+    return arrays
+
+
+def _names(path: Path, arrays: Arrays) -> tuple[str, ...]:
+    names = arrays["classes"]
+    if names.dtype.kind != "U" or names.ndim != 1:
+        raise UserError(f"{path}: classes must be an array of names, [C]")
+    return tuple(str(name) for name in names)
+
+
+def _examples(
+    path: Path, arrays: Arrays, x: str, y: str, classes: tuple[str, ...], like: Examples | None = None
+) -> Examples:
+    """Checked as every data set is; where they may be absent, `like` says what they would look like."""
+    if like is not None and len(arrays.get(x, ())) == 0:
+        return Examples(like.x[:0], like.y[:0])
+    for name in (x, y):
+        if name not in arrays or arrays[name].dtype.kind not in "uif":
+            raise UserError(f"{path}: {name} must be there, and be numbers")
+    found = Examples(torch.from_numpy(arrays[x]), torch.from_numpy(arrays[y].astype(np.int64)))
+    Dataset(f"{path} ({x})", found.x, found.y, found.x[:1], found.y[:1], classes)
+    if like is not None and (found.x.dtype != like.x.dtype or found.x.shape[1:] != like.x.shape[1:]):
+        raise UserError(f"{path}: {x} holds other examples than the first array, in type or in shape")
+    return found
+
+
+def _scaling(path: Path, arrays: Arrays, experiment: Experiment, examples: Examples) -> Scaling:
+    dtype, kind = DTYPES[experiment.engine.precision], experiment.data.normalise
+    if arrays.keys() >= _SCALES:
+        return Scaling(*(torch.from_numpy(arrays[name]).to(dtype) for name in ("shift", "scale")))
+    if kind == "standard":
+        raise UserError(
+            f"{path}: data.normalise = 'standard' needs the arrays shift and scale, the same in every file: "
+            f"add them, or take 'unit' or 'none'"
+        )
+    peak = 255.0 if kind == "unit" and examples.x.dtype == torch.uint8 else 1.0
+    return Scaling(torch.zeros(1, dtype=dtype), torch.full((1,), 1 / peak, dtype=dtype))
