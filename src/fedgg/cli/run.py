@@ -140,12 +140,13 @@ def show(summary: dict[str, Any], folder: Path) -> None:
 
 
 def _draw(folder: Path) -> None:
-    """Pictures of the split and the curves; a run without an evaluated round has no curve."""
+    """Pictures of the split, where it is known who holds what, and the curves; a run without an evaluated round has no
+    curve."""
     from fedgg.report.figures import curves_figure, save, split_figure
     from fedgg.report.folders import read_run
 
     record = read_run(folder)
-    if record.partition:
+    if record.partition and "counts" in record.partition:
         save(
             split_figure(record.partition["counts"], record.partition["classes"], record.split_title()),
             folder / "split.png",

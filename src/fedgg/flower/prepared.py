@@ -10,6 +10,7 @@ import tomli_w
 from fedgg.errors import UserError
 from fedgg.flower.app_folder import write_app
 from fedgg.flower.certificates import make_certificates
+from fedgg.flower.divide import divide
 from fedgg.flower.places import Places
 from fedgg.flower.ports import Listening
 from fedgg.lab.config import Experiment
@@ -46,8 +47,6 @@ def prepare(
 
 def _hand_out(places: Places, experiment: Experiment, data_folder: Path | None) -> None:
     """Divide beside the places, then move each file to its owner."""
-    from fedgg.flower import divide
-
     dividing = places.folder / "dividing"
     dividing.mkdir(mode=0o700)
     divide(experiment, dividing, data_folder)
