@@ -18,9 +18,11 @@ from typing import Any
 import psutil
 from safetensors.torch import load_file
 
+from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
 from fedgg.core.server import Lost
 from fedgg.engines import Loop, RoundJob
+from fedgg.engines.job import Look
 from fedgg.flower.processes import MARK, is_running
 from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import build
@@ -125,23 +127,27 @@ def events(out: Path) -> list[str]:
     return [f"{event['who']}: {event['what']}" for event in told]
 
 
-class Losing(Loop):
+@dataclass(frozen=True)
+class Losing:
     """The reference engine, where the clients named are lost in the rounds named, for the same reasons."""
 
-    def __init__(self, gone: dict[tuple[int, int], str]):
-        self.gone = gone
+    gone: dict[tuple[int, int], str]
+    loop: Loop
 
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd | Lost]]:
-        for client, end in super().train(job):
+        for client, end in self.loop.train(job):
             why = self.gone.get((job.round + 1, client))
             yield client, end if why is None else Lost(client, why)
+
+    def score(self, looks: Sequence[Look]) -> list[Score]:
+        return self.loop.score(looks)
 
 
 def assert_as_embedded(experiment: Experiment, out: Path, tmp_path: Path) -> None:
     """The run in the folder has the history and the bits of the reference engine, given who was lost when."""
     reference = tmp_path / "reference"
     with arithmetic(experiment), opened(partial(build, experiment), experiment, reference, Watcher()) as session:
-        engine = Losing(lost(out))
+        engine = Losing(lost(out), Loop())
         while not session.over:
             job = session.next_job()
             session.close_round(job, train(job, engine), 0.0, engine.score)
