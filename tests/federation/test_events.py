@@ -7,9 +7,8 @@ rounds: nothing is added up silently from half a round, no memory is lost, and e
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,12 +16,12 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from federations import Up, assert_as_embedded, events, lost, members, start
+from federations import PATIENCE, Up, assert_as_embedded, events, lost, members, start
 
 from fedgg.flower.keys import make_node_key
 from fedgg.flower.places import Places
 from fedgg.flower.ports import free_ports
-from fedgg.flower.processes import surroundings
+from fedgg.flower.processes import Part, surroundings, watched_over
 from fedgg.lab.config import Experiment
 
 pytestmark = pytest.mark.slow
@@ -57,18 +56,16 @@ def test_a_node_with_a_wrong_key_is_refused(up: Up, tmp_path: Path) -> None:
     places = Places(up.out)
     address = up.find("SuperLink", "flower-superlink")[0].cmdline()
     port = address[address.index("--port") + 1]
-    stranger = subprocess.run(
-        [
-            *(Path(sys.executable).with_name("flower-supernode"), "--superlink", f"127.0.0.1:{port}"),
-            *("--root-certificates", places.certificates.authority, "--port", str(free_ports("127.0.0.1", 1)[0])),
-            *("--auth-supernode-private-key", tmp_path / "key", "--node-config", "client-id=1"),
-        ],
-        env=surroundings(tmp_path / "home", "127.0.0.1"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert stranger.returncode != 0
+    command = [
+        *("flower-supernode", "--superlink", f"127.0.0.1:{port}", "--port", str(free_ports("127.0.0.1", 1)[0])),
+        *("--root-certificates", str(places.certificates.authority), "--node-config", "client-id=1"),
+        *("--auth-supernode-private-key", str(tmp_path / "key")),
+    ]
+    with watched_over(f"stranger-{os.getpid()}") as begin:
+        environment, log = surroundings(tmp_path / "home", "127.0.0.1"), tmp_path / "log"
+        stranger = begin(Part(f"stranger-{os.getpid()}", "client-1", command, environment, log))
+        assert stranger.process.wait(PATIENCE) != 0
+        assert "Failed to activate SuperNode" in log.read_text()
     finish(up)
     assert lost(up.out) == {}
     assert_as_embedded(EXPERIMENT, up.out, tmp_path)
