@@ -60,14 +60,20 @@ class Up:
     def until_round(self, number: int) -> None:
         self.until(lambda: len(self.rounds()) >= number)
 
-    def find(self, part: str, program: str) -> list[Any]:
-        return [process for process in members(self.out, part) if is_running(process, program)]
+    def find(self, part: str, program: str, younger_than: float = 0.0) -> list[Any]:
+        there = [process for process in members(self.out, part) if is_running(process, program)]
+        return [process for process in there if process.create_time() > younger_than]
 
     def hurt(self, part: str, program: str, sign: signal.Signals) -> None:
         """Send a signal to this program of that part, as soon as it is there."""
         for process in self.until(lambda: self.find(part, program)):
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(sign)
+
+    def next_client_app(self, part: str) -> Any:
+        """The process in which a node answers its next message, just started: it is in the middle of a round."""
+        now = time.time()
+        return self.until(lambda: self.find(part, "flwr-clientapp", younger_than=now))[0]
 
     def stop(self) -> None:
         """After a test, however it ended."""
