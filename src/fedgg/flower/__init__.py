@@ -16,10 +16,10 @@ from fedgg.errors import UserError
 
 if TYPE_CHECKING:
     from fedgg.flower.client import client_app
-    from fedgg.flower.divide import divide
+    from fedgg.flower.division import divide
     from fedgg.flower.server import server_app
 
-_HOMES = {"client_app": "client", "server_app": "server", "divide": "divide"}
+_HOMES = {"client_app": "client", "server_app": "server", "divide": "division"}
 
 __all__ = ["client_app", "divide", "server_app"]
 

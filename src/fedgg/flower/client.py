@@ -15,7 +15,7 @@ from fedgg.core.buffers import travels
 from fedgg.core.rows import Rows
 from fedgg.core.server import healthy
 from fedgg.errors import UserError
-from fedgg.flower.letters import About, Answer, Hello, about_of, arrays_of, write
+from fedgg.flower.letters import About, Answer, Hello, about_of, arrays_of, reading, write
 from fedgg.flower.memory import Kept, NodeMemory, Overtaken
 from fedgg.flower.node import Received, Site, site_of
 from fedgg.flower.records import BadRecord, check_finite, check_kinds, from_record, kinds, to_record
@@ -89,15 +89,14 @@ def _train(about: About, site: Site, settings: NodeSettings, message: Message) -
     memory.keep(about, ticket, Kept(end.memory, own_buffers))
     _, buffers_go_up = travels(policy)
     arrays = {"up": to_record(end.up)} | ({"buffers": to_record(end.buffers)} if buffers_go_up else {})
-    numbers = {"loss": float(end.loss)} | {f"reading {name}": float(value) for name, value in end.readings.items()}
+    numbers = {"loss": float(end.loss)} | {reading(name): float(value) for name, value in end.readings.items()}
     note = gone if end.memory or own_buffers else ""  # who keeps nothing has lost nothing
     return write(about, arrays, answer=Answer(note=note), numbers=numbers)
 
 
 def _score(about: About, site: Site, settings: NodeSettings, message: Message) -> RecordDict:
     score = site.score(_received(site, message.content))
-    numbers = {"accuracy": score.accuracy, "loss": score.loss, "examples": score.examples}
-    return write(about, answer=Answer(), numbers=numbers)
+    return write(about, answer=Answer(), numbers={"accuracy": score.accuracy, "loss": score.loss})
 
 
 def _ticket(about: About, message: Message) -> str:

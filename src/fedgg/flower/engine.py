@@ -21,9 +21,9 @@ from fedgg.engines import RoundJob
 from fedgg.engines.job import Look, score_here
 from fedgg.errors import UserError
 from fedgg.flower.exchange import Exchange, Question, Reply
-from fedgg.flower.letters import NEVER, About, arrays_of, numbers_of, write
+from fedgg.flower.letters import NEVER, About, arrays_of, numbers_of, reading, write
 from fedgg.flower.log import ExchangeLog
-from fedgg.flower.records import BadRecord, Kind, check_finite, check_kinds, from_record, kinds, to_record
+from fedgg.flower.records import BadRecord, check_finite, check_kinds, from_record, kinds, to_record
 from fedgg.flower.roll import Roll
 from fedgg.flower.settings import RunSettings
 
@@ -38,7 +38,7 @@ class OverMessages:
     roll: Roll
     exchange: Exchange
     settings: RunSettings
-    declared: Mapping[str, Kind]  # what the algorithm's clients send up
+    example: LocalEnd  # what a client of this algorithm sends, by names, types and shapes
     history: Sequence[Mapping[str, Any]]  # the finished rounds, growing
     settled: Callable[[], int]
     log: ExchangeLog
@@ -60,15 +60,14 @@ class OverMessages:
         raise UserError(
             f"round {job.round + 1}: {_healthy(ends)} of {len(job.cohort)} clients answered in "
             f"{self.settings.attempts} attempts, and {self.settings.enough(len(job.cohort))} are needed "
-            f"({_named(ends)}): see to their nodes and start again, {job.round} rounds are kept in {self.settings.out}"
+            f"({_named(ends)}): see to their nodes and start again, finished rounds are kept in {self.settings.out}"
         )
 
     def score(self, looks: Sequence[Look]) -> list[Score]:
         """The server's test set here; what clients keep back, with them."""
-        own = [place for place, look in enumerate(looks) if look.client is None]
-        scores = dict(zip(own, score_here([looks[place] for place in own]), strict=True))
-        away = [place for place, look in enumerate(looks) if look.client is not None]
-        return [scores[place] for place in range(len(looks))] if not away else self._with_clients(looks, scores, away)
+        away = {look.client: look for look in looks if look.client is not None}
+        found = self._by_clients(away) if away else {}
+        return [found[look.client] if look.client is not None else score_here([look])[0] for look in looks]
 
     def _enough(self, job: RoundJob, ends: Mapping[int, LocalEnd | Lost]) -> bool:
         """Where everybody has answered and nobody with a number, asking again is no use: the run has diverged."""
@@ -93,8 +92,8 @@ class OverMessages:
                 questions.append(Question(nodes[client], about, write(about, arrays)))
         ends: dict[int, LocalEnd | Lost] = {client: Lost(client, "its node is not connected") for client in clients}
         with self.log.exchange("train", number, attempt, clients, self.exchange) as done:
-            for place, reply in self.exchange.ask("train", questions).items():
-                client = questions[place].about.client
+            for question, reply in self.exchange.ask("train", questions):
+                client = question.about.client
                 ends[client] = self._end(job, client, reply)
             done.lost.extend(end for end in ends.values() if isinstance(end, Lost))
         for question in questions:  # a node that fails may be somebody else by now
@@ -104,7 +103,7 @@ class OverMessages:
 
     def _nodes(self, clients: list[int], needed: int) -> dict[int, int]:
         """Waits only where a round would fail without those who are missing."""
-        nodes = self.roll.renew(clients)
+        nodes = self.roll.after_hellos(clients)
         if sum(client in nodes for client in clients) < min(needed, len(clients)):
             self.roll.wait_for(clients, self.settings.wait)
             nodes = self.roll.nodes()
@@ -122,62 +121,56 @@ class OverMessages:
             return Lost(client, reply.why)
         device = job.w.device
         try:
-            up = check_kinds(from_record(arrays_of(reply.content, "up"), device), self.declared, "its message")
+            up = check_kinds(from_record(arrays_of(reply.content, "up"), device), kinds(self.example.up), "its message")
             buffers = job.buffers
             if travels(job.policy)[1] and job.buffers:
                 found = from_record(arrays_of(reply.content, "buffers"), device)
                 buffers = check_kinds(found, kinds(job.buffers), "its statistics")
-            numbers = numbers_of(reply.content)
-            if "loss" not in numbers:
-                raise BadRecord("it does not tell its loss")
+            numbers = numbers_of(reply.content, {"loss", *map(reading, self.example.readings)})
             check_finite(up, "")
             check_finite(buffers, "")
         except BadRecord as error:
             return Lost(client, str(error))
-        told = {name: torch.full((1, 1), value, dtype=job.w.dtype) for name, value in numbers.items()}
-        readings = {name.removeprefix("reading "): value for name, value in told.items() if name != "loss"}
+        told = {name: torch.tensor([[value]], dtype=torch.float64).to(job.w.dtype) for name, value in numbers.items()}
+        readings = {name: told[reading(name)] for name in self.example.readings}
         return LocalEnd(up, {}, buffers, readings, told["loss"], reply.answer.note)
 
-    def _with_clients(self, looks: Sequence[Look], scores: dict[int, Score], away: list[int]) -> list[Score]:
+    def _by_clients(self, looks: Mapping[int, Look]) -> dict[int, Score]:
         """Ask every client that keeps examples back."""
-        clients = [look.client for look in looks if look.client is not None]
-        nodes, number = self.roll.renew(clients), len(self.history) + 1
-        model = to_record({"w": looks[away[0]].w})
-        questions, places = list[Question](), list[int]()
-        for place in away:
-            client = looks[place].client
-            assert client is not None
-            scores[place] = NO_SCORE
+        clients = list(looks)
+        nodes, number = self.roll.renew(), len(self.history) + 1
+        model = to_record({"w": next(iter(looks.values())).w})
+        questions = []
+        for client, look in looks.items():
             if client in nodes:
                 about = About(self.roll.run, self.roll.experiment, number, 1, client)
-                questions.append(Question(nodes[client], about, write(about, _model_of(looks[place], model))))
-                places.append(place)
-        lost = [Lost(client, "its node is not connected") for client in clients if client not in nodes]
+                questions.append(Question(nodes[client], about, write(about, _model_of(look, model))))
+        found: dict[int, Score | Lost] = {client: Lost(client, "its node is not connected") for client in clients}
         with self.log.exchange("evaluate", number, 1, clients, self.exchange) as done:
-            for at, reply in self.exchange.ask("evaluate", questions).items():
-                found = _score(reply)
-                if isinstance(found, Score):
-                    scores[places[at]] = found
-                else:
-                    lost.append(Lost(questions[at].about.client, found))
+            found |= {
+                q.about.client: self._score(q.about.client, reply)
+                for q, reply in self.exchange.ask("evaluate", questions)
+            }
+            lost = [score for score in found.values() if isinstance(score, Lost)]
             done.lost.extend(lost)
         for gone in lost:
             self.notice(f"round {number}: client {gone.client} did not say how good the model is: {gone.why}")
-        return [scores[place] for place in range(len(looks))]
+        return {client: NO_SCORE if isinstance(score, Lost) else score for client, score in found.items()}
+
+    def _score(self, client: int, reply: Reply) -> Score | Lost:
+        if reply.content is None:
+            return Lost(client, reply.why)
+        try:
+            numbers = numbers_of(reply.content, {"accuracy", "loss"})
+        except BadRecord as error:
+            return Lost(client, str(error))
+        if not 0 <= numbers["accuracy"] <= 1:
+            return Lost(client, f"it sent the accuracy {numbers['accuracy']}")
+        return Score(numbers["accuracy"], numbers["loss"], self.roll.said[client].held_out)
 
 
 def _model_of(look: Look, model: ArrayRecord) -> dict[str, ArrayRecord]:
     return {"model": model} | ({"buffers": to_record(look.buffers)} if look.buffers else {})
-
-
-def _score(reply: Reply) -> Score | str:
-    if reply.content is None:
-        return reply.why
-    try:
-        numbers = numbers_of(reply.content)
-        return Score(numbers["accuracy"], numbers["loss"], int(numbers["examples"]))
-    except (BadRecord, KeyError) as error:
-        return f"it sent no score ({error})"
 
 
 def _noted(end: LocalEnd | Lost, before: LocalEnd | Lost | None) -> LocalEnd | Lost:

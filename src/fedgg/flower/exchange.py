@@ -6,7 +6,7 @@ Flower's own `send_and_receive` looks once in three seconds and does not say who
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from flwr.app import Message, RecordDict
@@ -60,69 +60,69 @@ class Exchange:
     def node_ids(self) -> set[int]:
         return set(self.grid.get_node_ids())
 
-    def ask(self, kind: str, questions: Iterable[Question], deadline: float | None = None) -> dict[int, Reply]:
-        """One reply for each question, by its place: who is silent, late, or says something else is named as such."""
+    def ask(self, kind: str, questions: Iterable[Question]) -> list[tuple[Question, Reply]]:
+        """Every question with its reply: who is silent, late, or says something else is named as such."""
         asked = list(questions)
-        limit = self.deadline if deadline is None else deadline
-        until = self.now() + limit
-        sent = self._send(kind, asked, limit)
-        came: dict[int, list[Message]] = {place: [] for place in range(len(asked))}
-        while waiting := [number for number, place in sent.items() if not came[place]]:
-            for message in self.grid.pull_messages(waiting):
-                place = sent.get(message.metadata.reply_to_message_id)
-                if place is not None:
-                    came[place].append(message)
+        until = self.now() + self.deadline
+        numbers = [self.post(kind, question, self.deadline) for question in asked]
+        came: dict[str, list[Message]] = {number: [] for number in numbers if number}
+        while waiting := [number for number, messages in came.items() if not messages]:
+            self._pull(waiting, came)
             if self.now() >= until:
                 break
-            if any(not came[place] for place in sent.values()):
+            if not all(came.values()):
                 self.sleep(PAUSE)
-        unsent = came.keys() - set(sent.values())
-        silent = f"no answer within {limit:g} s"
-        return {
-            place: _judged(asked[place], messages, "the message could not be sent" if place in unsent else silent, self)
-            for place, messages in came.items()
-        }
+        return [
+            (question, self._judged(question, came[number]) if number else nothing("the message could not be sent"))
+            for question, number in zip(asked, numbers, strict=True)
+        ]
 
-    def _send(self, kind: str, asked: list[Question], limit: float) -> dict[str, int]:
-        """One by one, so that it is known which went out; arrays that several share are uploaded once."""
-        sent: dict[str, int] = {}
-        for place, question in enumerate(asked):
-            message = Message(
-                question.content, question.node, kind, ttl=limit + SLACK, group_id=str(question.about.round)
-            )
-            for number in self.grid.push_messages([message]):
-                if number:
-                    sent[number] = place
-                    self.traffic.down += payload_of(question.content)
-                    self.traffic.overhead_down += overhead_of(question.content)
-        return sent
+    def post(self, kind: str, question: Question, seconds: float) -> str | None:
+        """Send one message that lives so long; its number, or None where the grid did not take it.
 
+        One by one, so that it is known which went out; arrays that several share are uploaded once all the same.
+        """
+        message = Message(
+            question.content, question.node, kind, ttl=seconds + SLACK, group_id=str(question.about.round)
+        )
+        number = next(iter(self.grid.push_messages([message])), None)
+        if number:
+            self.traffic.down += payload_of(question.content)
+            self.traffic.overhead_down += overhead_of(question.content)
+        return number or None
 
-def _judged(question: Question, messages: list[Message], silent: str, exchange: Exchange) -> Reply:
-    if not messages:
-        return _nothing(silent)
-    for message in messages:
-        if message.has_content():
-            exchange.traffic.up += payload_of(message.content)
-            exchange.traffic.overhead_up += overhead_of(message.content)
-    if len(messages) > 1:
-        return _nothing(f"it answered {len(messages)} times")
-    (message,) = messages
-    if message.has_error():
-        return _nothing(f"its app failed: {' '.join(str(message.error.reason).split())[:200]}")
-    try:
-        answer = answer_of(message.content)
+    def collect(self, waiting: dict[str, Question]) -> dict[str, Reply]:
+        """What has come in by now for messages posted before; nobody waits."""
+        came: dict[str, list[Message]] = {number: [] for number in waiting}
+        if waiting:
+            self._pull(list(waiting), came)
+        return {number: self._judged(waiting[number], messages) for number, messages in came.items() if messages}
+
+    def _pull(self, waiting: list[str], came: dict[str, list[Message]]) -> None:
+        for message in self.grid.pull_messages(waiting):
+            if message.metadata.reply_to_message_id in came:
+                came[message.metadata.reply_to_message_id].append(message)
+                if message.has_content():
+                    self.traffic.up += payload_of(message.content)
+                    self.traffic.overhead_up += overhead_of(message.content)
+
+    def _judged(self, question: Question, messages: list[Message]) -> Reply:
+        if not messages:
+            return nothing(f"no answer within {self.deadline:g} s")
+        if len(messages) > 1:
+            return nothing(f"it answered {len(messages)} times")
+        (message,) = messages
+        if message.has_error():
+            return nothing(f"its app failed: {' '.join(str(message.error.reason).split())[:200]}")
+        try:
+            other = difference(question.about, about_of(message.content))
+            answer = answer_of(message.content)
+        except BadRecord as error:
+            return nothing(str(error))
         if answer.refused:
-            return _nothing(answer.refused)
-        other = difference(question.about, about_of(message.content))
-    except BadRecord as error:
-        return _nothing(str(error))
-    return _nothing(other) if other else Reply(message.content, answer)
+            return nothing(answer.refused)
+        return nothing(other) if other else Reply(message.content, answer)
 
 
-def _nothing(why: str) -> Reply:
+def nothing(why: str) -> Reply:
     return Reply(None, Answer(), why)
-
-
-def by_client(questions: list[Question], replies: Mapping[int, Reply]) -> dict[int, Reply]:
-    return {question.about.client: replies[place] for place, question in enumerate(questions)}

@@ -85,7 +85,7 @@ def scales(scaling: Scaling) -> Arrays:
 def read_client(path: Path, experiment: Experiment) -> ClientFile:
     arrays = _read(path, "x", "y", "classes")
     classes = _names(path, arrays)
-    train = _examples(path, arrays, "x", "y", classes)
+    train = _examples(path, arrays, "x", "y", classes, may_be_none=True)  # split.allow_empty
     held_out = _examples(path, arrays, "x_held_out", "y_held_out", classes, like=train)
     client = int(arrays["client"]) if "client" in arrays else -1
     return ClientFile(client, train, held_out, classes, _scaling(path, arrays, experiment, train))
@@ -127,16 +127,24 @@ def _names(path: Path, arrays: Arrays) -> tuple[str, ...]:
 
 
 def _examples(
-    path: Path, arrays: Arrays, x: str, y: str, classes: tuple[str, ...], like: Examples | None = None
+    path: Path,
+    arrays: Arrays,
+    x: str,
+    y: str,
+    classes: tuple[str, ...],
+    like: Examples | None = None,
+    *,
+    may_be_none: bool = False,
 ) -> Examples:
-    """Checked as every data set is; where they may be absent, `like` says what they would look like."""
+    """Checked as every data set is; where the arrays may be absent, `like` says what they would look like."""
     if like is not None and len(arrays.get(x, ())) == 0:
         return Examples(like.x[:0], like.y[:0])
     for name in (x, y):
         if name not in arrays or arrays[name].dtype.kind not in "uif":
             raise UserError(f"{path}: {name} must be there, and be numbers")
     found = Examples(torch.from_numpy(arrays[x]), torch.from_numpy(arrays[y].astype(np.int64)))
-    Dataset(f"{path} ({x})", found.x, found.y, found.x[:1], found.y[:1], classes)
+    if len(found.y) or not may_be_none:
+        Dataset(f"{path} ({x})", found.x, found.y, found.x[:1], found.y[:1], classes)
     if like is not None and (found.x.dtype != like.x.dtype or found.x.shape[1:] != like.x.shape[1:]):
         raise UserError(f"{path}: {x} holds other examples than the first array, in type or in shape")
     return found

@@ -5,7 +5,7 @@ A reply that repeats anything else belongs to another run, round, attempt or cli
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -98,14 +98,21 @@ def arrays_of(content: RecordDict, name: str) -> ArrayRecord:
     return record
 
 
-def numbers_of(content: RecordDict) -> dict[str, float]:
+def numbers_of(content: RecordDict, wanted: Collection[str]) -> dict[str, float]:
+    """These and no others."""
     record = content.get(NUMBERS)
-    if not isinstance(record, MetricRecord):
-        raise BadRecord("it has no numbers")
-    for name, value in record.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise BadRecord(f"{name} is {type(value).__name__}, not a number")
-    return {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
+    if not isinstance(record, MetricRecord) or set(record) != set(wanted):
+        told = sorted(record) if isinstance(record, MetricRecord) else "no numbers"
+        raise BadRecord(f"it told {told} where {sorted(wanted)} was asked for")
+    numbers = {name: value for name, value in record.items() if isinstance(value, float)}
+    if len(numbers) < len(record):
+        raise BadRecord("it told something that is no number")
+    return numbers
+
+
+def reading(name: str) -> str:
+    """What a reading is called among the numbers."""
+    return f"reading {name}"
 
 
 def difference(asked: About, told: About) -> str | None:

@@ -131,7 +131,7 @@ def _part_of_source(experiment_file: Path, client: int) -> Site:
     return Site(**(vars(whole) | {"client": client}))
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=8)
 def _from_file(experiment_file: Path, client: int, data: Path, stamp: int) -> Site:
     experiment = load_experiment(experiment_file)
     mine = read_client(data, experiment)
@@ -141,9 +141,14 @@ def _from_file(experiment_file: Path, client: int, data: Path, stamp: int) -> Si
     feed = _feed(mine, client, experiment)
     shape = tuple(mine.train.x.shape[1:])
     with arithmetic(experiment):
-        sample = torch.cat([x for x, _ in feed.client_chunks(client)])[[0, min(1, feed.examples(client) - 1)]]
-        net = examined_net(experiment, algorithm, shape, len(mine.classes), sample)
+        net = examined_net(experiment, algorithm, shape, len(mine.classes), _sample(feed, shape))
     return Site(client, experiment, algorithm, net, feed, work_of(algorithm, experiment), shape, len(mine.classes))
+
+
+def _sample(feed: Feed, shape: tuple[int, ...]) -> Tensor:
+    """Two examples to look at a model with; a client that has less makes do."""
+    few = feed.scaling(feed.x[:2])
+    return torch.cat([few, few.new_zeros(2, *shape)])[:2]
 
 
 def _feed(mine: ClientFile, client: int, experiment: Experiment) -> Feed:

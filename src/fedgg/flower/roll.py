@@ -1,7 +1,8 @@
 """Who is there: which node is which client.
 
 Flower's node ids are random, and a node that comes back may have another one. So every node is asked who it is when it
-is first seen, and the list is renewed before each round.
+is first seen, and the list is renewed before each round. Nobody waits twice for a node that does not answer: its reply
+counts whenever it comes.
 """
 
 from __future__ import annotations
@@ -11,10 +12,19 @@ from dataclasses import dataclass, field
 
 from fedgg.errors import UserError
 from fedgg.flower.exchange import PAUSE, Exchange, Question
-from fedgg.flower.letters import About, Hello, hello_of, write
+from fedgg.flower.letters import NEVER, About, Hello, hello_of, write
 from fedgg.flower.records import BadRecord
 
 NOBODY = -1
+PATIENCE = 60.0  # seconds that a round waits for a node which has just come
+LIFE = 3600.0  # seconds after which a node that did not answer is asked again
+AGAIN = 10.0  # and one that said no
+
+
+@dataclass(frozen=True)
+class Asked:
+    question: Question
+    at: float
 
 
 @dataclass
@@ -28,59 +38,86 @@ class Roll:
     clients: int
     known: dict[int, Hello] = field(default_factory=dict)  # by node
     said: dict[int, Hello] = field(default_factory=dict)  # by client: what it said first, which must stay true
-    silent: set[int] = field(default_factory=set)  # nodes that are there and do not answer
+    asked: dict[str, Asked] = field(default_factory=dict)  # by message: who has not answered yet
+    refused: dict[int, float] = field(default_factory=dict)  # by node: when it said no
+    followed: dict[int, int] = field(default_factory=dict)  # by node: the one that came as the same client after it
 
     def nodes(self) -> dict[int, int]:
         """By client."""
         return {hello.client: node for node, hello in self.known.items()}
 
-    def renew(self, wanted: Collection[int]) -> dict[int, int]:
-        """The nodes by client, after those who are new have been asked. Who did not answer before is asked again only
-        while a wanted client is missing."""
-        there = self.exchange.node_ids()
+    def renew(self) -> dict[int, int]:
+        """The nodes by client, as far as they have said so by now; those who are new are asked."""
+        there, now = self.exchange.node_ids(), self.exchange.now()
         self.known = {node: hello for node, hello in self.known.items() if node in there}
-        self.silent &= there
-        new = there - self.known.keys() - self.silent
-        if not new and any(client not in self.nodes() for client in wanted):
-            new = set(self.silent)
-        self._meet(sorted(new))
+        self.followed = {a: b for a, b in self.followed.items() if a in there and b in there}
+        self.asked = {
+            number: asked
+            for number, asked in self.asked.items()
+            if asked.question.node in there and now - asked.at < LIFE
+        }
+        self.refused = {node: at for node, at in self.refused.items() if now - at < AGAIN}
+        at_it = {asked.question.node for asked in self.asked.values()}
+        for node in sorted(there - self.known.keys() - self.refused.keys() - at_it):
+            self._ask(node)
+        waiting = {number: asked.question for number, asked in self.asked.items()}
+        for number, reply in self.exchange.collect(waiting).items():
+            node, why = self.asked.pop(number).question.node, reply.why
+            try:
+                if reply.content is not None:
+                    self._introduce(node, hello_of(reply.content))
+            except BadRecord as error:
+                why = str(error)
+            if why:
+                self.refused[node] = now
+                self.notice(f"node {node} did not say who it is: {why}")
         return self.nodes()
 
     def wait_for(self, clients: Collection[int], seconds: float) -> list[int]:
         """Those who have not come by then."""
         until = self.exchange.now() + seconds
-        while missing := [client for client in clients if client not in self.renew(clients)]:
+        while missing := [client for client in clients if client not in self.renew()]:
             if self.exchange.now() >= until:
                 return missing
-            self.exchange.sleep(5 * PAUSE)
+            self.exchange.sleep(PAUSE)
         return []
+
+    def after_hellos(self, clients: Collection[int]) -> dict[int, int]:
+        """The nodes by client; where one is missing, those who have just come get a moment to say who they are."""
+        while any(client not in self.renew() for client in clients):
+            now = self.exchange.now()
+            if not any(now - asked.at < min(PATIENCE, self.exchange.deadline) for asked in self.asked.values()):
+                break
+            self.exchange.sleep(PAUSE)
+        return self.nodes()
 
     def forget(self, client: int) -> None:
         """It may have restarted as somebody else: ask again who it is."""
         self.known = {node: hello for node, hello in self.known.items() if hello.client != client}
 
-    def _meet(self, nodes: list[int]) -> None:
-        for node, hello in self._asked(nodes).items():
-            if hello is None:
-                self.silent.add(node)
-                continue
-            self.silent.discard(node)
-            self._refuse_another(node, hello)
-            twin = self.nodes().get(hello.client)
-            if twin is not None and twin != node:
-                self._settle(twin, node, hello.client)
-            self.known[node] = hello
+    def _ask(self, node: int) -> None:
+        about = About(self.run, self.experiment, round=NEVER, attempt=1, client=NOBODY)
+        question = Question(node, about, write(about))
+        number = self.exchange.post("query.hello", question, LIFE)
+        if number is not None:
+            self.asked[number] = Asked(question, self.exchange.now())
 
-    def _settle(self, before: int, now: int, client: int) -> None:
-        """A node that was killed counts as connected for a while. If it answers still, there are two of them."""
-        if self._asked([before])[before] is not None:
+    def _introduce(self, node: int, hello: Hello) -> None:
+        self._refuse_strangers(node, hello)
+        if self.followed.get(node) in self.known:
             raise UserError(
-                f"nodes {before} and {now} both say that they are client {client}: give each its own client-id"
+                f"nodes {node} and {self.followed[node]} both say that they are client {hello.client}: "
+                f"give each its own client-id"
             )
-        del self.known[before]
-        self.silent.add(before)
+        before = self.nodes().get(hello.client)
+        if before is not None and before != node:
+            # A node that was killed counts as connected for a while; if it answers still, there are two of them.
+            self.followed[before] = node
+            del self.known[before]
+            self._ask(before)
+        self.known[node] = hello
 
-    def _refuse_another(self, node: int, hello: Hello) -> None:
+    def _refuse_strangers(self, node: int, hello: Hello) -> None:
         if not 0 <= hello.client < self.clients:
             raise UserError(
                 f"node {node} says that it is client {hello.client}, but the experiment has {self.clients} clients: "
@@ -92,19 +129,3 @@ class Roll:
                 f"client {hello.client} (node {node}) came with other data than before: {hello.examples} examples, "
                 f"before {before.examples}; give it the file it had, or begin anew in another folder"
             )
-
-    def _asked(self, nodes: list[int]) -> dict[int, Hello | None]:
-        about = About(self.run, self.experiment, round=0, attempt=1, client=NOBODY)
-        questions = [Question(node, about, write(about)) for node in nodes]
-        found: dict[int, Hello | None] = {}
-        for place, reply in self.exchange.ask("query.hello", questions).items():
-            node, why = nodes[place], reply.why
-            found[node] = None
-            if reply.content is not None:
-                try:
-                    found[node] = hello_of(reply.content)
-                except BadRecord as error:
-                    why = str(error)
-            if found[node] is None:
-                self.notice(f"node {node} did not say who it is: {why}")
-        return found

@@ -18,14 +18,13 @@ from fedgg.flower.engine import OverMessages
 from fedgg.flower.exchange import Exchange
 from fedgg.flower.letters import FORMAT, Hello
 from fedgg.flower.log import ExchangeLog
-from fedgg.flower.records import kinds
 from fedgg.flower.roll import Roll
 from fedgg.flower.server_side import federation_of
 from fedgg.flower.settings import Configuration, RunSettings, run_settings
 from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.files import write_json, writing_to
-from fedgg.lab.rehearsal import sent_up
+from fedgg.lab.rehearsal import rehearsed
 from fedgg.lab.runner import Run, Session, Watcher, opened, play_with
 
 LOG = logging.getLogger("flwr")
@@ -115,7 +114,7 @@ def _engine(session: Session, roll: Roll, exchange: Exchange, settings: RunSetti
         roll=roll,
         exchange=exchange,
         settings=settings,
-        declared=kinds(sent_up(session.federation)),
+        example=rehearsed(session.federation),
         history=session.rounds,
         settled=session.store.settled,
         log=ExchangeLog(settings.out),

@@ -101,11 +101,11 @@ def _feed(file: ServerFile, said: Said, experiment: Experiment) -> Feed:
     device = chosen_device(experiment)
     x, y = torch.cat([file.proxy.x, file.test.x[:1]]), torch.cat([file.proxy.y, file.test.y[:1]])
     own = Examples(x.to(device), y.to(device))
-    elsewhere = np.int64(len(file.proxy.y))
+    elsewhere = len(file.proxy.y)
     everybody = [said[client] for client in range(experiment.split.clients)]
 
     def counted(count: int) -> Positions:
-        return np.broadcast_to(elsewhere, count)
+        return np.full(count, elsewhere, np.int64)
 
     return Feed(
         x=own.x,

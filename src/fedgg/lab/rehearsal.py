@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from fedgg.core.collect import PLAIN
-from fedgg.core.local import end_round, open_round
-from fedgg.core.rows import Rows
+from fedgg.core.local import LocalEnd, end_round, open_round
 from fedgg.engines.loop import open_client
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation
@@ -17,14 +16,14 @@ def rehearse(federation: Federation) -> None:
     if collector is PLAIN:
         return
     try:
-        collector.check(sent_up(federation), federation.net.layout.total)
+        collector.check(rehearsed(federation).up, federation.net.layout.total)
     except UserError as error:
         raise UserError(f"{type(federation.algorithm).__name__}: {error}") from error
 
 
-def sent_up(federation: Federation) -> Rows:
-    """By the first client of the first round, after no step at all."""
+def rehearsed(federation: Federation) -> LocalEnd:
+    """The first client of the first round, after no step at all: the names and shapes of what everybody will send."""
     job = next_job(federation, begin(federation))
     start, sgd = open_client(job, job.cohort[0])
     running, site = open_round(job.algorithm, job.net, sgd, start)
-    return end_round(job.algorithm, start, running, site).up
+    return end_round(job.algorithm, start, running, site)

@@ -1,0 +1,17 @@
+"""A program: one experiment in Flower's own simulation, with Ray. Arguments: experiment, run folder, nodes."""
+
+from __future__ import annotations
+
+import sys
+
+from flwr.simulation import run_simulation
+
+from fedgg.flower import client_app, server_app
+
+if __name__ == "__main__":
+    experiment, out, nodes = sys.argv[1:]
+    config = {"out": out}
+    one_core_each = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(
+        server_app(experiment, config), client_app(experiment, config), int(nodes), backend_config=one_core_each
+    )

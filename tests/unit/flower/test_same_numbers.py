@@ -1,0 +1,91 @@
+"""A run over messages ends with the loop's bits: every algorithm, every treatment of buffers, alone and resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from post_office import Federation, same, small
+
+import fedgg
+from fedgg.algorithms import ALGORITHMS
+from fedgg.lab.config import Experiment
+
+MODEL = """
+from torch import nn
+
+class Normed(nn.Sequential):
+    def __init__(self, shape, classes):
+        super().__init__(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, classes))
+"""
+
+
+def of(name: str, **more: Any) -> Experiment:
+    kind = ALGORITHMS[name]
+    proxy = {"data__proxy": 40} if kind.needs_proxy else {}
+    return small(algorithm__name=name, **proxy, **more)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_and_it_resumes(name: str, tmp_path: Path) -> None:
+    experiment = of(name, data__holdout=0.2)
+    federation = Federation(experiment, tmp_path)
+    federation.run(rounds=2)
+    same(federation.run(), fedgg.run(experiment))
+
+
+@pytest.mark.parametrize("policy", ["average", "local", "frozen"])
+@pytest.mark.parametrize("name", ["fedgg", "fedcurv"])
+def test_every_treatment_of_buffers(policy: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "normed.py").write_text(MODEL)
+    model = f"{tmp_path / 'normed.py'}:Normed"
+    experiment = of(name, model__name=model, model__statistics=policy, data__holdout=0.2, server__cohort=2, rounds=5)
+    federation = Federation(experiment, tmp_path)
+    federation.run(rounds=3)
+    same(federation.run(), fedgg.run(experiment))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"engine__precision": "fp32"},
+        {"data__augment": "crop_flip"},
+        {"data__normalise": "unit"},
+        {"algorithm__name": "fedsgd"},
+        {"split__min_examples": 0, "split__allow_empty": True, "split__beta": 0.05, "split__clients": 12},
+        {"robust__rule": "median", "algorithm__name": "scaffold"},
+        {"attack__kind": "sign_flip", "attack__clients": 1},
+        {"privacy__noise": 0.5, "privacy__clip": 1.0},
+        {"server__checkpoint_every": 3, "server__evaluate_every": 2},
+    ],
+    ids=str,
+)
+def test_other_settings(changes: dict[str, Any], tmp_path: Path) -> None:
+    experiment = small(**changes)
+    same(Federation(experiment, tmp_path).run(), fedgg.run(experiment))
+
+
+def test_bytes_on_the_wire_are_the_simulators(tmp_path: Path) -> None:
+    (tmp_path / "normed.py").write_text(MODEL)
+    experiment = of(
+        "scaffold", model__name=f"{tmp_path / 'normed.py'}:Normed", model__statistics="local", server__cohort=2
+    )
+    federation = Federation(experiment, tmp_path)
+    federation.run()
+    lines = [json.loads(line) for line in (federation.out / "exchanges.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if line["kind"] == "train"]
+    counted = [(line["bytes"]["down"], line["bytes"]["up"]) for line in trained]
+    assert counted == [(record["bytes_down"], record["bytes_up"]) for record in fedgg.run(experiment).rounds]
+    assert all(line["bytes"]["overhead_down"] > 0 and line["bytes"]["overhead_up"] > 0 for line in trained)
+
+
+def test_the_server_keeps_nothing_of_what_clients_remember(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    federation = Federation(of("scaffold"), tmp_path)
+    federation.run()
+    newest = max((federation.out / "checkpoint").glob("*.safetensors"))
+    with safe_open(newest, framework="pt") as file:
+        assert not [name for name in file.keys() if name.startswith("client")]  # noqa: SIM118 (not a dict)

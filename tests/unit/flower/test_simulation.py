@@ -1,0 +1,88 @@
+"""Flower's own simulation, with Ray: the loop's bits; and no memory is lost over many rounds of many clients."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from post_office import small
+from safetensors.torch import load_file
+
+import fedgg
+from fedgg.lab.config import Experiment
+from fedgg.lab.store import Store
+
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+MEGABYTE = 1_000_000
+
+
+def simulate(experiment: Experiment, folder: Path) -> subprocess.Popen[bytes]:
+    file = folder / "experiment.toml"
+    file.write_text(experiment.to_toml())
+    program = [sys.executable, str(Path(__file__).with_name("simulated.py"))]
+    arguments = [str(file), str(folder / "run"), str(experiment.split.clients)]
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen([*program, *arguments], stdout=log, stderr=log, env=os.environ | QUIET)
+
+
+def check_same(experiment: Experiment, folder: Path) -> None:
+    plain, store = fedgg.run(experiment), Store(folder / "run")
+    assert [line | {"seconds": 0} for line in store.rounds()] == [line | {"seconds": 0} for line in plain.rounds]
+    for name, tensor in load_file(folder / "run" / "model.safetensors").items():
+        assert torch.equal(tensor, plain.weights[name]), name
+
+
+def test_a_simulation_is_the_loop_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    experiment = small(algorithm__name="scaffold", data__holdout=0.2)
+    for rounds in (2, 4):
+        process = simulate(experiment.changed({"rounds": rounds}), tmp_path)
+        assert process.wait(300) == 0, (tmp_path / "log").read_text()
+    check_same(experiment, tmp_path)
+    owners = sorted(path.name for path in (tmp_path / "run" / "nodes").iterdir())
+    assert owners == [f"client-{number}" for number in range(4)]
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_over_thirty_rounds_of_fifty_clients(tmp_path: Path) -> None:
+    experiment = small(
+        algorithm__name="fedgg",
+        model__hidden=512,
+        rounds=30,
+        split__clients=50,
+        split__scheme="iid",
+        split__min_examples=1,
+        server__cohort=10,
+    )
+    process = simulate(experiment, tmp_path)
+    rounds = tmp_path / "run" / "rounds.jsonl"
+    seen: dict[int, float] = {}  # by round: megabytes of the whole tree
+    while process.poll() is None:
+        time.sleep(0.2)
+        done = rounds.read_bytes().count(b"\n") if rounds.exists() else 0
+        if done:
+            seen[done] = max(seen.get(done, 0.0), _tree(process.pid))
+    assert process.returncode == 0, (tmp_path / "log").read_text()
+    print(sorted(seen.items()))
+    early, late = ([seen[n] for n in seen if n in span] for span in (range(6, 13), range(23, 30)))
+    assert sum(late) / len(late) < 1.03 * sum(early) / len(early) + 10
+    check_same(experiment, tmp_path)
+
+
+def _tree(pid: int) -> float:
+    """What all its processes have for themselves: what they share is counted once at most."""
+    total = 0.0
+    try:
+        for part in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            try:
+                total += part.memory_full_info().pss / MEGABYTE
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+    except psutil.NoSuchProcess:
+        return total
+    return total
