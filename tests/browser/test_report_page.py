@@ -296,11 +296,17 @@ def test_what_went_wrong_is_told(open_page: Callable[..., Any], tmp_path: Path) 
     lines = [json.loads(line) for line in (resumed / "rounds.jsonl").read_text().splitlines()]
     for line in lines[1:]:
         line["lost"] = [{"client": 3, "why": "its model is not finite"}]
+    lines[0]["notes"] = [{"client": 1, "what": "its memory is gone"}]
+    (resumed / "federation").mkdir()
+    ended = {"after_round": 3, "when": "2026-01-02", "who": "client 2", "what": "its SuperNode ended"}
+    (resumed / "federation" / "events.jsonl").write_text(json.dumps(ended) + "\n")
     (resumed / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = open_page(write_page(folder, to=tmp_path / "report.html"))
     assert "1 run of wild diverged and is in no mean." in page.inner_text("#answer")
     told = [row.all_inner_texts() for row in (r.locator("th, td") for r in page.locator("#events tbody tr").all())]
     assert ["calm, seed 0", "taken up again after round 2", "2026-01-01; torch <1> is new"] in told
     assert ["calm, seed 0", "client 3 left out in 3 rounds (2 to 4)", "its model is not finite"] in told
+    assert ["calm, seed 0", "client 1 in round 1", "its memory is gone"] in told
+    assert ["calm, seed 0", "after round 3: client 2", "its SuperNode ended; 2026-01-02"] in told
     assert any(row[0] == "wild, seed 0" and row[1].startswith("diverged after round") for row in told)
     assert "1 diverged" in page.inner_text(".results")

@@ -48,12 +48,23 @@ class Control:
         told = self._ask("list", CONNECTION, "--run-id", str(run))["runs"][0]
         return str(told["status"]), str(told.get("status-details") or "")
 
+    def log(self, run: int) -> str:
+        """What the ServerApp of a run has said."""
+        return self._said("log", str(run), CONNECTION, "--show").stdout
+
     def _ask(self, *words: str) -> dict[str, Any]:
         """Flower prints sentences too; the answer is the JSON object at the end."""
-        command = ["flwr", *words, "--format", "json"]
+        done = self._said(*words, "--format", "json")
+        answer = _object_in(done.stdout)
+        if done.returncode != 0 or not answer or answer.get("success") is False:
+            reason = answer.get("error-message") or done.stdout + done.stderr
+            raise UserError(f"flwr {' '.join(words)}: {' '.join(str(reason).split())}")
+        return answer
+
+    def _said(self, *words: str) -> subprocess.CompletedProcess[str]:
         try:
-            done = subprocess.run(
-                command,
+            return subprocess.run(
+                ["flwr", *words],
                 env=dict(self.environment),
                 capture_output=True,
                 text=True,
@@ -61,16 +72,14 @@ class Control:
                 start_new_session=True,  # Ctrl-C is ours
             )
         except subprocess.TimeoutExpired:
-            raise UserError(f"{' '.join(command)}: no answer within {TIMEOUT:.0f} s") from None
-        said = done.stdout + done.stderr
-        start = done.stdout.find("{")
-        answer = None
-        if start >= 0:
-            try:
-                answer = json.loads(done.stdout[start:])
-            except ValueError:
-                answer = None
-        if done.returncode != 0 or not isinstance(answer, dict) or answer.get("success") is False:
-            reason = (answer or {}).get("error-message") if isinstance(answer, dict) else None
-            raise UserError(f"{' '.join(command)}: {' '.join(str(reason or said).split())}")
-        return answer
+            raise UserError(f"flwr {' '.join(words)}: no answer within {TIMEOUT:.0f} s") from None
+
+
+def _object_in(text: str) -> dict[str, Any]:
+    """Empty where there is none."""
+    start = text.find("{")
+    try:
+        found = json.loads(text[start:]) if start >= 0 else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -54,6 +54,7 @@ def up(
     if known is not None:
         return known
     with _held(places):
+        tell("phase", "dividing the data")
         prepare(places, experiment, listening, settings, data_folder)
         return LocalFederation(experiment, places, listening, tell).play()
 
@@ -153,11 +154,20 @@ class LocalFederation:
         if self.link.ended is not None or self.history.summary(self.experiment) is not None:
             return  # it came to its end while we asked
         if state.startswith("finished"):
-            raise complaint(self.link, f"says that the run has {state}, before its last round: {why}")
+            raise self.stopped(state, why)
         if self.seen:
             self.replace_server_app()
         elif waited > TO_START:
             raise complaint(self.link, f"has started no ServerApp in {TO_START:.0f} s, the run is {state}")
+
+    def stopped(self, state: str, why: str) -> UserError:
+        """The ServerApp has ended by itself, and Flower knows what it said."""
+        self.places.app_log.write_text(self.control.log(self.run), encoding="utf-8")
+        reason = why.removeprefix("ServerApp failed with exception:").strip() or f"Flower says {state}, and no more"
+        return UserError(
+            f"the run stopped before its last round: {reason} (the log of its ServerApp is {self.places.app_log}; "
+            f"the same command again goes on in {self.places.out})"
+        )
 
     def replace_server_app(self) -> None:
         self.deaths += 1

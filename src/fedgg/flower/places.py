@@ -100,6 +100,10 @@ class Places:
         return self.server / "superlink.log"
 
     @property
+    def app_log(self) -> Path:
+        return self.server / "serverapp.log"
+
+    @property
     def certificates(self) -> Certificates:
         return Certificates.within(self.server / "certificates")
 

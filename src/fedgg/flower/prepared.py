@@ -10,7 +10,7 @@ import tomli_w
 from fedgg.errors import UserError
 from fedgg.flower.app_folder import write_app
 from fedgg.flower.certificates import make_certificates
-from fedgg.flower.divide import divide
+from fedgg.flower.division import divide
 from fedgg.flower.places import Places
 from fedgg.flower.ports import Listening
 from fedgg.lab.config import Experiment

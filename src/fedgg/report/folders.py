@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedgg.errors import UserError
 
+PROCESSES = "federation/events.jsonl"
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -33,6 +34,7 @@ class RunRecord:
     summary: dict[str, Any] | None
     versions: dict[str, Any] | None = None
     resumes: tuple[dict[str, Any], ...] = ()  # after which round it was taken up again, and what was said of it
+    processes: tuple[dict[str, Any], ...] = ()  # of a federation of processes: which of them ended, after which round
 
     @property
     def status(self) -> str:
@@ -125,6 +127,7 @@ def read_run(path: str | Path) -> RunRecord:
         summary=_read_optional(folder / "summary.json"),
         versions=_read_optional(folder / "versions.json"),
         resumes=read_resumes(folder / "resumes.jsonl"),
+        processes=read_resumes(folder / PROCESSES),
     )
 
 

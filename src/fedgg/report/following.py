@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.errors import UserError
-from fedgg.report.folders import RunRecord, add_rounds, read_object, read_resumes, read_toml
+from fedgg.report.folders import PROCESSES, RunRecord, add_rounds, read_object, read_resumes, read_toml
 
 Stamp = tuple[int, int, int] | None  # inode, date, size; None where there is no file
 
-_WHOLE = ("config.toml", "partition.json", "summary.json", "versions.json", "resumes.jsonl")
+_WHOLE = ("config.toml", "partition.json", "summary.json", "versions.json", "resumes.jsonl", PROCESSES)
 
 
 def stamp(file: Path) -> Stamp:
@@ -72,13 +72,14 @@ class FollowedRun:
             summary=self._content["summary.json"],
             versions=self._content["versions.json"],
             resumes=self._content["resumes.jsonl"] or (),
+            processes=self._content[PROCESSES] or (),
         )
 
     def _file(self, name: str) -> Any:
         file = self.path / name
         if name == "config.toml":
             return read_toml(file)
-        return read_resumes(file) if name == "resumes.jsonl" else read_object(file)
+        return read_resumes(file) if name in ("resumes.jsonl", PROCESSES) else read_object(file)
 
     def _read_rounds(self) -> None:
         file = self.path / "rounds.jsonl"

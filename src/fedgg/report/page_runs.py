@@ -37,6 +37,8 @@ def run_data(record: RunRecord, label: str, seed: int) -> dict[str, Any]:
         "lost": _lost(rounds),
         "lost_of": sum(len(line.get("lost") or []) for line in rounds),
         "resumes": [dict(told) for told in record.resumes],
+        "notes": _notes(rounds),
+        "processes": [dict(told) for told in record.processes[:EVENTS]],
         "split": (record.partition or {}).get("hash"),
     }
 
@@ -141,6 +143,16 @@ def _lost(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for one in line.get("lost") or []
     ]
     return gone[:EVENTS]
+
+
+def _notes(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is to be known of clients that took part, for instance that one had lost its memory."""
+    said = [
+        {"round": line["round"], "client": one.get("client"), "what": str(one.get("what"))}
+        for line in rounds
+        for one in line.get("notes") or []
+    ]
+    return said[:EVENTS]
 
 
 def short(value: Any) -> float | None:

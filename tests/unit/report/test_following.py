@@ -101,6 +101,10 @@ def test_the_end_and_the_resumes_are_seen(tmp_path: Path) -> None:
     assert followed.look()
     assert followed.record.status == "finished"
     assert followed.record.resumes == ({"after_round": 1, "when": "now", "notes": []},)
+    (folder / "federation").mkdir()
+    (folder / "federation" / "events.jsonl").write_text('{"who": "client 2"}\n{"torn')
+    assert followed.look()
+    assert followed.record.processes == ({"who": "client 2"},)
 
 
 def test_trouble_is_named_and_passes(tmp_path: Path) -> None:

@@ -117,6 +117,14 @@ def test_lost_clients_and_resumes_are_told() -> None:
     assert told["resumes"] == [{"after_round": 0}]
 
 
+def test_what_happened_in_a_federation_is_told() -> None:
+    lines: list[dict[str, Any]] = [{"round": 1, "notes": [{"client": 2, "what": "its memory is gone"}]}, {"round": 2}]
+    ended = {"after_round": 1, "who": "client 2", "what": "its SuperNode ended with code -9", "when": "now"}
+    told = run_data(record(lines, processes=(ended,)), "a", 0)
+    assert told["notes"] == [{"round": 1, "client": 2, "what": "its memory is gone"}]
+    assert told["processes"] == [ended]
+
+
 def test_titles() -> None:
     variants = {"A": {"algorithm.name": "fedavg"}, "B, c": {"algorithm.name": "fedgg"}}
     group = Group(study_of(Study(Experiment(), variants, (0, 1), "A")))
