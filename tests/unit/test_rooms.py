@@ -96,7 +96,7 @@ try:
 except fedgg.errors.UserError:
     pass  # not installed here
 from typer.testing import CliRunner
-pages = (["run"], ["compare"], ["data", "show"], ["bench"], ["reproduce"], ["report"], ["watch"])
+pages = (["run"], ["compare"], ["data", "show"], ["bench"], ["reproduce"], ["report"], ["watch"], ["flower", "up"])
 for words in (["--help"], ["--version"], *([*page, "--help"] for page in pages)):
     assert CliRunner().invoke(fedgg.cli.app, words).exit_code == 0, words
 print([name for name in ("torch", "sklearn", "scipy") if name in sys.modules])

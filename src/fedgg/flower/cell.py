@@ -18,6 +18,7 @@ from pathlib import Path
 NEW_MOUNTS, NEW_USER = 0x00020000, 0x10000000  # unshare(2)
 BIND, RECURSIVE, PRIVATE = 4096, 16384, 1 << 18  # mount(2)
 DROP_BOUND = 24  # prctl(2)
+REFUSED = "fedgg: this system allows no view of the disk of its own"
 UNDO = (19, 21)  # capabilities that could look around the cell: tracing others, and unmounting
 
 
@@ -64,7 +65,9 @@ def main() -> None:
         try:
             enter(hidden, own[0] if own else None)
         except OSError as error:
-            print(f"fedgg: this system allows no view of the disk of its own ({error})", file=sys.stderr)
+            print(f"{REFUSED} ({error})", file=sys.stderr)
+    else:
+        print(REFUSED, file=sys.stderr)
     os.execvp(command[0], command)
 
 

@@ -21,14 +21,22 @@ from filelock import FileLock, Timeout
 
 from fedgg.errors import UserError
 from fedgg.flower.control import Control
-from fedgg.flower.flower_processes import TO_START, complaint, superlink, supernode, wait_until_it_answers
+from fedgg.flower.flower_processes import (
+    TO_START,
+    cells_allowed,
+    complaint,
+    superlink,
+    supernode,
+    wait_until_it_answers,
+)
 from fedgg.flower.history import History
 from fedgg.flower.keys import make_node_key
 from fedgg.flower.places import Places
-from fedgg.flower.ports import Listening, free_ports
+from fedgg.flower.ports import LOOPBACK, Listening, free_ports
 from fedgg.flower.prepared import prepare
 from fedgg.flower.processes import Running, is_running, surroundings, watched_over
 from fedgg.lab.config import Experiment
+from fedgg.lab.store import Store
 
 LOOK_EVERY = 0.3  # seconds between two looks at everybody
 SHORT_LIFE = 15.0  # seconds: who dies younger has not started
@@ -50,6 +58,7 @@ def up(
 ) -> dict[str, Any]:
     """Run an experiment as a federation of processes, or go on with it; how it ended."""
     places = Places(out.absolute())
+    Store(places.out).refuse_another(experiment)
     known = History(places.out).summary(experiment)
     if known is not None:
         return known
@@ -90,6 +99,8 @@ class LocalFederation:
     def play(self) -> dict[str, Any]:
         """Until the run has its summary; everybody is gone afterwards, whatever happened."""
         self.tell("done", self.history.rounds.told)
+        if not cells_allowed(self.places.nodes):
+            self.tell("notice", "only permissions keep nodes from each other's data: this system allows no more")
         with watched_over(self.word) as self.start:
             self.start_link()
             self.tell("phase", f"starting {len(self.nodes)} SuperNodes")
@@ -212,6 +223,7 @@ class LocalFederation:
             raise complaint(dead, f"ended with code {code}, {node.failures} times in a row")
         self.note(f"client {node.client}", f"its SuperNode ended with code {code}; it is started again")
         node.running, node.not_before = None, time.monotonic() + 2.0 * node.failures
+        (node.port,) = free_ports(LOOPBACK, 1)  # somebody else may have taken the old one
 
     def wake(self, node: Node, number: int) -> None:
         """Who let a deadline pass may hang, and would in the next round too."""

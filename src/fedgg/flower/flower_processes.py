@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ssl
+import subprocess
 import sys
 import time
 import urllib.request
 from pathlib import Path
 
 from fedgg.errors import UserError
+from fedgg.flower.cell import REFUSED
 from fedgg.flower.places import FLOWER_HOME, Places
 from fedgg.flower.ports import LOOPBACK, Listening
 from fedgg.flower.processes import Part, Running, surroundings, tail
@@ -69,6 +71,12 @@ def complaint(running: Running, what: str) -> UserError:
     """Names the process, where its log lies, and how that ends."""
     log = running.part.log
     return UserError(f"{running.part.name} {what}; its log {log} ends with: {tail(log)}")
+
+
+def cells_allowed(folder: Path) -> bool:
+    """Whether this system gives a process a view of the disk of its own."""
+    tried = subprocess.run([*_cell(folder), sys.executable, "-c", ""], capture_output=True, text=True)
+    return REFUSED not in tried.stderr
 
 
 def _cell(hidden: Path, own: Path | None = None) -> list[str]:

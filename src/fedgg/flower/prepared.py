@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tomllib
 from pathlib import Path
 
 import tomli_w
@@ -24,7 +25,9 @@ def prepare(
     """Data in the hands of their owners, the app, its settings; certificates anew each time."""
     clients = experiment.split.clients
     with writing_to(places.out):
-        if not Store(places.out).holds_a_run():
+        if Store(places.out).holds_a_run():
+            settings = _said_before(places) | settings
+        else:
             shutil.rmtree(places.nodes, ignore_errors=True)  # data and memories of a run that never began
             places.server_data.unlink(missing_ok=True)
         places.make(clients)
@@ -43,6 +46,15 @@ def prepare(
                 shutil.copyfile(places.certificates.authority, place.authority)
             own = {"client-id": client, "data": str(place.data), "memory": str(place.memory)}
             place.settings.write_text(tomli_w.dumps(own), encoding="utf-8")
+
+
+def _said_before(places: Places) -> dict[str, int | float]:
+    """The settings of the run that is taken up again; those given now come before them."""
+    try:
+        before = tomllib.loads(places.run_settings.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError):
+        return {}
+    return {key: value for key, value in before.items() if isinstance(value, int | float)}
 
 
 def _hand_out(places: Places, experiment: Experiment, data_folder: Path | None) -> None:

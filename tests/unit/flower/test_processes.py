@@ -134,7 +134,7 @@ def seen(hidden: Path, *own: Path) -> str:
         str(hidden),
     ]
     looked = subprocess.run(command, capture_output=True, text=True, check=True)
-    if "allows no view" in looked.stderr:
+    if cell.REFUSED in looked.stderr:
         pytest.skip(looked.stderr)
     return looked.stdout.strip()
 

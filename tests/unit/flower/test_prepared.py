@@ -1,0 +1,50 @@
+"""What lies on disk before a federation starts: everybody's own, for nobody else's eyes."""
+
+from __future__ import annotations
+
+import stat
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from fedgg.flower.places import Places
+from fedgg.flower.ports import Listening
+from fedgg.flower.prepared import prepare
+from fedgg.lab.config import Experiment
+
+EXPERIMENT = Experiment(rounds=1, split={"clients": 2}, model={"name": "linear"})
+
+
+def test_every_node_has_its_own(tmp_path: Path) -> None:
+    places = Places(tmp_path / "run")
+    prepare(places, EXPERIMENT, Listening(), {"deadline": 5.0}, None)
+    for client in (0, 1):
+        place = places.node(client)
+        told = tomllib.loads(place.settings.read_text())
+        assert told == {"client-id": client, "data": str(place.data), "memory": str(place.memory)}
+        assert place.data.is_file()
+        assert place.authority.read_bytes() == places.certificates.authority.read_bytes()
+        assert stat.S_IMODE(place.folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE(place.data.stat().st_mode) == 0o600
+    assert places.node(0).data.read_bytes() != places.node(1).data.read_bytes()
+    assert sorted(file.name for file in places.folder.iterdir()) == ["app", "nodes", "run.toml", "server"]
+
+
+def test_a_run_that_never_began_leaves_no_memory_and_one_that_did_keeps_it(tmp_path: Path) -> None:
+    places = Places(tmp_path / "run")
+    prepare(places, EXPERIMENT, Listening(), {"deadline": 5.0}, None)
+    kept = places.node(1).memory / "round-1"
+    kept.touch()
+    prepare(places, EXPERIMENT, Listening(), {}, None)
+    assert not kept.exists()
+    assert "deadline" not in tomllib.loads(places.run_settings.read_text())
+    kept.touch()
+    (places.out / "config.toml").write_text(EXPERIMENT.to_toml())
+    prepare(places, EXPERIMENT, Listening(), {"deadline": 5.0}, None)
+    prepare(places, EXPERIMENT, Listening(), {"min_clients": 1}, None)
+    assert kept.exists()
+    said = tomllib.loads(places.run_settings.read_text())
+    assert (said["deadline"], said["min_clients"]) == (5.0, 1)
