@@ -37,8 +37,8 @@ EXPERIMENT = Experiment(
 
 
 @pytest.fixture
-def up(tmp_path: Path) -> Iterator[Up]:
-    running = start(EXPERIMENT, tmp_path / "run", "--deadline", "60")
+def up(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Up]:
+    running = start(EXPERIMENT, tmp_path / "run", *getattr(request, "param", ()))
     yield running
     running.stop()
 
@@ -83,6 +83,7 @@ def test_a_node_killed_in_mid_round_comes_back_with_its_memory(up: Up, tmp_path:
     assert_as_embedded(EXPERIMENT, up.out, tmp_path)
 
 
+@pytest.mark.parametrize("up", [("--deadline", "60")], indirect=True)
 def test_a_node_that_hangs_is_left_out_and_woken(up: Up, tmp_path: Path) -> None:
     up.until_round(1)
     up.next_client_app("client-3").suspend()
