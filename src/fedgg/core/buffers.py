@@ -1,7 +1,8 @@
 """What happens to a model's buffers (BatchNorm's running statistics), by name.
 
 average  every client starts from the server's, and the server averages what comes back by share (the default);
-local    every client keeps its own and starts from them; the server averages the latest ones, for evaluation only;
+local    every client keeps its own and starts from them, at a first meeting from the server's; the server averages the
+         latest ones, for evaluation only;
 frozen   nobody moves them: normalisation layers use the starting statistics, in training as in evaluation.
 
 Counters (integers) cannot be averaged: the largest one counts.

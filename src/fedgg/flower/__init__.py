@@ -4,6 +4,9 @@
     app = fedgg.flower.server_app("experiment.toml")     # the server
     fedgg.flower.divide(experiment, folder)              # a data set into one file for each machine
 
+In a Flower app of your own, `fedgg.flower.strategy` takes the place of Flower's, and `fedgg.flower.guided` stands
+around the training.
+
 `pip install "fedgg[flower]"` brings Flower. Names are looked up when they are first used.
 """
 
@@ -17,11 +20,19 @@ from fedgg.errors import UserError
 if TYPE_CHECKING:
     from fedgg.flower.client import client_app
     from fedgg.flower.division import divide
+    from fedgg.flower.existing import strategy
+    from fedgg.flower.guidance import guided
     from fedgg.flower.server import server_app
 
-_HOMES = {"client_app": "client", "server_app": "server", "divide": "division"}
+_HOMES = {
+    "client_app": "client",
+    "server_app": "server",
+    "divide": "division",
+    "guided": "guidance",
+    "strategy": "existing",
+}
 
-__all__ = ["client_app", "divide", "server_app"]
+__all__ = ["client_app", "divide", "guided", "server_app", "strategy"]
 
 
 def __getattr__(name: str) -> Any:

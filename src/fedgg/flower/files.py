@@ -103,7 +103,7 @@ def read_server(path: Path, experiment: Experiment) -> ServerFile:
 
 def _read(path: Path, *needed: str) -> Arrays:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise UserError(

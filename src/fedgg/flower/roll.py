@@ -27,6 +27,12 @@ class Asked:
     at: float
 
 
+@dataclass(frozen=True)
+class Refused:
+    why: str
+    at: float
+
+
 @dataclass
 class Roll:
     """The nodes that are connected and have said who they are."""
@@ -39,7 +45,7 @@ class Roll:
     known: dict[int, Hello] = field(default_factory=dict)  # by node
     said: dict[int, Hello] = field(default_factory=dict)  # by client: what it said first, which must stay true
     asked: dict[str, Asked] = field(default_factory=dict)  # by message: who has not answered yet
-    refused: dict[int, float] = field(default_factory=dict)  # by node: when it said no
+    refused: dict[int, Refused] = field(default_factory=dict)  # by node: who said no
     followed: dict[int, int] = field(default_factory=dict)  # by node: the one that came as the same client after it
 
     def nodes(self) -> dict[int, int]:
@@ -56,7 +62,7 @@ class Roll:
             for number, asked in self.asked.items()
             if asked.question.node in there and now - asked.at < LIFE
         }
-        self.refused = {node: at for node, at in self.refused.items() if now - at < AGAIN}
+        self.refused = {node: no for node, no in self.refused.items() if node in there and now - no.at < AGAIN}
         at_it = {asked.question.node for asked in self.asked.values()}
         for node in sorted(there - self.known.keys() - self.refused.keys() - at_it):
             self._ask(node)
@@ -69,7 +75,7 @@ class Roll:
             except BadRecord as error:
                 why = str(error)
             if why:
-                self.refused[node] = now
+                self.refused[node] = Refused(why, now)
                 self.notice(f"node {node} did not say who it is: {why}")
         return self.nodes()
 

@@ -102,10 +102,16 @@ def _gather(roll: Roll, settings: RunSettings, watcher: Watcher) -> None:
     if unknown:
         raise UserError(
             f"client {', '.join(map(str, unknown))} of {roll.clients} did not come within {settings.wait:g} s: "
-            f"start their nodes, or set split.clients"
+            f"start their nodes, or set split.clients{_refusals(roll)}"
         )
     if missing:
         watcher.notice(f"client {', '.join(map(str, missing))} is not connected")
+
+
+def _refusals(roll: Roll) -> str:
+    """Why those who are there said no: one node's words stand for all that say the same."""
+    reasons = {no.why: node for node, no in roll.refused.items()}
+    return "".join(f"; node {node} says: {why}" for why, node in list(reasons.items())[:3])
 
 
 def _engine(session: Session, roll: Roll, exchange: Exchange, settings: RunSettings) -> OverMessages:

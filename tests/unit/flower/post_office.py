@@ -69,8 +69,11 @@ class Office(Grid):
 
     def _ask(self, question: Message) -> Message:
         node = self.nodes[question.metadata.dst_node_id]
-        context = Context(1, question.metadata.dst_node_id, dict(node.config), RecordDict(), dict(self.run_config))
-        return node.app(question, context)
+        return node.app(question, self._context(node, question))
+
+    def _context(self, node: Node, question: Message) -> Context:
+        """A fresh one for every message: what a node keeps must not depend on Flower's."""
+        return Context(1, question.metadata.dst_node_id, dict(node.config), RecordDict(), dict(self.run_config))
 
     def set_run(self, run: Any) -> None:
         raise NotImplementedError
@@ -82,8 +85,8 @@ class Office(Grid):
     def create_message(self, *args: Any, **more: Any) -> Message:
         raise NotImplementedError
 
-    def send_and_receive(self, *args: Any, **more: Any) -> Iterable[Message]:
-        raise NotImplementedError
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
 
 
 def wired(message: Message) -> Message:

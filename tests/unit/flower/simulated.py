@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
 from flwr.simulation import run_simulation
 
 from fedgg.flower import client_app, server_app
@@ -11,7 +12,7 @@ from fedgg.flower import client_app, server_app
 if __name__ == "__main__":
     experiment, out, nodes = sys.argv[1:]
     config = {"out": out}
-    one_core_each = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    one_core_each: BackendConfig = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(
         server_app(experiment, config), client_app(experiment, config), int(nodes), backend_config=one_core_each
     )

@@ -10,6 +10,7 @@ from post_office import Deliver, Federation, same, small
 
 import fedgg
 from fedgg.errors import UserError
+from fedgg.flower import divide
 from fedgg.flower.letters import about_of
 
 EXPERIMENT = {"model__name": "linear", "algorithm__name": "scaffold", "server__cohort": 4, "rounds": 4}
@@ -62,8 +63,6 @@ def test_a_node_that_is_no_client_of_this_experiment(tmp_path: Path) -> None:
     federation = Federation(small(**EXPERIMENT), tmp_path)
     stranger = federation.node(0)
     file = Path(stranger.config["data"]).with_name("client-7.npz")
-    from fedgg.flower import divide
-
     divide(small(**EXPERIMENT, split__clients=9), tmp_path / "other")
     (tmp_path / "other" / "client-7.npz").rename(file)
     stranger.config |= {"client-id": 7, "data": str(file)}
@@ -75,8 +74,6 @@ def test_a_node_that_is_no_client_of_this_experiment(tmp_path: Path) -> None:
 def test_a_client_that_comes_back_with_other_data(tmp_path: Path) -> None:
     federation = Federation(small(**EXPERIMENT), tmp_path)
     federation.run(rounds=2)
-    from fedgg.flower import divide
-
     divide(small(**EXPERIMENT, seed=9), tmp_path / "other")
     (tmp_path / "other" / "client-1.npz").replace(federation.folder / "data" / "client-1.npz")
     with pytest.raises(UserError, match=r"client 1 \(node 101\) came with other data than before"):
@@ -99,15 +96,14 @@ def test_clients_that_do_not_come(tmp_path: Path) -> None:
 def test_a_node_with_another_experiment(tmp_path: Path) -> None:
     federation = Federation(small(**EXPERIMENT), tmp_path)
     federation.file.write_text(small(**EXPERIMENT, local__lr=0.1).to_toml())
-    with pytest.raises(UserError, match="did not come"):
+    with pytest.raises(
+        UserError, match=r"did not come .* says: this node was given another experiment than the server"
+    ):
         federation.run()
-    assert any("this node was given another experiment than the server" in sentence for sentence in federation.notices)
 
 
 def test_files_of_another_division(tmp_path: Path) -> None:
     federation = Federation(small(**EXPERIMENT), tmp_path)
-    from fedgg.flower import divide
-
     divide(small(**EXPERIMENT, split__clients=5), tmp_path / "other")
     (tmp_path / "other" / "server.npz").replace(federation.folder / "data" / "server.npz")
     with pytest.raises(UserError, match=r"server\.npz was divided for 5 clients, split\.clients = 4"):

@@ -57,6 +57,7 @@ def test_memory_stays_flat_over_thirty_rounds_of_fifty_clients(tmp_path: Path) -
         split__clients=50,
         split__scheme="iid",
         split__min_examples=1,
+        local__batch=16,
         server__cohort=10,
     )
     process = simulate(experiment, tmp_path)

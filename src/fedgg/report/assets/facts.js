@@ -51,11 +51,11 @@ function events(group) {
         [resume.when, notes].filter(Boolean).join("; "),
       ]);
     }
-    for (const { who, what, after_round, when } of run.processes) {
+    for (const { who, what, after_round, when } of run.processes ?? []) {
       const why = [what, when].filter(Boolean).join("; ");
       found.push([name, `after round ${after_round ?? "?"}: ${who ?? "a process"}`, why]);
     }
-    for (const { client, what, round } of run.notes) found.push([name, `client ${client} in round ${round}`, what]);
+    for (const { client, what, round } of run.notes ?? []) found.push([name, `client ${client} in round ${round}`, what]);
     const reasons = new Map(); // the same client for the same reason, round after round, is one line
     for (const { client, why, round } of run.lost) {
       const key = JSON.stringify([client, why]);

@@ -1,0 +1,151 @@
+"""An algorithm as a Flower strategy: for Flower apps that exist already, the server's half of `fedgg.flower.guided`.
+
+    strategy = fedgg.flower.strategy(FedGG(mu=0.1), model, fraction_evaluate=0.5)
+    result = strategy.start(grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=10)
+
+Sampling, evaluation and configuration are Flower's own. Clients whose answer is not finite or of another shape are left
+out and named in the log; a round without any healthy answer ends the run instead of passing for one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from torch import nn
+
+from fedgg.core.algorithm import Algorithm, Hub
+from fedgg.core.buffers import close_buffers
+from fedgg.core.collect import shares
+from fedgg.core.layout import Layout
+from fedgg.core.rows import Rows, stack
+from fedgg.errors import UserError
+from fedgg.flower.guidance import BUFFERS, DOWN, UP, check_guidable
+from fedgg.flower.letters import arrays_of
+from fedgg.flower.records import BadRecord, check_finite, check_kinds, from_record, kinds, to_record
+
+LOG = logging.getLogger("flwr")
+EXAMPLES = "num-examples"
+CPU = torch.device("cpu")
+
+
+def strategy(algorithm: Algorithm, model: nn.Module, **flower: Any) -> Guiding:
+    """`flower`: what Flower's FedAvg takes, such as `fraction_train`, `min_train_nodes` and `fraction_evaluate`."""
+    return Guiding(algorithm, model, **flower)
+
+
+class Guiding(FlowerFedAvg):
+    """Flower's FedAvg, with what travels and how it is added up replaced by the algorithm's."""
+
+    def __init__(self, algorithm: Algorithm, model: nn.Module, **flower: Any):
+        check_guidable(algorithm)
+        super().__init__(**flower)
+        self.algorithm, self.model = algorithm, model.cpu()
+        self.layout = Layout.of(self.model)
+        self.memory: Rows | None = None
+        self._hub: Hub | None = None
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        if server_round == 1:
+            self.model.load_state_dict(arrays.to_torch_state_dict())
+        w = self._w()
+        if self.memory is None:
+            self.memory = self.algorithm.server_memory(w)
+        nodes = len(list(grid.get_node_ids()))
+        asked = list(super().configure_train(server_round, arrays, config, grid))
+        self._hub = Hub(self.memory, nodes, len(asked) / max(nodes, 1), server_round - 1)
+        with torch.no_grad():
+            sent, down = self.algorithm.broadcast(w, self._hub), self.algorithm.send_down(w, self._hub)
+        model, beside = self._with(sent), to_record(down)
+        for message in asked:
+            message.content[self.arrayrecord_key] = model
+            if down:
+                message.content[DOWN] = beside
+        return asked
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        assert self._hub is not None
+        healthy = self._healthy(list(replies))
+        if not healthy:
+            raise UserError(f"round {server_round}: no client sent a finite update")
+        order = sorted(healthy)  # the same sum in the same order, whoever answered first
+        contents = [healthy[node][2].content for node in order]
+        counts = [_examples(healthy[node][2]) for node in order]
+        with torch.no_grad():
+            w, share = self._w(), shares(counts, self._w(), equally=False)
+            up = stack([healthy[node][0] for node in order])
+            new, self.memory = self.algorithm.aggregate(w, up, share, self._hub)
+            self._set(new)
+            buffers = stack([healthy[node][1] for node in order])
+            for name, rows in close_buffers("average", self._buffers(), buffers, share).items():
+                self.model.get_buffer(name).copy_(rows[0])
+        metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+        return ArrayRecord(self.model.state_dict()), metrics
+
+    def _healthy(self, replies: list[Message]) -> dict[int, tuple[Rows, Rows, Message]]:
+        """By node: what it sent up, its buffers, the message."""
+        found: dict[int, tuple[Rows, Rows, Message]] = {}
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            try:
+                if reply.has_error():
+                    raise BadRecord(str(reply.error.reason))
+                if node in found:
+                    raise BadRecord("it answered twice")
+                up = check_finite(from_record(arrays_of(reply.content, UP), CPU), "")
+                buffers = from_record(arrays_of(reply.content, BUFFERS), CPU) if self.layout.buffers else {}
+                check_finite(check_kinds(buffers, kinds(self._buffers()), "its statistics"), "")
+                check_kinds({"delta": up.get("delta", torch.empty(1, 0))}, kinds({"delta": self._w()}), "its message")
+                _examples(reply)
+            except BadRecord as error:
+                LOG.warning("fedgg: left out: node %d: %s", node, error)
+                continue
+            found[node] = (up, buffers, reply)
+        return _of_one_kind(found)
+
+    def _w(self) -> torch.Tensor:
+        return self.layout.flatten(dict(self.model.named_parameters()))
+
+    def _buffers(self) -> Rows:
+        return self.layout.buffer_rows(self.model)
+
+    def _set(self, w: torch.Tensor) -> None:
+        own = dict(self.model.named_parameters())
+        for name, value in self.layout.unflatten(w).items():
+            own[name].copy_(value[0])
+
+    def _with(self, w: torch.Tensor) -> ArrayRecord:
+        """The model's state with these parameters; its own stay as they are."""
+        own = self._w()
+        with torch.no_grad():
+            self._set(w)
+            record = ArrayRecord(self.model.state_dict())
+            self._set(own)
+        return record
+
+
+def _examples(reply: Message) -> int:
+    for metrics in reply.content.metric_records.values():
+        count = metrics.get(EXAMPLES)
+        if isinstance(count, int | float) and 0 < count < float("inf"):
+            return int(count)
+    raise BadRecord(f"its metrics have no {EXAMPLES!r} above zero")
+
+
+def _of_one_kind(found: dict[int, tuple[Rows, Rows, Message]]) -> dict[int, tuple[Rows, Rows, Message]]:
+    """Whoever sends other names or shapes than most is left out."""
+    votes = [str(kinds(up)) for up, _, _ in found.values()]
+    usual = max(sorted(set(votes)), key=votes.count, default="")
+    for node, (up, _, _) in found.items():
+        if str(kinds(up)) != usual:
+            LOG.warning("fedgg: left out: node %d: it sent %s, which others did not", node, sorted(up))
+    return {node: told for node, told in found.items() if str(kinds(told[0])) == usual}
