@@ -23,6 +23,8 @@ from fedgg.flower.places import Places
 from fedgg.flower.ports import free_ports
 from fedgg.flower.processes import Part, surroundings, watched_over
 from fedgg.lab.config import Experiment
+from fedgg.report.folders import read_run
+from fedgg.report.page_runs import run_data
 
 pytestmark = pytest.mark.slow
 
@@ -78,9 +80,22 @@ def test_a_node_killed_in_mid_round_comes_back_with_its_memory(up: Up, tmp_path:
     said = finish(up)
     assert "client 2: its SuperNode ended with code -9" in said
     assert any(event.startswith("client 2: its SuperNode ended with code -9") for event in events(up.out))
+    assert [told["who"] for told in run_data(read_run(up.out), "", 0)["processes"]] == ["client 2"]  # in the report
     assert all(client == 2 for _, client in lost(up.out))
     assert not any("notes" in record for record in up.rounds()), "its memory was lost"
     assert_as_embedded(EXPERIMENT, up.out, tmp_path)
+
+
+def test_a_node_whose_memory_is_gone_says_so(up: Up) -> None:
+    up.until_round(2)
+    for file in Places(up.out).node(1).memory.rglob("*"):
+        if file.is_file():
+            file.unlink()
+    finish(up)
+    marked = [note for record in up.rounds() for note in record.get("notes", ())]
+    assert {note["client"] for note in marked} == {1}
+    assert "memory" in marked[0]["what"]
+    assert lost(up.out) == {}
 
 
 @pytest.mark.parametrize("up", [("--deadline", "60")], indirect=True)
