@@ -60,9 +60,8 @@ class Up:
     def until_round(self, number: int) -> None:
         self.until(lambda: len(self.rounds()) >= number)
 
-    def find(self, part: str, program: str, younger_than: float = 0.0) -> list[Any]:
-        there = [process for process in members(self.out, part) if is_running(process, program)]
-        return [process for process in there if process.create_time() > younger_than]
+    def find(self, part: str, program: str) -> list[Any]:
+        return [process for process in members(self.out, part) if is_running(process, program)]
 
     def hurt(self, part: str, program: str, sign: signal.Signals) -> None:
         """Send a signal to this program of that part, as soon as it is there."""
@@ -72,8 +71,8 @@ class Up:
 
     def next_client_app(self, part: str) -> Any:
         """The process in which a node answers its next message, just started: it is in the middle of a round."""
-        now = time.time()
-        return self.until(lambda: self.find(part, "flwr-clientapp", younger_than=now))[0]
+        before = {process.pid for process in self.find(part, "flwr-clientapp")}
+        return self.until(lambda: [new for new in self.find(part, "flwr-clientapp") if new.pid not in before])[0]
 
     def stop(self) -> None:
         """After a test, however it ended."""

@@ -98,12 +98,12 @@ def test_a_node_whose_memory_is_gone_says_so(up: Up) -> None:
     assert lost(up.out) == {}
 
 
-@pytest.mark.parametrize("up", [("--deadline", "60")], indirect=True)
+@pytest.mark.parametrize("up", [("--deadline", "40")], indirect=True)
 def test_a_node_that_hangs_is_left_out_and_woken(up: Up, tmp_path: Path) -> None:
     up.until_round(1)
     up.next_client_app("client-3").suspend()
     said = finish(up)
-    assert "no answer within 60 s" in [why for (_, client), why in lost(up.out).items() if client == 3]
+    assert "no answer within 40 s" in [why for (_, client), why in lost(up.out).items() if client == 3]
     assert "client 3: gave no answer" in said
     assert any(event.startswith("client 3: gave no answer") for event in events(up.out))
     assert_as_embedded(EXPERIMENT, up.out, tmp_path)
