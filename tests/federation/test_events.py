@@ -101,11 +101,21 @@ def test_a_node_whose_memory_is_gone_says_so(up: Up) -> None:
 @pytest.mark.parametrize("up", [("--deadline", "40")], indirect=True)
 def test_a_node_that_hangs_is_left_out_and_woken(up: Up, tmp_path: Path) -> None:
     up.until_round(1)
-    up.next_client_app("client-3").suspend()
+    up.next_client_app("client-3")
+    up.hurt("client-3", "flower-supernode", signal.SIGSTOP)
     said = finish(up)
     assert "no answer within 40 s" in [why for (_, client), why in lost(up.out).items() if client == 3]
     assert "client 3: gave no answer" in said
     assert any(event.startswith("client 3: gave no answer") for event in events(up.out))
+    assert_as_embedded(EXPERIMENT, up.out, tmp_path)
+
+
+def test_a_client_process_that_hangs_is_left_out_and_taken_down_in_the_end(up: Up, tmp_path: Path) -> None:
+    """Flower itself misses its heartbeat after half a minute or a whole one, long before the deadline."""
+    up.until_round(1)
+    up.next_client_app("client-3").suspend()
+    finish(up)
+    assert [client for _, client in lost(up.out)] == [3]
     assert_as_embedded(EXPERIMENT, up.out, tmp_path)
 
 
