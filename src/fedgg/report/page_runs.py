@@ -35,7 +35,6 @@ def run_data(record: RunRecord, label: str, seed: int) -> dict[str, Any]:
         "readings": _readings(rounds),
         "clients": clients_data(record),
         "lost": _lost(rounds),
-        "notes": _notes(rounds),
         "lost_of": sum(len(line.get("lost") or []) for line in rounds),
         "resumes": [dict(told) for told in record.resumes],
         "split": (record.partition or {}).get("hash"),
@@ -142,16 +141,6 @@ def _lost(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for one in line.get("lost") or []
     ]
     return gone[:EVENTS]
-
-
-def _notes(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was to be known of clients that took part: memory that was gone, answers that came late."""
-    told = [
-        {"round": line["round"], "client": one.get("client"), "what": str(one.get("what"))}
-        for line in rounds
-        for one in line.get("notes") or []
-    ]
-    return told[:EVENTS]
 
 
 def short(value: Any) -> float | None:

@@ -51,7 +51,6 @@ function events(group) {
         [resume.when, notes].filter(Boolean).join("; "),
       ]);
     }
-    for (const { client, what, round } of run.notes ?? []) found.push([name, `client ${client} in round ${round}`, what]);
     const reasons = new Map(); // the same client for the same reason, round after round, is one line
     for (const { client, why, round } of run.lost) {
       const key = JSON.stringify([client, why]);
