@@ -99,15 +99,18 @@ class Received:
 
 def site_of(experiment_file: Path, settings: NodeSettings) -> Site:
     """Built once in a process, however many messages come in; anew when a file has changed."""
-    data = settings.data
-    stamp = 0 if data is None or not data.exists() else data.stat().st_mtime_ns
-    if data is None:
+    if settings.data is None:
         return _part_of_source(experiment_file, settings.client)
-    return _from_file(experiment_file, settings.client, data, stamp)
+    stamps = _stamp(experiment_file), _stamp(settings.data)
+    return _from_file(experiment_file, settings.client, settings.data, stamps)
+
+
+def _stamp(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 @lru_cache(maxsize=1)
-def _whole(experiment_file: Path) -> Site:
+def _whole(experiment_file: Path, stamp: int) -> Site:
     """Any client of an experiment whose data set is here; the others differ in their number alone."""
     federation = build(load_experiment(experiment_file))
     origin = federation.origin
@@ -124,7 +127,7 @@ def _whole(experiment_file: Path) -> Site:
 
 
 def _part_of_source(experiment_file: Path, client: int) -> Site:
-    whole = _whole(experiment_file)
+    whole = _whole(experiment_file, _stamp(experiment_file))
     clients = len(whole.feed.clients)
     if client >= clients:
         raise UserError(f"this node is client {client}, but the experiment has {clients} clients, 0 to {clients - 1}")
@@ -132,7 +135,7 @@ def _part_of_source(experiment_file: Path, client: int) -> Site:
 
 
 @lru_cache(maxsize=8)
-def _from_file(experiment_file: Path, client: int, data: Path, stamp: int) -> Site:
+def _from_file(experiment_file: Path, client: int, data: Path, stamps: tuple[int, int]) -> Site:
     experiment = load_experiment(experiment_file)
     mine = read_client(data, experiment)
     if mine.client not in (client, -1):

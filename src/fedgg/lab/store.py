@@ -7,6 +7,7 @@ inputs.json       what the final model expects of its inputs: shape, scaling, cl
 partition.npz     the examples of all clients in a row, and how many each has; partition.json: hash and counts by class
 rounds.jsonl      one line a round
 resumes.jsonl     one line each time the run was taken up again, where it was
+flower.json       of a run over Flower: its name on messages, its clients; exchanges.jsonl: what went over the network
 checkpoint/       the two latest states; *.slots: what clients keep between rounds, where that is much
 summary.json      how it ended; model.safetensors: the final model under the module's own names
 """

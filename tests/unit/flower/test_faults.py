@@ -204,6 +204,16 @@ def test_the_server_is_killed_at_any_message_and_goes_on(after: int, every: int,
     same(federation.run(), fedgg.run(experiment))
 
 
+def test_a_torn_checkpoint_sends_the_server_back_and_nodes_remember_that_far(tmp_path: Path) -> None:
+    experiment = small(**(EXPERIMENT | {"rounds": 6, "server__cohort": 2}))
+    federation = Federation(experiment, tmp_path)
+    federation.run(rounds=4)
+    newest = max((federation.out / "checkpoint").glob("*.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:-9])
+    same(federation.run(), fedgg.run(experiment))
+    assert any("checkpoint 000004.safetensors is refused" in sentence for sentence in federation.notices)
+
+
 def test_memory_that_is_gone_is_said_and_written_down(tmp_path: Path) -> None:
     federation = Federation(small(**EXPERIMENT), tmp_path)
     federation.run(rounds=2)
