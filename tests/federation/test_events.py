@@ -12,6 +12,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("flwr")
@@ -110,12 +111,15 @@ def test_a_node_that_hangs_is_left_out_and_woken(up: Up, tmp_path: Path) -> None
     assert_as_embedded(EXPERIMENT, up.out, tmp_path)
 
 
-def test_a_client_process_that_hangs_is_left_out_and_taken_down_in_the_end(up: Up, tmp_path: Path) -> None:
-    """Flower itself misses its heartbeat after half a minute or a whole one, long before the deadline."""
+def test_a_client_process_that_hangs_does_no_harm(up: Up, tmp_path: Path) -> None:
+    """Flower misses its heartbeat long before the deadline. Where the process hung before it took up its work, another
+    one does it; else the client is left out. The one that hangs is taken down with the rest."""
     up.until_round(1)
-    up.next_client_app("client-3").suspend()
+    hung = up.next_client_app("client-3")
+    hung.suspend()
     finish(up)
-    assert [client for _, client in lost(up.out)] == [3]
+    assert not hung.is_running() or hung.status() == psutil.STATUS_ZOMBIE
+    assert all(client == 3 for _, client in lost(up.out))
     assert_as_embedded(EXPERIMENT, up.out, tmp_path)
 
 
