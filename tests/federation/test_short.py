@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,21 +27,23 @@ EXPERIMENT = Experiment(
 
 
 def no_node_reads_anothers_data(up: Up) -> None:
-    """By what each process of a node can see, and by what it has open."""
+    """By what the long-lived processes of a node see, which those they start inherit, and by what they have open."""
+    apart = cells_allowed(up.out)
     for client, other in ((0, 1), (1, 0)):
         theirs = up.out / "federation" / "nodes" / f"client-{other}"
         assert stat.S_IMODE(theirs.stat().st_mode) == 0o700
         assert stat.S_IMODE((theirs / "data.npz").stat().st_mode) == 0o600
-        for process in members(up.out, f"client-{client}"):
+        for program in ("flower-supernode", "flower-superexec"):
+            (process,) = up.find(f"client-{client}", program)
             assert not [file.path for file in process.open_files() if file.path.startswith(str(theirs))]
-            if cells_allowed(up.out):
-                own = Path(f"/proc/{process.pid}/root") / str(up.out).lstrip("/") / "federation" / "nodes"
-                assert [folder.name for folder in own.iterdir()] == [f"client-{client}"]
-    if not cells_allowed(up.out):
-        return
-    server_view = members(up.out, "SuperLink")[0]
-    nodes = Path(f"/proc/{server_view.pid}/root") / str(up.out).lstrip("/") / "federation" / "nodes"
-    assert list(nodes.iterdir()) == []
+            assert not apart or nodes_seen_by(process, up.out) == [f"client-{client}"]
+    (server,) = up.find("SuperLink", "flower-superlink")
+    assert not apart or nodes_seen_by(server, up.out) == []
+
+
+def nodes_seen_by(process: Any, out: Path) -> list[str]:
+    view = Path(f"/proc/{process.pid}/root") / str(out).lstrip("/") / "federation" / "nodes"
+    return [folder.name for folder in view.iterdir()]
 
 
 def test_a_federation_of_two(tmp_path: Path) -> None:
