@@ -98,6 +98,10 @@ FAULTS: dict[str, tuple[Carry, str]] = {
     "wrong type": (changed(sends(delta=NAN.float())), "its message delta is torch.float32"),
     "more": (changed(sends(more=NAN)), "its message holds more, which nobody asked for"),
     "written otherwise": (changed(flipped), "delta is written as 'numpy.ndarray'"),
+    "says a lot": (
+        changed(lambda reply: reply.content.config_records["answer"].update(refused="so\n\x1b[31m" + "o" * 999)),
+        "so [31m" + "o" * 293,
+    ),
     "no arrays": (changed(without("up")), "it has no arrays called 'up'"),
     "no numbers": (changed(without("numbers")), "it told no numbers where"),
     "no answer": (changed(without("answer")), "it does not say 'answer'"),
