@@ -209,11 +209,20 @@ def test_the_server_is_killed_at_any_message_and_goes_on(after: int, every: int,
 
 
 def test_a_torn_checkpoint_sends_the_server_back_and_nodes_remember_that_far(tmp_path: Path) -> None:
-    experiment = small(**(EXPERIMENT | {"rounds": 6, "server__cohort": 2}))
+    """Round 5 has been asked for already, so every node knows of checkpoint 4, which then turns out to be torn."""
+    experiment = small(**(EXPERIMENT | {"rounds": 6}))
     federation = Federation(experiment, tmp_path)
-    federation.run(rounds=4)
-    newest = max((federation.out / "checkpoint").glob("*.safetensors"))
+
+    def kill(question: Message, deliver: Deliver) -> list[Message]:
+        deliver()
+        raise Killed
+
+    federation.office.carry = in_round(5, 3, kill)
+    with pytest.raises(Killed):
+        federation.run()
+    newest = federation.out / "checkpoint" / "000004.safetensors"
     newest.write_bytes(newest.read_bytes()[:-9])
+    federation.office = Office(federation.office.nodes, {})
     same(federation.run(), fedgg.run(experiment))
     assert any("checkpoint 000004.safetensors is refused" in sentence for sentence in federation.notices)
 
