@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -16,6 +16,7 @@ from fedgg.flower.letters import About, Answer, about_of, answer_of, difference,
 from fedgg.flower.records import BadRecord
 
 PAUSE = 0.2  # seconds between looks at what has come in
+LINE = 300  # signs
 SLACK = 5.0  # seconds a message lives beyond its deadline: whoever asks for it later gets nothing
 
 
@@ -113,15 +114,20 @@ class Exchange:
             return nothing(f"it answered {len(messages)} times")
         (message,) = messages
         if message.has_error():
-            return nothing(f"its app failed: {' '.join(str(message.error.reason).split())[:200]}")
+            return nothing(f"its app failed: {one_line(str(message.error.reason))}")
         try:
             other = difference(question.about, about_of(message.content))
             answer = answer_of(message.content)
         except BadRecord as error:
             return nothing(str(error))
         if answer.refused:
-            return nothing(answer.refused)
-        return nothing(other) if other else Reply(message.content, answer)
+            return nothing(one_line(answer.refused))
+        return nothing(other) if other else Reply(message.content, replace(answer, note=one_line(answer.note)))
+
+
+def one_line(told: str) -> str:
+    """What a node says goes into logs and reports: no more than a line of it."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in told).split())[:LINE]
 
 
 def nothing(why: str) -> Reply:

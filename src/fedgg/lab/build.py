@@ -25,6 +25,7 @@ from fedgg.data.partition import Partition, partition
 from fedgg.data.sources import load
 from fedgg.errors import UserError
 from fedgg.lab.arithmetic import DTYPES
+from fedgg.lab.batches import check_batches, check_single_examples
 from fedgg.lab.choice import EngineName, channels_last, choose, products
 from fedgg.lab.config import Experiment
 from fedgg.lab.holdings import holdings
@@ -123,10 +124,10 @@ def assemble(
     sizes = [len(client) for client in feed.clients]
     check_needs(algorithm, experiment)
     work = work_of(algorithm, experiment)
-    notices = _check_batches(experiment, work, sizes)
+    notices = check_batches(experiment, work, sizes)
     first, _ = next(iter(feed.test_chunks()))
     net = examined_net(experiment, algorithm, origin.shape, len(origin.classes), first[:2], model)
-    _check_single_examples(net, work, sizes)
+    check_single_examples(net, work, sizes)
     if net.keeps_statistics is False and experiment.model.statistics != "average":
         notices.append(f"model.statistics = {experiment.model.statistics!r} has no effect: the model keeps none")
     notices += _extra_arithmetic(algorithm, work)
@@ -231,42 +232,8 @@ def check_data(source: str, data_folder: Path | None = None) -> None:
     load(source, data_folder)
 
 
-def _check_batches(experiment: Experiment, work: Work, sizes: list[int]) -> list[str]:
-    if work.batch is None:
-        return []
-    small = [client for client, size in enumerate(sizes) if size < work.batch]
-    if len(small) == len(sizes):
-        raise UserError(
-            f"local.batch = {work.batch} is larger than every client (the largest holds {max(sizes)} examples): "
-            f"take a smaller batch or fewer clients"
-        )
-    if small and experiment.local.small_clients == "refuse":
-        first = small[0]
-        raise UserError(
-            f"local.batch = {work.batch} is larger than client {first}, which holds {sizes[first]} examples: take a "
-            f"smaller batch, a larger split.min_examples, or local.small_clients = 'whole'"
-        )
-    if small:
-        return [
-            f"{len(small)} of {len(sizes)} clients hold less than a batch of {work.batch}: they train on all they have"
-        ]
-    return []
-
-
 def _empty_classes(dataset: Dataset) -> list[str]:
     counts = dataset.y_train.bincount(minlength=len(dataset.classes))
     empty = [name for name, count in zip(dataset.classes, counts.tolist(), strict=True) if not count]
     shown = f"{', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''}"
     return [f"no training example has the class {shown}"] if empty else []
-
-
-def _check_single_examples(net: Net, work: Work, sizes: list[int]) -> None:
-    if not net.needs_two_examples:
-        return
-    for client, size in enumerate(sizes):
-        last = size if work.batch is None else (size - 1) % work.batch + 1
-        if last == 1:
-            raise UserError(
-                f"client {client} holds {size} examples, so its last batch has one, and batch statistics need two: "
-                f"take another local.batch, a larger split.min_examples or model.statistics = 'frozen'"
-            )

@@ -98,6 +98,10 @@ FAULTS: dict[str, tuple[Carry, str]] = {
     "wrong type": (changed(sends(delta=NAN.float())), "its message delta is torch.float32"),
     "more": (changed(sends(more=NAN)), "its message holds more, which nobody asked for"),
     "written otherwise": (changed(flipped), "delta is written as 'numpy.ndarray'"),
+    "says a lot": (
+        changed(lambda reply: reply.content.config_records["answer"].update(refused="so\n\x1b[31m" + "o" * 999)),
+        "so [31m" + "o" * 293,
+    ),
     "no arrays": (changed(without("up")), "it has no arrays called 'up'"),
     "no numbers": (changed(without("numbers")), "it told no numbers where"),
     "no answer": (changed(without("answer")), "it does not say 'answer'"),
@@ -205,11 +209,20 @@ def test_the_server_is_killed_at_any_message_and_goes_on(after: int, every: int,
 
 
 def test_a_torn_checkpoint_sends_the_server_back_and_nodes_remember_that_far(tmp_path: Path) -> None:
-    experiment = small(**(EXPERIMENT | {"rounds": 6, "server__cohort": 2}))
+    """Round 5 has been asked for already, so every node knows of checkpoint 4, which then turns out to be torn."""
+    experiment = small(**(EXPERIMENT | {"rounds": 6}))
     federation = Federation(experiment, tmp_path)
-    federation.run(rounds=4)
-    newest = max((federation.out / "checkpoint").glob("*.safetensors"))
+
+    def kill(question: Message, deliver: Deliver) -> list[Message]:
+        deliver()
+        raise Killed
+
+    federation.office.carry = in_round(5, 3, kill)
+    with pytest.raises(Killed):
+        federation.run()
+    newest = federation.out / "checkpoint" / "000004.safetensors"
     newest.write_bytes(newest.read_bytes()[:-9])
+    federation.office = Office(federation.office.nodes, {})
     same(federation.run(), fedgg.run(experiment))
     assert any("checkpoint 000004.safetensors is refused" in sentence for sentence in federation.notices)
 

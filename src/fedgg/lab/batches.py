@@ -1,0 +1,44 @@
+"""Whether clients hold enough examples for the batches that are asked of them."""
+
+from __future__ import annotations
+
+from fedgg.core.net import Net
+from fedgg.core.plan import Work
+from fedgg.errors import UserError
+from fedgg.lab.config import Experiment
+
+
+def check_batches(experiment: Experiment, work: Work, sizes: list[int]) -> list[str]:
+    """What is worth knowing of clients smaller than a batch; UserError where they are refused, or all are."""
+    if work.batch is None:
+        return []
+    small = [client for client, size in enumerate(sizes) if size < work.batch]
+    if len(small) == len(sizes):
+        raise UserError(
+            f"local.batch = {work.batch} is larger than every client (the largest holds {max(sizes)} examples): "
+            f"take a smaller batch or fewer clients"
+        )
+    if small and experiment.local.small_clients == "refuse":
+        first = small[0]
+        raise UserError(
+            f"local.batch = {work.batch} is larger than client {first}, which holds {sizes[first]} examples: take a "
+            f"smaller batch, a larger split.min_examples, or local.small_clients = 'whole'"
+        )
+    if small:
+        return [
+            f"{len(small)} of {len(sizes)} clients hold less than a batch of {work.batch}: they train on all they have"
+        ]
+    return []
+
+
+def check_single_examples(net: Net, work: Work, sizes: list[int]) -> None:
+    """UserError where a client's last batch has one example and the model cannot take that."""
+    if not net.needs_two_examples:
+        return
+    for client, size in enumerate(sizes):
+        last = size if work.batch is None else (size - 1) % work.batch + 1
+        if last == 1:
+            raise UserError(
+                f"client {client} holds {size} examples, so its last batch has one, and batch statistics need two: "
+                f"take another local.batch, a larger split.min_examples or model.statistics = 'frozen'"
+            )
