@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -132,6 +132,9 @@ def opened(
         session = Session(experiment, federation, store, watcher, state, rounds)
         try:
             yield session
+        except BaseException:
+            session.keep()
+            raise
         finally:
             session.close_files()
 
@@ -148,8 +151,11 @@ class Session:
     rounds: list[dict[str, Any]]
     diverged: str | None = None
     closed: Closed | None = None  # a round that has been aggregated but not looked at
+    saved: int = field(init=False)  # rounds done at the last checkpoint
+    whole: bool = field(init=False, default=True)  # whether state and history are of the same round
 
     def __post_init__(self) -> None:
+        self.saved = self.state.rounds_done
         known = self.store.summary() if self.store else None
         if known is not None and known["status"] == "diverged":
             self.diverged = known["why"]
@@ -185,6 +191,7 @@ class Session:
         except Diverged as end:
             self._end(end)
             return
+        self.whole = False
         cohort, clients = closed.job.cohort, len(self.federation.examples)
         folder = self.store.checkpoint_folder if self.store else None
         self.state = moved(closed.state, cohort, clients, self.experiment.server, folder)
@@ -193,15 +200,26 @@ class Session:
             self.watcher.notice(f"round {record['round']}: left out: {sentence}")
         if self.store:
             self.store.append(record)
-            if self.state.rounds_done % self.experiment.server.checkpoint_every == 0 or self.over:
-                self.store.save(self.state, self.experiment)
+        self.whole = True
+        if self.state.rounds_done % self.experiment.server.checkpoint_every == 0 or self.over:
+            self._save()
         self.watcher.round(record)
+
+    def _save(self) -> None:
+        if self.store is not None and self.state.rounds_done > self.saved:
+            self.store.save(self.state, self.experiment)
+            self.saved = self.state.rounds_done
+
+    def keep(self) -> None:
+        """Stopped between two checkpoints: what is in the history already need not be played again."""
+        if self.whole:
+            with suppress(Exception):  # why it was stopped is what people should hear of
+                self._save()
 
     def _end(self, end: Diverged) -> None:
         names = "; ".join(_lost(end.lost))
         self.diverged = f"{end}" + (f" ({names})" if names else "")
-        if self.store:
-            self.store.save(self.state, self.experiment)  # the history up to here stands, and so does its model
+        self._save()  # the history up to here stands, and so does its model
 
     def close_files(self) -> None:
         for rows in (self.state.memory, self.state.kept_buffers):
