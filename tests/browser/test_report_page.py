@@ -262,7 +262,8 @@ def test_what_is_broken_is_named_and_the_rest_stands(
     assert "rounds.jsonl is broken: line 2" in told
     assert "config.toml is broken" in told
     assert page.locator(".results tbody tr").count() == 3
-    assert "2 unfinished" in column(page, 2)[0]
+    assert column(page, 2)[0] == "0, 2 damaged"
+    assert "2 runs of FedAvg are damaged and in no mean." in page.inner_text("#answer")
 
 
 def test_a_sweep_of_three_axes(open_page: Callable[..., Any], tmp_path: Path) -> None:

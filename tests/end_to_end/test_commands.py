@@ -140,11 +140,16 @@ def test_report() -> None:
     assert "9 files in tables" in text
     assert "over 2 seeds" in Path("new/both.html").read_text(encoding="utf-8")
     assert Path("figures/accuracy.png").read_bytes().startswith(PNG)
-    # The whole folder at once, with a run that was torn apart: named, and the rest stands.
+    # The whole folder at once, with a summary that was torn apart: named, and the history says that it had finished.
     Path("one/1/summary.json").write_text("{")
     assert "page: one/report.html" in fedgg_("report", "one")
     page = Path("one/report.html").read_text(encoding="utf-8")
     assert "summary.json is broken" in page
+    assert "over 2 seeds" in page
+    # And with a history that was torn apart: then one seed is left.
+    Path("one/1/rounds.jsonl").write_text("{")
+    fedgg_("report", "one")
+    page = Path("one/report.html").read_text(encoding="utf-8")
     assert "One seed says nothing about the spread." in page
 
 

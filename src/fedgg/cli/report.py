@@ -141,7 +141,7 @@ def write_report(
             count = write_events(gathering.groups, tensorboard, doing)
             written.append(f"events of {count} runs: tensorboard --logdir {tensorboard}")
     for problem in gathering.problems:
-        note(f"{problem.path}: {problem.why}")
+        note(f"{problem.path} {problem.what}: {problem.why}")
     for sentence in written:
         say(sentence)
     return file

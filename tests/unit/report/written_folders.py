@@ -19,7 +19,8 @@ def write_run(
 ) -> Path:
     """A run with one accuracy a round (None: not evaluated) and 2 * bytes_each_way of traffic a round."""
     folder.mkdir(parents=True)
-    (folder / "config.toml").write_text(f"name = {json.dumps(name)}\nseed = 0\n[split]\nscheme = 'iid'\n")
+    config = f"name = {json.dumps(name)}\nseed = 0\nrounds = {len(accuracies)}\n[split]\nscheme = 'iid'\n"
+    (folder / "config.toml").write_text(config)
     lines: list[dict[str, Any]] = [
         {
             "round": number,
