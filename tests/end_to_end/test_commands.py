@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 import warnings
 from pathlib import Path
@@ -153,6 +155,46 @@ def test_report() -> None:
     assert "One seed says nothing about the spread." in page
 
 
+def own_browser(writes: Path) -> str:
+    """A browser as good as any to whoever starts it: it loads the page, and writes down what its address was."""
+    program = Path("browser")
+    program.write_text(
+        f"#!{sys.executable}\nimport pathlib, sys, urllib.request\n"
+        "urllib.request.urlopen(sys.argv[1], timeout=60).read()\n"
+        f"pathlib.Path({str(writes.resolve())!r}).write_text(sys.argv[1])\n"
+    )
+    program.chmod(0o755)
+    return str(program.resolve())
+
+
+def told_to_open(**around: str) -> subprocess.CompletedProcess[str]:
+    """`fedgg report --open` in a process of its own, since a process looks for browsers once."""
+    words = [sys.executable, "-m", "fedgg", "report", "a run", "--open"]
+    kept = {key: value for key, value in os.environ.items() if key not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, env=kept | around)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the browser is a script")
+def test_open_shows_the_page() -> None:
+    fedgg_("run", "--rounds", "1", *QUICK, "--out", "a run")
+    done = told_to_open(BROWSER=own_browser(Path("shown")))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert Path("shown").read_text() == (Path("a run") / "report.html").resolve().as_uri()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows always has one")
+@pytest.mark.parametrize("browser", ["/nowhere/a-browser", "a-browser-that-is-not %s", ""])
+def test_open_without_a_browser_says_so(browser: str) -> None:
+    fedgg_("run", "--rounds", "1", *QUICK, "--out", "a run")
+    done = told_to_open(BROWSER=browser, PATH="")
+    page = (Path("a run") / "report.html").resolve()
+    assert done.returncode == 0, done.stderr
+    assert page.exists()
+    assert done.stderr.startswith(f"note: no browser could be started: open {page.as_uri()} yourself")
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -171,10 +213,11 @@ def test_nothing_to_report(words: list[str], complaint: str) -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_watch_ends_with_ctrl_c() -> None:
+def test_watch_opens_its_page_and_ends_with_ctrl_c() -> None:
     """Started on a folder that is not there yet, which is no mistake."""
-    command = [sys.executable, "-u", "-m", "fedgg", "watch", "later"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-u", "-m", "fedgg", "watch", "later", *(["--open"] if os.name != "nt" else [])]
+    around = os.environ | {"BROWSER": own_browser(Path("shown"))}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=around)
     try:
         assert process.stdout is not None
         said = process.stdout.readline()
@@ -182,6 +225,10 @@ def test_watch_ends_with_ctrl_c() -> None:
         assert address, said
         with urllib.request.urlopen(address[0], timeout=60) as page:
             assert b"No run yet" in page.read()
+        deadline = time.monotonic() + 60
+        while os.name != "nt" and not (Path("shown").exists() and Path("shown").read_text() == address[0]):
+            assert time.monotonic() < deadline, "the browser has seen nothing"
+            time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         text, errors = process.communicate(timeout=60)
     finally:
