@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgg.cli import choices
+from fedgg.cli.losses import LostClients
 from fedgg.cli.screen import Heartbeat, ending, news, note, progress, say, shown_epsilon
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None
     from fedgg.lab.runner import run as run_experiment
 
     with progress() as bar:
-        beat = Heartbeat()
+        beat, lost = Heartbeat(), LostClients()
         task = bar.add_task("starting", total=experiment.rounds, news="", within="")
 
         def started(done: int, total: int) -> None:
@@ -100,8 +101,9 @@ def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None
             bar.update(task, within=f"{done}/{of} clients")
 
         def played(record: dict[str, Any]) -> None:
-            beat(f"round {record['round']} of {experiment.rounds}: {news(record)}")
-            bar.update(task, completed=record["round"], news=news(record), within="")
+            told = news(record, lost.heard(record))
+            beat(f"round {record['round']} of {experiment.rounds}: {told}")
+            bar.update(task, completed=record["round"], news=told, within="")
 
         try:
             finished = run_experiment(
@@ -114,6 +116,8 @@ def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None
             bar.stop()
             note(f"stopped; go on with: fedgg resume {folder}")
             raise typer.Exit(130) from None
+    for sentence in lost.ended():
+        note(sentence)
     _show(finished.summary, folder)
 
 

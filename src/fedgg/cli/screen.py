@@ -103,8 +103,8 @@ def shown_epsilon(record: dict[str, Any]) -> str:
     return f"epsilon {epsilon} at delta {record['delta']:g}"
 
 
-def news(record: dict[str, Any]) -> str:
-    """A round in a few words: which accuracy this is stands beside it."""
+def news(record: dict[str, Any], lost: str = "") -> str:
+    """A round in a few words: which accuracy this is stands beside it; `lost` says who was left out."""
     parts = []
     if record.get("test_accuracy") is not None:
         parts.append(f"test accuracy {100 * record['test_accuracy']:.1f}%")
@@ -112,6 +112,4 @@ def news(record: dict[str, Any]) -> str:
         parts.append(f"train loss {record['train_loss']:.3f}")
     if "epsilon" in record:
         parts.append(shown_epsilon(record))
-    if record.get("lost"):
-        parts.append(f"{len(record['lost'])} lost")
-    return ", ".join(parts)
+    return ", ".join([*parts, *filter(None, [lost])])

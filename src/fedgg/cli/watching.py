@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from fedgg.cli.losses import LostClients
 from fedgg.cli.screen import Heartbeat, ending, news, note, progress
 
 
@@ -24,23 +25,28 @@ def watched(runs: int, rounds: int, work: Callable[[Callable[[Any, str, Any], No
         done: dict[str, int] = {}
         beat = Heartbeat()
         tasks: dict[str, Any] = {}
+        lost: dict[str, LostClients] = {}
 
         def tell(job: Any, kind: str, what: Any) -> None:
             if kind == "started":
                 done[job.name] = what[0]
+                lost.setdefault(job.name, LostClients())
                 tasks[job.name] = bar.add_task(job.name, total=what[1], completed=what[0], news="", within="")
             elif kind == "client":
                 bar.update(tasks[job.name], within=f"{what[0]}/{what[1]} clients")
             elif kind == "round":
                 done[job.name] = what["round"]
-                beat(f"{sum(done.values())} of {runs * rounds} rounds; {job.name}: {news(what)}")
-                bar.update(tasks[job.name], completed=what["round"], news=news(what), within="")
+                told = news(what, lost[job.name].heard(what))
+                beat(f"{sum(done.values())} of {runs * rounds} rounds; {job.name}: {told}")
+                bar.update(tasks[job.name], completed=what["round"], news=told, within="")
             elif kind == "notice" and what not in said:
                 said.add(what)
                 note(f"{job.name}: {what}")
             elif kind == "ended":
                 done[job.name] = rounds  # a run that diverged or stopped needs no more
                 bar.remove_task(tasks.pop(job.name))
+                for sentence in lost[job.name].ended():
+                    note(f"{job.name}: {sentence}")
                 if (why := ending(what)) is not None:
                     note(f"{job.name} {why}")
             bar.update(overall, completed=sum(done.values()))
