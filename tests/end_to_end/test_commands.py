@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -109,6 +110,7 @@ def test_compare_and_again() -> None:
     words = ["--algorithm", "fedavg", "--algorithm", "fedgg:mu=0.1", "--seeds", "0-1", "--rounds", "2"]
     words += [*QUICK, "--jobs", "2", "--out", "both"]
     text = fedgg_("compare", *words)
+    assert "3 clients, dirichlet 0.1, mlp, 2 rounds of 1 epoch, seeds 0, 1\n" in text
     assert "fedgg mu=0.1" in text
     folder = Path("both")
     for picture in ("accuracy.png", "split-seed-0.png", "split-seed-1.png"):
@@ -124,6 +126,30 @@ def test_compare_and_again() -> None:
     assert splits[0] == splits[2]
     assert splits[1] == splits[3]
     assert splits[0] != splits[1]
+
+
+def test_resume_of_a_comparison_says_what_to_call() -> None:
+    """The command stands in the folder, quoted for a shell, and does go on; without it there is advice."""
+    words = ["compare", "--algorithm", "a b@fedavg", "--rounds", "1", *QUICK, "--seeds", "0", "--out", "my runs"]
+
+    def called(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "fedgg", *command], capture_output=True, text=True, timeout=120)
+
+    assert called(*words).returncode == 0
+    refused = called("resume", "my runs")
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert refused.stderr.startswith("error: my runs holds a comparison or sweep, which needs no resume")
+    said = re.search(r"call again: fedgg (.*) \(finished runs are kept", refused.stderr)
+    assert said, refused.stderr
+    assert shlex.split(said[1]) == words
+    model = Path("my runs/a-b/seed-0/model.safetensors")
+    before = model.stat().st_mtime_ns
+    assert called(*shlex.split(said[1])).returncode == 0
+    assert model.stat().st_mtime_ns == before
+    for content in ('{"format": 1}', "{", "[]"):
+        Path("my runs/study.json").write_text(content)
+        assert "`fedgg sweep` again, with --out 'my runs'" in called("resume", "my runs").stderr
 
 
 def test_sweep() -> None:

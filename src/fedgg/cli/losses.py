@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedgg.cli.screen import counted
+
 NAMED = 5  # lines at the end of a run
 
 
@@ -21,8 +23,8 @@ class LostClients:
             self._rounds[gone] = self._rounds.get(gone, 0) + 1
         self._with_losses += bool(lost)
         if len(lost) == 1:
-            return f"{_named([lost[0][0]], lost[0][1])}, {_rounds(self._rounds[lost[0]])} so far"
-        return f"{len(lost)} clients left out, {_rounds(self._with_losses)} with losses so far" if lost else ""
+            return f"{_named([lost[0][0]], lost[0][1])}, {counted(self._rounds[lost[0]], 'round')} so far"
+        return f"{len(lost)} clients left out, {counted(self._with_losses, 'round')} with losses so far" if lost else ""
 
     def ended(self) -> list[str]:
         """What stays to be said at the end of a run, for those that were lost more than once: most often first."""
@@ -30,14 +32,11 @@ class LostClients:
         for (client, why), count in self._rounds.items():
             if count > 1:
                 alike.setdefault((count, why), []).append(client)
-        told = [f"{_named(who, why)}, {_rounds(count)} in all" for (count, why), who in sorted(alike.items())[::-1]]
+        often_first = sorted(alike.items(), reverse=True)
+        told = [f"{_named(who, why)}, {counted(count, 'round')} in all" for (count, why), who in often_first]
         more = ["more clients were left out, less often: rounds.jsonl has them all"] if len(told) > NAMED else []
         return told[:NAMED] + more
 
 
 def _named(clients: list[int], why: str) -> str:
     return f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))} left out ({why})"
-
-
-def _rounds(count: int) -> str:
-    return f"{count} round{'s' if count != 1 else ''}"

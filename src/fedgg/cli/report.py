@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgg.cli.screen import Heartbeat, note, progress, say
+from fedgg.cli.screen import Heartbeat, counted, note, progress, say
 from fedgg.errors import UserError
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def write_report(
             from fedgg.report.tensorboard import write_events
 
             count = write_events(gathering.groups, tensorboard, doing)
-            written.append(f"events of {count} runs: tensorboard --logdir {tensorboard}")
+            written.append(f"events of {counted(count, 'run')}: tensorboard --logdir {tensorboard}")
     for problem in gathering.problems:
         note(f"{problem.path} {problem.what}: {problem.why}")
     for sentence in written:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgg.cli import choices
+from fedgg.cli.again import refuse_a_study
 from fedgg.cli.losses import LostClients
 from fedgg.cli.screen import Heartbeat, ending, news, note, progress, say, shown_epsilon
 
@@ -53,7 +54,7 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    folder: Annotated[Path, typer.Argument(help="A run folder; a comparison goes on when it is called again.")],
     rounds: Annotated[int | None, typer.Option(help="Go on to this round, further than was asked at first.")] = None,
     epsilon_limit: Annotated[
         float | None, typer.Option(help="Spend this much privacy, more than was allowed at first.")
@@ -71,6 +72,7 @@ def resume(
     from fedgg.errors import UserError
     from fedgg.lab.store import Store
 
+    refuse_a_study(folder)
     experiment = Store(folder).experiment()
     if rounds is not None:
         experiment = experiment.changed({"rounds": rounds})

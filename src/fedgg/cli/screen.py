@@ -94,7 +94,12 @@ class Heartbeat:
 def ending(summary: dict[str, Any]) -> str | None:
     """Why a run ended before its last round, if it did."""
     word = {"diverged": "diverged", "spent": "stopped"}.get(summary["status"])
-    return None if word is None else f"{word} after {summary['rounds_done']} rounds: {summary['why']}"
+    return None if word is None else f"{word} after {counted(summary['rounds_done'], 'round')}: {summary['why']}"
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 epoch`, `2 epochs`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def shown_epsilon(record: dict[str, Any]) -> str:

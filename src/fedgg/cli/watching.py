@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from fedgg.cli.losses import LostClients
-from fedgg.cli.screen import Heartbeat, ending, news, note, progress
+from fedgg.cli.screen import Heartbeat, counted, ending, news, note, progress
 
 
 def processes_for(device: str) -> int:
@@ -21,7 +21,7 @@ def watched(runs: int, rounds: int, work: Callable[[Callable[[Any, str, Any], No
     """Do the work, which tells what happens to its jobs, and show it; Ctrl-C ends it with a word and code 130."""
     said: set[str] = set()
     with progress() as bar:
-        overall = bar.add_task(f"{runs} runs", total=runs * rounds, news="", within="")
+        overall = bar.add_task(counted(runs, "run"), total=runs * rounds, news="", within="")
         done: dict[str, int] = {}
         beat = Heartbeat()
         tasks: dict[str, Any] = {}
