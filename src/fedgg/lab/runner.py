@@ -22,6 +22,7 @@ from fedgg.errors import UserError
 from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import DataGiven, Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
+from fedgg.lab.losses import NamedOnce, by_reason
 from fedgg.lab.moving import moved
 from fedgg.lab.parts import given_algorithm
 from fedgg.lab.players import hired, play_alone
@@ -151,6 +152,7 @@ class Session:
     rounds: list[dict[str, Any]]
     diverged: str | None = None
     closed: Closed | None = None  # a round that has been aggregated but not looked at
+    lost: NamedOnce = field(default_factory=NamedOnce)
     saved: int = field(init=False)  # rounds done at the last checkpoint
     whole: bool = field(init=False, default=True)  # whether state and history are of the same round
 
@@ -196,8 +198,8 @@ class Session:
         folder = self.store.checkpoint_folder if self.store else None
         self.state = moved(closed.state, cohort, clients, self.experiment.server, folder)
         self.rounds.append(record)
-        for sentence in _lost([Lost(**gone) for gone in record["lost"]]):
-            self.watcher.notice(f"round {record['round']}: left out: {sentence}")
+        for sentence in self.lost.sentences(record["round"], [Lost(**gone) for gone in record["lost"]]):
+            self.watcher.notice(sentence)
         if self.store:
             self.store.append(record)
         self.whole = True
@@ -217,7 +219,7 @@ class Session:
                 self._save()
 
     def _end(self, end: Diverged) -> None:
-        names = "; ".join(_lost(end.lost))
+        names = "; ".join(f"client {', '.join(map(str, who))}: {why}" for why, who in by_reason(end.lost).items())
         self.diverged = f"{end}" + (f" ({names})" if names else "")
         self._save()  # the history up to here stands, and so does its model
 
@@ -265,14 +267,6 @@ def _refuse_a_broken_limit(federation: Federation, rounds_done: int) -> None:
 def _says(known: dict[str, Any] | None, summary: dict[str, Any]) -> bool:
     """Whether the summary is written already; one of fewer rounds is older than the wish for more."""
     return known is not None and known["rounds_done"] == summary["rounds_done"]
-
-
-def _lost(lost: list[Lost]) -> list[str]:
-    """One sentence for each reason, with everybody it concerns."""
-    reasons: dict[str, list[int]] = {}
-    for gone in lost:
-        reasons.setdefault(gone.why, []).append(gone.client)
-    return [f"client {', '.join(map(str, clients))}: {why}" for why, clients in reasons.items()]
 
 
 def _weights(federation: Federation, state: State) -> Rows:
