@@ -25,6 +25,7 @@ from fedgg.report.folded import read_folded
 from fedgg.report.folders import RunRecord
 
 LAST = 10  # rounds
+ROUNDS = 100  # of the comparison; the choice is made earlier
 SEEDS = [0, 1, 2]
 REFERENCE = "FedAvg, beta 0.5"
 
@@ -74,7 +75,7 @@ def chosen(points: Iterable[Point]) -> dict[str, tuple[Point | None, list[Point]
 def study(best: dict[str, tuple[Point | None, list[Point]]]) -> str:
     """The study of the chosen settings, as TOML, with what every setting reached beside it."""
     first = next(point for point, _ in best.values() if point is not None).record.config
-    base = {key: first[key] for key in ("rounds", "data", "split", "model", "local")}
+    base = {key: first[key] for key in ("rounds", "data", "split", "model", "local")} | {"rounds": ROUNDS}
     base["data"] = {key: value for key, value in base["data"].items() if key not in ("holdout", "proxy")}
     base["split"] = {key: value for key, value in base["split"].items() if key != "beta"}
     head: dict[str, Any] = {"seeds": SEEDS, "reference": REFERENCE, "experiment": base}

@@ -262,7 +262,8 @@ def test_what_is_broken_is_named_and_the_rest_stands(
     assert "rounds.jsonl is broken: line 2" in told
     assert "config.toml is broken" in told
     assert page.locator(".results tbody tr").count() == 3
-    assert "2 unfinished" in column(page, 2)[0]
+    assert column(page, 2)[0] == "0, 2 damaged"
+    assert "2 runs of FedAvg are damaged and in no mean." in page.inner_text("#answer")
 
 
 def test_a_sweep_of_three_axes(open_page: Callable[..., Any], tmp_path: Path) -> None:
@@ -310,3 +311,84 @@ def test_what_went_wrong_is_told(open_page: Callable[..., Any], tmp_path: Path) 
     assert ["calm, seed 0", "after round 3: client 2", "its SuperNode ended; 2026-01-02"] in told
     assert any(row[0] == "wild, seed 0" and row[1].startswith("diverged after round") for row in told)
     assert "1 diverged" in page.inner_text(".results")
+
+
+def test_very_many_rows_come_when_asked_for(open_page: Callable[..., Any], compared: Path, tmp_path: Path) -> None:
+    """The first fifty of the order chosen, which is an order of all; the button works by key and keeps its place."""
+    folder = many_rows(compared / "fedavg" / "seed-0", tmp_path / "runs", 120)
+    page = open_page(write_page(folder, to=tmp_path / "report.html"))
+    assert column(page, 1) == [f"row {at:03}" for at in range(50)]
+    more = page.locator("#results button[aria-expanded]")
+    assert more.inner_text() == "Show all 120 rows"
+    head(page, "^final test").click()
+    assert column(page, 1) == [f"row {at:03}" for at in range(119, 69, -1)]
+    more.focus()
+    page.keyboard.press("Enter")
+    until(page, "document.querySelectorAll('.results tbody tr').length === 120")
+    assert column(page, 1) == [f"row {at:03}" for at in range(119, -1, -1)]
+    assert page.evaluate("document.activeElement.ariaExpanded") == "true"
+    page.keyboard.press("Space")
+    until(page, "document.querySelectorAll('.results tbody tr').length === 50")
+
+
+def many_rows(run: Path, folder: Path, count: int) -> Path:
+    """Copies of a run under other names, each a little better than the one before."""
+    labels = [f"row {at:03}" for at in range(count)]
+    for at in range(count):
+        place = folder / f"r{at}"
+        shutil.copytree(run, place, ignore=shutil.ignore_patterns("checkpoint"))
+        lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+        told = [line | {"test_accuracy": 0.5 + at / 1000} for line in lines]
+        (place / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
+    runs = {label: {"0": f"r{at}"} for at, label in enumerate(labels)}
+    study = {"format": 1, "labels": labels, "seeds": [0], "reference": labels[0], "runs": runs}
+    (folder / "study.json").write_text(json.dumps(study))
+    return folder
+
+
+def test_few_rows_need_no_button(page: Any) -> None:
+    assert not page.locator("#results button[aria-expanded]").is_visible()
+
+
+def test_privacy_is_a_column(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    """Sorted by number, with what has no noise last; what is not private has a dash."""
+    variants: dict[str, dict[str, Any]] = {
+        "open": {"algorithm.name": "fedavg"},
+        "clipped": {"privacy.noise": 0.0},
+        "little noise": {"privacy.noise": 2.0},
+        "much noise": {"privacy.noise": 20.0},
+    }
+    pytest.importorskip("dp_accounting", reason="pip install 'fedgg[privacy]'")
+    folder = study_folder(tmp_path / "runs", variants, (0,))
+    page = open_page(write_page(folder, to=tmp_path / "report.html"))
+    heads = page.locator(".results thead button").all_text_contents()
+    at = heads.index("epsilon") + 1
+    shown = column(page, at)
+    assert shown[:2] == ["–", "infinite"]
+    spent = [json.loads((folder / name / "seed-0" / "summary.json").read_text())["epsilon"]
+             for name in ("little-noise", "much-noise")]  # fmt: skip
+    assert shown[2:] == [f"{epsilon:.2f}" for epsilon in spent]
+    head(page, "^epsilon$").click()
+    assert column(page, 1) == ["much noise", "little noise", "clipped", "open"]
+    assert "epsilon: the privacy spent by the end, at delta 1e-05" in page.inner_text("#results .notes")
+
+
+def test_a_damaged_run_has_a_curve_and_no_part_in_the_mean(
+    open_page: Callable[..., Any], compared: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "runs"
+    shutil.copytree(compared, copy)
+    history = copy / "fedavg" / "seed-1" / "rounds.jsonl"
+    history.write_text("".join(history.read_text().splitlines(keepends=True)[:2]))
+    (copy / "fedavg" / "seed-0" / "summary.json").write_text("")
+    page = open_page(write_page(copy, to=tmp_path / "report.html"))
+    told = page.inner_text("#troubles")
+    assert "seed-1 is damaged and in no mean: rounds.jsonl ends at round 2, but summary.json says that 4" in told
+    assert "seed-0 is shown all the same: summary.json is broken (it is empty)" in told
+    assert column(page, 2)[0] == "1, 1 damaged"
+    lines = "document.querySelector('#curves .plot').data.filter((trace) => trace.name === 'FedAvg')"
+    assert page.evaluate(f"{lines}.map((trace) => trace.x.length)") == [4, 2]
+    assert "Thin: runs damaged, in no mean." in page.inner_text("#curves figcaption")
+    events = [row.all_inner_texts() for row in (r.locator("th, td") for r in page.locator("#events tbody tr").all())]
+    assert ["FedAvg, seed 1", "damaged, in no mean"] in [row[:2] for row in events]
+    assert ["FedAvg, seed 0", "not whole"] in [row[:2] for row in events]

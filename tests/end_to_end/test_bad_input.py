@@ -86,8 +86,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CASES: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    "unknown key": (["run", "--set", "local.epoch=1"], ("'local.epoch'", "'epochs'")),
-    "unknown section": (["run", "--set", "locla.epochs=1"], ("'locla'", "'local'")),
+    "unknown key": (["run", "--set", "local.epoch=1"], ("'local.epoch'", "'local.epochs'")),
+    "unknown section": (["run", "--set", "locla.epochs=1"], ("'locla.epochs'", "'local.epochs'")),
     "unknown top key": (["run", "--set", "round=1"], ("'round'", "'rounds'")),
     "negative clients": (["run", "--clients", "-1"], ("split.clients = -1",)),
     "no clients": (["run", "--clients", "0"], ("split.clients = 0",)),
@@ -109,13 +109,13 @@ CASES: dict[str, tuple[list[str], tuple[str, ...]]] = {
     ),
     "cohort too large": (["run", "--set", "server.cohort=11"], ("server.cohort = 11",)),
     "unknown algorithm": (["run", "--algorithm", "fedgb"], ("'fedgb'", "'fedgg'")),
-    "unknown setting": (["run", "--algorithm", "fedgg:my=1"], ("'my'", "'mu'")),
+    "unknown setting": (["run", "--algorithm", "fedgg:my=1"], ("'my'", "'algorithm.mu'")),
     "setting of another algorithm": (["run", "--algorithm", "fedavg:mu=1"], ("'mu'", "none")),
     "setting out of range": (["run", "--algorithm", "fedgg:mu=-1"], ("algorithm.mu = -1",)),
     "setting not in the list": (["run", "--algorithm", "fedgg:weight=adaptiv"], ("adaptive",)),
     "setting without value": (["run", "--algorithm", "fedgg:mu="], ("mu",)),
     "unknown model": (["run", "--model", "mpl"], ("'mpl'", "'mlp'")),
-    "unknown model setting": (["run", "--set", "model.hiden=3"], ("'hiden'", "'hidden'")),
+    "unknown model setting": (["run", "--set", "model.hiden=3"], ("'hiden'", "'model.hidden'")),
     "model too big for the data": (["run", "--model", "cnn"], ("16 x 16",)),
     "model file missing": (["run", "--model", "own.py:Net"], ("own.py",)),
     "unknown data set": (["run", "--data", "cifar11"], ("'cifar11'", "cifar10")),
@@ -146,7 +146,7 @@ CASES: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "sweep over nothing": (["sweep"], ("--grid",)),
     "sweep nonsense": (["sweep", "--grid", "algorithm.mu"], ("KEY=VALUE",)),
     "sweep unknown key": (["sweep", "--grid", "local.rate=1,2"], ("'local.rate'",)),
-    "sweep unknown setting": (["sweep", "--grid", "algorithm.my=1,2"], ("'my'", "'mu'")),
+    "sweep unknown setting": (["sweep", "--grid", "algorithm.my=1,2"], ("'my'", "'algorithm.mu'")),
     "missing experiment file": (["run", "none.toml"], ("none.toml",)),
     "folder as experiment": (["run", "."], ("cannot be read",)),
     "missing study file": (["compare", "none.toml"], ("none.toml",)),
@@ -195,8 +195,8 @@ def test_the_real_command_does_the_same(case: str, tmp_path: Path) -> None:
 
 TOML = {
     "malformed": ("rounds = = 3", ("mine.toml", "TOML")),
-    "unknown key": ("[local]\nepoch = 3", ("mine.toml", "'local.epoch'", "'epochs'")),
-    "unknown section": ("[locla]\nepochs = 3", ("'locla'", "'local'")),
+    "unknown key": ("[local]\nepoch = 3", ("mine.toml", "'local.epoch'", "'local.epochs'")),
+    "unknown section": ("[locla]\nepochs = 3", ("'locla.epochs'", "'local.epochs'")),
     "not utf-8": ("name = '\udcff'", ("mine.toml",)),
     "wrong type": ("rounds = 'many'", ("rounds = 'many'",)),
     "twice": ("rounds = 1\nrounds = 2", ("TOML",)),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 import warnings
 from pathlib import Path
@@ -107,6 +110,7 @@ def test_compare_and_again() -> None:
     words = ["--algorithm", "fedavg", "--algorithm", "fedgg:mu=0.1", "--seeds", "0-1", "--rounds", "2"]
     words += [*QUICK, "--jobs", "2", "--out", "both"]
     text = fedgg_("compare", *words)
+    assert "3 clients, dirichlet 0.1, mlp, 2 rounds of 1 epoch, seeds 0, 1\n" in text
     assert "fedgg mu=0.1" in text
     folder = Path("both")
     for picture in ("accuracy.png", "split-seed-0.png", "split-seed-1.png"):
@@ -122,6 +126,30 @@ def test_compare_and_again() -> None:
     assert splits[0] == splits[2]
     assert splits[1] == splits[3]
     assert splits[0] != splits[1]
+
+
+def test_resume_of_a_comparison_says_what_to_call() -> None:
+    """The command stands in the folder, quoted for a shell, and does go on; without it there is advice."""
+    words = ["compare", "--algorithm", "a b@fedavg", "--rounds", "1", *QUICK, "--seeds", "0", "--out", "my runs"]
+
+    def called(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "fedgg", *command], capture_output=True, text=True, timeout=120)
+
+    assert called(*words).returncode == 0
+    refused = called("resume", "my runs")
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert refused.stderr.startswith("error: my runs holds a comparison or sweep, which needs no resume")
+    said = re.search(r"call again: fedgg (.*) \(finished runs are kept", refused.stderr)
+    assert said, refused.stderr
+    assert shlex.split(said[1]) == words
+    model = Path("my runs/a-b/seed-0/model.safetensors")
+    before = model.stat().st_mtime_ns
+    assert called(*shlex.split(said[1])).returncode == 0
+    assert model.stat().st_mtime_ns == before
+    for content in ('{"format": 1}', "{", "[]"):
+        Path("my runs/study.json").write_text(content)
+        assert "`fedgg sweep` again, with --out 'my runs'" in called("resume", "my runs").stderr
 
 
 def test_sweep() -> None:
@@ -140,12 +168,57 @@ def test_report() -> None:
     assert "9 files in tables" in text
     assert "over 2 seeds" in Path("new/both.html").read_text(encoding="utf-8")
     assert Path("figures/accuracy.png").read_bytes().startswith(PNG)
-    # The whole folder at once, with a run that was torn apart: named, and the rest stands.
+    # The whole folder at once, with a summary that was torn apart: named, and the history says that it had finished.
     Path("one/1/summary.json").write_text("{")
     assert "page: one/report.html" in fedgg_("report", "one")
     page = Path("one/report.html").read_text(encoding="utf-8")
     assert "summary.json is broken" in page
+    assert "over 2 seeds" in page
+    # And with a history that was torn apart: then one seed is left.
+    Path("one/1/rounds.jsonl").write_text("{")
+    fedgg_("report", "one")
+    page = Path("one/report.html").read_text(encoding="utf-8")
     assert "One seed says nothing about the spread." in page
+
+
+def own_browser(writes: Path) -> str:
+    """A browser as good as any to whoever starts it: it loads the page, and writes down what its address was."""
+    program = Path("browser")
+    program.write_text(
+        f"#!{sys.executable}\nimport pathlib, sys, urllib.request\n"
+        "urllib.request.urlopen(sys.argv[1], timeout=60).read()\n"
+        f"pathlib.Path({str(writes.resolve())!r}).write_text(sys.argv[1])\n"
+    )
+    program.chmod(0o755)
+    return str(program.resolve())
+
+
+def told_to_open(**around: str) -> subprocess.CompletedProcess[str]:
+    """`fedgg report --open` in a process of its own, since a process looks for browsers once."""
+    words = [sys.executable, "-m", "fedgg", "report", "a run", "--open"]
+    kept = {key: value for key, value in os.environ.items() if key not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, env=kept | around)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the browser is a script")
+def test_open_shows_the_page() -> None:
+    fedgg_("run", "--rounds", "1", *QUICK, "--out", "a run")
+    done = told_to_open(BROWSER=own_browser(Path("shown")))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert Path("shown").read_text() == (Path("a run") / "report.html").resolve().as_uri()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows always has one")
+@pytest.mark.parametrize("browser", ["/nowhere/a-browser", "a-browser-that-is-not %s", ""])
+def test_open_without_a_browser_says_so(browser: str) -> None:
+    fedgg_("run", "--rounds", "1", *QUICK, "--out", "a run")
+    done = told_to_open(BROWSER=browser, PATH="")
+    page = (Path("a run") / "report.html").resolve()
+    assert done.returncode == 0, done.stderr
+    assert page.exists()
+    assert done.stderr.startswith(f"note: no browser could be started: open {page.as_uri()} yourself")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -166,10 +239,11 @@ def test_nothing_to_report(words: list[str], complaint: str) -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_watch_ends_with_ctrl_c() -> None:
+def test_watch_opens_its_page_and_ends_with_ctrl_c() -> None:
     """Started on a folder that is not there yet, which is no mistake."""
-    command = [sys.executable, "-u", "-m", "fedgg", "watch", "later"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-u", "-m", "fedgg", "watch", "later", *(["--open"] if os.name != "nt" else [])]
+    around = os.environ | {"BROWSER": own_browser(Path("shown"))}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=around)
     try:
         assert process.stdout is not None
         said = process.stdout.readline()
@@ -177,6 +251,10 @@ def test_watch_ends_with_ctrl_c() -> None:
         assert address, said
         with urllib.request.urlopen(address[0], timeout=60) as page:
             assert b"No run yet" in page.read()
+        deadline = time.monotonic() + 60
+        while os.name != "nt" and not (Path("shown").exists() and Path("shown").read_text() == address[0]):
+            assert time.monotonic() < deadline, "the browser has seen nothing"
+            time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         text, errors = process.communicate(timeout=60)
     finally:

@@ -77,6 +77,24 @@ def test_the_first_rounds_of_vgg() -> None:
     assert "{} in tf32 and {} in bf16 for seed 0, {} and {} in bf16 for seeds 1 and 2".format(*ends) in text
 
 
+def test_vgg_with_batch_norm_in_three_precisions() -> None:
+    curves = {
+        (record.config["engine"]["precision"], record.config["seed"]): [100 * float(a) for a in record.accuracy()[1]]
+        for record in read_folded(HOME / "results" / "vgg-batch-norm.json")
+    }
+    shown = {key: f"{curve[-1]:.1f}%" for key, curve in curves.items()}
+    text = " ".join(ENGINES.split())
+    first = [shown[name, 0] for name in ("fp32", "tf32", "bf16")]
+    assert "{} in fp32, {} in tf32 and {} in bf16 for seed 0".format(*first) in text
+    others = [shown[name, seed] for name in ("tf32", "bf16") for seed in (1, 2)]
+    assert "{} and {} in tf32, {} and {} in bf16 for seeds 1 and 2".format(*others) in text
+    for name in ("tf32", "bf16"):
+        apart = [abs(a - b) for a, b in zip(curves[name, 0], curves["fp32", 0], strict=True)]
+        assert max(apart) < 1.55, "within a point and a half"
+    widest = max(max(some) - min(some) for some in zip(*(curves["tf32", seed] for seed in range(3)), strict=True))
+    assert f"up to {widest:.1f} points apart" in text
+
+
 def test_seconds_beside_other_frameworks() -> None:
     record = json.loads((HOME / "results" / "bench-cpu.json").read_text(encoding="utf-8"))
     cells = [[cell.strip() for cell in line.split("|")] for line in ENGINES.splitlines() if line.count("|") == 6]

@@ -16,11 +16,23 @@ if TYPE_CHECKING:
     from fedgg.core.algorithm import Algorithm
 
 
-def list_parts() -> None:
-    """Show every setting of an experiment, the algorithms with theirs, models, data sets and splits.
+def list_parts(
+    algorithm: Annotated[
+        str | None, typer.Argument(help="Show this one in full: a name from the list, FILE.py:CLASS or MODULE:CLASS.")
+    ] = None,
+) -> None:
+    """Show every setting of an experiment, the algorithms with theirs, models, data sets and splits; or one algorithm.
 
-    Example: `fedgg list`
+    Examples:
+
+    - `fedgg list`
+    - `fedgg list scaffold`
     """
+    if algorithm is not None:
+        from fedgg.cli.one_algorithm import show_algorithm
+
+        show_algorithm(algorithm)
+        return
     from fedgg.algorithms import ALGORITHMS
     from fedgg.data.partition import SCHEMES
     from fedgg.data.sources import SOURCES
@@ -32,7 +44,8 @@ def list_parts() -> None:
         Table("an experiment: TOML keys, or --set KEY=VALUE", ("key", "default", "meaning"), settings), numbers=False
     )
     algorithms = tuple((name, _difference(kind), kind.when) for name, kind in ALGORITHMS.items())
-    print_table(Table("algorithms", ("name", "differs from FedAvg", "when to use it"), algorithms), numbers=False)
+    more = ("`fedgg list NAME` shows one in full: paper and equation, settings, costs.",)
+    print_table(Table("algorithms", ("name", "differs from FedAvg", "when to use it"), algorithms, more), numbers=False)
     print_table(_prices(ALGORITHMS), numbers=False)
     for name, kind in ALGORITHMS.items():
         own = tuple(
@@ -88,15 +101,6 @@ def _wrappers() -> Table:
 
 def _first_line(thing: object) -> str:
     return next(iter((thing.__doc__ or "").splitlines()), "")
-
-
-def _when(kind: type) -> str:
-    """The second paragraph of an algorithm's docstring."""
-    return " ".join((kind.__doc__ or "").partition("\n\n")[2].split())
-
-
-def _joined(names: tuple[str, ...]) -> str:
-    return ", ".join(names) or "-"
 
 
 def check(

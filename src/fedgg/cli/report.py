@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgg.cli.screen import Heartbeat, note, progress, say
+from fedgg.cli.screen import Heartbeat, counted, note, progress, say
 from fedgg.errors import UserError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def report(
         check_tensorboard(tensorboard)
     page = write_report(folders, file, figures, tables, tensorboard)
     if open_it:
-        webbrowser.open(page.resolve().as_uri())
+        open_in_browser(page.resolve().as_uri())
 
 
 def watch(
@@ -90,8 +91,8 @@ def watch(
 
     with LivePage(News(_named(runs, "fedgg watch runs/demo")), port) as server:
         say(f"watching {', '.join(map(str, runs or []))} at {server.address} (Ctrl-C ends it)")
-        if open_it:
-            webbrowser.open(server.address)
+        if open_it:  # beside the server: some browsers do not come back before they are closed
+            threading.Thread(target=open_in_browser, args=(server.address,), daemon=True).start()
         try:
             server.serve_forever()
         except KeyboardInterrupt:
@@ -139,12 +140,22 @@ def write_report(
             from fedgg.report.tensorboard import write_events
 
             count = write_events(gathering.groups, tensorboard, doing)
-            written.append(f"events of {count} runs: tensorboard --logdir {tensorboard}")
+            written.append(f"events of {counted(count, 'run')}: tensorboard --logdir {tensorboard}")
     for problem in gathering.problems:
-        note(f"{problem.path}: {problem.why}")
+        note(f"{problem.path} {problem.what}: {problem.why}")
     for sentence in written:
         say(sentence)
     return file
+
+
+def open_in_browser(address: str) -> None:
+    """Show it; where no browser can be started the page is there all the same, and a line says how to get to it."""
+    try:
+        shown = webbrowser.open(address)
+    except webbrowser.Error:
+        shown = False
+    if not shown:
+        note(f"no browser could be started: open {address} yourself, or name one in the variable BROWSER")
 
 
 def _complain_of_nothing(gathering: Gathering) -> None:

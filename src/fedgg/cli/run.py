@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgg.cli import choices
+from fedgg.cli.again import refuse_a_study
+from fedgg.cli.losses import LostClients
 from fedgg.cli.screen import Heartbeat, ending, news, note, progress, say, shown_epsilon
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    folder: Annotated[Path, typer.Argument(help="A run folder; a comparison goes on when it is called again.")],
     rounds: Annotated[int | None, typer.Option(help="Go on to this round, further than was asked at first.")] = None,
     epsilon_limit: Annotated[
         float | None, typer.Option(help="Spend this much privacy, more than was allowed at first.")
@@ -70,6 +72,7 @@ def resume(
     from fedgg.errors import UserError
     from fedgg.lab.store import Store
 
+    refuse_a_study(folder)
     experiment = Store(folder).experiment()
     if rounds is not None:
         experiment = experiment.changed({"rounds": rounds})
@@ -95,7 +98,7 @@ def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None
     from fedgg.lab.runner import run as run_experiment
 
     with progress() as bar:
-        beat = Heartbeat()
+        beat, lost = Heartbeat(), LostClients()
         task = bar.add_task("starting", total=experiment.rounds, news="", within="")
 
         def started(done: int, total: int) -> None:
@@ -105,8 +108,9 @@ def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None
             bar.update(task, within=f"{done}/{of} clients")
 
         def played(record: dict[str, Any]) -> None:
-            beat(f"round {record['round']} of {experiment.rounds}: {news(record)}")
-            bar.update(task, completed=record["round"], news=news(record), within="")
+            told = news(record, lost.heard(record))
+            beat(f"round {record['round']} of {experiment.rounds}: {told}")
+            bar.update(task, completed=record["round"], news=told, within="")
 
         try:
             finished = run_experiment(
@@ -119,6 +123,8 @@ def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None
             bar.stop()
             note(f"stopped; go on with: fedgg resume {folder}")
             raise typer.Exit(130) from None
+    for sentence in lost.ended():
+        note(sentence)
     show(finished.summary, folder)
 
 

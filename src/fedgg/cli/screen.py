@@ -94,7 +94,12 @@ class Heartbeat:
 def ending(summary: dict[str, Any]) -> str | None:
     """Why a run ended before its last round, if it did."""
     word = {"diverged": "diverged", "spent": "stopped"}.get(summary["status"])
-    return None if word is None else f"{word} after {summary['rounds_done']} rounds: {summary['why']}"
+    return None if word is None else f"{word} after {counted(summary['rounds_done'], 'round')}: {summary['why']}"
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 epoch`, `2 epochs`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def shown_epsilon(record: dict[str, Any]) -> str:
@@ -103,8 +108,8 @@ def shown_epsilon(record: dict[str, Any]) -> str:
     return f"epsilon {epsilon} at delta {record['delta']:g}"
 
 
-def news(record: dict[str, Any]) -> str:
-    """A round in a few words: which accuracy this is stands beside it."""
+def news(record: dict[str, Any], lost: str = "") -> str:
+    """A round in a few words: which accuracy this is stands beside it; `lost` says who was left out."""
     parts = []
     if record.get("test_accuracy") is not None:
         parts.append(f"test accuracy {100 * record['test_accuracy']:.1f}%")
@@ -112,6 +117,4 @@ def news(record: dict[str, Any]) -> str:
         parts.append(f"train loss {record['train_loss']:.3f}")
     if "epsilon" in record:
         parts.append(shown_epsilon(record))
-    if record.get("lost"):
-        parts.append(f"{len(record['lost'])} lost")
-    return ", ".join(parts)
+    return ", ".join([*parts, *filter(None, [lost])])

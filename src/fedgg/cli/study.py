@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgg.cli import choices
+from fedgg.cli.again import called_as
 from fedgg.cli.report import PAGE, write_report
-from fedgg.cli.screen import print_table, say
+from fedgg.cli.screen import counted, print_table, say
 from fedgg.cli.watching import processes_for, watched
 from fedgg.errors import UserError
 
@@ -118,8 +119,9 @@ def _describe(study: Study) -> str:
     base = study.base
     beta = f" {base.split.beta:g}" if base.split.scheme.startswith("dirichlet") else ""
     return (
-        f"{base.data.source}, {base.split.clients} clients, {base.split.scheme}{beta}, {base.model.name}, "
-        f"{base.rounds} rounds of {base.local.epochs} epochs, seeds {', '.join(map(str, study.seeds))}"
+        f"{base.data.source}, {counted(base.split.clients, 'client')}, {base.split.scheme}{beta}, {base.model.name}, "
+        f"{counted(base.rounds, 'round')} of {counted(base.local.epochs, 'epoch')}, "
+        f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
     )
 
 
@@ -133,7 +135,9 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
     watched(
         total,
         study.base.rounds,
-        lambda tell: run_study(study, folder, processes=processes, tell=tell, data_folder=data_folder),
+        lambda tell: run_study(
+            study, folder, processes=processes, tell=tell, data_folder=data_folder, command=called_as()
+        ),
     )
     _show(folder)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import typer
 
-from fedgg.cli.screen import Heartbeat, ending, news, note, progress
+from fedgg.cli.losses import LostClients
+from fedgg.cli.screen import Heartbeat, counted, ending, news, note, progress
 
 
 def processes_for(device: str) -> int:
@@ -20,27 +21,32 @@ def watched(runs: int, rounds: int, work: Callable[[Callable[[Any, str, Any], No
     """Do the work, which tells what happens to its jobs, and show it; Ctrl-C ends it with a word and code 130."""
     said: set[str] = set()
     with progress() as bar:
-        overall = bar.add_task(f"{runs} runs", total=runs * rounds, news="", within="")
+        overall = bar.add_task(counted(runs, "run"), total=runs * rounds, news="", within="")
         done: dict[str, int] = {}
         beat = Heartbeat()
         tasks: dict[str, Any] = {}
+        lost: dict[str, LostClients] = {}
 
         def tell(job: Any, kind: str, what: Any) -> None:
             if kind == "started":
                 done[job.name] = what[0]
+                lost.setdefault(job.name, LostClients())
                 tasks[job.name] = bar.add_task(job.name, total=what[1], completed=what[0], news="", within="")
             elif kind == "client":
                 bar.update(tasks[job.name], within=f"{what[0]}/{what[1]} clients")
             elif kind == "round":
                 done[job.name] = what["round"]
-                beat(f"{sum(done.values())} of {runs * rounds} rounds; {job.name}: {news(what)}")
-                bar.update(tasks[job.name], completed=what["round"], news=news(what), within="")
+                told = news(what, lost[job.name].heard(what))
+                beat(f"{sum(done.values())} of {runs * rounds} rounds; {job.name}: {told}")
+                bar.update(tasks[job.name], completed=what["round"], news=told, within="")
             elif kind == "notice" and what not in said:
                 said.add(what)
                 note(f"{job.name}: {what}")
             elif kind == "ended":
                 done[job.name] = rounds  # a run that diverged or stopped needs no more
                 bar.remove_task(tasks.pop(job.name))
+                for sentence in lost[job.name].ended():
+                    note(f"{job.name}: {sentence}")
                 if (why := ending(what)) is not None:
                     note(f"{job.name} {why}")
             bar.update(overall, completed=sum(done.values()))

@@ -26,6 +26,12 @@ class RowsForward(Protocol):
     def __call__(self, w: Tensor, x: Tensor, keys: Tensor | None = None, step: Tensor | int = 0) -> Tensor:
         """Rows `[K, P]`, inputs, keys `[K, 1]` and step of the dropout masks: outputs, differentiable in the rows."""
 
+    def seen(self, w: Tensor, x: Tensor, keys: Tensor | None = None, step: Tensor | int = 0) -> tuple[Tensor, Tensor]:
+        """The outputs, and what went into the last layer; differentiable in the rows by both ways."""
+
+    def offers(self, head: str) -> bool:
+        """Whether that can be had of the layer of this name."""
+
     def mean_loss(self, outputs: Tensor, y: Tensor, mask: Tensor) -> Tensor | None:
         """Mean cross entropy over the examples that count, `[K, 1]`; None: nothing quicker than torch's."""
 
@@ -68,23 +74,27 @@ class Forward:
 
     def seen(self, w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs and representation (what goes into the last layer) of one pass, `[K, B, ...]` each."""
+        if self._many is not None and self._many.offers(self._net.head):
+            self._net.set_mode(self._train)
+            return self._many.seen(w, x, self._keys, self._step)
         return self._apart(replace(self, _many=None, _seen=True)(w, x))
 
     def representation(self, w: Tensor, x: Tensor) -> Tensor:
         """What goes into the last layer, in evaluation mode."""
+        if self._many is not None and self._many.offers(self._net.head):
+            return self._many.seen(w, x)[1]
         return self._apart(replace(self, _seen=True).quiet(w, x))[1]
 
     def loss(self, w: Tensor, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         """Mean supervised loss over the examples that count, `[K, 1]`."""
-        outputs = self(w, x)
+        return self.judged(self(w, x), y, mask)
+
+    def judged(self, outputs: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """The same of outputs that are there."""
         if self._many is not None and self._net.criterion is cross_entropy:
             quick = self._many.mean_loss(outputs, y, mask)
             if quick is not None:
                 return quick
-        return self.judged(outputs, y, mask)
-
-    def judged(self, outputs: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """The same of outputs that are there."""
         return mean_loss(self._net.criterion, outputs, y, mask)
 
     def loss_with(self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:

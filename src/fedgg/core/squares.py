@@ -82,11 +82,22 @@ def _plain(one: _Heard) -> bool:
 
 def _squares(layer: nn.Module, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
     if isinstance(layer, nn.Conv2d):
-        patches = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
         grad = grad.flatten(2)
-        weight = (grad @ patches.mT).square().sum(0).view_as(layer.weight)
+        weight = (grad @ _patches(layer, x).mT).square().sum(0).view_as(layer.weight)
         bias = grad.sum(2).square().sum(0)
     else:
         assert isinstance(layer, nn.Linear)
         weight, bias = grad.square().mT @ x.square(), grad.square().sum(0)
     return {"weight": weight} if layer.bias is None else {"weight": weight, "bias": bias}
+
+
+def _patches(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """What each pixel of the output is made of, `[N, C k k, pixels]`, by one copy: F.unfold makes one an example."""
+    assert not isinstance(layer.padding, str)
+    (down, right), (high, wide), (tall, broad) = layer.stride, layer.kernel_size, layer.dilation
+    x = F.pad(x, (layer.padding[1], layer.padding[1], layer.padding[0], layer.padding[0])).contiguous()
+    many, channels, height, width = x.shape
+    places = ((height - tall * (high - 1) - 1) // down + 1, (width - broad * (wide - 1) - 1) // right + 1)
+    example, channel, row, column = x.stride()
+    steps = (example, channel, row * tall, column * broad, row * down, column * right)
+    return x.as_strided((many, channels, high, wide, *places), steps).reshape(many, channels * high * wide, -1)

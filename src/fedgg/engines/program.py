@@ -198,8 +198,17 @@ class Program:
             self._withheld = None
 
     def __call__(self, w: Tensor, x: Tensor, keys: Tensor | None = None, step: Tensor | int = 0) -> Tensor:
-        outputs: Tensor = _Run.apply(w, x, self, (keys, step))  # type: ignore[no-untyped-call]
-        return outputs
+        return self.seen(w, x, keys, step)[0]
+
+    def seen(self, w: Tensor, x: Tensor, keys: Tensor | None = None, step: Tensor | int = 0) -> tuple[Tensor, Tensor]:
+        """The outputs, and what went into the last layer."""
+        both: tuple[Tensor, Tensor] = _Run.apply(w, x, self, (keys, step))  # type: ignore[no-untyped-call]
+        return both
+
+    def offers(self, head: str) -> bool:
+        """Whether the last layer is the one of this name, with others in front of it."""
+        last = self.layers[-1]
+        return isinstance(last, Dense) and last.weight == f"{head}.weight" and self._first < len(self.layers) - 1
 
     def mean_loss(self, outputs: Tensor, y: Tensor, mask: Tensor) -> Tensor | None:
         """Mean cross entropy `[K, 1]` by a kernel of its own, or None where there are too many outputs for it."""
@@ -219,7 +228,15 @@ class Program:
             kept.append(remembered)
         return x.to(w.dtype), kept
 
-    def backward(self, w: Tensor, grad: Tensor, kept: list[Any]) -> Tensor:
+    def into_last(self, kept: list[Any], like: Tensor) -> Tensor:
+        """What went into the last layer, of what the forward pass has kept; nothing where that layer keeps no input."""
+        if not isinstance(self.layers[-1], Dense):
+            return like.new_empty(0)
+        x: Tensor = kept[-1][0]
+        return x.detach().to(like.dtype)  # a tensor of its own: what goes out must not hold what is kept
+
+    def backward(self, w: Tensor, grad: Tensor, kept: list[Any], to_last: Tensor | None = None) -> Tensor:
+        """The rows' gradient from that of the outputs, and from that of what went into the last layer, if any."""
         result = padded_rows(w)
         parameters, *kept = kept
         into = self.layout.unflatten(result)
@@ -231,6 +248,8 @@ class Program:
                 self._withheld.append(layer.withheld(back, kept[number], into))
                 return result
             back = layer.backward(back, kept[number], parameters, into, number > self._first)
+            if to_last is not None and back is not None and number == len(self.layers) - 1:
+                back = back + to_last.to(back.dtype)
         return result
 
 
@@ -324,14 +343,17 @@ def _is_plain(convolution: nn.Conv2d, pool: nn.Module) -> bool:
 
 class _Run(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, w: Tensor, x: Tensor, program: Program, moment: Moment) -> Tensor:
+    def forward(ctx: Any, w: Tensor, x: Tensor, program: Program, moment: Moment) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
         outputs, ctx.kept = program.forward(w.detach(), x, moment)
-        ctx.w, ctx.program = w.detach(), program
-        return outputs
+        ctx.w, ctx.program, ctx.shape = w.detach(), program, outputs.shape
+        return outputs, program.into_last(ctx.kept, w)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.program.backward(ctx.w, grad, ctx.kept), None, None, None
+    def backward(ctx: Any, grad: Tensor | None, to_last: Tensor | None) -> tuple[Tensor, None, None, None]:
+        if grad is None:  # a loss of nothing but the representation
+            grad = ctx.w.new_zeros(ctx.shape)
+        return ctx.program.backward(ctx.w, grad, ctx.kept, to_last), None, None, None
 
 
 class _MeanLoss(torch.autograd.Function):

@@ -73,8 +73,9 @@ class Stacked:
         """Trains a group; pauses after each launch, and leaves the results in `ends`."""
         rows = _rows(jobs, group)
         first = jobs[group[0]]
-        # Our own layers give outputs only; torch's give what goes into the last one, too.
-        program = None if first.algorithm.needs_representation else self._program(first.net)
+        program = self._program(first.net)
+        if program is not None and first.algorithm.needs_representation and not program.offers(first.net.head):
+            program = None
         start = LocalStart(
             w=torch.cat([jobs[row.job].w for row in rows]),
             down=stack([jobs[row.job].down for row in rows]),

@@ -64,6 +64,7 @@ class Unreadable:
 def work(pipe: Connection, parents_pipes: Sequence[Connection]) -> None:
     """`parents_pipes`: under fork, the parent's ends of all pipes; a copy left open would hide the parent's death."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker has inherited whatever stops its parent
     for other in parents_pipes:
         other.close()
     torch.set_num_threads(1)

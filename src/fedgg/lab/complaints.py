@@ -5,18 +5,21 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from fedgg.algorithms import ALGORITHMS
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
-    """`: did you mean 'x'?`, or the list of choices when nothing is near."""
+def nearest(word: str, choices: Iterable[str], section: str = "") -> str:
+    """`: did you mean 'x'?`, or the list of choices when nothing is near; with the section they are keys of."""
     choices = list(choices)
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    return f": did you mean {close[0]!r}?" if close else f": choose from {', '.join(choices)}"
+    within = f"{section}." if section else ""
+    if close:
+        return f": did you mean {within + close[0]!r}?"
+    return f": choose from {', '.join(within + choice for choice in choices)}"
 
 
 def one_line(error: ValidationError, model: type[BaseModel]) -> str:
@@ -34,9 +37,14 @@ def _describe(problem: Any, model: type[BaseModel]) -> str:
             return f"unknown key {key!r}: did you mean {elsewhere[0]!r}?"
         if len(place) == 1 and place[0] in _ALGORITHMS_KEYS:
             return f"unknown key {key!r}: did you mean 'algorithm.{key}'?"
-        return f"unknown key {key!r}{nearest(place[-1], _keys(model, place[:-1]))}"
+        if len(place) == 1 and isinstance(problem["input"], dict):
+            whole = [f"{key}.{inner}" for inner in problem["input"]][:1]
+            if close := [one for full in whole for one in difflib.get_close_matches(full, _all_keys(model), n=1)]:
+                return f"unknown key {whole[0]!r}: did you mean {close[0]!r}?"
+        return f"unknown key {key!r}{nearest(place[-1], _keys(model, place[:-1]), '.'.join(place[:-1]))}"
     if problem["type"] == "missing":
-        return f"{key} is missing"
+        names = _names_for(model, place)
+        return f"{key} is missing" + (f": choose from {', '.join(names)}" if names else "")
     message = problem["msg"].removeprefix("Value error, ")
     if not key or (problem["type"] == "value_error" and isinstance(problem["input"], dict)):
         return str(message)  # about several settings of a section: the message names them
@@ -61,6 +69,16 @@ def section_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _keys(model: type[BaseModel], path: list[str]) -> list[str]:
+    return list(_section_at(model, path).model_fields)
+
+
+def _names_for(model: type[BaseModel], place: list[str]) -> list[str]:
+    """What there is to choose from, where the value is one of some names."""
+    annotation = _section_at(model, place[:-1]).model_fields[place[-1]].annotation
+    return [str(name) for name in get_args(annotation)] if get_origin(annotation) is Literal else []
+
+
+def _section_at(model: type[BaseModel], path: list[str]) -> type[BaseModel]:
     for part in path:
         model = section_in(model.model_fields[part].annotation) or model
-    return list(model.model_fields)
+    return model

@@ -64,7 +64,7 @@ def build_algorithm(name: str, settings: dict[str, Any]) -> Algorithm:
     known = [field.name for field in fields(kind)]
     for key in settings:
         if key not in known:
-            raise UserError(_unknown_setting(f"algorithm {name}", key, known))
+            raise UserError(_unknown_setting("algorithm", name, key, known))
     _check_settings(kind, settings)
     return kind(**settings)
 
@@ -88,8 +88,9 @@ def _check_settings(kind: type[Algorithm], values: dict[str, Any]) -> None:
             raise UserError(f"algorithm.{key} = {value!r}: must be above zero")
 
 
-def _unknown_setting(owner: str, key: str, known: list[str]) -> str:
-    return f"{owner} has no setting {key!r}" + (nearest(key, known) if known else ": it has none")
+def _unknown_setting(section: str, name: str, key: str, known: list[str]) -> str:
+    said = nearest(key, known, section) if known else ": it has none"
+    return f"{section} {name} has no setting {key!r}{said}"
 
 
 def _check_setting(key: str, value: Any, kind: Any) -> None:
@@ -143,7 +144,8 @@ def build_model(
         raise UserError(f"model {title} is a {type(maker).__name__}, nothing that makes a torch.nn.Module") from None
     for key in settings:
         if key not in accepted and not any(p.kind == p.VAR_KEYWORD for p in accepted.values()):
-            raise UserError(_unknown_setting(f"model {title}", key, [k for k in accepted if k not in offered]))
+            known = [own for own in accepted if own not in offered]
+            raise UserError(_unknown_setting("model", title, key, known))
     for key, kind in _plain_hints(maker).items():
         if key in settings:
             _check_setting(f"model.{key}", settings[key], kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from fedgg.errors import UserError
 from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import DataGiven, Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
+from fedgg.lab.losses import NamedOnce, by_reason
 from fedgg.lab.moving import moved
 from fedgg.lab.parts import given_algorithm
 from fedgg.lab.players import hired, play_alone
@@ -136,6 +137,9 @@ def opened(
         session = Session(experiment, federation, store, watcher, state, rounds)
         try:
             yield session
+        except BaseException:
+            session.keep()
+            raise
         finally:
             session.close_files()
 
@@ -152,8 +156,12 @@ class Session:
     rounds: list[dict[str, Any]]
     diverged: str | None = None
     closed: Closed | None = None  # a round that has been aggregated but not looked at
+    lost: NamedOnce = field(default_factory=NamedOnce)
+    saved: int = field(init=False)  # rounds done at the last checkpoint
+    whole: bool = field(init=False, default=True)  # whether state and history are of the same round
 
     def __post_init__(self) -> None:
+        self.saved = self.state.rounds_done
         known = self.store.summary() if self.store else None
         if known is not None and known["status"] == "diverged":
             self.diverged = known["why"]
@@ -189,25 +197,37 @@ class Session:
         except Diverged as end:
             self._end(end)
             return
+        self.whole = False
         cohort, clients = closed.job.cohort, len(self.federation.examples)
         folder = self.store.checkpoint_folder if self.store else None
         self.state = moved(closed.state, cohort, clients, self.experiment.server, folder)
         self.rounds.append(record)
-        for sentence in _lost([Lost(**gone) for gone in record["lost"]]):
-            self.watcher.notice(f"round {record['round']}: left out: {sentence}")
+        for sentence in self.lost.sentences(record["round"], [Lost(**gone) for gone in record["lost"]]):
+            self.watcher.notice(sentence)
         for note in record.get("notes", ()):
             self.watcher.notice(f"round {record['round']}: client {note['client']}: {note['what']}")
         if self.store:
             self.store.append(record)
-            if self.state.rounds_done % self.experiment.server.checkpoint_every == 0 or self.over:
-                self.store.save(self.state, self.experiment)
+        self.whole = True
+        if self.state.rounds_done % self.experiment.server.checkpoint_every == 0 or self.over:
+            self._save()
         self.watcher.round(record)
 
+    def _save(self) -> None:
+        if self.store is not None and self.state.rounds_done > self.saved:
+            self.store.save(self.state, self.experiment)
+            self.saved = self.state.rounds_done
+
+    def keep(self) -> None:
+        """Stopped between two checkpoints: what is in the history already need not be played again."""
+        if self.whole:
+            with suppress(Exception):  # why it was stopped is what people should hear of
+                self._save()
+
     def _end(self, end: Diverged) -> None:
-        names = "; ".join(_lost(end.lost))
+        names = "; ".join(f"client {', '.join(map(str, who))}: {why}" for why, who in by_reason(end.lost).items())
         self.diverged = f"{end}" + (f" ({names})" if names else "")
-        if self.store:
-            self.store.save(self.state, self.experiment)  # the history up to here stands, and so does its model
+        self._save()  # the history up to here stands, and so does its model
 
     def close_files(self) -> None:
         for rows in (self.state.memory, self.state.kept_buffers):
@@ -253,14 +273,6 @@ def _refuse_a_broken_limit(federation: Federation, rounds_done: int) -> None:
 def _says(known: dict[str, Any] | None, summary: dict[str, Any]) -> bool:
     """Whether the summary is written already; one of fewer rounds is older than the wish for more."""
     return known is not None and known["rounds_done"] == summary["rounds_done"]
-
-
-def _lost(lost: list[Lost]) -> list[str]:
-    """One sentence for each reason, with everybody it concerns."""
-    reasons: dict[str, list[int]] = {}
-    for gone in lost:
-        reasons.setdefault(gone.why, []).append(gone.client)
-    return [f"client {', '.join(map(str, clients))}: {why}" for why, clients in reasons.items()]
 
 
 def _weights(federation: Federation, state: State) -> Rows:

@@ -63,8 +63,16 @@ class Study:
         ]
 
 
-def run_study(study: Study, folder: Path, *, processes: int, tell: Tell, data_folder: Path | None = None) -> None:
-    """Run what is missing; finished runs are kept, interrupted ones go on."""
+def run_study(
+    study: Study,
+    folder: Path,
+    *,
+    processes: int,
+    tell: Tell,
+    data_folder: Path | None = None,
+    command: str | None = None,
+) -> None:
+    """Run what is missing; finished runs are kept, interrupted ones go on. `command` is written down for people."""
     jobs = study.jobs(folder, data_folder)
     if Store(folder).holds_a_run():
         raise UserError(f"{folder} holds a single run: choose another folder with --out")
@@ -78,6 +86,7 @@ def run_study(study: Study, folder: Path, *, processes: int, tell: Tell, data_fo
             "seeds": list(study.seeds),
             "reference": study.reference,
             "runs": {label: {str(s): _place(label, s) for s in study.seeds} for label in study.variants},
+            **({} if command is None else {"command": command}),
         }
         write_json(folder / "study.json", content)
     run_all(jobs, processes, tell)

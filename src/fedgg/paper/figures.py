@@ -141,7 +141,7 @@ def _points(grid: list[list[Panel]]) -> tuple[tuple[str, ...], ...]:
     rows = []
     for panel in (panel for row in grid for panel in row):
         for label, runs in panel.lines.items():
-            rounds, accuracies = common_rounds([run for run in runs if run.status != "diverged"])
+            rounds, accuracies = common_rounds([run for run in runs if run.sound])
             if not len(accuracies):
                 continue
             for at, number in enumerate(rounds):

@@ -22,9 +22,10 @@ class Answer:
 def answer(study: StudyRecord, comparison: Comparison) -> Answer:
     rows = [row for row in comparison.rows if row.final is not None]
     if not rows:
-        return Answer(_nothing_yet(study))
+        return Answer(_nothing_yet(study, comparison))
     found = _alone(rows[0], study) if len(study.labels) == 1 else _side_by_side(rows, comparison)
-    return Answer(" ".join(filter(None, (_so_far(study) + found.said, _diverged(comparison)))), found.method)
+    said = (_so_far(study, comparison) + found.said, _diverged(comparison), _damaged(comparison))
+    return Answer(" ".join(filter(None, said)), found.method)
 
 
 def shown_percent(spread: Spread) -> str:
@@ -33,12 +34,16 @@ def shown_percent(spread: Spread) -> str:
     return f"{100 * spread.mean:.1f}{deviation} %"
 
 
-def _nothing_yet(study: StudyRecord) -> str:
+def _nothing_yet(study: StudyRecord, comparison: Comparison) -> str:
     records = [record for by_seed in study.runs.values() for record in by_seed.values()]
     diverged = sum(record.status == "diverged" for record in records)
     of = len(study.labels) * len(study.seeds)
     if diverged == of:
         return "The run diverged." if of == 1 else f"All {of} runs diverged."
+    damaged = sum(row.damaged for row in comparison.rows)
+    if damaged and damaged + diverged == of:
+        what = "The run is damaged" if of == 1 else f"Of {of} runs {damaged} are damaged and none has finished whole"
+        return f"{what}, so there is nothing to conclude."
     if any(record.complete for record in records):
         return "No finished run was ever evaluated on the test set, so there is no accuracy to tell."
     begun = (
@@ -47,16 +52,18 @@ def _nothing_yet(study: StudyRecord) -> str:
     return f"{begun}; none has finished yet, so there is nothing to conclude."
 
 
-def _so_far(study: StudyRecord) -> str:
+def _so_far(study: StudyRecord, comparison: Comparison) -> str:
     of = len(study.labels) * len(study.seeds)
     ended = sum(run.complete or run.status == "diverged" for by_seed in study.runs.values() for run in by_seed.values())
-    return "" if ended == of else f"So far, with {ended} of {of} runs ended: "
+    damaged = sum(row.damaged for row in comparison.rows)  # nobody waits for them
+    return "" if ended + damaged == of else f"So far, with {ended} of {of} runs ended: "
 
 
 def _alone(row: Row, study: StudyRecord) -> Answer:
     assert row.final is not None
     assert row.highest is not None
-    rounds = max(run.accuracy()[0][-1] for run in study.runs[row.label].values() if len(run.accuracy()[0]))
+    told = [run.accuracy()[0] for run in study.runs[row.label].values() if run.complete]
+    rounds = max(evaluated[-1] for evaluated in told if len(evaluated))
     said = f"{row.label} ends at {shown_percent(row.final)} test accuracy after {rounds} rounds"
     if row.final.n == 1:
         highest = shown_percent(row.highest)
@@ -157,3 +164,12 @@ def _diverged(comparison: Comparison) -> str:
     runs = sum(row.diverged for row in lost)
     names = listed([quoted(row.label) for row in lost[:NAMED]], len(lost))
     return f"{runs} run{'s' if runs > 1 else ''} of {names} diverged and {'are' if runs > 1 else 'is'} in no mean."
+
+
+def _damaged(comparison: Comparison) -> str:
+    lost = [row for row in comparison.rows if row.damaged]
+    if not lost:
+        return ""
+    runs = sum(row.damaged for row in lost)
+    names = listed([quoted(row.label) for row in lost[:NAMED]], len(lost))
+    return f"{runs} run{'s' if runs > 1 else ''} of {names} {'are' if runs > 1 else 'is'} damaged and in no mean."

@@ -1,9 +1,9 @@
 """A comparison of algorithms over seeds: accuracies, rounds to the reference's accuracy, and what the seeds can tell.
 
-Only finished runs, and those that have spent their privacy budget, enter a mean; diverged and unfinished ones are
-counted and shown. The target of a seed is the test accuracy of the reference at its own last evaluated round with that
-seed, and a run reaches it at the first evaluated round that is at least as accurate. Smoothed, both sides are trailing
-averages over `WINDOW` evaluated rounds.
+Only finished runs, and those that have spent their privacy budget, enter a mean; diverged and unfinished ones, and
+damaged ones (their history is not whole, or they cannot be read), are counted and shown. The target of a seed is the
+test accuracy of the reference at its own last evaluated round with that seed, and a run reaches it at the first
+evaluated round that is at least as accurate. Smoothed, both sides are trailing averages over `WINDOW` evaluated rounds.
 
 Differences in final accuracy are paired by seed, since a seed fixes the split, the start and the batches for every row.
 A row is "higher" or "lower" when the 95 % confidence interval of the mean difference (Student's t with n - 1 degrees of
@@ -22,6 +22,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedgg.report.caveats import caveats
 from fedgg.report.folders import Floats, Ints, RunRecord, StudyRecord
 
 WINDOW = 5
@@ -76,6 +77,7 @@ class Row:
     label: str
     finished: int
     diverged: int
+    damaged: int  # begun, and not whole or not to be read
     unfinished: int
     final: Spread | None
     highest: Spread | None
@@ -83,6 +85,7 @@ class Row:
     smoothed: Reach
     against_reference: PairedDifference | None
     against_best: PairedDifference | None
+    epsilon: float | None = None  # the largest that a finished run has spent; infinite without noise
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class Comparison:
     best: str | None
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
+    deltas: tuple[float, ...] = ()  # of the private runs; epsilon is a column where there are any
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,25 +117,28 @@ def compare(study: StudyRecord) -> Comparison:
     smooth = {label: {seed: _smoothed(curve) for seed, curve in curves[label].items()} for label in curves}
     means = {label: float(np.mean(list(values.values()))) for label, values in finals.items() if values}
     best = max(means, key=lambda label: means[label]) if means else None
+    ends = {label: {seed: int(curve.rounds[-1]) for seed, curve in curves[label].items()} for label in curves}
     rows = []
     for label in study.labels:
         highest = [float(curve.accuracy.max()) for curve in curves[label].values()]
-        diverged = {seed for seed, run in study.runs[label].items() if run.status == "diverged"}
+        diverged, damaged = study.diverged(label), study.damaged(label)
         rows.append(
             Row(
                 label=label,
                 finished=len(curves[label]),
                 diverged=len(diverged),
-                unfinished=len(study.seeds) - len(curves[label]) - len(diverged),
+                damaged=len(damaged),
+                unfinished=len(study.seeds) - len(curves[label]) - len(diverged) - len(damaged),
                 final=spread(list(finals[label].values())),
                 highest=spread(highest),
-                raw=reach(curves[label], curves[study.reference], diverged),
-                smoothed=reach(smooth[label], smooth[study.reference], diverged),
+                raw=reach(curves[label], curves[study.reference], set(diverged)),
+                smoothed=reach(smooth[label], smooth[study.reference], set(diverged)),
                 against_reference=_against(label, study.reference, finals),
                 against_best=None if best is None else _against(label, best, finals),
+                epsilon=_largest_epsilon(study.runs[label]),
             )
         )
-    return Comparison(study.reference, study.seeds, best, tuple(rows), tuple(_notes(study, curves)))
+    return Comparison(study.reference, study.seeds, best, tuple(rows), caveats(study, ends), _deltas(study))
 
 
 def spread(values: Sequence[float]) -> Spread | None:
@@ -211,28 +218,11 @@ def _smoothed(curve: Curve) -> Curve:
     return Curve(curve.rounds[start:], averages, curve.megabytes[start:], curve.megabytes_up[start:])
 
 
-def _notes(study: StudyRecord, curves: dict[str, dict[int, Curve]]) -> list[str]:
-    """What a reader must know before believing the numbers."""
-    notes = []
-    for label in study.labels:
-        runs = study.runs[label]
-        diverged = [seed for seed, run in runs.items() if run.status == "diverged"]
-        unfinished = [seed for seed in study.seeds if seed not in curves[label] and seed not in diverged]
-        if diverged:
-            notes.append(f"{label}: {_seeds(diverged)} diverged and left out of the means.")
-        if unfinished:
-            notes.append(f"{label}: {_seeds(unfinished)} not finished (or never evaluated) and left out of the means.")
-    if not curves[study.reference]:
-        notes.append(f"The reference {study.reference} has no finished run, so there is no target.")
-    if len({int(curve.rounds[-1]) for by_seed in curves.values() for curve in by_seed.values()}) > 1:
-        notes.append("The runs end at different rounds, so their final accuracies are not like for like.")
-    for seed in study.seeds:
-        runs_of_seed = (study.runs[label].get(seed) for label in study.labels)
-        hashes = {run.partition.get("hash") for run in runs_of_seed if run is not None and run.partition is not None}
-        if len(hashes) > 1:
-            notes.append(f"Seed {seed}: the runs have different splits, so pairing them by seed does not hold.")
-    return notes
+def _largest_epsilon(runs: dict[int, RunRecord]) -> float | None:
+    """What a row promises is what the run that promises least does."""
+    return max((run.epsilon for run in runs.values() if run.complete and run.epsilon is not None), default=None)
 
 
-def _seeds(seeds: list[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+def _deltas(study: StudyRecord) -> tuple[float, ...]:
+    found = (run.delta for by_seed in study.runs.values() for run in by_seed.values())
+    return tuple(sorted({delta for delta in found if delta is not None}))

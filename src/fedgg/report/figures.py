@@ -59,7 +59,7 @@ def accuracy_figure(study: StudyRecord) -> Figure:
     handles, names, most_seeds = [], [], 0
     for position, label in enumerate(study.labels):
         colour, line_style = COLOURS[position % len(COLOURS)], LINE_STYLES[position % len(LINE_STYLES)]
-        rounds, accuracies = common_rounds([run for run in study.runs[label].values() if run.status != "diverged"])
+        rounds, accuracies = common_rounds([run for run in study.runs[label].values() if run.sound])
         diverged = sum(run.status == "diverged" for run in study.runs[label].values())
         most_seeds = max(most_seeds, len(accuracies))
         if len(accuracies):

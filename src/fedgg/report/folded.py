@@ -2,7 +2,7 @@
 
 Settings are stored once (`base`) with what each run changes in them; splits and conditions once for all runs that share
 them. Accuracies and bytes are kept exactly, losses and readings to six digits; what every single client did in a round,
-and runs that have not ended, are left out.
+and runs that have not ended or are damaged, are left out.
 
     {"format": 1, "note": "...", "base": {...}, "conditions": [...], "splits": {...}, "runs": [...]}
 """

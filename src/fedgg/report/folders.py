@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgg.errors import UserError
+from fedgg.report.faults import Fault, history_faults
+from fedgg.report.reading import add_rounds, broken, read_bytes, read_object, read_resumes, read_toml
 
 PROCESSES = "federation/events.jsonl"
 Floats = NDArray[np.float64]
@@ -35,16 +35,31 @@ class RunRecord:
     versions: dict[str, Any] | None = None
     resumes: tuple[dict[str, Any], ...] = ()  # after which round it was taken up again, and what was said of it
     processes: tuple[dict[str, Any], ...] = ()  # of a federation of processes: which of them ended, after which round
+    unreadable: tuple[Fault, ...] = ()  # what reading the files found amiss
 
-    @property
+    @cached_property
+    def faults(self) -> tuple[Fault, ...]:
+        """All that is wrong with the folder, though not so wrong that nothing could be shown."""
+        return (*self.unreadable, *history_faults(self.rounds, self.summary))
+
+    @cached_property
     def status(self) -> str:
-        """What the summary says ("finished", "diverged", "spent", "stopped"), and "running" until there is one."""
-        return "running" if self.summary is None else str(self.summary.get("status", "running"))
+        """What the summary says ("finished", "diverged", "spent", "stopped"), and "running" until there is one.
+
+        A run whose history is not whole is "damaged", whatever its summary says, unless that is that it diverged.
+        """
+        told = "running" if self.summary is None else str(self.summary.get("status", "running"))
+        return "damaged" if told != "diverged" and any(fault.damages for fault in self.faults) else told
 
     @property
     def complete(self) -> bool:
         """Whether it has got as far as it was meant to: all rounds, or all that its privacy budget allows."""
         return self.status in ("finished", "spent")
+
+    @property
+    def sound(self) -> bool:
+        """Whether what it has told so far can be averaged with others."""
+        return self.status not in ("diverged", "damaged")
 
     def split_title(self) -> str:
         """How the data were split, in a few words."""
@@ -64,6 +79,21 @@ class RunRecord:
         """What its rounds took, training and looking together."""
         told = [sum(line["seconds"].values()) for line in self.rounds if isinstance(line.get("seconds"), dict)]
         return float(sum(told)) if told else float((self.summary or {}).get("seconds") or 0.0)
+
+    @property
+    def epsilon(self) -> float | None:
+        """The privacy spent by the end or so far; infinite without noise, None where the run is not private."""
+        told = [place["epsilon"] for place in self._privacy()]
+        return max((float(one) if _is_number(one) else math.inf for one in told), default=None)
+
+    @property
+    def delta(self) -> float | None:
+        """The delta beside it."""
+        return next((float(place["delta"]) for place in self._privacy() if _is_number(place.get("delta"))), None)
+
+    def _privacy(self) -> list[dict[str, Any]]:
+        """Round by round what is spent grows, and a history may be shorter than its end."""
+        return [place for place in (*self.rounds[-1:], self.summary or {}) if "epsilon" in place]
 
     def megabytes(self, ways: tuple[str, ...] = ("up", "down")) -> Floats:
         """What all clients together had sent up and received by each evaluated round, in MB of 10^6 bytes."""
@@ -105,11 +135,23 @@ class StudyRecord:
     seeds: tuple[int, ...]
     reference: str
     runs: dict[str, dict[int, RunRecord]]
+    unreadable: tuple[tuple[str, int], ...] = ()  # the (label, seed) pairs that have begun but cannot be read
 
     @property
     def missing(self) -> list[tuple[str, int]]:
-        """The (label, seed) pairs that have no run folder yet."""
+        """The (label, seed) pairs that have no run folder yet, or none that can be read."""
         return [(label, seed) for label in self.labels for seed in self.seeds if seed not in self.runs[label]]
+
+    def diverged(self, label: str) -> list[int]:
+        """Its seeds that left the finite numbers."""
+        return self._of(label, "diverged")
+
+    def damaged(self, label: str) -> list[int]:
+        """Its seeds that have begun and are not whole, or cannot be read at all."""
+        return sorted([*self._of(label, "damaged"), *(seed for of, seed in self.unreadable if of == label)])
+
+    def _of(self, label: str, status: str) -> list[int]:
+        return [seed for seed, run in self.runs[label].items() if run.status == status]
 
 
 def read_run(path: str | Path) -> RunRecord:
@@ -144,15 +186,15 @@ def read_plan(path: str | Path) -> StudyPlan:
         )
     labels, seeds, reference, runs = (study.get(key) for key in ("labels", "seeds", "reference", "runs"))
     if not (isinstance(labels, list) and labels and all(isinstance(label, str) for label in labels)):
-        raise _broken(file, "labels is not a list of names")
+        raise broken(file, "labels is not a list of names")
     if not (isinstance(seeds, list) and seeds and all(type(seed) is int for seed in seeds)):
-        raise _broken(file, "seeds is not a list of whole numbers")
+        raise broken(file, "seeds is not a list of whole numbers")
     if len(set(labels)) < len(labels) or len(set(seeds)) < len(seeds):
-        raise _broken(file, "a label or a seed is listed twice")
+        raise broken(file, "a label or a seed is listed twice")
     if reference not in labels:
-        raise _broken(file, f"the reference {reference!r} is not among the labels")
+        raise broken(file, f"the reference {reference!r} is not among the labels")
     if not (isinstance(runs, dict) and all(isinstance(runs.get(label), dict) for label in labels)):
-        raise _broken(file, "runs does not name the folders of every label")
+        raise broken(file, "runs does not name the folders of every label")
     places: dict[str, dict[int, Path]] = {label: {} for label in labels}
     for label in labels:
         for seed in seeds:
@@ -179,7 +221,7 @@ def _inside(folder: Path, relative: object, file: Path) -> Path | None:
     if relative is None:
         return None
     if not isinstance(relative, str) or PurePosixPath(relative).is_absolute() or ".." in PurePosixPath(relative).parts:
-        raise _broken(file, f"{relative!r} is not a path inside the comparison folder")
+        raise broken(file, f"{relative!r} is not a path inside the comparison folder")
     return folder / relative
 
 
@@ -191,69 +233,12 @@ def _evaluated(line: dict[str, Any]) -> bool:
     return _is_number(line.get("test_accuracy"))
 
 
-def _broken(file: Path, why: str) -> UserError:
-    return UserError(f"{file} is broken: {' '.join(why.split())}; restore the file or run again into a new folder")
-
-
-def _read_bytes(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}; check the path and its permissions") from error
-
-
-def read_toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(_read_bytes(file).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise _broken(file, str(error)) from error
-
-
-def read_object(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(_read_bytes(file))
-    except ValueError as error:
-        raise _broken(file, str(error)) from error
-    if not isinstance(value, dict):
-        raise _broken(file, "it does not hold one JSON object")
-    return value
-
-
 def _read_optional(file: Path) -> dict[str, Any] | None:
     return read_object(file) if file.exists() else None
 
 
-def read_resumes(file: Path) -> tuple[dict[str, Any], ...]:
-    """When the run was taken up again; a line torn by a kill is left out."""
-    told = []
-    for line in _read_bytes(file).split(b"\n") if file.exists() else ():
-        with suppress(ValueError):
-            told.append(json.loads(line))
-    return tuple(line for line in told if isinstance(line, dict))
-
-
 def _read_rounds(file: Path) -> list[dict[str, Any]]:
     rounds: list[dict[str, Any]] = []
-    if file.exists():
-        add_rounds(rounds, _read_bytes(file), file)
+    for complaint in add_rounds(rounds, read_bytes(file)) if file.exists() else ():
+        raise broken(file, complaint)
     return rounds
-
-
-def add_rounds(rounds: list[dict[str, Any]], content: bytes, file: Path, first_line: int = 1) -> None:
-    """Append the rounds that some lines of rounds.jsonl tell to those already known."""
-    lines = content.rstrip().split(b"\n")
-    for number, line in enumerate(lines, start=first_line):
-        if not line.strip():
-            continue
-        try:
-            told = json.loads(line)
-        except ValueError as error:
-            # Lines are only ever appended, so a kill can tear the last one and no other.
-            if number == first_line + len(lines) - 1:
-                break
-            raise _broken(file, f"line {number}: {error}") from error
-        if not isinstance(told, dict) or type(told.get("round")) is not int:
-            raise _broken(file, f"line {number} is not a round")
-        if rounds and told["round"] <= rounds[-1]["round"]:
-            raise _broken(file, f"line {number} tells round {told['round']} after round {rounds[-1]['round']}")
-        rounds.append(told)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fedgg.errors import UserError
-from fedgg.report.folders import PROCESSES, RunRecord, add_rounds, read_object, read_resumes, read_toml
+from fedgg.report.faults import Fault, checked_summary, line_faults, summary_by_history, summary_fault
+from fedgg.report.folders import PROCESSES, RunRecord
+from fedgg.report.page_runs import split_data
+from fedgg.report.reading import add_rounds, parsed_object, read_bytes, read_resumes, read_toml
 
 Stamp = tuple[int, int, int] | None  # inode, date, size; None where there is no file
 
 _WHOLE = ("config.toml", "partition.json", "summary.json", "versions.json", "resumes.jsonl", PROCESSES)
+_WITHOUT = {  # what is not known of a run that lacks this file
+    "partition.json": "who holds what, and whether this is the split of the other runs, is not known",
+    "versions.json": "the conditions of this run are not known",
+}
+_ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError)  # what well-formed files of odd content lead to
 
 
 def stamp(file: Path) -> Stamp:
@@ -24,7 +33,10 @@ def stamp(file: Path) -> Stamp:
 
 
 class FollowedRun:
-    """One run folder. After `look()` there is a `record`, or a `problem` that says which file is wrong and why."""
+    """One run folder. After `look()` there is a `record`, or a `problem` that says which file is wrong and why.
+
+    Without its settings or its history nothing can be shown. What else is wrong, the record says itself.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -32,6 +44,8 @@ class FollowedRun:
         self.problem: str | None = None
         self._stamps: dict[str, Stamp] = {}
         self._content: dict[str, Any] = dict.fromkeys(_WHOLE)
+        self._wrong: dict[str, str] = {}  # by file: why it cannot be read
+        self._complaints: list[str] = []  # of lines of the history
         self._rounds: list[dict[str, Any]] = []
         self._read_to = 0  # bytes of rounds.jsonl that have become rounds
         self._lines = 0
@@ -53,33 +67,64 @@ class FollowedRun:
         changed = {name for name in stamps if stamps[name] != self._stamps.get(name)}
         for name in _WHOLE:
             if name in changed or self.problem:
+                self._wrong.pop(name, None)
                 self._content[name] = self._file(name) if stamps[name] else None
         # A run that is taken up again cuts its history: that is another file, not the same one grown.
         now, before = stamps["rounds.jsonl"], self._stamps.get("rounds.jsonl")
         grown = now is not None and before is not None and now[0] == before[0] and now[2] >= self._read_to
-        if not grown or self.problem or "config.toml" in changed:
-            self._rounds, self._read_to, self._lines = [], 0, 0
+        # And one with broken lines may have been mended in its place.
+        if not grown or self.problem or self._complaints or "config.toml" in changed:
+            self._rounds, self._complaints, self._read_to, self._lines = [], [], 0, 0
         if now is not None:
             self._read_rounds()
         config = self._content["config.toml"]
         if config is None:
-            raise UserError(f"{self.path / 'config.toml'} is not there (yet): this is no complete run folder")
+            raise UserError(
+                f"{self.path / 'config.toml'} is not there (yet): without its settings a run cannot be shown"
+            )
+        summary = self._content["summary.json"]
+        if "summary.json" in self._wrong:
+            summary = summary_by_history(config, self._rounds)
         self.record = RunRecord(
             path=self.path,
             config=config,
             rounds=self._rounds,
             partition=self._content["partition.json"],
-            summary=self._content["summary.json"],
+            summary=summary,
             versions=self._content["versions.json"],
             resumes=self._content["resumes.jsonl"] or (),
             processes=self._content[PROCESSES] or (),
+            unreadable=tuple(self._faults(summary, stamps)),
         )
 
+    def _faults(self, summary: dict[str, Any] | None, stamps: dict[str, Stamp]) -> Iterator[Fault]:
+        yield from line_faults(self._complaints)
+        for name, why in self._wrong.items():
+            if name == "summary.json":
+                yield summary_fault(why, summary)
+            else:
+                yield Fault(f"{name} is broken ({why}): {_WITHOUT[name]}")
+        if stamps["partition.json"] is None:  # a run that starts writes it before config.toml
+            yield Fault(f"partition.json is not there: {_WITHOUT['partition.json']}")
+
     def _file(self, name: str) -> Any:
+        """What is in it; None of a file that a run can be shown without and that cannot be read."""
         file = self.path / name
         if name == "config.toml":
             return read_toml(file)
-        return read_resumes(file) if name in ("resumes.jsonl", PROCESSES) else read_object(file)
+        if name in ("resumes.jsonl", PROCESSES):
+            return read_resumes(file)
+        try:
+            content = parsed_object(read_bytes(file))
+            if name == "partition.json":
+                split_data(content)
+            return checked_summary(content) if name == "summary.json" else content
+        except UserError as error:
+            self._wrong[name] = str(error)
+        except _ODD as error:
+            said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            self._wrong[name] = " ".join(said.split())
+        return None
 
     def _read_rounds(self) -> None:
         file = self.path / "rounds.jsonl"
@@ -94,6 +139,7 @@ class FollowedRun:
             if whole:
                 # The history so far belongs to an older record: leave it as it was.
                 self._rounds = [*self._rounds]
-                add_rounds(self._rounds, whole, file, self._lines + 1)
+                complaints = add_rounds(self._rounds, whole, self._lines + 1, may_be_torn=False)
+                self._complaints = [*self._complaints, *complaints]
                 self._read_to += len(whole)
                 self._lines += whole.count(b"\n")

@@ -2,7 +2,7 @@
 
 A comparison or sweep is a group. Runs that lie loose (named one by one, or below a folder such as `fedgg reproduce`
 writes) are put together where they can be compared: those named one by one by their data, those found below a folder by
-their data and split. What cannot be read is a problem with a name; the rest stands.
+their data and split. What cannot be read, or not wholly, is a problem with a name; the rest stands.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedgg.report.folded import read_folded
 from fedgg.report.folders import RunRecord, StudyPlan, StudyRecord, read_plan
 from fedgg.report.following import FollowedRun, Stamp, stamp
 from fedgg.report.labels import labelled
-from fedgg.report.page_runs import run_data, split_data
+from fedgg.report.page_runs import run_data
 from fedgg.report.settings import flat
 
 DEPTH = 5  # folders below the one named: reproductions lie three down
@@ -26,10 +26,12 @@ DEPTH = 5  # folders below the one named: reproductions lie three down
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that should have been a run and cannot be read."""
+    """Something that should have been a run, what has become of it here, and why."""
 
     path: str
     why: str
+    what: str = "cannot be read"
+    shown: bool = False  # all the same, as far as it could be read
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +81,7 @@ class Gathering:
             return set()
         if (path / "study.json").is_file():
             return self._add_study(path)
-        if (path / "config.toml").is_file():
+        if _has_begun(path):
             named += filter(None, [self._followed(path)])
             return {path}
         if not path.is_dir():
@@ -119,16 +121,17 @@ class Gathering:
             return set()
         plan = self._plans[path][1]
         runs: dict[str, dict[int, RunRecord]] = {label: {} for label in plan.labels}
-        seen = set()
+        seen, unreadable = set(), []
         for label, by_seed in plan.places.items():
             for seed, place in by_seed.items():
-                # A starting run writes config.toml last, so a folder without one has not started rather than broken.
-                if (place / "config.toml").exists():
+                if _has_begun(place):
                     seen.add(place)
                     record = self._followed(place)
                     if record is not None:
                         runs[label][seed] = record
-        study = StudyRecord(plan.path, plan.labels, plan.seeds, plan.reference, runs)
+                    else:
+                        unreadable.append((label, seed))
+        study = StudyRecord(plan.path, plan.labels, plan.seeds, plan.reference, runs, tuple(unreadable))
         self.groups.append(Group(study))
         return seen
 
@@ -140,7 +143,12 @@ class Gathering:
         if followed.problem is not None:
             self._trouble(path, followed.problem)
             return None
-        return followed.record
+        record = followed.record
+        if record is not None and record.faults:
+            what = "is damaged and in no mean" if record.status == "damaged" else "is shown all the same"
+            why = "; ".join(fault.why for fault in record.faults)
+            self.problems.append(Problem(str(path), why, what, shown=True))
+        return record
 
     def _trouble(self, path: Path, why: str) -> None:
         self.problems.append(Problem(str(path), why))
@@ -151,13 +159,17 @@ def _unsound(record: RunRecord | None) -> str | None:
     try:
         if record is not None:
             run_data(record, "", 0)
-            split_data(record.partition or {})
             flat(record.config.get("data", {}))
             float(record.seconds)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         said = f"{type(error).__name__}: {error}"
         return f"{record.path if record else ''} holds something no run writes ({said}); restore it or run again"
     return None
+
+
+def _has_begun(folder: Path) -> bool:
+    """A starting run writes config.toml last: a folder without one has not begun, unless it has a history or an end."""
+    return any((folder / name).is_file() for name in ("config.toml", "rounds.jsonl", "summary.json"))
 
 
 def _below(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
@@ -168,7 +180,7 @@ def _below(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
         return
     for name in inner:
         place = folder / name
-        if (place / "study.json").is_file() or (place / "config.toml").is_file():
+        if (place / "study.json").is_file() or _has_begun(place):
             yield place
         elif depth > 1:
             yield from _below(place, depth - 1)

@@ -18,6 +18,7 @@ from fedgg.report.folders import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
 from fedgg.report.gathering import Group
 from fedgg.report.page_runs import KEPT, run_data, short, split_data
 from fedgg.report.settings import common, flat, nested
+from fedgg.report.tables import privacy_notes, shown_epsilon
 
 Data = dict[str, Any]
 
@@ -41,7 +42,8 @@ def group_data(group: Group, comparison: Comparison | None = None) -> Data:
         "best": comparison.best,
         "rows": [_row(row, study) for row in comparison.rows],
         "missing": [[label, seed] for label, seed in study.missing],
-        "notes": list(comparison.notes),
+        "private": bool(comparison.deltas),
+        "notes": [*privacy_notes(comparison), *comparison.notes],
         "conditions": list(conditions(records)),
         "axes": None if axes is None else {"values": _listed(axes.values), "places": _listed(axes.places)},
         "splits": _splits(records),
@@ -117,6 +119,7 @@ def _row(row: Row, study: StudyRecord) -> Data:
     worst = [min(own.values()) for run in ended if (own := _last_kept(run))]
     return {
         **asdict(row),
+        "epsilon": None if row.epsilon is None else shown_epsilon(row.epsilon),
         "worst_client": short(sum(worst) / len(worst)) if worst else None,
         "megabytes": _mean([sum(_traffic(line) for line in run.rounds) / BYTES_PER_MEGABYTE for run in ended]),
         "seconds": _mean([run.seconds for run in ended]),

@@ -26,6 +26,7 @@ def run_data(record: RunRecord, label: str, seed: int) -> dict[str, Any]:
         "path": str(record.path),
         "status": record.status,
         "why": summary.get("why"),
+        "faults": [fault.why for fault in record.faults],
         "asked": record.config.get("rounds"),
         "round": [line["round"] for line in rounds],
         **{key: _column(rounds, key) for key in ("test_accuracy", "holdout_accuracy", "test_loss", "train_loss")},

@@ -142,7 +142,7 @@ def _styles(labels: Sequence[str], reference: str | None) -> dict[str, dict[str,
 
 
 def _finished(runs: list[RunRecord]) -> list[RunRecord]:
-    return [run for run in runs if run.status != "diverged"]
+    return [run for run in runs if run.sound]
 
 
 def _curves(axes: Axes, panel: Panel, styles: dict[str, dict[str, Any]]) -> None:

@@ -78,7 +78,7 @@ def _body(groups: Sequence[Group], problems: Sequence[Problem], data: Data, besi
     """The frame that the script fills, and what stands in its place without one."""
     static = "".join(_static(group, content) for group, content in zip(groups, data["groups"], strict=True))
     links = "".join(f'<p><a href="{escape(quote(file))}">{escape(says)}</a></p>\n' for file, says in beside.items())
-    troubles = html_notes([f"{problem.path}: {problem.why}" for problem in problems])
+    troubles = html_notes([f"{problem.path} {problem.what}: {problem.why}" for problem in problems])
     return (
         '<a class="skip" href="#results">To the results</a>\n'
         '<header id="head" hidden>\n<div class="top"><div id="groups" class="controls"></div>\n'

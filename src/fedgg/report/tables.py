@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from dataclasses import dataclass
 
@@ -38,13 +39,16 @@ def comparison_tables(comparison: Comparison) -> tuple[Table, Table]:
 def accuracy_table(comparison: Comparison) -> Table:
     """Final and highest accuracy of every label, and which of them the seeds can tell apart."""
     reference, best = comparison.reference, comparison.best
-    columns = ("algorithm", "runs", "final %", "highest %", f"against {reference}", "against best")
+    private = bool(comparison.deltas)
+    spent = ("epsilon",) if private else ()
+    columns = ("algorithm", "runs", "final %", "highest %", *spent, f"against {reference}", "against best")
     rows = tuple(
         (
             row.label,
             _runs(row),
             _percent(row.final),
             _percent(row.highest),
+            *((shown_epsilon(row.epsilon),) if private else ()),
             "reference" if row.label == reference else shown_difference(row.against_reference),
             "best" if row.label == best else _verdict(row.against_best),
         )
@@ -71,22 +75,37 @@ def target_table(comparison: Comparison) -> Table:
 
 def runs_table(study: StudyRecord) -> Table:
     """Every run by itself, for whoever wants to calculate further: accuracies unrounded."""
-    columns = ("algorithm", "seed", "status", "rounds", "final", "highest", "MB", "seconds", "split", "folder")
-    rows = [
-        _run_cells(label, seed, run) for label, by_seed in study.runs.items() for seed, run in sorted(by_seed.items())
-    ]
-    notes = ("final and highest: test accuracy on the server's test set, as a fraction; MB: up and down together.",)
-    return Table("Every run", columns, tuple(rows), notes)
+    runs = [(label, seed, run) for label, by_seed in study.runs.items() for seed, run in sorted(by_seed.items())]
+    private = any(run.epsilon is not None for _, _, run in runs)
+    spent = ("epsilon", "delta") if private else ()
+    columns = ("algorithm", "seed", "status", "rounds", "final", "highest", *spent, "MB", "seconds", "split", "folder")
+    rows = tuple(_run_cells(label, seed, run, private) for label, seed, run in runs)
+    notes = ["final and highest: test accuracy on the server's test set, as a fraction; MB: up and down together."]
+    if private:
+        notes.append("epsilon and delta: the privacy spent by the last round told; infinite without noise.")
+    notes += [f"{label}, seed {seed}: {fault.why}." for label, seed, run in runs for fault in run.faults]
+    return Table("Every run", columns, rows, tuple(notes))
 
 
-def _run_cells(label: str, seed: int, run: RunRecord) -> tuple[str, ...]:
+def _run_cells(label: str, seed: int, run: RunRecord, private: bool) -> tuple[str, ...]:
     _, accuracy = run.accuracy()
     traffic = sum(int(line.get(f"bytes_{way}") or 0) for line in run.rounds for way in ("up", "down"))
     final, highest = (repr(float(v)) for v in (accuracy[-1], accuracy.max())) if len(accuracy) else (NONE, NONE)
     done = str(run.rounds[-1]["round"]) if run.rounds else "0"
     split = str((run.partition or {}).get("hash", NONE))
     moved = f"{traffic / BYTES_PER_MEGABYTE:.3f}"
-    return (label, str(seed), run.status, done, final, highest, moved, f"{run.seconds:.1f}", split, str(run.path))
+    spent = (_number(run.epsilon), _number(run.delta)) if private else ()
+    accuracies = (label, str(seed), run.status, done, final, highest)
+    return (*accuracies, *spent, moved, f"{run.seconds:.1f}", split, str(run.path))
+
+
+def shown_epsilon(epsilon: float | None) -> str:
+    """Two decimals, as in the terminal; a dash for what is not private."""
+    return NONE if epsilon is None else "infinite" if math.isinf(epsilon) else f"{epsilon:.2f}"
+
+
+def _number(value: float | None) -> str:
+    return NONE if value is None else "infinite" if math.isinf(value) else repr(value)
 
 
 def as_markdown(table: Table) -> str:
@@ -139,12 +158,24 @@ def _accuracy_notes(comparison: Comparison) -> tuple[str, ...]:
         if row.against_best is not None and row.against_best.verdict == "not distinguishable"
     ]
     told = (f"Not distinguishable from the best row, {comparison.best}: {', '.join(alike)}.",) if alike else ()
-    return (rule, *told, *comparison.notes)
+    return (rule, *told, *privacy_notes(comparison), *comparison.notes)
+
+
+def privacy_notes(comparison: Comparison) -> tuple[str, ...]:
+    """How to read the column of epsilons, where there is one."""
+    if not comparison.deltas:
+        return ()
+    at = " and ".join(f"{delta:g}" for delta in comparison.deltas)
+    return (
+        f"epsilon: the privacy spent by the end, at delta {at}, the largest of a row's finished runs; infinite without "
+        f"noise, {NONE} where nothing is private.",
+    )
 
 
 def _runs(row: Row) -> str:
     parts = [str(row.finished)]
     parts += [f"{row.diverged} diverged"] if row.diverged else []
+    parts += [f"{row.damaged} damaged"] if row.damaged else []
     parts += [f"{row.unfinished} unfinished"] if row.unfinished else []
     return ", ".join(parts)
 

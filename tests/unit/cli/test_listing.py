@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import sys
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from fedgg.check.price import Price, price
 from fedgg.cli import screen
 from fedgg.cli.listing import list_parts
 from fedgg.engines import Loop
+from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.state import begin, play_round
@@ -58,9 +62,50 @@ def test_the_bytes_are_those_a_run_counts(name: str) -> None:
 def test_the_tables_fit(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     text = io.StringIO()
     monkeypatch.setattr(screen, "console", Console(file=text, width=columns, highlight=False))
-    list_parts()
+    list_parts(None)
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= columns
     head = next(line.split() for line in lines if line.split()[-2:] == ["bytes", "work"])  # nothing is cut off
     assert head[0] == "name"
     assert [line.split()[-2:] for line in lines if line.split()[:1] == ["moon"]][-1] == ["1", "1.67"]
+
+
+def told(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    text = io.StringIO()
+    monkeypatch.setattr(screen, "console", Console(file=text, width=140, highlight=False))
+    list_parts(name)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_one_algorithm_in_full(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, kind = told(name, monkeypatch), ALGORITHMS[name]
+    said = " ".join(text.split())
+    assert (sys.modules[kind.__module__].__doc__ or "").strip() in text  # its equation as it stands
+    assert " ".join((kind.__doc__ or "").split()) in said
+    assert f"When to use it: {kind.when}." in said
+    for field in fields(kind):
+        assert f"algorithm.{field.name} {field.default} " in said
+        assert str(field.metadata["origin"]).split()[0] in said
+    assert f"{price(kind()).bytes:g} {price(kind()).arithmetic:.3g}" in said
+    assert f"To run it: fedgg run --algorithm {name}" in text
+
+
+def test_choices_that_change_the_price_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = " ".join(told("FedGG", monkeypatch).split())  # also as its paper spells it
+    assert "direction=sent down: update server: update 1.5 1" in text
+    assert "first_step=push" not in text
+    assert "plain, exact, after)" in told("scaffold", monkeypatch)
+    assert "with variate_mean=uniform, each the same" in told("scaffold", monkeypatch)
+    assert "--set data.proxy=" in told("fedcl", monkeypatch)
+
+
+def test_an_algorithm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = Path(__file__).parents[3] / "examples" / "my_algorithm.py"
+    assert "algorithm.radius" in told(f"{example}:MyAlgorithm", monkeypatch)
+    own = tmp_path / "broken.py"
+    own.write_text(example.read_text().replace("return {", "raise ZeroDivisionError('odd')\n        return {"))
+    with pytest.raises(UserError, match=r"cannot be played \(ZeroDivisionError: odd\): `fedgg check"):
+        told(f"{own}:MyAlgorithm", monkeypatch)
+    with pytest.raises(UserError, match="unknown algorithm 'fedag': did you mean 'fedavg'"):
+        told("fedag", monkeypatch)

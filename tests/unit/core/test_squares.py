@@ -57,6 +57,9 @@ SIMPLE: dict[str, Callable[[], nn.Module]] = {
         nn.Flatten(),
         nn.Linear(4, 4),
     ),
+    "dilated": lambda: nn.Sequential(
+        nn.Conv2d(3, 2, 3, stride=(1, 2), padding=(2, 1), dilation=(2, 1)), nn.Flatten(), nn.Linear(64, 4)
+    ),
     "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 6, bias=False), nn.ReLU(), nn.Linear(6, 4)),
     "frozen": Frozen,
 }

@@ -65,8 +65,8 @@ def test_hash_ignores_name_and_threads_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"local.epoch": 1}, ("'local.epoch'", "'epochs'")),
-        ({"spilt.clients": 3}, ("'spilt'", "'split'")),
+        ({"local.epoch": 1}, ("'local.epoch'", "did you mean 'local.epochs'")),
+        ({"spilt.clients": 3}, ("'spilt.clients'", "did you mean 'split.clients'")),
         ({"round": 3}, ("'round'", "'rounds'")),
         ({"zzz": 3}, ("'zzz'", "choose from", "rounds")),
         ({"split.clients": -1}, ("split.clients = -1", "greater than or equal to 1")),

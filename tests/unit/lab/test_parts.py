@@ -31,7 +31,7 @@ def test_algorithms_by_name() -> None:
         ("fedadam", {"tau": 0.0}, ("algorithm.tau = 0.0", "above zero")),
         ("feddyn", {"alpha": 0.0}, ("algorithm.alpha = 0.0", "above zero")),
         ("moon", {"temperature": 0}, ("algorithm.temperature = 0", "above zero")),
-        ("fedgg", {"my": 1}, ("no setting 'my'", "'mu'")),
+        ("fedgg", {"my": 1}, ("no setting 'my'", "'algorithm.mu'")),
         ("fedavg", {"mu": 1}, ("no setting 'mu'", "it has none")),
         ("fedgg", {"mu": -1}, ("algorithm.mu = -1", "zero or more")),
         ("fedgg", {"mu": float("nan")}, ("algorithm.mu",)),
@@ -95,7 +95,7 @@ def test_two_files_of_the_same_name_are_two_modules(tmp_path: Path) -> None:
     ("name", "settings", "words"),
     [
         ("mpl", {}, ("unknown model 'mpl'", "'mlp'")),
-        ("mlp", {"hiden": 3}, ("no setting 'hiden'", "'hidden'")),
+        ("mlp", {"hiden": 3}, ("no setting 'hiden'", "'model.hidden'")),
         ("mlp", {"hidden": -3}, ("hidden = -3",)),
         ("mlp", {"hidden": 0}, ("hidden = 0",)),
         ("mlp", {"hidden": "many"}, ("model.hidden", "whole number")),

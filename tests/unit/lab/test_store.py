@@ -24,7 +24,7 @@ from fedgg.errors import UserError
 from fedgg.lab.checkpoint import BadCheckpoint, read_checkpoint, write_checkpoint
 from fedgg.lab.config import Experiment
 from fedgg.lab.files import write_atomically
-from fedgg.lab.runner import Run, Watcher, run
+from fedgg.lab.runner import Run, Session, Watcher, run
 from fedgg.lab.state import State
 from fedgg.lab.store import Store
 
@@ -46,12 +46,14 @@ def small(**changes: Any) -> Experiment:
     ).changed(changes)
 
 
-def stopped(experiment: Experiment, out: Path, after: int, **given: Any) -> None:
+def stopped(experiment: Experiment, out: Path, after: int, *, killed: bool = True, **given: Any) -> None:
     def round_(record: dict[str, Any]) -> None:
         if record["round"] == after:
+            if killed:
+                patched.setattr(Session, "keep", lambda session: None)  # there is no time for it
             raise Stop
 
-    with pytest.raises(Stop):
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Stop):
         run(experiment, out=out, watcher=Watcher(round=round_), **given)
 
 
@@ -105,6 +107,16 @@ def test_resumed_is_uninterrupted(case: str, tmp_path: Path) -> None:
     assert start == (3 if "third" in case else 4)
     assert_same(tmp_path / "straight", tmp_path / "stopped")
     assert [record["round"] for record in again.rounds] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_who_is_stopped_has_time_for_a_checkpoint_and_who_is_killed_has_not(killed: bool, tmp_path: Path) -> None:
+    experiment = small(**{"server.checkpoint_every": 3, "algorithm.name": "scaffold"})
+    run(experiment, out=tmp_path / "straight")
+    stopped(experiment, tmp_path / "stopped", 2, killed=killed)
+    _, _, start = resumed(experiment, tmp_path / "stopped")
+    assert start == (0 if killed else 2)
+    assert_same(tmp_path / "straight", tmp_path / "stopped")
 
 
 def test_resumes_are_written_down(tmp_path: Path) -> None:

@@ -111,12 +111,12 @@ def test_trouble_is_named_and_passes(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [0.1, 0.2])
     followed = FollowedRun(folder)
     followed.look()
-    good = (folder / "summary.json").read_text()
-    (folder / "summary.json").write_text("{half")
+    good = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text("= half")
     followed.look()
     assert followed.record is None
-    assert "summary.json is broken" in (followed.problem or "")
-    (folder / "summary.json").write_text(good)
+    assert "config.toml is broken" in (followed.problem or "")
+    (folder / "config.toml").write_text(good)
     followed.look()
     assert rounds(followed) == [1, 2]
     shutil.rmtree(folder)

@@ -86,7 +86,8 @@ def test_a_broken_run_is_a_problem_and_the_rest_stands(tmp_path: Path) -> None:
     (problem,) = gathering.problems
     assert problem.path.endswith("seed-0")
     assert "line 2 tells round 1 after round 1" in problem.why
-    assert gathering.groups[0].study.missing == [("A", 0)]
+    assert (problem.what, problem.shown) == ("is damaged and in no mean", True)
+    assert gathering.groups[0].study.damaged("A") == [0]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,9 @@ def test_what_no_run_writes_is_a_problem(tmp_path: Path, line: dict[str, Any]) -
 def test_a_split_of_words_is_a_problem(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [0.1])
     (folder / "partition.json").write_text('{"hash": "x", "counts": [["many"]]}')
-    assert "something no run writes" in looked(folder).problems[0].why
+    gathering = looked(folder)
+    assert "partition.json is broken" in gathering.problems[0].why
+    assert gathering.groups[0].study.runs["demo"][0].complete  # all else is as it was
 
 
 def test_folders_come_and_go(tmp_path: Path) -> None:

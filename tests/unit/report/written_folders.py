@@ -16,10 +16,15 @@ def write_run(
     bytes_each_way: int = 500_000,
     split_hash: str = "same",
     name: str = "demo",
+    epsilons: Sequence[float | None] | None = None,
 ) -> Path:
-    """A run with one accuracy a round (None: not evaluated) and 2 * bytes_each_way of traffic a round."""
+    """A run with one accuracy a round (None: not evaluated) and 2 * bytes_each_way of traffic a round.
+
+    A private one has an epsilon a round too, None standing for infinite.
+    """
     folder.mkdir(parents=True)
-    (folder / "config.toml").write_text(f"name = {json.dumps(name)}\nseed = 0\n[split]\nscheme = 'iid'\n")
+    config = f"name = {json.dumps(name)}\nseed = 0\nrounds = {len(accuracies)}\n[split]\nscheme = 'iid'\n"
+    (folder / "config.toml").write_text(config)
     lines: list[dict[str, Any]] = [
         {
             "round": number,
@@ -31,10 +36,14 @@ def write_run(
         }
         for number, accuracy in enumerate(accuracies, start=1)
     ]
+    end: dict[str, Any] = {"status": status, "rounds_done": len(lines)}
+    for line, epsilon in zip(lines, epsilons or (), strict=False):
+        line |= {"epsilon": epsilon, "delta": 1e-5}
+        end |= {"epsilon": epsilon, "delta": 1e-5}
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "partition.json").write_text(json.dumps({"scheme": "iid", "hash": split_hash, "counts": [[1, 2]]}))
     if status is not None:
-        (folder / "summary.json").write_text(json.dumps({"status": status, "rounds_done": len(lines)}))
+        (folder / "summary.json").write_text(json.dumps(end))
     return folder
 
 

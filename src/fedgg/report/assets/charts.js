@@ -217,7 +217,7 @@ function lineTraces(lines, across, now, format, bands) {
         hovertemplate: `%{y${format}}${spread}`,
       });
     }
-    for (const curve of open) {
+    for (const { curve, words } of open) {
       traces.push({
         ...shared,
         x: curve.map((p) => p[across]),
@@ -225,7 +225,7 @@ function lineTraces(lines, across, now, format, bands) {
         mode: curve.length === 1 ? "markers" : "lines",
         line: { ...shared.line, width: 1 },
         opacity: 0.75,
-        hovertemplate: `%{y${format}} under way`,
+        hovertemplate: `%{y${format}} ${words}`,
       });
     }
   }

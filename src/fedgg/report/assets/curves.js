@@ -137,7 +137,8 @@ function bandWords(view) {
   const ended = labels.map((label) => runs.filter((run) => run.label === label && isComplete(run)).length);
   if (Math.max(...ended) > 1) words.push("Line: mean over seeds; band: lowest to highest.");
   else words.push("One seed, so no band.");
-  if (runs.some((run) => !isComplete(run) && run.status !== "diverged")) words.push("Thin: runs under way.");
+  const thin = [...new Set(runs.filter((run) => !isComplete(run) && run.status !== "diverged").map(unendedWords))];
+  if (thin.length) words.push(`Thin: runs ${thin.join(", or ")}.`);
   if (runs.some((run) => run.status === "diverged")) words.push("Diverged runs are left out.");
   return words.join(" ");
 }
@@ -156,7 +157,7 @@ function spoken(view) {
 function curveRows(lines, view) {
   const shown = (value) => (WHAT[view.what].percent ? percent(value, 2) : figure(value));
   const drawn = lines
-    .flatMap(({ label, main, open }) => [[label, main], ...open.map((curve) => [`${label} (under way)`, curve])])
+    .flatMap(({ label, main, open }) => [[label, main], ...open.map(({ curve, words }) => [`${label} (${words})`, curve])])
     .filter(([, curve]) => curve.length);
   const rounds = [...new Set(drawn.flatMap(([, curve]) => curve.map((point) => point.round)))].sort((a, b) => a - b);
   const maps = drawn.map(([, curve]) => new Map(curve.map((point) => [point.round, point])));

@@ -4,7 +4,7 @@ function eventsSection(view) {
   const node = make("div");
   const refresh = () => {
     const happened = events(view.group);
-    const broken = page.problems.map((problem) => [problem.path, "cannot be read", problem.why]);
+    const broken = page.problems.filter(({ shown }) => !shown).map(({ path, what, why }) => [path, what, why]);
     const all = [...broken, ...happened];
     const missing = view.group.missing.length;
     const say = make(
@@ -12,7 +12,7 @@ function eventsSection(view) {
       { class: "lead" },
       all.length
         ? ""
-        : "Nothing: no client was left out, no run diverged, none was interrupted, and every folder could be read.",
+        : "Nothing: no client was left out, no run diverged, none was interrupted, and every folder is whole.",
     );
     if (missing)
       say.append(
@@ -25,7 +25,7 @@ function eventsSection(view) {
             make(
               "div",
               { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Events" },
-              table("Left out, diverged, resumed, unreadable", ["run", "what", "why"], all),
+              table("Left out, diverged, resumed, damaged, unreadable", ["run", "what", "why"], all),
             ),
           ]
         : []),
@@ -41,7 +41,9 @@ function events(group) {
     const name = `${run.label}, seed ${run.seed}`;
     if (run.status === "diverged") found.push([name, `diverged after round ${run.round.at(-1) ?? 0}`, run.why ?? ""]);
     if (run.status === "spent") found.push([name, `stopped after round ${run.round.at(-1) ?? 0}`, run.why ?? ""]);
-    if (!isComplete(run) && run.status !== "diverged")
+    const wrong = run.status === "damaged" ? unendedWords(run) : "not whole";
+    for (const fault of run.faults) found.push([name, wrong, fault]);
+    if (!isComplete(run) && !["diverged", "damaged"].includes(run.status))
       found.push([name, `under way: round ${run.round.at(-1) ?? 0} of ${run.asked ?? "?"}`, ""]);
     for (const resume of run.resumes) {
       const notes = Array.isArray(resume.notes) ? resume.notes.join("; ") : "";

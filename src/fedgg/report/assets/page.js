@@ -106,13 +106,13 @@ function showTroubles() {
       "strong",
       {},
       problems.length === 1
-        ? "One folder is not there or cannot be read:"
-        : `${problems.length} folders are not there or cannot be read:`,
+        ? "One folder is not there or not whole:"
+        : `${problems.length} folders are not there or not whole:`,
     ),
     make(
       "ul",
       {},
-      problems.slice(0, 5).map(({ path, why }) => make("li", {}, make("code", {}, path), `: ${why}`)),
+      problems.slice(0, 5).map(({ path, what, why }) => make("li", {}, make("code", {}, path), ` ${what}: ${why}`)),
     ),
     problems.length > 5 ? `and ${problems.length - 5} more, listed below.` : "",
   );

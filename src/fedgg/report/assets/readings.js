@@ -22,7 +22,7 @@ function readingsSection(view) {
   const sentence = (name) => (guided(name) && HOW_TO_READ.fedgg[name]) || GENERIC;
   const lines = (name) =>
     linesOf(view.group, (run) => run.readings[name], view.window).filter(
-      ({ label, main, open }) => !view.hidden.has(label) && (main.length || open.some((curve) => curve.length)),
+      ({ label, main, open }) => !view.hidden.has(label) && (main.length || open.some(({ curve }) => curve.length)),
     );
   const made = names.map(
     (name) =>

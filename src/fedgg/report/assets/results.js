@@ -1,5 +1,6 @@
 // The result table: sortable by every column, with what it takes to reach the target.
 
+const FIRST_ROWS = 50; // of very many; the rest comes when asked for
 const VERDICTS = {
   higher: "higher",
   lower: "lower",
@@ -35,6 +36,11 @@ function resultColumns(view) {
     { head: "runs", show: runsWords, by: (row) => row.finished },
     { head: "final test accuracy %", show: (row) => spread(row.final), by: (row) => row.final?.mean ?? null },
     { head: "highest %", show: (row) => spread(row.highest), by: (row) => row.highest?.mean ?? null },
+    group.private && {
+      head: "epsilon",
+      show: (row) => row.epsilon ?? NONE,
+      by: (row) => (row.epsilon === "infinite" ? Number.MAX_VALUE : row.epsilon && Number(row.epsilon)),
+    },
     many && {
       head: `points against ${group.reference}`,
       show: (row) => difference(row, group),
@@ -78,6 +84,7 @@ function difference(row, group) {
 function runsWords(row) {
   const parts = [String(row.finished)];
   if (row.diverged) parts.push(`${row.diverged} diverged`);
+  if (row.damaged) parts.push(`${row.damaged} damaged`);
   if (row.unfinished) parts.push(`${row.unfinished} unfinished`);
   return parts.join(", ");
 }
@@ -87,11 +94,16 @@ function resultsSection(view) {
     body = make("tbody");
   const caption = make("caption");
   const notes = make("ul", { class: "notes" });
+  const more = button("", () => {
+    view.allRows = !view.allRows;
+    refresh();
+  });
   const sheet = make("table", { class: "results" }, caption, make("thead", {}, head), body);
   const node = make(
     "div",
     {},
     make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Results" }, sheet),
+    make("div", { class: "controls" }, more),
     notes,
   );
   let heads = [];
@@ -112,7 +124,13 @@ function resultsSection(view) {
       heads[at].firstChild.textContent = column.head;
       heads[at].setAttribute("aria-sort", view.sort?.at === at ? (view.sort.up ? "ascending" : "descending") : "none");
     });
-    const rows = sorted(view.group.rows, columns);
+    const all = sorted(view.group.rows, columns); // all of them are sorted, however many are shown
+    const rows = view.allRows ? all : all.slice(0, FIRST_ROWS);
+    more.parentNode.hidden = all.length <= FIRST_ROWS;
+    more.textContent = view.allRows
+      ? `Show the first ${FIRST_ROWS} of ${all.length} rows`
+      : `Show all ${all.length} rows`;
+    more.setAttribute("aria-expanded", String(Boolean(view.allRows)));
     body.replaceChildren(
       ...rows.map((row) =>
         make(
@@ -136,7 +154,7 @@ function resultsSection(view) {
   };
   const sortBy = (at) => {
     const columns = resultColumns(view);
-    const up = view.sort?.at === at ? !view.sort.up : Boolean(columns[at].text) || /to |in all/.test(columns[at].head);
+    const up = view.sort?.at === at ? !view.sort.up : Boolean(columns[at].text) || /to |in all|epsilon/.test(columns[at].head);
     view.sort = { at, up };
     refresh();
   };

@@ -67,13 +67,24 @@ function isComplete(run) {
   return run.status === "finished" || run.status === "spent";
 }
 
-/** For each label: one curve over its finished seeds, and the single curves of those under way. */
+/** What a run is that is neither complete nor diverged. */
+function unendedWords(run) {
+  return run.status === "damaged" ? "damaged, in no mean" : "under way";
+}
+
+/** For each label: one curve over its finished seeds, and the single curves of those under way or damaged. */
 function linesOf(group, values, window = 1) {
   return group.labels.map((label, position) => {
     const runs = group.runs.filter((run) => run.label === label && run.status !== "diverged");
     const curve = (run) => smoothed(points(run, values(run)), window);
     const ended = runs.filter(isComplete).map(curve);
-    return { label, position, main: together(ended), open: runs.filter((run) => !isComplete(run)).map(curve) };
+    const open = runs.filter((run) => !isComplete(run));
+    return {
+      label,
+      position,
+      main: together(ended),
+      open: open.map((run) => ({ curve: curve(run), words: unendedWords(run) })),
+    };
   });
 }
 

@@ -1,0 +1,42 @@
+"""How often clients were left out: their names were said once, from then on they are counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedgg.cli.screen import counted
+
+NAMED = 5  # lines at the end of a run
+
+
+class LostClients:
+    """Counts the rounds that a run went on without a client, as far as this process has played them."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[tuple[int, str], int] = {}
+        self._with_losses = 0
+
+    def heard(self, record: dict[str, Any]) -> str:
+        """The round's part of the line that goes on; nothing where nobody was lost."""
+        lost = [(gone["client"], gone["why"]) for gone in record["lost"]]
+        for gone in lost:
+            self._rounds[gone] = self._rounds.get(gone, 0) + 1
+        self._with_losses += bool(lost)
+        if len(lost) == 1:
+            return f"{_named([lost[0][0]], lost[0][1])}, {counted(self._rounds[lost[0]], 'round')} so far"
+        return f"{len(lost)} clients left out, {counted(self._with_losses, 'round')} with losses so far" if lost else ""
+
+    def ended(self) -> list[str]:
+        """What stays to be said at the end of a run, for those that were lost more than once: most often first."""
+        alike: dict[tuple[int, str], list[int]] = {}
+        for (client, why), count in self._rounds.items():
+            if count > 1:
+                alike.setdefault((count, why), []).append(client)
+        often_first = sorted(alike.items(), reverse=True)
+        told = [f"{_named(who, why)}, {counted(count, 'round')} in all" for (count, why), who in often_first]
+        more = ["more clients were left out, less often: rounds.jsonl has them all"] if len(told) > NAMED else []
+        return told[:NAMED] + more
+
+
+def _named(clients: list[int], why: str) -> str:
+    return f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))} left out ({why})"
