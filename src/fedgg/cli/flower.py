@@ -47,10 +47,8 @@ def new(
 
     chosen = load_experiment(experiment).changed(choices.changes(settings=settings))
     names = new_app(folder, chosen, out or Path("runs") / folder.name)
-    clients = chosen.split.clients
     say(f"written: {folder / 'pyproject.toml'}, {folder / names.package}, {folder / 'README.md'}")
-    say("run it in Flower's simulation:")
-    say(f"  flwr run {folder} --stream --federation-config 'num-supernodes={clients} client-resources-num-cpus=1'")
+    say(f"run it in Flower's simulation: flwr run {folder} --stream")
 
 
 @app.command()

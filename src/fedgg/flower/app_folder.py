@@ -129,8 +129,12 @@ part of it runs.
 ## In Flower's simulation
 
 ```
-flwr run {folder.name} --stream --federation-config 'num-supernodes={clients} client-resources-num-cpus=1'
+flwr run {folder.name} --stream
 ```
+
+Flower simulates as many nodes as its configuration says, two at first, and they share the {clients} clients among them;
+`--federation-config 'num-supernodes={clients} client-resources-num-cpus=1'` gives each client a node and a core of its
+own. The numbers are the same.
 
 The first run starts a SuperLink that stays in the background, with the environment it was started in. It installs what
 the app depends on; `export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1` before that run makes it use what is there.

@@ -15,7 +15,7 @@ from fedgg.core.buffers import travels
 from fedgg.core.rows import Rows
 from fedgg.core.server import healthy
 from fedgg.errors import UserError
-from fedgg.flower.letters import About, Answer, Hello, about_of, arrays_of, reading, write
+from fedgg.flower.letters import NOBODY, About, Answer, Hello, about_of, arrays_of, reading, write
 from fedgg.flower.memory import Kept, NodeMemory, Overtaken
 from fedgg.flower.node import Received, Site, site_of
 from fedgg.flower.records import BadRecord, check_finite, check_kinds, from_record, kinds, to_record
@@ -41,6 +41,11 @@ def _answer(file: Path, defaults: Configuration, do: Do, message: Message, conte
     try:
         about = about_of(message.content)
         settings = node_settings(context.node_config, {**defaults, **context.run_config})
+        if settings.simulated and about.client == NOBODY:
+            hello = Hello(settings.client, 0, 0, "", 0, "", settings.simulated)
+            return Message(write(about, answer=Answer(), hello=hello), reply_to=message)
+        if settings.simulated:
+            settings = settings.playing(about.client)
         site = site_of(file, settings)
         _refuse_another(about, site, settings, message)
         reply = do(about, site, settings, message)

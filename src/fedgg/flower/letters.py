@@ -19,6 +19,7 @@ NUMBERS = "numbers"
 ANSWER = "answer"
 HELLO = "hello"
 NEVER = 0  # rounds are counted from 1
+NOBODY = -1  # the client of a message that asks a node who it is
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Hello:
     shape: str  # of one example, as "1 8 8"
     classes: int
     data: str  # hash
+    simulated: int = 0  # of a node in a simulation: how many nodes share the clients; it has no examples of its own
 
 
 def write(

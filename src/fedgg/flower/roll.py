@@ -2,7 +2,7 @@
 
 Flower's node ids are random, and a node that comes back may have another one. So every node is asked who it is when it
 is first seen, and the list is renewed before each round. Nobody waits twice for a node that does not answer: its reply
-counts whenever it comes.
+counts whenever it comes. The nodes of a simulation share the clients among them, and are asked for each by its number.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 
 from fedgg.errors import UserError
 from fedgg.flower.exchange import PAUSE, Exchange, Question
-from fedgg.flower.letters import NEVER, About, Hello, hello_of, write
+from fedgg.flower.letters import NEVER, NOBODY, About, Hello, hello_of, write
 from fedgg.flower.records import BadRecord
 
-NOBODY = -1
 PATIENCE = 60.0  # seconds that a round waits for a node which has just come
 LIFE = 3600.0  # seconds after which a node that did not answer is asked again
 AGAIN = 10.0  # and one that said no
@@ -42,7 +41,8 @@ class Roll:
     experiment: str
     notice: Callable[[str], None]
     clients: int
-    known: dict[int, Hello] = field(default_factory=dict)  # by node
+    known: dict[tuple[int, int], Hello] = field(default_factory=dict)  # by node and client
+    plays: dict[int, range] = field(default_factory=dict)  # by node of a simulation: its clients
     said: dict[int, Hello] = field(default_factory=dict)  # by client: what it said first, which must stay true
     asked: dict[str, Asked] = field(default_factory=dict)  # by message: who has not answered yet
     refused: dict[int, Refused] = field(default_factory=dict)  # by node: who said no
@@ -50,12 +50,12 @@ class Roll:
 
     def nodes(self) -> dict[int, int]:
         """By client."""
-        return {hello.client: node for node, hello in self.known.items()}
+        return {client: node for node, client in self.known}
 
     def renew(self) -> dict[int, int]:
         """The nodes by client, as far as they have said so by now; those who are new are asked."""
         there, now = self.exchange.node_ids(), self.exchange.now()
-        self.known = {node: hello for node, hello in self.known.items() if node in there}
+        self.known = {key: hello for key, hello in self.known.items() if key[0] in there}
         self.followed = {a: b for a, b in self.followed.items() if a in there and b in there}
         self.asked = {
             number: asked
@@ -63,15 +63,18 @@ class Roll:
             if asked.question.node in there and now - asked.at < LIFE
         }
         self.refused = {node: no for node, no in self.refused.items() if node in there and now - no.at < AGAIN}
-        at_it = {asked.question.node for asked in self.asked.values()}
-        for node in sorted(there - self.known.keys() - self.refused.keys() - at_it):
-            self._ask(node)
+        at_it = {(asked.question.node, asked.question.about.client) for asked in self.asked.values()}
+        for node in sorted(there - self.refused.keys()):
+            for client in self._unknown(node):
+                if (node, client) not in at_it:
+                    self._ask(node, client)
         waiting = {number: asked.question for number, asked in self.asked.items()}
         for number, reply in self.exchange.collect(waiting).items():
-            node, why = self.asked.pop(number).question.node, reply.why
+            question, why = self.asked.pop(number).question, reply.why
+            node = question.node
             try:
                 if reply.content is not None:
-                    self._introduce(node, hello_of(reply.content))
+                    self._introduce(node, hello_of(reply.content), question.about.client)
             except BadRecord as error:
                 why = str(error)
             if why:
@@ -99,18 +102,27 @@ class Roll:
 
     def forget(self, client: int) -> None:
         """It may have restarted as somebody else: ask again who it is."""
-        self.known = {node: hello for node, hello in self.known.items() if hello.client != client}
+        self.known = {key: hello for key, hello in self.known.items() if key[1] != client}
 
-    def _ask(self, node: int) -> None:
-        about = About(self.run, self.experiment, round=NEVER, attempt=1, client=NOBODY)
+    def _unknown(self, node: int) -> list[int]:
+        """Whom to ask it for: who it is, or, in a simulation, those of its clients that are not known."""
+        if node in self.plays:
+            return [client for client in self.plays[node] if (node, client) not in self.known]
+        return [] if any(one == node for one, _ in self.known) else [NOBODY]
+
+    def _ask(self, node: int, client: int = NOBODY) -> None:
+        about = About(self.run, self.experiment, round=NEVER, attempt=1, client=client)
         question = Question(node, about, write(about))
         number = self.exchange.post("query.hello", question, LIFE)
         if number is not None:
             self.asked[number] = Asked(question, self.exchange.now())
 
-    def _introduce(self, node: int, hello: Hello) -> None:
+    def _introduce(self, node: int, hello: Hello, asked_for: int) -> None:
+        if hello.simulated and asked_for == NOBODY:
+            self.plays[node] = range(hello.client, self.clients, hello.simulated)
+            return
         self._refuse_strangers(node, hello)
-        if self.followed.get(node) in self.known:
+        if any(one == self.followed.get(node) for one, _ in self.known):
             raise UserError(
                 f"nodes {node} and {self.followed[node]} both say that they are client {hello.client}: "
                 f"give each its own client-id"
@@ -119,9 +131,9 @@ class Roll:
         if before is not None and before != node:
             # A node that was killed counts as connected for a while; if it answers still, there are two of them.
             self.followed[before] = node
-            del self.known[before]
+            del self.known[before, hello.client]
             self._ask(before)
-        self.known[node] = hello
+        self.known[node, hello.client] = hello
 
     def _refuse_strangers(self, node: int, hello: Hello) -> None:
         if not 0 <= hello.client < self.clients:

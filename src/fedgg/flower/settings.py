@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,13 @@ class NodeSettings:
     client: int
     data: Path | None  # without it, the client's part of the experiment's source
     memory: Path
+    simulated: int = 0  # nodes in this simulation, which share the clients: node 1 of 3 plays clients 1, 4, 7, ...
+
+    def playing(self, client: int) -> NodeSettings:
+        """A simulated node as another of its clients."""
+        if client < 0 or (client - self.client) % self.simulated:
+            raise UserError(f"simulated node {self.client} of {self.simulated} does not play client {client}")
+        return replace(self, client=client, memory=self.memory.with_name(_folder_of(client)))
 
 
 _KINDS: dict[str, type] = {
@@ -64,7 +71,8 @@ def node_settings(node: Configuration, run: Configuration) -> NodeSettings:
     own = [key for key in ("client-id", "data", "memory") if key in node]
     if not own and "partition-id" in node:
         client = int(node["partition-id"])
-        return NodeSettings(client, None, run_settings(run).out / "nodes" / f"client-{client}")
+        memory = run_settings(run).out / "nodes" / _folder_of(client)
+        return NodeSettings(client, None, memory, simulated=int(node.get("num-partitions", client + 1)))
     if len(own) < 3:
         raise UserError(
             "node configuration: a node needs client-id, data and memory, as in "
@@ -74,6 +82,10 @@ def node_settings(node: Configuration, run: Configuration) -> NodeSettings:
     if isinstance(client, bool) or not isinstance(client, int) or client < 0:
         raise UserError(f"node configuration: client-id = {client!r} must be a whole number, 0 or more")
     return NodeSettings(client, Path(str(node["data"])).expanduser(), Path(str(node["memory"])).expanduser())
+
+
+def _folder_of(client: int) -> str:
+    return f"client-{client}"
 
 
 def _checked(key: str, value: Any) -> Any:

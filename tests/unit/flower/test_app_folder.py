@@ -91,4 +91,3 @@ def test_the_command_says_how_to_run_it(tmp_path: Path, monkeypatch: pytest.Monk
     said = CliRunner().invoke(fedgg_app, ["flower", "new", "trial", "experiment.toml"])
     assert said.exit_code == 0, said.output
     assert "flwr run trial" in said.output
-    assert "num-supernodes=3" in said.output

@@ -94,7 +94,7 @@ def test_what_is_told_from_outside(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=complaint):
             run_settings(config)
     simulated = node_settings({"partition-id": 7, "num-partitions": 9}, {"out": "runs/a"})
-    assert simulated == NodeSettings(7, None, Path("runs/a/nodes/client-7"))
+    assert simulated == NodeSettings(7, None, Path("runs/a/nodes/client-7"), simulated=9)
     real = node_settings({"client-id": 2, "data": "x.npz", "memory": "m"}, {})
     assert real == NodeSettings(2, Path("x.npz"), Path("m"))
     for node in ({}, {"client-id": 2}, {"client-id": -1, "data": "x", "memory": "m"}):

@@ -119,7 +119,7 @@ def test_whoever_fails_is_left_out_and_named(fault: str, tmp_path: Path) -> None
     (lost,) = run.rounds[1]["lost"]
     assert lost["client"] == 1
     assert lost["why"].startswith(why)
-    assert any("left out: client 1" in sentence for sentence in federation.notices)
+    assert any("client 1 left out (" in sentence for sentence in federation.notices)
     same_with_a_loss(run, federation.experiment, lost["why"])
 
 
