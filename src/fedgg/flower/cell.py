@@ -3,9 +3,8 @@
     python cell.py HIDDEN [OWN] -- COMMAND ...
 
 Each node of a federation on one machine is started so: it sees its own folder and no other node's; and the server is,
-which sees none of them. Linux only; a system
-that does not allow it runs the command as it is, and then the folders' permissions are all that keeps nodes apart. This
-file is run by its path and needs nothing but Python.
+which sees none of them. Linux only; a system that does not allow it runs the command as it is, and then the folders'
+permissions are all that keeps nodes apart. This file is run by its path and needs nothing but Python.
 """
 
 from __future__ import annotations
