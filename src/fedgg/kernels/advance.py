@@ -175,6 +175,30 @@ def _write(
 
 
 @triton.jit
+def _block(
+    at, inside, row, part,
+    w, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
+    factors, lr, momentum, decay, blocks,
+    stride_w, stride_grad, stride_velocity, stride_anchor, stride_a, stride_b,
+    has_momentum: tl.constexpr, has_decay: tl.constexpr, has_anchor: tl.constexpr, drift_term: tl.constexpr,
+    vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
+    sums: tl.constexpr, s00: tl.constexpr, s01: tl.constexpr, s10: tl.constexpr, s11: tl.constexpr,
+    s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr,
+):  # fmt: skip
+    total = tl.load(grad + row.to(tl.int64) * stride_grad + at, mask=inside, other=0)
+    here, start, one, two = _read(
+        w, anchor, a, b, lead_anchor, lead_a, lead_b, row, at, inside,
+        stride_w, stride_anchor, stride_a, stride_b, has_anchor, vectors,
+    )  # fmt: skip
+    _write(
+        total, here, start, one, two, w, velocity, factors, lr, momentum, decay,
+        part, blocks, row, at, inside, stride_w, stride_velocity,
+        has_momentum, has_decay, has_anchor, drift_term, a_term, b_term,
+        sums, s00, s01, s10, s11, s20, s21, s30, s31,
+    )  # fmt: skip
+
+
+@triton.jit
 def _advance(
     w, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
     factors, lr, momentum, decay, at_work, parts,
@@ -190,18 +214,26 @@ def _advance(
     block = place // rows
     if tl.load(at_work + row) != 0:
         at = begin + block * size + tl.arange(0, size)
-        inside = at < length
-        total = tl.load(grad + row.to(tl.int64) * stride_grad + at, mask=inside, other=0)
-        here, start, one, two = _read(
-            w, anchor, a, b, lead_anchor, lead_a, lead_b, row, at, inside,
-            stride_w, stride_anchor, stride_a, stride_b, has_anchor, vectors,
-        )  # fmt: skip
-        _write(
-            total, here, start, one, two, w, velocity, factors, lr, momentum, decay,
-            parts + (row * sums) * blocks + first_block + block, blocks, row, at, inside, stride_w, stride_velocity,
-            has_momentum, has_decay, has_anchor, drift_term, a_term, b_term,
-            sums, s00, s01, s10, s11, s20, s21, s30, s31,
-        )  # fmt: skip
+        part = parts + (row * sums) * blocks + first_block + block
+        # Only a row's last block is cut off. Masked by a length of any size, words would be read one by one.
+        if begin + (block + 1) * size <= length:
+            _block(
+                at, tl.full((size,), 1, tl.int1), row, part,
+                w, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
+                factors, lr, momentum, decay, blocks,
+                stride_w, stride_grad, stride_velocity, stride_anchor, stride_a, stride_b,
+                has_momentum, has_decay, has_anchor, drift_term, vectors, a_term, b_term,
+                sums, s00, s01, s10, s11, s20, s21, s30, s31,
+            )  # fmt: skip
+        else:
+            _block(
+                at, at < length, row, part,
+                w, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
+                factors, lr, momentum, decay, blocks,
+                stride_w, stride_grad, stride_velocity, stride_anchor, stride_a, stride_b,
+                has_momentum, has_decay, has_anchor, drift_term, vectors, a_term, b_term,
+                sums, s00, s01, s10, s11, s20, s21, s30, s31,
+            )  # fmt: skip
 
 
 @triton.jit
