@@ -11,7 +11,6 @@ import tomli_w
 
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
-from fedgg.version import VERSION
 
 LONGEST_NAME = 32  # letters that Flower allows
 SETTINGS: dict[str, str | int | float] = {
@@ -99,7 +98,8 @@ def _project(names: AppNames, settings: Mapping[str, str | int | float]) -> str:
                 "name": names.project,
                 "version": "1.0.0",
                 "description": "An experiment of fedgg on Flower",
-                "dependencies": [f"fedgg[flower]>={VERSION}"],
+                # Flower installs what stands here anew for every run; fedgg is on each machine, with a torch that fits it.
+                "dependencies": [],
             },
             "tool": {
                 "hatch": {"build": {"targets": {"wheel": {"packages": [names.package]}}}},
@@ -136,8 +136,7 @@ Flower simulates as many nodes as its configuration says, two at first, and they
 `--federation-config 'num-supernodes={clients} client-resources-num-cpus=1'` gives each client a node and a core of its
 own. The numbers are the same.
 
-The first run starts a SuperLink that stays in the background, with the environment it was started in. It installs what
-the app depends on; `export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1` before that run makes it use what is there.
+The first run starts a SuperLink that stays in the background, with the environment it was started in.
 
 ## A whole federation on this machine
 

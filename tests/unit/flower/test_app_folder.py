@@ -39,7 +39,9 @@ def test_flower_builds_it_with_the_experiment_inside(tmp_path: Path) -> None:
 def test_it_says_the_experiment_and_every_setting(tmp_path: Path) -> None:
     names = new_app(tmp_path / "trial", EXPERIMENT, Path("runs/trial"))
     assert load_experiment(tmp_path / "trial" / names.package / "experiment.toml") == EXPERIMENT
-    project = tomllib.loads((tmp_path / "trial" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    whole = tomllib.loads((tmp_path / "trial" / "pyproject.toml").read_text())
+    assert whole["project"]["dependencies"] == [], "Flower would install them anew for every run"
+    project = whole["tool"]["flwr"]["app"]
     assert set(project["config"]) == {"out", "data", "deadline", "wait", "attempts", "min_clients"}
     assert Path(project["config"]["out"]) == Path("runs/trial").absolute()
     readme = (tmp_path / "trial" / "README.md").read_text()
