@@ -98,7 +98,7 @@ def _project(names: AppNames, settings: Mapping[str, str | int | float]) -> str:
                 "name": names.project,
                 "version": "1.0.0",
                 "description": "An experiment of fedgg on Flower",
-                # Flower installs what stands here anew for every run; fedgg is on each machine, with a torch that fits it.
+                # Flower installs what stands here anew for every run; fedgg is there, with a torch that fits the machine.
                 "dependencies": [],
             },
             "tool": {
@@ -136,7 +136,8 @@ Flower simulates as many nodes as its configuration says, two at first, and they
 `--federation-config 'num-supernodes={clients} client-resources-num-cpus=1'` gives each client a node and a core of its
 own. The numbers are the same.
 
-The first run starts a SuperLink that stays in the background, with the environment it was started in.
+The first run starts a SuperLink that stays in the background, with the environment it was started in; `pkill -f
+flower-superlink` ends it.
 
 ## A whole federation on this machine
 
