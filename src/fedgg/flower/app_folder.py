@@ -98,7 +98,7 @@ def _project(names: AppNames, settings: Mapping[str, str | int | float]) -> str:
                 "name": names.project,
                 "version": "1.0.0",
                 "description": "An experiment of fedgg on Flower",
-                # Flower installs what stands here anew for every run; fedgg is there, with a torch that fits the machine.
+                # Flower installs what stands here anew for every run; fedgg is there, with the torch of its machine.
                 "dependencies": [],
             },
             "tool": {
