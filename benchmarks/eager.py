@@ -27,7 +27,7 @@ class EagerLoop:
         self._autocast = autocast
         self._local = experiment.local
         self._format = torch.channels_last if autocast else torch.contiguous_format
-        shape, classes = federation.dataset.shape, len(federation.dataset.classes)
+        shape, classes = federation.origin.shape, len(federation.origin.classes)
         model = build_model(experiment.model.name, experiment.model.settings, shape, classes, experiment.seed)
         self._model = model.to(self._x.device).to(memory_format=self._format)
         self._clients = [torch.as_tensor(own, device=self._x.device) for own in feed.clients]

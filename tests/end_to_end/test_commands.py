@@ -42,6 +42,8 @@ COMMANDS = (
     ["data", "show"],
     ["bench"],
     ["bench", "setup"],
+    ["flower", "new"],
+    ["flower", "up"],
 )
 
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr")
 
 from fedgg.cli import app as fedgg_app
+from fedgg.cli import screen
 from fedgg.errors import UserError
 from fedgg.flower.app_folder import AppNames, new_app, with_full_paths
 from fedgg.lab.config import Experiment, load_experiment
@@ -90,6 +91,7 @@ def test_files_are_found_from_everywhere() -> None:
 def test_the_command_says_how_to_run_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("experiment.toml").write_text(EXPERIMENT.to_toml())
-    said = CliRunner().invoke(fedgg_app, ["flower", "new", "trial", "experiment.toml"])
+    with screen.console.capture() as heard:
+        said = CliRunner().invoke(fedgg_app, ["flower", "new", "trial", "experiment.toml"])
     assert said.exit_code == 0, said.output
-    assert "flwr run trial" in said.output
+    assert "flwr run trial" in heard.get() + said.output

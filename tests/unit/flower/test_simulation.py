@@ -15,6 +15,7 @@ from post_office import small
 from safetensors.torch import load_file
 
 import fedgg
+from fedgg.algorithms import ALGORITHMS
 from fedgg.lab.config import Experiment
 from fedgg.lab.store import Store
 
@@ -46,6 +47,15 @@ def test_a_simulation_is_the_loop_and_goes_on_where_it_stopped(tmp_path: Path) -
     check_same(experiment, tmp_path)
     owners = sorted(path.name for path in (tmp_path / "run" / "nodes").iterdir())
     assert owners == [f"client-{number}" for number in range(4)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_algorithm_in_a_simulation_is_the_loop(tmp_path: Path, name: str) -> None:
+    experiment = small(algorithm__name=name, data__proxy=40 if ALGORITHMS[name].needs_proxy else 0, rounds=3)
+    process = simulate(experiment, tmp_path, nodes=2)
+    assert process.wait(300) == 0, (tmp_path / "log").read_text()
+    check_same(experiment, tmp_path)
 
 
 @pytest.mark.slow
