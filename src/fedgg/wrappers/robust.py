@@ -77,4 +77,7 @@ def median(rows: Tensor) -> Tensor:
     """Over clients, `[1, ...]`; halves are added, since two large numbers may have no sum."""
     ordered = rows.sort(dim=0).values
     low, high = ordered[(len(rows) - 1) // 2], ordered[len(rows) // 2]
-    return (low / 2 + high / 2)[None] if len(rows) % 2 == 0 else low[None].clone()
+    if len(rows) % 2:
+        return low[None].clone()
+    # Held between the two: half of the smallest number there is would be none.
+    return (low / 2 + high / 2).clamp(low, high)[None]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from messages import rows, sent
 
@@ -87,6 +89,7 @@ def federations(draw: st.DrawFn) -> tuple[list[list[float]], list[list[float]]]:
 
 @settings(deadline=None, max_examples=200)
 @given(federations(), st.randoms(use_true_random=False))
+@example(([[0.0, 5e-324], [0.0, 5e-324]], []), random.Random(0))
 def test_a_minority_cannot_move_the_median_beyond_the_honest(
     federation: tuple[list[list[float]], list[list[float]]], chance: object
 ) -> None:
