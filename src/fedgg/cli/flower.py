@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgg.cli import choices
+from fedgg.cli.losses import LostClients
 from fedgg.cli.run import folder_name, show
 from fedgg.cli.screen import Heartbeat, news, note, progress, say
 from fedgg.errors import UserError
@@ -109,10 +110,13 @@ def run_up(
     listening: Listening,
     settings: dict[str, int | float],
 ) -> None:
+    from fedgg.core.server import Lost
     from fedgg.flower.federation import up as run_federation
+    from fedgg.lab.losses import NamedOnce
 
+    named = NamedOnce()
     with progress() as bar:
-        beat = Heartbeat()
+        beat, lost = Heartbeat(), LostClients()
         task = bar.add_task("starting", total=experiment.rounds, news="", within="")
 
         def tell(kind: str, what: Any) -> None:
@@ -124,10 +128,11 @@ def run_up(
                 beat(what)
                 bar.update(task, description=what)
             else:
-                beat(f"round {what['round']} of {experiment.rounds}: {news(what)}")
-                bar.update(task, completed=what["round"], news=news(what))
-                for gone in what["lost"]:
-                    note(f"round {what['round']}: left out: client {gone['client']}: {gone['why']}")
+                told = news(what, lost.heard(what))
+                beat(f"round {what['round']} of {experiment.rounds}: {told}")
+                bar.update(task, completed=what["round"], news=told)
+                for sentence in named.sentences(what["round"], [Lost(**gone) for gone in what["lost"]]):
+                    note(sentence)
 
         for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(sign, signal.default_int_handler)  # all of them end it in order
@@ -139,6 +144,8 @@ def run_up(
             bar.stop()
             note(f"stopped; nobody is left running; go on with: fedgg resume {folder}")
             raise typer.Exit(130) from None
+    for sentence in lost.ended():
+        note(sentence)
     show(summary, folder)
 
 

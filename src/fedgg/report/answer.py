@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from fedgg.report.compare import Comparison, PairedDifference, Row, Spread
 from fedgg.report.folders import StudyRecord
@@ -24,7 +25,11 @@ def answer(study: StudyRecord, comparison: Comparison) -> Answer:
     if not rows:
         return Answer(_nothing_yet(study, comparison))
     found = _alone(rows[0], study) if len(study.labels) == 1 else _side_by_side(rows, comparison)
-    said = (_so_far(study, comparison) + found.said, _diverged(comparison), _damaged(comparison))
+    said = (
+        _so_far(study, comparison) + found.said,
+        _in_no_mean(comparison, "diverged"),
+        _in_no_mean(comparison, "damaged"),
+    )
     return Answer(" ".join(filter(None, said)), found.method)
 
 
@@ -157,19 +162,12 @@ def listed(names: Sequence[str], of: int = 0) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _diverged(comparison: Comparison) -> str:
-    lost = [row for row in comparison.rows if row.diverged]
-    if not lost:
+def _in_no_mean(comparison: Comparison, which: Literal["diverged", "damaged"]) -> str:
+    counts = {row.label: getattr(row, which) for row in comparison.rows if getattr(row, which)}
+    if not counts:
         return ""
-    runs = sum(row.diverged for row in lost)
-    names = listed([quoted(row.label) for row in lost[:NAMED]], len(lost))
-    return f"{runs} run{'s' if runs > 1 else ''} of {names} diverged and {'are' if runs > 1 else 'is'} in no mean."
-
-
-def _damaged(comparison: Comparison) -> str:
-    lost = [row for row in comparison.rows if row.damaged]
-    if not lost:
-        return ""
-    runs = sum(row.damaged for row in lost)
-    names = listed([quoted(row.label) for row in lost[:NAMED]], len(lost))
-    return f"{runs} run{'s' if runs > 1 else ''} of {names} {'are' if runs > 1 else 'is'} damaged and in no mean."
+    runs = sum(counts.values())
+    are = "are" if runs > 1 else "is"
+    names = listed([quoted(label) for label in list(counts)[:NAMED]], len(counts))
+    said = f"diverged and {are}" if which == "diverged" else f"{are} damaged and"
+    return f"{runs} run{'s' if runs > 1 else ''} of {names} {said} in no mean."
