@@ -107,10 +107,10 @@ def _shown(accuracy: float | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="folded runs of a tuning study")
+    parser.add_argument("results", type=Path, nargs="+", help="folded runs of a tuning study, in one file or more")
     parser.add_argument("study", type=Path, help="the TOML file to be written")
     given = parser.parse_args()
-    best = chosen(map(Point.of, read_folded(given.results)))
+    best = chosen(Point.of(record) for file in given.results for record in read_folded(file))
     given.study.write_text(study(best), encoding="utf-8")
     for place, (point, grid) in best.items():
         taken = "all diverged" if point is None else f"{point.setting or 'no setting'} ({_shown(point.accuracy)})"
