@@ -24,6 +24,7 @@ from fedgg.core.sgd import SGD
 from fedgg.engines.job import ClientData
 from fedgg.engines.one_pass import OnePass
 from fedgg.engines.program import Program, padded_rows
+from fedgg.engines.workspaces import own_workspaces
 
 SIZES = 12  # graphs for each stack: more waste less arithmetic and take longer to capture
 WARM_UP = 2
@@ -96,22 +97,21 @@ class Stack:
         return end_round(algorithm, replace(start, buffers=buffers), _copied(desk.running), site, sums)
 
     def _captured(self, step: Step) -> Callable[[], None]:
-        """Warmed up and captured on a stream of its own; `torch.cuda.graph` would collect garbage every time."""
+        """Warmed up and captured on its lane's own stream; `torch.cuda.graph` would collect garbage every time."""
         if self._pool is None:
             return partial(self._step, step)  # without a GPU, for tests: the same steps, nothing captured
-        side = torch.cuda.Stream()
+        torch.cuda.synchronize()
+        for _ in range(WARM_UP):
+            self.desk.counter.zero_()  # it may stand behind the last page
+            self._step(step)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                self.desk.counter.zero_()  # it may stand behind the last page
-                self._step(step)
-            side.synchronize()
+        with own_workspaces():
             graph.capture_begin(pool=self._pool)
             self._step(step)
             graph.capture_end()
-            self.desk.counter.zero_()
-            side.synchronize()
+        self.desk.counter.zero_()
+        torch.cuda.synchronize()
         return graph.replay
 
     def _step(self, step: Step) -> None:

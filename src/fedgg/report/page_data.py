@@ -83,11 +83,10 @@ def about(study: StudyRecord) -> str:
     """Data, split, model and length of the runs, in the words of their settings."""
     records = [record for by_seed in study.runs.values() for record in by_seed.values()]
     shared = _shared(records)
-    beta = f" {shared['split.beta']}" if str(shared.get("split.scheme", "")).startswith("dirichlet") else ""
     words = [
         ("{}", "data.source"),
         ("{} clients", "split.clients"),
-        ("{}" + beta, "split.scheme"),
+        ("{}" + _betas(records), "split.scheme"),
         ("{}", "model.name"),
         ("{} rounds", "rounds"),
         ("{} local epochs", "local.epochs"),
@@ -101,9 +100,17 @@ def about(study: StudyRecord) -> str:
 
 def place(study: StudyRecord) -> str:
     """Data and split alone: what tells the groups of a page apart."""
-    shared = _shared([record for by_seed in study.runs.values() for record in by_seed.values()])
-    split = " ".join(str(shared[key]) for key in ("split.scheme", "split.beta") if key in shared)
+    records = [record for by_seed in study.runs.values() for record in by_seed.values()]
+    shared = _shared(records)
+    split = f"{shared['split.scheme']}{_betas(records)}" if "split.scheme" in shared else ""
     return ", ".join(filter(None, [str(shared.get("data.source", "")), split])) or str(study.path)
+
+
+def _betas(records: list[RunRecord]) -> str:
+    """Of a Dirichlet split; several where runs differ in it."""
+    splits = [record.config.get("split", {}) for record in records]
+    drawn = [split["beta"] for split in splits if "beta" in split and str(split.get("scheme")).startswith("dirichlet")]
+    return f" {listed([str(beta) for beta in dict.fromkeys(drawn)])}" if drawn else ""
 
 
 def _one(words: str) -> str:

@@ -14,6 +14,7 @@ from fedgg.data.digits import load_digits
 from fedgg.engines import Loop, Stacked
 from fedgg.engines.graphs import prefix_sizes
 from fedgg.engines.memory import stack_bytes
+from fedgg.engines.precision import Precision
 from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
@@ -162,6 +163,34 @@ def test_our_own_kernels_train_what_the_loop_trains(rule: dict[str, Any], cohort
     gap = {name: float((ends[name] - ends["fp64"]).norm()) for name in ("fp32", "fp32 stacked")}
     assert moved > 0.001
     assert gap["fp32 stacked"] < 5 * gap["fp32"] + 1e-4 * moved
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_algorithms_side_by_side_have_the_bits_they_have_alone(precision: Precision) -> None:
+    """Long after the others, one client of each is still at work: many graphs of a single row, all replayed at once."""
+    torch.manual_seed(0)
+    images, labels = torch.randint(0, 256, (3200, 3, 32, 32), dtype=torch.uint8), torch.arange(3200) % 10
+    dataset = from_arrays(images, labels, images[:50], labels[:50]).to(torch.device("cuda"))
+    settings: dict[str, Any] = {
+        "model": {"name": "cnn"},
+        "split": {"scheme": "dirichlet_unbalanced", "clients": 3, "beta": 0.3, "min_examples": 64},
+        "local": {"epochs": 2, "batch": 64},
+    }
+    chosen = [
+        experiment(rule, "cuda", None, **settings).changed({"engine.precision": precision, "data.proxy": 20})
+        for rule in RULES
+    ]
+    with arithmetic(chosen[0]):
+        federations = [build(one, data=dataset) for one in chosen]
+        together = Stacked(precision)
+        for _ in range(3):  # a race does not show every time
+            jobs = [next_job(federation, begin(federation)) for federation in federations]
+            for job, ends in zip(jobs, together.train_together(jobs), strict=True):
+                alone = dict(Stacked(precision).train(job))
+                for client, end in alone.items():
+                    for name, rows in end.up.items():
+                        assert torch.equal(ends[client].up[name], rows), (job.algorithm, client, name)
 
 
 def test_a_sweep_is_cut_into_stacks_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from fedgg.report.again import command_again
 from fedgg.report.document import as_json
 from fedgg.report.folders import RunRecord, StudyRecord, read_run
 from fedgg.report.gathering import Gathering, Group
-from fedgg.report.page_data import about, group_data, runs_data, title
+from fedgg.report.page_data import about, group_data, place, runs_data, title
 from fedgg.report.page_runs import CLIENTS, MOMENTS, clients_data, run_data, split_data
 from fedgg.report.report_page import report_html
 
@@ -130,6 +130,10 @@ def test_titles() -> None:
     group = Group(study_of(Study(Experiment(), variants, (0, 1), "A")))
     assert title(group) == "A and “B, c” on digits"
     assert about(group.study).startswith("digits, 10 clients, dirichlet 0.5, mlp, 100 rounds, 5 local epochs")
+    betas = {f"beta={beta}": {"split.beta": beta} for beta in (0.5, 0.1)}
+    swept_betas = study_of(Study(Experiment(), betas, (0,), "beta=0.5"))
+    assert about(swept_betas).startswith("digits, 10 clients, dirichlet 0.5 and 0.1, mlp, 100 rounds")
+    assert place(swept_betas) == "digits, dirichlet 0.5 and 0.1"
     swept = {f"mu={mu}": {"algorithm.mu": mu} for mu in (0.1, 1.0)}
     assert title(Group(study_of(Study(Experiment(), swept, (0,), "mu=0.1")))) == "Sweep over mu on digits"
 
@@ -144,8 +148,8 @@ def test_a_large_sweep_fits(tmp_path: Path) -> None:
     labels = [f"mu={at}" for at in range(16)]
     runs = {label: {str(s): f"run-{at}/seed-{s}" for s in range(3)} for at, label in enumerate(labels)}
     for by_seed in runs.values():
-        for place in by_seed.values():
-            folder = write_run(tmp_path / place, [0.1])
+        for where in by_seed.values():
+            folder = write_run(tmp_path / where, [0.1])
             lines = [{"round": n, **numbers, "readings": readings, **rest, **own} for n in range(1, 101)]
             (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     plan = {"format": 1, "labels": labels, "seeds": [0, 1, 2], "reference": labels[0], "runs": runs}
