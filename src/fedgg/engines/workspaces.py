@@ -16,8 +16,8 @@ import torch
 @contextmanager
 def own_workspaces() -> Iterator[None]:
     """What is captured in here takes its scratch memory from the graph's own pool, and leaves none to others."""
-    torch._C._cuda_clearCublasWorkspaces()  # type: ignore[attr-defined]
+    torch._C._cuda_clearCublasWorkspaces()
     try:
         yield
     finally:
-        torch._C._cuda_clearCublasWorkspaces()  # type: ignore[attr-defined]
+        torch._C._cuda_clearCublasWorkspaces()

@@ -6,7 +6,7 @@ import copy
 import importlib
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgg.algorithms import ALGORITHMS
-from fedgg.core.algorithm import Algorithm
+from fedgg.core.algorithm import Algorithm, Number
 from fedgg.core.seeds import torch_stream
 from fedgg.engines.strangers import read_module
 from fedgg.errors import UserError
@@ -65,8 +65,7 @@ def build_algorithm(name: str, settings: dict[str, Any]) -> Algorithm:
     for key in settings:
         if key not in known:
             raise UserError(_unknown_setting("algorithm", name, key, known))
-    _check_settings(kind, settings)
-    return kind(**settings)
+    return kind(**_checked(kind, settings))
 
 
 def given_algorithm(given: Any) -> Algorithm:
@@ -76,16 +75,20 @@ def given_algorithm(given: Any) -> Algorithm:
     algorithm = given() if isinstance(given, type) and issubclass(given, Algorithm) else given
     if not isinstance(algorithm, Algorithm):
         raise UserError(f"algorithm must be a fedgg.Algorithm such as fedgg.FedGG(mu=0.1), got {given!r}")
-    _check_settings(type(algorithm), {field.name: getattr(algorithm, field.name) for field in fields(algorithm)})
-    return algorithm
+    values = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
+    changed = {key: value for key, value in _checked(type(algorithm), values).items() if value is not values[key]}
+    return replace(algorithm, **changed) if changed else algorithm
 
 
-def _check_settings(kind: type[Algorithm], values: dict[str, Any]) -> None:
+def _checked(kind: type[Algorithm], values: dict[str, Any]) -> dict[str, Any]:
+    """The values, numbers as floats: experiments that differ in a number train as one program, 1 or 1.0."""
     types, needed = get_type_hints(kind), {field.name for field in fields(kind) if field.metadata.get("positive")}
     for key, value in values.items():
         _check_setting(f"algorithm.{key}", value, types[key])
         if key in needed and not isinstance(value, Tensor) and value == 0:
             raise UserError(f"algorithm.{key} = {value!r}: must be above zero")
+    numbers = {key for key, value in values.items() if types[key] in (Number, float) and isinstance(value, int)}
+    return values | {key: float(values[key]) for key in numbers}
 
 
 def _unknown_setting(section: str, name: str, key: str, known: list[str]) -> str:

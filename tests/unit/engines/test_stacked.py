@@ -174,13 +174,11 @@ def test_algorithms_side_by_side_have_the_bits_they_have_alone(precision: Precis
     dataset = from_arrays(images, labels, images[:50], labels[:50]).to(torch.device("cuda"))
     settings: dict[str, Any] = {
         "model": {"name": "cnn"},
-        "split": {"scheme": "dirichlet_unbalanced", "clients": 3, "beta": 0.3, "min_examples": 64},
-        "local": {"epochs": 2, "batch": 64},
+        "split": {"scheme": "dirichlet_unbalanced", "clients": 4, "beta": 0.3, "min_examples": 64},
+        "local": {"epochs": 4, "batch": 64},
     }
-    chosen = [
-        experiment(rule, "cuda", None, **settings).changed({"engine.precision": precision, "data.proxy": 20})
-        for rule in RULES
-    ]
+    changes = {"engine.precision": precision, "data.proxy": 20, "seed": 2}  # a seed that makes one client the largest
+    chosen = [experiment(rule, "cuda", None, **settings).changed(changes) for rule in RULES]
     with arithmetic(chosen[0]):
         federations = [build(one, data=dataset) for one in chosen]
         together = Stacked(precision)

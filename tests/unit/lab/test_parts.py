@@ -14,13 +14,15 @@ from fedgg.algorithms import FedGG, FedProx
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.parts import algorithm_class, build_algorithm, build_model, find_object, load_start
+from fedgg.lab.parts import algorithm_class, build_algorithm, build_model, find_object, given_algorithm, load_start
 from fedgg.lab.runner import run
 
 
 def test_algorithms_by_name() -> None:
     assert build_algorithm("fedprox", {"mu": 0.5}) == FedProx(0.5)
     assert build_algorithm("fedgg", {"mu": 0, "scope": "layer"}) == FedGG(mu=0, scope="layer")
+    assert type(vars(build_algorithm("fedgg", {"mu": 1}))["mu"]) is float  # a column of its own, not another program
+    assert type(vars(given_algorithm(FedGG(mu=1)))["mu"]) is float
 
 
 @pytest.mark.parametrize(
