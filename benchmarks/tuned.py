@@ -27,7 +27,7 @@ from fedgg.report.folders import RunRecord
 LAST = 10  # rounds
 ROUNDS = 100  # of the comparison; the choice is made earlier
 SEEDS = [0, 1, 2]
-REFERENCE = "FedAvg, beta 0.5"
+REFERENCE_OF = "FedAvg, beta {}"
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Point:
 
 
 def chosen(points: Iterable[Point]) -> dict[str, tuple[Point | None, list[Point]]]:
-    """For each family and beta, in the study's order: the best point, and all of them."""
+    """For each family and beta the best point, and all of them: mild splits first, the reference before the others."""
     grids: dict[str, list[Point]] = {}
-    for point in points:
+    for point in sorted(points, key=lambda p: (-float(p.beta), p.place != REFERENCE_OF.format(p.beta), p.family)):
         grids.setdefault(point.place, []).append(point)
     best: dict[str, tuple[Point | None, list[Point]]] = {}
     for place, grid in grids.items():
@@ -78,7 +78,11 @@ def study(best: dict[str, tuple[Point | None, list[Point]]]) -> str:
     base = {key: first[key] for key in ("rounds", "data", "split", "model", "local")} | {"rounds": ROUNDS}
     base["data"] = {key: value for key, value in base["data"].items() if key not in ("holdout", "proxy")}
     base["split"] = {key: value for key, value in base["split"].items() if key != "beta"}
-    head: dict[str, Any] = {"seeds": SEEDS, "reference": REFERENCE, "experiment": base}
+    head: dict[str, Any] = {
+        "seeds": SEEDS,
+        "reference": REFERENCE_OF.format(first["split"]["beta"]),
+        "experiment": base,
+    }
     head["experiment"]["server"] = {"checkpoint_every": 50}
     parts = [f"# Made by benchmarks/tuned.py. {HEADING}\n", tomli_w.dumps(head)]
     for place, (point, grid) in best.items():

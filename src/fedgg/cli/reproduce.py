@@ -24,7 +24,8 @@ def reproduce(
     items: Annotated[
         list[str] | None,
         typer.Argument(
-            help="table1 to table4, fig1 to fig3, or all; readings, inner, scaffold, scaffold-small, or ours for these."
+            help="table1 to table4, fig1 to fig3, or all; readings, inner, scaffold, "
+            "scaffold-small, comparison, push, or ours for these."
         ),
     ] = None,
     show_list: Annotated[

@@ -25,6 +25,7 @@ class Item:
     datasets: tuple[str, ...] = tuple(DATASETS)
     study: str = ""  # the preset whose variants it is made of, if not the methods of the tables
     ours: bool = False  # not the paper's
+    costs: bool = False  # whether its rows differ in what they send and compute
 
     @property
     def is_table(self) -> bool:
@@ -51,6 +52,17 @@ _ITEMS = (
         "scaffold-small-clients",
         True,
     ),
+    Item(
+        "comparison",
+        "Ours: every algorithm, each with the best setting of a small grid",
+        "study",
+        (0.5, 0.1),
+        ("cifar10",),
+        "tuned",
+        True,
+        True,
+    ),
+    Item("push", "Ours: how far to push", "study", (0.5, 0.1), ("cifar10",), "push-cifar10", True),
 )
 ITEMS: dict[str, Item] = {item.name: item for item in _ITEMS}
 

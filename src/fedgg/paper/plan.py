@@ -44,7 +44,7 @@ class Line:
     def place(self, seed: int) -> PurePosixPath:
         """Under the output folder: the algorithm's settings for people, the hash of all settings for certainty."""
         algorithm = self.base.algorithm
-        words = [algorithm.name, *(f"{key}={value}" for key, value in algorithm.settings.items())]
+        words = [algorithm.name, *(f"{key}={value}" for key, value in sorted(algorithm.settings.items()))]
         name = f"{slug(' '.join([*words, f'beta {self.beta:g}']))}-{self.base.hash()[:8]}"
         return PurePosixPath(self.dataset, name, f"seed-{seed}")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from fedgg.core.algorithm import arithmetic_beside_fedavg
+from fedgg.lab.parts import build_algorithm
 from fedgg.paper.items import REFERENCE, Item, shown_dataset
-from fedgg.paper.plan import Plan
+from fedgg.paper.plan import Line, Plan
 from fedgg.paper.results import Results
 from fedgg.paper.tables import MISSING, about_runs, as_study, notes_of, over_reference, reached, rounds_rule, titled
 from fedgg.report.compare import WINDOW, Row, Spread, compare
@@ -12,6 +14,7 @@ from fedgg.report.folders import RunRecord
 from fedgg.report.tables import NONE, Table
 
 COLUMNS = ("beta", "method", "highest %", "over FedAvg", "final %", "worst final %", "rounds", "rounds*", "diverged")
+COSTS = ("setting", "MB a round", "arithmetic")
 
 
 def study_table(plan: Plan, item: Item, results: Results) -> Table:
@@ -29,7 +32,8 @@ def study_table(plan: Plan, item: Item, results: Results) -> Table:
                 continue  # the notes name those that have not been run
             over = "reference" if line.label == REFERENCE else over_reference(line, study, "highest")
             accuracies = (_shown(row.highest, row), over, _shown(row.final, row), _worst(study.runs[line.label]))
-            rows.append((f"{beta:g}", line.label, *accuracies, *_ends(row)))
+            costs = _costs(line, study.runs[line.label]) if item.costs else ()
+            rows.append((f"{beta:g}", line.label, *accuracies, *_ends(row), *costs))
         notes += [f"beta {beta:g}: {note}" for note in notes_of(comparison, study)]
         entered += [record for by_seed in study.runs.values() for record in by_seed.values()]
     where = ", ".join(map(shown_dataset, plan.datasets_of(item)))
@@ -39,9 +43,26 @@ def study_table(plan: Plan, item: Item, results: Results) -> Table:
         "beyond it, (↑) (↓) beyond the spread only, ≈ within it.",
         *rounds_rule()[:1],
         f"* the same on averages over {WINDOW} rounds.",
+        *([ABOUT_COSTS] if item.costs else []),
         *about_runs(plan, item),
     )
-    return Table(f"{titled(plan, item)}; {where}", COLUMNS, tuple(rows), (*about, *conditions(entered), *notes))
+    columns = (*COLUMNS, *COSTS) if item.costs else COLUMNS
+    return Table(f"{titled(plan, item)}; {where}", columns, tuple(rows), (*about, *conditions(entered), *notes))
+
+
+ABOUT_COSTS = (
+    "MB a round: what all clients send and receive, in 10^6 bytes. Arithmetic: local work in forward and backward "
+    "passes, as many times FedAvg's."
+)
+
+
+def _costs(line: Line, runs: dict[int, RunRecord]) -> tuple[str, str, str]:
+    chosen, epochs = line.base.algorithm, line.base.local.epochs
+    settings = ", ".join(f"{key} {value}" for key, value in chosen.settings.items()) or "none"
+    bytes_a_round = [float(run.megabytes()[-1]) / len(run.rounds) for run in runs.values() if len(run.megabytes())]
+    traffic = f"{sum(bytes_a_round) / len(bytes_a_round):.1f}" if bytes_a_round else NONE
+    times = arithmetic_beside_fedavg(build_algorithm(chosen.name, chosen.settings), epochs)
+    return settings, traffic, f"{times:.2f}"
 
 
 def _shown(found: Spread | None, row: Row) -> str:

@@ -35,7 +35,10 @@ def test_shared_runs_count_once() -> None:
     assert counts("inner") == 4 * 2 * 3
     assert counts("scaffold") == 6 * 3
     assert counts("scaffold-small") == 4 * 3
-    assert counts("ours") == (46 + 5 + 4) * 3  # FedAvg at beta 0.1 is in both
+    assert counts("comparison") == 2 * 18 * 3
+    assert counts("push") == 2 * 7 * 3
+    # FedAvg, FedAvgM 0.5 and mu 0.1 are among the readings too, so are three of the push; two of the push are compared.
+    assert counts("ours") == (46 + 5 + 4 + (36 - 5) + (14 - 6 - 2)) * 3
 
 
 def test_every_run_has_a_folder_of_its_own() -> None:
@@ -56,7 +59,9 @@ def test_other_rounds_or_precision_go_elsewhere_and_another_label_does_not() -> 
     assert named.place(2) == base.place(2)
 
 
-@pytest.mark.parametrize("name", ["fig3", "readings", "scaffold-modes", "scaffold-small-clients", *DATASETS])
+@pytest.mark.parametrize(
+    "name", ["fig3", "readings", "scaffold-modes", "scaffold-small-clients", "tuned", "push-cifar10", *DATASETS]
+)
 def test_presets_are_what_the_items_run(name: str) -> None:
     """`fedgg compare experiments/NAME.toml` and `fedgg reproduce` train the same experiments."""
     study = preset(name)
