@@ -3,21 +3,25 @@
 Gradients stay where autograd leaves them, one for each parameter, and model, velocity and drift are moved in place: for
 a model of a million parameters, fresh memory for every intermediate costs as much as the model's own arithmetic. Long
 parameters are done piece by piece, so that a piece is still in the cache when its next operation comes. What FedGG
-costs beside FedAvg is reading and writing: two vectors more, one of which moves, and three inner products.
+costs beside FedAvg is reading and writing: two vectors more, one of which moves, and three inner products; what stands
+between these and its factors is one function of plain numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch, Site
+from fedgg.core.recipe import as_function, lasting, recipe_of
 from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
 from fedgg.core.terms import Asked
+
+Factors = Callable[[int, Sequence[float]], Sequence[float]]  # from the number of the step and the inner products
 
 PIECE = 1 << 18  # numbers
 SMALL = 1 << 17  # models that are done in one piece: for them, asking costs more than moving
@@ -30,16 +34,8 @@ class Piece:
     w: Tensor
     velocity: Tensor
     drift: Tensor | None  # where it is asked for
-    notes: Rows
-
-    def vector(self, name: str) -> Tensor:
-        """By the name an algorithm calls it; for the step the velocity, which is the step but for its factor, -lr."""
-        if name == "step":
-            return self.velocity
-        if name == "drift":
-            assert self.drift is not None
-            return self.drift
-        return self.notes[name]
+    terms: tuple[Tensor, ...]  # what is added, each times a factor
+    products: tuple[tuple[Tensor, Tensor], ...]  # whose inner products are asked for
 
 
 @dataclass
@@ -60,27 +56,45 @@ def walk(algorithm: Algorithm, sgd: SGD, site: Site, asked: Asked, batches: Iter
     client = Walk(
         w=site.w.clone(),
         velocity=torch.zeros_like(site.w),
-        step=zero,
+        step=zero.clone(),
         loss_sum=zero.clone(),
         seen=zero.clone(),
-        sums=dict.fromkeys(asked.pairs, zero),
+        sums={},
     )
-    pieces, optimiser = _pieces(client, site, asked), Rule.of(sgd)
+    pieces, optimiser, factors = _pieces(client, site, asked), Rule.of(sgd, asked), _factors(algorithm, site, asked)
+    sums: Sequence[float] = [0.0] * len(asked.pairs)
     views = list(site.net.layout.unflatten(client.w[0]).values())
     for number, batch in enumerate(batches):
         site.net.at_step(number)
-        here = replace(site, step=client.step, w=client.w, last_step=None, sums=client.sums)
         leaves = [view.detach().requires_grad_() for view in views]
         loss = site.net.loss_with(leaves, batch.x, batch.y, batch.mask)
         grads = torch.autograd.grad(loss, leaves, torch.ones_like(loss))
         with torch.no_grad():
-            factors = {name: float(factor) for name, factor in algorithm.terms(here).items()}
-            client.sums = optimiser.move(pieces, _cut(grads, len(pieces) == 1), factors, asked.pairs)
+            sums = optimiser.move(pieces, _cut(grads, len(pieces) == 1), factors(number, sums))
             count = batch.mask.sum(1, keepdim=True)
-            client.step = client.step + 1
+            client.step += 1
             client.loss_sum += loss.detach() * count
             client.seen += count
+    client.sums = _tensors(asked, sums, zero)
     return client
+
+
+def _factors(algorithm: Algorithm, site: Site, asked: Asked) -> Factors:
+    """What a step's terms are multiplied by, in their order."""
+    recipe, zero = recipe_of(algorithm, site, asked.pairs), torch.zeros_like(site.w[:, :1])
+
+    def by_tensors(number: int, sums: Sequence[float]) -> Sequence[float]:
+        here = replace(site, step=torch.full_like(zero, number), last_step=None, sums=_tensors(asked, sums, zero))
+        return [float(factor) for factor in algorithm.terms(here).values()]
+
+    if recipe is None:
+        return by_tensors
+    function, rest = as_function(recipe), [column.item() for column in lasting(recipe, algorithm, site)]
+    return lambda number, sums: function(number, *sums, *rest)
+
+
+def _tensors(asked: Asked, sums: Sequence[float], like: Tensor) -> Rows:
+    return {both: torch.full_like(like, inner) for both, inner in zip(asked.pairs, sums, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -96,32 +110,34 @@ class Rule:
     momentum: float | None
     decay: float | None
     one: Tensor
+    scales: tuple[float, ...]  # of the inner products: a step is the velocity but for its factor, -lr
 
     @classmethod
-    def of(cls, sgd: SGD) -> Rule:
+    def of(cls, sgd: SGD, asked: Asked) -> Rule:
         momentum = float(sgd.momentum) if sgd.has_momentum else None
         decay = float(sgd.weight_decay) if sgd.has_decay else None
-        return cls(float(sgd.lr), momentum, decay, torch.ones_like(sgd.lr[0, 0]))
+        lr = float(sgd.lr)
+        scales = tuple((-lr) ** both.split(".").count("step") for both in asked.pairs)
+        return cls(lr, momentum, decay, torch.ones_like(sgd.lr[0, 0]), scales)
 
-    def move(self, pieces: list[Piece], grads: list[Tensor], factors: dict[str, float], pairs: tuple[str, ...]) -> Rows:
+    def move(self, pieces: list[Piece], grads: list[Tensor], factors: Sequence[float]) -> list[float]:
         """One step of every piece; the inner products of where they stand then."""
-        parts: dict[str, list[Tensor]] = {both: [] for both in pairs}
+        found = []
         for piece, grad in zip(pieces, grads, strict=True):
             self._move(piece, grad, factors)
-            for both in pairs:
-                a, b = both.split(".")
-                parts[both].append(torch.dot(piece.vector(a), piece.vector(b)))
-        return {both: _total(found) * (-self.lr) ** both.split(".").count("step") for both, found in parts.items()}
+            found.append([torch.dot(a, b) for a, b in piece.products])
+        whole = found[0] if len(found) == 1 else [torch.stack(parts).sum() for parts in zip(*found, strict=True)]
+        return [inner.item() * scale for inner, scale in zip(whole, self.scales, strict=True)]
 
-    def _move(self, piece: Piece, grad: Tensor, factors: dict[str, float]) -> None:
+    def _move(self, piece: Piece, grad: Tensor, factors: Sequence[float]) -> None:
         """The gradient is only read: autograd may have given the same one to two parameters."""
         velocity = piece.velocity
         if self.momentum is None:
             velocity.copy_(grad)
         else:
             torch.addcmul(grad, velocity, self.one, value=self.momentum, out=velocity)
-        for name, factor in factors.items():
-            velocity.addcmul_(piece.vector(name), self.one, value=factor)
+        for vector, factor in zip(piece.terms, factors, strict=True):
+            velocity.addcmul_(vector, self.one, value=factor)
         if self.decay is not None:
             velocity.addcmul_(piece.w, self.one, value=self.decay)
         piece.w.addcmul_(velocity, self.one, value=-self.lr)
@@ -130,16 +146,24 @@ class Rule:
 
 
 def _pieces(client: Walk, site: Site, asked: Asked) -> list[Piece]:
-    drift = torch.zeros_like(site.w) if asked.drift else None
     sizes = site.net.layout.sizes
     lengths = [sum(sizes)]
     if lengths[0] > SMALL:
         lengths = [len(part) for size in sizes for part in torch.empty(size, device="meta").split(PIECE)]
-    vectors = {"w": client.w, "velocity": client.velocity} | {name: site.notes[name] for name in asked.notes}
-    cut = {name: rows[0].split(lengths) for name, rows in vectors.items()}
-    drifts = [None] * len(lengths) if drift is None else drift[0].split(lengths)
+    # Under the names algorithms use; for the step the velocity, which is the step but for its factor.
+    rows = {"w": client.w, "step": client.velocity} | {name: site.notes[name] for name in asked.notes}
+    if asked.drift:
+        rows["drift"] = torch.zeros_like(site.w)
+    cuts = {name: vector[0].split(lengths) for name, vector in rows.items()}
+    pairs = [both.split(".") for both in asked.pairs]
     return [
-        Piece(cut["w"][i], cut["velocity"][i], drifts[i], {name: cut[name][i] for name in asked.notes})
+        Piece(
+            w=cuts["w"][i],
+            velocity=cuts["step"][i],
+            drift=cuts["drift"][i] if asked.drift else None,
+            terms=tuple(cuts[name][i] for name in asked.factors),
+            products=tuple((cuts[a][i], cuts[b][i]) for a, b in pairs),
+        )
         for i in range(len(lengths))
     ]
 
@@ -147,7 +171,3 @@ def _pieces(client: Walk, site: Site, asked: Asked) -> list[Piece]:
 def _cut(grads: tuple[Tensor, ...], whole: bool) -> list[Tensor]:
     flat = [grad.reshape(-1) for grad in grads]
     return [torch.cat(flat)] if whole else [part for grad in flat for part in grad.split(PIECE)]
-
-
-def _total(found: list[Tensor]) -> Tensor:
-    return (found[0] if len(found) == 1 else torch.stack(found).sum()).view(1, 1)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgg.algorithms import ALGORITHMS
-from fedgg.core.algorithm import Algorithm, Number
+from fedgg.core.algorithm import Algorithm, Number, arithmetic_beside_fedavg
 from fedgg.core.seeds import torch_stream
 from fedgg.engines.strangers import read_module
 from fedgg.errors import UserError
@@ -110,6 +110,12 @@ def _check_setting(key: str, value: Any, kind: Any) -> None:
         not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf")
     ):
         raise UserError(f"{key} = {value!r}: must be a number, zero or more")
+
+
+def extra_work(experiment: Experiment) -> float:
+    """Local passes over examples, as many times FedAvg's."""
+    chosen = experiment.algorithm
+    return arithmetic_beside_fedavg(build_algorithm(chosen.name, chosen.settings), experiment.local.epochs)
 
 
 def check_needs(algorithm: Algorithm, experiment: Experiment) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fedgg.core.algorithm import arithmetic_beside_fedavg
-from fedgg.lab.parts import build_algorithm
+from fedgg.lab.parts import extra_work
 from fedgg.paper.items import REFERENCE, Item, shown_dataset
 from fedgg.paper.plan import Line, Plan
 from fedgg.paper.results import Results
@@ -57,12 +56,10 @@ ABOUT_COSTS = (
 
 
 def _costs(line: Line, runs: dict[int, RunRecord]) -> tuple[str, str, str]:
-    chosen, epochs = line.base.algorithm, line.base.local.epochs
-    settings = ", ".join(f"{key} {value}" for key, value in chosen.settings.items()) or "none"
+    settings = ", ".join(f"{key} {value}" for key, value in line.base.algorithm.settings.items()) or "none"
     bytes_a_round = [float(run.megabytes()[-1]) / len(run.rounds) for run in runs.values() if len(run.megabytes())]
     traffic = f"{sum(bytes_a_round) / len(bytes_a_round):.1f}" if bytes_a_round else NONE
-    times = arithmetic_beside_fedavg(build_algorithm(chosen.name, chosen.settings), epochs)
-    return settings, traffic, f"{times:.2f}"
+    return settings, traffic, f"{extra_work(line.base):.2f}"
 
 
 def _shown(found: Spread | None, row: Row) -> str:

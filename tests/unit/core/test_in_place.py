@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedgg.algorithms import SCAFFOLD, FedAvg, FedGG, FedProx
 from fedgg.core import in_place
-from fedgg.core.algorithm import Algorithm, Batch
+from fedgg.core.algorithm import Algorithm, Batch, Number, Site
 from fedgg.core.local import LocalEnd, LocalStart, end_round, local_round, local_step, open_round
 from fedgg.core.net import Net
 from fedgg.core.seeds import torch_stream
 from fedgg.core.sgd import SGD
+
+
+@dataclass(frozen=True)
+class Bends(Algorithm):
+    """Its factor has no recipe: it is asked for with tensors, step by step."""
+
+    def terms(self, site: Site) -> dict[str, Number]:
+        return {"drift": torch.sin(site.inner("drift", "drift")) + site.step}
+
 
 STEPS, BATCH, FEATURES, CLASSES = 5, 4, 6, 3
 ALGORITHMS = [
@@ -22,6 +33,7 @@ ALGORITHMS = [
     FedGG(mu=2.0),
     FedGG(weight="fixed", lam=0.2, first_step="epsilon"),
     FedGG(mu=2.0, first_step="push"),
+    Bends(),
 ]
 
 
