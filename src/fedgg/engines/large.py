@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from fedgg import kernels
 from fedgg.core.net import Net
 from fedgg.core.quick import halves
-from fedgg.engines.program import Moment, Parameters, Program, Taken, layers_of
+from fedgg.engines.layers import Moment, Parameters
+from fedgg.engines.program import Program
+from fedgg.engines.recognise import Taken, layers_of
 
 Pair = tuple[int, int]
 

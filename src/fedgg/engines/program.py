@@ -1,172 +1,21 @@
-"""A module as a program over rows, with kernels of its own: for stacks of small models on a GPU.
-
-An `nn.Sequential` made of convolution, ReLU and 2 x 2 max-pool, of linear layers with or without ReLU, of dropout and
-of `Flatten` is run layer by layer for all rows at once, forwards and backwards; gradients go straight to their place in
-the row. Whatever else a user brings is run by `torch.func.vmap`: slower, the same numbers.
-"""
+"""Layers in order as a program over rows, with kernels of their own: for stacks of small models on a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedgg import kernels
 from fedgg.core.layout import Layout
-from fedgg.core.net import Net
-from fedgg.core.quick import halves
-from fedgg.engines.precision import Precision
+from fedgg.engines.layers import Dense, Flatten, Layer, Moment, WideDense
 
 if TYPE_CHECKING:
     from fedgg.kernels.advance import Wide
 
-Parameters = dict[str, Tensor]  # views [K, *shape] into rows
-Moment = tuple[Tensor | None, Tensor | int]  # keys [K, 1] and step of the dropout masks; no keys: nothing is dropped
-# fp32 products are put together from three TF32 ones: as exact as fp32, and several times faster.
-PRODUCTS = {"fp64": "ieee", "fp32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}
 ALIGNMENT = 64  # row lengths are padded to this many numbers, since matrix kernels read aligned words
-
-
-class Layer(Protocol):
-    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]: ...
-    def backward(
-        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
-    ) -> Tensor | None: ...
-
-
-@dataclass(frozen=True)
-class Flatten:
-    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
-        return x.reshape(*x.shape[:2], -1), x.shape
-
-    def backward(
-        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
-    ) -> Tensor | None:
-        return grad.view(kept)
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A linear layer, with ReLU behind it or not."""
-
-    weight: str
-    bias: str
-    relu: bool
-
-    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
-        x = x.to(parameters[self.weight].dtype)
-        y = torch.baddbmm(parameters[self.bias][:, None], x, parameters[self.weight].mT)
-        y = y.relu_() if self.relu else y
-        return y, (x, y)
-
-    def backward(
-        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
-    ) -> Tensor | None:
-        x, y = kept
-        grad = grad.to(x.dtype)
-        if self.relu:
-            grad = torch.where(y > 0, grad, 0)
-        if x.dtype == into[self.weight].dtype:
-            torch.bmm(grad.mT, x, out=into[self.weight])
-        else:
-            into[self.weight].copy_(torch.bmm(grad.mT, x))
-        torch.sum(grad, 1, dtype=into[self.bias].dtype, out=into[self.bias])
-        return torch.bmm(grad, parameters[self.weight]) if to_input else None
-
-
-@dataclass(frozen=True)
-class WideDense(Dense):
-    """The first layer, when it is most of the model: its gradient can be left to the pass that uses it."""
-
-    precision: Precision
-
-    @staticmethod
-    def takes(batch: int) -> bool:
-        from fedgg.kernels import dense
-
-        return batch <= dense.MOST_EXAMPLES
-
-    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
-        from fedgg.kernels import dense
-
-        if not self.takes(x.shape[1]):
-            return super().forward(x, parameters, moment)
-        x = x.to(torch.bfloat16 if self.precision == "bf16" else parameters[self.weight].dtype).contiguous()
-        y = dense.forward(x, parameters[self.weight], parameters[self.bias], self.relu, PRODUCTS[self.precision])
-        return y, (x, y)
-
-    def withheld(self, grad: Tensor, kept: Any, into: Parameters) -> Wide:
-        """The bias's gradient, and what the weight's is made of."""
-        from fedgg.kernels import dense
-        from fedgg.kernels.advance import Wide
-
-        x, y = kept
-        return Wide(x, dense.back(grad, y, self.relu, x.dtype, into[self.bias]), PRODUCTS[self.precision])
-
-
-@dataclass(frozen=True)
-class Dropout:
-    """With counted masks: its place among the dropouts of the model, from 1, and the share it drops."""
-
-    place: int
-    share: float
-
-    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
-        return self._dropped(x, moment), moment
-
-    def backward(
-        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
-    ) -> Tensor | None:
-        return self._dropped(grad, kept)
-
-    def _dropped(self, x: Tensor, moment: Moment) -> Tensor:
-        from fedgg.kernels.layers import drop
-
-        keys, step = moment
-        if keys is None:
-            return x
-        steps = step if isinstance(step, Tensor) else torch.full_like(keys, step)
-        return drop(x, keys, steps, self.place, self.share)
-
-
-@dataclass(frozen=True)
-class ConvolutionReluPool:
-    weight: str
-    bias: str
-    kernel: int
-    precision: Precision
-
-    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
-        from fedgg.kernels import convolution
-
-        weight = parameters[self.weight]
-        channels, height, width = x.shape[2:]
-        shape = convolution.Shape(channels, height, width, weight.shape[1], self.kernel)
-        dtype = torch.bfloat16 if self.precision == "bf16" else x.dtype
-        x = convolution.packed(x.to(dtype), shape.lanes_in)
-        kernels = convolution.spread(weight, shape, dtype)
-        y, winner = convolution.forward(x, kernels, parameters[self.bias], shape, self.product)
-        return y, (x, kernels, winner, shape)
-
-    def backward(
-        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
-    ) -> Tensor | None:
-        from fedgg.kernels import convolution
-
-        x, kernels, winner, shape = kept
-        grad = convolution.packed(grad.to(x.dtype), shape.lanes_out)
-        convolution.weight_gradient(x, grad, winner, shape, self.product, into[self.weight], into[self.bias])
-        if not to_input:
-            return None
-        return convolution.input_gradient(grad, winner, kernels, shape, x.shape[1], self.product)
-
-    @property
-    def product(self) -> str:
-        return PRODUCTS[self.precision]
 
 
 class Program:
@@ -257,88 +106,6 @@ def padded_rows(like: Tensor) -> Tensor:
     """Room for rows `[K, P]` that start at aligned addresses."""
     length = like.shape[1]
     return like.new_empty((len(like), -(-length // ALIGNMENT) * ALIGNMENT))[:, :length]
-
-
-Taken = tuple[Layer, int]  # a layer, and how many of a module's parts it stands for
-Convolutions = Callable[[str, list[nn.Module]], Taken | None]  # prefix of the names, and the next parts
-
-
-def program_of(net: Net, precision: Precision, device: torch.device) -> Program | None:
-    """The net's program, or None where it has none: another device or precision, other layers."""
-    if device.type != "cuda" or net.start.dtype != torch.float32 or not kernels.available():
-        return None
-
-    def convolution(prefix: str, parts: list[nn.Module]) -> Taken | None:
-        first = parts[0]
-        assert isinstance(first, nn.Conv2d)
-        if [type(part) for part in parts[1:]] != [nn.ReLU, nn.MaxPool2d] or not _is_plain(first, parts[2]):
-            return None
-        return ConvolutionReluPool(f"{prefix}weight", f"{prefix}bias", first.kernel_size[0], precision), 3
-
-    layers = layers_of(net, convolution)
-    return Program(_widened(layers, net.layout, precision), net.layout) if layers else None
-
-
-def _widened(layers: list[Layer], layout: Layout, precision: Precision) -> list[Layer]:
-    """With the first layer's own kernels, where it has any: exact products are left to cuBLAS."""
-    from fedgg.kernels import dense
-
-    first = next(n for n, layer in enumerate(layers) if not isinstance(layer, Flatten))
-    layer = layers[first]
-    if not isinstance(layer, Dense) or precision not in ("tf32", "bf16") or layout.names[0] != layer.weight:
-        return layers
-    outputs, inputs = layout.shapes[0]
-    if not dense.takes(inputs, outputs):
-        return layers
-    return [*layers[:first], WideDense(layer.weight, layer.bias, layer.relu, precision), *layers[first + 1 :]]
-
-
-def layers_of(net: Net, convolution: Convolutions) -> list[Layer] | None:
-    """The layers of nested `nn.Sequential`s, or None if there is one we have no layer for."""
-    parts, names = list(_leaves(net.module)), set(net.layout.names)
-    layers: list[Layer] = []
-    at = 0
-    while at < len(parts):
-        prefix, part = parts[at]
-        following = [later for _, later in parts[at : at + 3]]
-        own = {f"{prefix}weight", f"{prefix}bias"} <= names
-        taken: Taken | None = None
-        if isinstance(part, nn.Conv2d) and own:
-            taken = convolution(prefix, following)
-        elif isinstance(part, nn.Linear) and own:
-            relu = len(following) > 1 and type(following[1]) is nn.ReLU
-            taken = Dense(f"{prefix}weight", f"{prefix}bias", relu), 2 if relu else 1
-        elif isinstance(part, nn.Dropout) and 0 < part.p < 1:
-            taken = Dropout(1 + sum(isinstance(layer, Dropout) for layer in layers), part.p), 1
-        elif isinstance(part, nn.Flatten) and (part.start_dim, part.end_dim) == (1, -1):
-            taken = Flatten(), 1
-        if taken is None:
-            return None
-        layers.append(taken[0])
-        at += taken[1]
-    return layers
-
-
-def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The parts of nested `nn.Sequential`s in the order they run, with the prefix of their parameters' names."""
-    if type(module) is not nn.Sequential:
-        yield prefix, module
-        return
-    for name, part in module.named_children():
-        yield from _leaves(part, f"{prefix}{name}.")
-
-
-def _is_plain(convolution: nn.Conv2d, pool: nn.Module) -> bool:
-    kernel = convolution.kernel_size
-    return (
-        kernel[0] == kernel[1]
-        and kernel[0] % 2 == 1
-        and (convolution.stride, convolution.dilation, convolution.groups) == ((1, 1), (1, 1), 1)
-        and convolution.padding in ((0, 0), "valid")
-        and convolution.in_channels <= 16
-        and convolution.out_channels <= 32
-        and halves(pool)
-    )
 
 
 class _Run(torch.autograd.Function):

@@ -26,9 +26,11 @@ from fedgg.engines.ahead import Ahead
 from fedgg.engines.graphs import Form, GraphCache, steps_of_stack
 from fedgg.engines.job import Look, RoundJob, score_here
 from fedgg.engines.lanes import Lanes
+from fedgg.engines.layers import ConvolutionReluPool, WideDense
 from fedgg.engines.loop import Loop
 from fedgg.engines.precision import Precision
-from fedgg.engines.program import ConvolutionReluPool, Program, WideDense, program_of
+from fedgg.engines.program import Program
+from fedgg.engines.recognise import program_of
 
 T = TypeVar("T")
 

@@ -1,0 +1,157 @@
+"""Layers for all rows of a stack at once, forwards and backwards; gradients go straight to their place in the row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedgg.engines.precision import Precision
+
+if TYPE_CHECKING:
+    from fedgg.kernels.advance import Wide
+
+Parameters = dict[str, Tensor]  # views [K, *shape] into rows
+Moment = tuple[Tensor | None, Tensor | int]  # keys [K, 1] and step of the dropout masks; no keys: nothing is dropped
+# fp32 products are put together from three TF32 ones: as exact as fp32, and several times faster.
+PRODUCTS = {"fp64": "ieee", "fp32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}
+
+
+class Layer(Protocol):
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]: ...
+    def backward(
+        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
+    ) -> Tensor | None: ...
+
+
+@dataclass(frozen=True)
+class Flatten:
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
+        return x.reshape(*x.shape[:2], -1), x.shape
+
+    def backward(
+        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
+    ) -> Tensor | None:
+        return grad.view(kept)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer, with ReLU behind it or not."""
+
+    weight: str
+    bias: str
+    relu: bool
+
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
+        x = x.to(parameters[self.weight].dtype)
+        y = torch.baddbmm(parameters[self.bias][:, None], x, parameters[self.weight].mT)
+        y = y.relu_() if self.relu else y
+        return y, (x, y)
+
+    def backward(
+        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
+    ) -> Tensor | None:
+        x, y = kept
+        grad = grad.to(x.dtype)
+        if self.relu:
+            grad = torch.where(y > 0, grad, 0)
+        if x.dtype == into[self.weight].dtype:
+            torch.bmm(grad.mT, x, out=into[self.weight])
+        else:
+            into[self.weight].copy_(torch.bmm(grad.mT, x))
+        torch.sum(grad, 1, dtype=into[self.bias].dtype, out=into[self.bias])
+        return torch.bmm(grad, parameters[self.weight]) if to_input else None
+
+
+@dataclass(frozen=True)
+class WideDense(Dense):
+    """The first layer, when it is most of the model: its gradient can be left to the pass that uses it."""
+
+    precision: Precision
+
+    @staticmethod
+    def takes(batch: int) -> bool:
+        from fedgg.kernels import dense
+
+        return batch <= dense.MOST_EXAMPLES
+
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
+        from fedgg.kernels import dense
+
+        if not self.takes(x.shape[1]):
+            return super().forward(x, parameters, moment)
+        x = x.to(torch.bfloat16 if self.precision == "bf16" else parameters[self.weight].dtype).contiguous()
+        y = dense.forward(x, parameters[self.weight], parameters[self.bias], self.relu, PRODUCTS[self.precision])
+        return y, (x, y)
+
+    def withheld(self, grad: Tensor, kept: Any, into: Parameters) -> Wide:
+        """The bias's gradient, and what the weight's is made of."""
+        from fedgg.kernels import dense
+        from fedgg.kernels.advance import Wide
+
+        x, y = kept
+        return Wide(x, dense.back(grad, y, self.relu, x.dtype, into[self.bias]), PRODUCTS[self.precision])
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """With counted masks: its place among the dropouts of the model, from 1, and the share it drops."""
+
+    place: int
+    share: float
+
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
+        return self._dropped(x, moment), moment
+
+    def backward(
+        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
+    ) -> Tensor | None:
+        return self._dropped(grad, kept)
+
+    def _dropped(self, x: Tensor, moment: Moment) -> Tensor:
+        from fedgg.kernels.layers import drop
+
+        keys, step = moment
+        if keys is None:
+            return x
+        steps = step if isinstance(step, Tensor) else torch.full_like(keys, step)
+        return drop(x, keys, steps, self.place, self.share)
+
+
+@dataclass(frozen=True)
+class ConvolutionReluPool:
+    weight: str
+    bias: str
+    kernel: int
+    precision: Precision
+
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
+        from fedgg.kernels import convolution
+
+        weight = parameters[self.weight]
+        channels, height, width = x.shape[2:]
+        shape = convolution.Shape(channels, height, width, weight.shape[1], self.kernel)
+        dtype = torch.bfloat16 if self.precision == "bf16" else x.dtype
+        x = convolution.packed(x.to(dtype), shape.lanes_in)
+        kernels = convolution.spread(weight, shape, dtype)
+        y, winner = convolution.forward(x, kernels, parameters[self.bias], shape, self.product)
+        return y, (x, kernels, winner, shape)
+
+    def backward(
+        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
+    ) -> Tensor | None:
+        from fedgg.kernels import convolution
+
+        x, kernels, winner, shape = kept
+        grad = convolution.packed(grad.to(x.dtype), shape.lanes_out)
+        convolution.weight_gradient(x, grad, winner, shape, self.product, into[self.weight], into[self.bias])
+        if not to_input:
+            return None
+        return convolution.input_gradient(grad, winner, kernels, shape, x.shape[1], self.product)
+
+    @property
+    def product(self) -> str:
+        return PRODUCTS[self.precision]
