@@ -89,7 +89,7 @@ def show(
     name: NameArgument,
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
     scheme: Annotated[
-        str, typer.Option(help="dirichlet, dirichlet_unbalanced, dirichlet_client, iid, shards.")
+        str, typer.Option(help="dirichlet, dirichlet_unbalanced, dirichlet_client, iid, shards, given.")
     ] = "dirichlet",
     beta: Annotated[float, typer.Option(help="Dirichlet concentration.")] = 0.5,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
@@ -104,19 +104,25 @@ def show(
     - `fedgg data show digits --beta 0.1`
     - `fedgg data show cifar10 --clients 20 --scheme dirichlet_client`
     """
-    from fedgg.data.partition import partition
     from fedgg.data.sources import load
+    from fedgg.lab.build import split_of
+    from fedgg.lab.config import Experiment
     from fedgg.lab.files import writing_to
     from fedgg.report.figures import samples_figure, save, split_figure
 
     dataset = load(name, data_folder)
     labels = dataset.y_train.numpy()
-    split = partition(scheme, labels, clients, seed, beta=beta, min_examples=min_examples)
+    if scheme == "given" and dataset.owners is not None:
+        clients = int(dataset.owners.max()) + 1
+    drawn = {"scheme": scheme, "clients": clients, "beta": beta, "min_examples": min_examples}
+    split = split_of(Experiment(seed=seed, split=drawn), dataset)
     counts = split.counts(labels, len(dataset.classes))
     with writing_to(out):
         out.mkdir(parents=True, exist_ok=True)
         picture = out / f"{dataset.name}-split.png"
-        save(split_figure(counts, dataset.classes, f"{dataset.name}: {scheme}, beta {beta}, seed {seed}"), picture)
+        how = f", beta {beta}, seed {seed}" if scheme.startswith("dirichlet") else f", seed {seed}"
+        how = "" if scheme == "given" else how
+        save(split_figure(counts, dataset.classes, f"{dataset.name}: {scheme}{how}"), picture)
         say(f"split over {clients} clients, {min(split.sizes)} to {max(split.sizes)} examples each: {picture}")
         if len(dataset.shape) == 3:
             picture = out / f"{dataset.name}-samples.png"

@@ -27,12 +27,15 @@ def from_arrays(
     y_test: Any,
     name: str = "arrays",
     classes: int | Sequence[str] | None = None,
+    clients: Any = None,
 ) -> Dataset:
     """A data set from arrays, which are copied.
 
     Inputs: bytes stay bytes (a bright pixel is 255) and float64 stays float64, so that float64 runs are exact; every
     other number becomes float32. [N, H, W] becomes [N, 1, H, W], any other shape is left alone. Labels: whole numbers
     of any type, [N] or [N, 1]. `classes` is their number or their names; without it, the largest label plus one.
+    `clients` says who holds each training example, by numbers or names [N]: clients are then numbered in the order of
+    these, for the split `given`.
     """
     inputs = {"x_train": _inputs(x_train, "x_train", name), "x_test": _inputs(x_test, "x_test", name)}
     labels = {"y_train": _labels(y_train, "y_train", name), "y_test": _labels(y_test, "y_test", name)}
@@ -42,11 +45,12 @@ def from_arrays(
             raise UserError(f"{name}: the largest label is {classes - 1}; number the classes from 0 without gaps")
     names = tuple(str(i) for i in range(classes)) if isinstance(classes, int) else tuple(str(word) for word in classes)
     peak = 255.0 if inputs["x_train"].dtype == torch.uint8 else 1.0
-    return Dataset(name=name, classes=names, peak=peak, **inputs, **labels)
+    owners = None if clients is None else _owners(clients, len(inputs["x_train"]), name)
+    return Dataset(name=name, classes=names, peak=peak, owners=owners, **inputs, **labels)
 
 
 def load_npz(path: str | Path) -> Dataset:
-    """A data set from an .npz file with the arrays x_train, y_train, x_test and y_test."""
+    """A data set from an .npz file with the arrays x_train, y_train, x_test and y_test, and clients if it likes."""
     path = Path(path).expanduser()
     key = ""
     try:
@@ -57,7 +61,7 @@ def load_npz(path: str | Path) -> Dataset:
             raise UserError(f"{path}: no array {absent[0]!r}; an .npz data set holds {', '.join(KEYS)}")
         arrays = {}
         with np.load(path, allow_pickle=False) as archive:
-            for key in KEYS:
+            for key in (*KEYS, *(["clients"] if "clients" in held else [])):
                 arrays[key] = archive[key]
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file; give the path of an .npz file as npz:FILE") from error
@@ -90,6 +94,16 @@ def _inputs(values: Any, key: str, name: str) -> Tensor:
     with np.errstate(over="ignore"):  # a value too large for float32 becomes infinity, which Dataset reports
         tensor = torch.from_numpy(np.array(array, dtype=wanted, order="C"))
     return tensor.unsqueeze(1) if tensor.ndim == 3 else tensor
+
+
+def _owners(clients: Any, examples: int, name: str) -> Tensor:
+    found = np.asarray(clients.detach().cpu() if isinstance(clients, Tensor) else clients)
+    if found.shape != (examples,) or found.dtype.kind not in "iuUS":
+        raise UserError(
+            f"{name}: clients is {found.dtype} of shape {found.shape}; give a number or a name for each of the "
+            f"{examples} training examples"
+        )
+    return torch.from_numpy(np.unique(found, return_inverse=True)[1].astype(np.int64))
 
 
 def _labels(values: Any, key: str, name: str) -> Tensor:

@@ -24,6 +24,7 @@ class Dataset:
     y_test: Tensor
     classes: tuple[str, ...]
     peak: float = 1.0  # the value of a fully bright pixel: 255 for bytes, 16 for digits, 1 where inputs are no pixels
+    owners: Tensor | None = None  # [N] int64: the client that holds each training example, where the data say so
 
     def __post_init__(self) -> None:
         for split, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
@@ -71,6 +72,8 @@ class Dataset:
         for tensor in (self.x_train, self.y_train, self.x_test, self.y_test):
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             digest.update(tensor.cpu().contiguous().numpy().reshape(-1).view(np.uint8).data)
+        if self.owners is not None:
+            digest.update(b"owners" + self.owners.numpy().tobytes())
         return digest.hexdigest()
 
     @cached_property

@@ -24,6 +24,7 @@ SCHEMES: dict[str, str] = {
     "dirichlet_client": "each client draws its class distribution from Dirichlet(beta); sizes are equal (FedGG paper)",
     "iid": "shuffled and dealt evenly; sizes differ by at most one",
     "shards": "sorted by label, cut into equal shards, dealt at random (McMahan et al. 2017)",
+    "given": "as the data say: an array `clients` beside y_train names the client of each example",
 }
 MAX_ATTEMPTS = 1000
 
@@ -57,6 +58,14 @@ class Partition:
         return digest.hexdigest()
 
 
+def given_partition(owners: Indices, clients: int) -> Partition:
+    """The split the data bring with them."""
+    found = int(owners.max()) + 1
+    if found != clients:
+        raise UserError(f"the data name {found} clients, and split.clients = {clients}: set it to {found}")
+    return _by_owner("given", owners, np.bincount(owners, minlength=clients))
+
+
 def partition(
     scheme: str,
     labels: Indices,
@@ -83,10 +92,14 @@ def partition(
         sizes = np.bincount(owners, minlength=clients)
         smallest = int(sizes.min())
         if smallest >= needed:
-            by_owner = np.argsort(owners, kind="stable")  # so that each client's examples come out ascending
-            return Partition(scheme, tuple(np.split(by_owner, np.cumsum(sizes)[:-1])))
+            return _by_owner(scheme, owners, sizes)
         best = max(best, smallest)
     raise UserError(_exhausted(scheme, clients, beta, needed, best))
+
+
+def _by_owner(scheme: str, owners: Indices, sizes: Indices) -> Partition:
+    order = np.argsort(owners, kind="stable")  # so that each client's examples come out ascending
+    return Partition(scheme, tuple(np.split(order, np.cumsum(sizes)[:-1])))
 
 
 def _exhausted(scheme: str, clients: int, beta: float, needed: int, best: int) -> str:
@@ -101,6 +114,8 @@ def _exhausted(scheme: str, clients: int, beta: float, needed: int, best: int) -
 def _check(
     scheme: str, labels: Indices, clients: int, seed: int, beta: float, min_examples: int, shards_per_client: int
 ) -> None:
+    if scheme == "given":
+        raise UserError("the split 'given' is not drawn: it needs data that name their clients")
     if scheme not in SCHEMES:
         raise UserError(f"unknown split {scheme!r}; choose one of {', '.join(SCHEMES)}")
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):

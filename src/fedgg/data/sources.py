@@ -16,7 +16,7 @@ SOURCES: dict[str, str] = {
     "cifar10": "CIFAR-10, 60,000 images 3x32x32 in 10 classes; 170 MB to fetch",
     "cifar100": "CIFAR-100, 60,000 images 3x32x32 in 100 classes; 169 MB to fetch",
     "svhn": "SVHN, 99,289 house-number digits 3x32x32 in 10 classes; 246 MB to fetch",
-    "npz:FILE": "your own arrays: an .npz file with x_train, y_train, x_test, y_test",
+    "npz:FILE": "your own arrays: an .npz file with x_train, y_train, x_test, y_test; clients too, for the split given",
 }
 
 

@@ -21,7 +21,7 @@ from fedgg.data.arrays import from_arrays
 from fedgg.data.dataset import Dataset
 from fedgg.data.feed import Feed
 from fedgg.data.normalise import scaling
-from fedgg.data.partition import Partition, partition
+from fedgg.data.partition import Partition, given_partition, partition
 from fedgg.data.sources import load
 from fedgg.errors import UserError
 from fedgg.lab.arithmetic import DTYPES
@@ -34,7 +34,7 @@ from fedgg.lab.parts import build_algorithm, build_model, check_needs, load_star
 from fedgg.lab.wrapping import NOTHING, Wrappers, wrappers_of
 
 ModelGiven = nn.Module | Callable[..., nn.Module]
-DataGiven = Dataset | tuple[Any, Any, Any, Any]
+DataGiven = Dataset | tuple[Any, Any, Any, Any] | tuple[Any, Any, Any, Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,8 @@ def build(
     )
     origin = WholeData(dataset, split, held.proxy)
     federation = assemble(experiment, feed, origin, model=model, algorithm=algorithm)
-    return replace(federation, notices=(*_empty_classes(dataset), *federation.notices))
+    notices = (*_empty_classes(dataset), *_unused_owners(experiment, dataset), *federation.notices)
+    return replace(federation, notices=notices)
 
 
 def assemble(
@@ -194,10 +195,8 @@ def _dataset(experiment: Experiment, given: DataGiven | None, folder: Path | Non
         dataset = load(experiment.data.source, folder)
     elif isinstance(given, Dataset):
         dataset = given
-    elif not isinstance(given, tuple | list) or len(given) != 4:
-        raise UserError("data must be (x_train, y_train, x_test, y_test); a data set's name goes into the experiment")
     else:
-        dataset = from_arrays(*given)
+        dataset = dataset_of(given)
     if experiment.data.augment != "none" and len(dataset.shape) != 3:
         raise UserError(
             f"data.augment = {experiment.data.augment!r} needs images [C, H, W], "
@@ -206,9 +205,28 @@ def _dataset(experiment: Experiment, given: DataGiven | None, folder: Path | Non
     return dataset
 
 
+def dataset_of(given: DataGiven) -> Dataset:
+    """A data set as it was handed in from Python."""
+    if isinstance(given, Dataset):
+        return given
+    if not isinstance(given, tuple | list) or len(given) not in (4, 5):
+        raise UserError(
+            "data must be (x_train, y_train, x_test, y_test), and fifth, if you like, the client of each training "
+            "example; a data set's name goes into the experiment"
+        )
+    return from_arrays(*given[:4], clients=given[4] if len(given) == 5 else None)
+
+
 def split_of(experiment: Experiment, dataset: Dataset) -> Partition:
     """Which example goes to which client."""
     s = experiment.split
+    if s.scheme == "given":
+        if dataset.owners is None:
+            raise UserError(
+                f"split.scheme = 'given': {dataset.name} does not say which client holds what; put an array `clients` "
+                f"beside y_train into the .npz file, or hand it in as the fifth of data=(...)"
+            )
+        return given_partition(dataset.owners.numpy(), s.clients)
     return partition(
         s.scheme,
         dataset.y_train.cpu().numpy(),
@@ -230,6 +248,12 @@ def splits_alone(experiments: Sequence[Experiment], data_folder: Path | None = N
 def check_data(source: str, data_folder: Path | None = None) -> None:
     """Complain now about a data set that is not there, rather than hours later."""
     load(source, data_folder)
+
+
+def _unused_owners(experiment: Experiment, dataset: Dataset) -> list[str]:
+    if dataset.owners is None or experiment.split.scheme == "given":
+        return []
+    return ["the data name the client of each example, and are split anew: split.scheme = 'given' keeps their clients"]
 
 
 def _empty_classes(dataset: Dataset) -> list[str]:

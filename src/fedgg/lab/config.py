@@ -43,12 +43,12 @@ class Data(Section):
 
 
 class Split(Section):
-    scheme: Literal["dirichlet", "dirichlet_unbalanced", "dirichlet_client", "iid", "shards"] = Field(
-        "dirichlet", description="dirichlet, dirichlet_unbalanced, dirichlet_client, iid or shards"
+    scheme: Literal["dirichlet", "dirichlet_unbalanced", "dirichlet_client", "iid", "shards", "given"] = Field(
+        "dirichlet", description="dirichlet, dirichlet_unbalanced, dirichlet_client, iid, shards, or given by the data"
     )
     clients: int = Field(10, ge=1, description="how many there are")
     beta: float = Field(0.5, gt=0, description="Dirichlet concentration: smaller is more skewed")
-    min_examples: int = Field(10, ge=0, description="the smallest client holds at least this many")
+    min_examples: int = Field(10, ge=0, description="the smallest client holds at least this many; unless given")
     shards_per_client: int = Field(2, ge=1, description="for the scheme shards")
     allow_empty: bool = Field(False, description="whether min_examples = 0 may leave a client with nothing")
 

@@ -20,7 +20,7 @@ from fedgg.engines import Engine, Loop, RoundJob, Stacked, Streams
 from fedgg.engines.job import Look, Scorer, score_here
 from fedgg.errors import UserError
 from fedgg.lab.arithmetic import arithmetic
-from fedgg.lab.build import DataGiven, Federation, ModelGiven, build
+from fedgg.lab.build import DataGiven, Federation, ModelGiven, build, dataset_of
 from fedgg.lab.config import Experiment
 from fedgg.lab.losses import NamedOnce, by_reason
 from fedgg.lab.moving import moved
@@ -76,7 +76,8 @@ def run(
     """Run an experiment, or go on with it if `out` already holds a part of it.
 
     `model` (a module, or anything that makes one), `data` (x_train, y_train, x_test, y_test) and `algorithm` take the
-    place of those the experiment names. Without `out` nothing is written.
+    place of those the experiment names. A fifth array in `data` names the client that holds each training example, and
+    is the split then. Without `out` nothing is written.
     """
     if isinstance(experiment, dict):
         experiment = Experiment(**experiment)
@@ -294,8 +295,23 @@ def _with_names(
         changes["model.name"] = f"python:{getattr(model, '__qualname__', type(model).__qualname__)}"
     if data is not None:
         changes["data.source"] = "python:arrays"
+        changes |= _split_given(experiment, data)
     if algorithm is not None:
         names = [name for name, kind in ALGORITHMS.items() if kind is type(algorithm)]
         changes["algorithm.name"] = names[0] if names else f"python:{type(algorithm).__qualname__}"
         changes |= {f"algorithm.{key}": value for key, value in vars(algorithm).items()}
     return experiment.changed(changes)
+
+
+def _split_given(experiment: Experiment, data: DataGiven) -> dict[str, Any]:
+    """Clients that were handed in are the split, unless another one is asked for."""
+    said = experiment.split.model_fields_set
+    if not isinstance(data, tuple | list) or len(data) != 5 or data[4] is None:
+        return {}
+    if "scheme" in said and experiment.split.scheme != "given":
+        raise UserError(
+            f"data names the clients, and split.scheme = {experiment.split.scheme!r}: leave one of them out"
+        )
+    owners = dataset_of(data).owners
+    assert owners is not None
+    return {"split.scheme": "given"} | ({} if "clients" in said else {"split.clients": int(owners.max()) + 1})

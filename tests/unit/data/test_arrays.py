@@ -195,3 +195,19 @@ def test_what_is_no_npz(tmp_path: Path) -> None:
         load_npz(tmp_path / "absent.npz")
     with pytest.raises(UserError, match="cannot be read"):
         load_npz(tmp_path)
+
+
+def test_clients_by_number_or_name(tmp_path: Path) -> None:
+    x, y = np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1])
+    for clients in (["ann", "eve", "ann", "bob"], [3, 9, 3, 7], torch.tensor([3, 9, 3, 7])):
+        owners = from_arrays(x, y, x, y, clients=clients).owners
+        assert owners is not None
+        assert owners.tolist() == [0, 2, 0, 1]
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=x, y_test=y, clients=np.array([1, 0, 1, 1]))
+    mine, nobodys = load_npz(tmp_path / "mine.npz"), from_arrays(x, y, x, y)
+    assert mine.owners is not None
+    assert mine.owners.tolist() == [1, 0, 1, 1]
+    assert from_arrays(x, y, x, y, clients=[0, 0, 0, 1]).fingerprint != nobodys.fingerprint
+    for wrong in ([0, 1], [0.5, 1, 2, 3], [[0], [0], [0], [1]]):
+        with pytest.raises(UserError, match="give a number or a name for each of the 4 training examples"):
+            from_arrays(x, y, x, y, clients=wrong)

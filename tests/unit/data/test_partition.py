@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgg.core.seeds import stream
-from fedgg.data.partition import SCHEMES, Indices, Partition, partition
+from fedgg.data.partition import SCHEMES, Indices, Partition, given_partition, partition
 from fedgg.errors import UserError
+
+DRAWN = sorted(set(SCHEMES) - {"given"})
 
 
 def balanced_labels(examples: int, classes: int) -> Indices:
@@ -27,7 +29,7 @@ def skew(split: Partition, labels: Indices, classes: int) -> float:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    scheme=st.sampled_from(sorted(SCHEMES)),
+    scheme=st.sampled_from(DRAWN),
     labels=st.lists(st.integers(-2, 6), min_size=8, max_size=150),
     clients=st.integers(1, 8),
     seed=st.integers(0, 2**32),
@@ -57,7 +59,7 @@ def test_every_example_goes_to_exactly_one_client(
         assert (np.diff(held) > 0).all()
 
 
-@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+@pytest.mark.parametrize("scheme", DRAWN)
 def test_the_seed_alone_decides(scheme: str) -> None:
     labels = balanced_labels(1000, 10)
     first, again, other = (partition(scheme, labels, 10, seed) for seed in (3, 3, 4))
@@ -186,3 +188,14 @@ def test_mistakes_are_named(changes: dict[str, Any], named: str) -> None:
 
 def test_beta_is_not_asked_of_schemes_without_it() -> None:
     assert partition("iid", balanced_labels(100, 10), 10, 0, beta=0.0).sizes.tolist() == [10] * 10
+
+
+def test_a_split_that_is_given() -> None:
+    owners = np.array([2, 0, 2, 1, 0, 2])
+    split = given_partition(owners, 3)
+    assert [held.tolist() for held in split.indices] == [[1, 4], [3], [0, 2, 5]]
+    assert split.scheme == "given"
+    with pytest.raises(UserError, match=r"the data name 3 clients, and split\.clients = 10: set it to 3"):
+        given_partition(owners, 10)
+    with pytest.raises(UserError, match="needs data that name their clients"):
+        partition("given", owners, 3, 0)

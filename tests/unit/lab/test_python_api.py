@@ -54,6 +54,23 @@ def test_mistakes_in_one_line(given: dict[str, Any], word: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_clients_that_are_given(tmp_path: Path) -> None:
+    """People's own clients, with a split from the data, whatever their sizes; and again from the folder."""
+    names = np.array(["ann"] * 70 + ["bob"] * 48 + ["eve"] * 2)
+    short: dict[str, Any] = {"rounds": 2, "local": SMALL["local"]}
+    done = fedgg.run(short, model=model, data=(*table(), names), out=tmp_path)
+    assert (done.experiment.split.scheme, done.experiment.split.clients) == ("given", 3)
+    told = json.loads((tmp_path / "partition.json").read_text())
+    assert (told["scheme"], [sum(counts) for counts in told["counts"]]) == ("given", [70, 48, 2])
+    assert fedgg.run(short, model=model, data=(*table(), names), out=tmp_path).rounds == done.rounds
+    with pytest.raises(UserError, match=r"data names the clients, and split\.scheme = 'iid'"):
+        fedgg.run(short | {"split": {"scheme": "iid"}}, model=model, data=(*table(), names))
+    with pytest.raises(UserError, match="set it to 3"):
+        fedgg.run(short | {"split": {"clients": 5}}, model=model, data=(*table(), names))
+    with pytest.raises(UserError, match="does not say which client holds what"):
+        fedgg.run(short | {"split": {"scheme": "given"}}, model=model, data=table())
+
+
 class Dictionary(nn.Module):
     def __init__(self) -> None:
         super().__init__()
