@@ -53,7 +53,7 @@ class Federation:
 
     @property
     def cohort_size(self) -> int:
-        return self.experiment.server.cohort or self.experiment.split.clients
+        return self.experiment.cohort_of(self.experiment.split.clients)
 
     @cached_property
     def last_round(self) -> int:
@@ -142,7 +142,7 @@ def assemble(
             f"(others: average, local, frozen)"
         )
     filled = sum(size > 0 for size in sizes)
-    wrappers, about = wrappers_of(experiment, net, filled, min(experiment.server.cohort or filled, filled))
+    wrappers, about = wrappers_of(experiment, net, filled, experiment.cohort_of(filled))
     notices += about
     return Federation(experiment, algorithm, net, feed, origin, work, choice.name, tuple(notices), wrappers)
 

@@ -76,12 +76,21 @@ class Local(Section):
 
 
 class Server(Section):
-    cohort: int | None = Field(None, ge=1, description="clients drawn each round; all of them by default")
+    cohort: int | float | None = Field(
+        None, description="clients drawn each round: a number, or a share such as 0.1; all of them by default"
+    )
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations on the server's test set")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints; a resume repeats what lies between")
     memory_limit_mb: int = Field(
         1024, ge=0, description="what all clients may keep between rounds before it lies in a file; moves no number"
     )
+
+    @field_validator("cohort", mode="before")
+    @classmethod
+    def _is_a_number(cls, cohort: Any) -> Any:
+        if cohort is not None and (isinstance(cohort, bool) or not isinstance(cohort, int | float)):
+            raise ValueError("give a number of clients from 1, or a share between 0 and 1")
+        return cohort
 
 
 class Engine(Section):
@@ -155,9 +164,19 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _cohort_exists(self) -> Experiment:
-        if self.server.cohort is not None and self.server.cohort > self.split.clients:
-            raise ValueError(f"server.cohort = {self.server.cohort} but there are only {self.split.clients} clients")
+        cohort = self.server.cohort
+        if cohort is not None and not (cohort >= 1 and cohort == int(cohort)) and not 0 < cohort < 1:
+            raise ValueError(f"server.cohort = {cohort}: give a number of clients from 1, or a share between 0 and 1")
+        if cohort is not None and cohort > self.split.clients:
+            raise ValueError(f"server.cohort = {cohort} but there are only {self.split.clients} clients")
         return self
+
+    def cohort_of(self, clients: int) -> int:
+        """How many of so many clients take part in a round; of a share at least one."""
+        cohort = self.server.cohort
+        if cohort is None:
+            return clients
+        return min(clients, int(cohort) if cohort >= 1 else max(1, round(cohort * clients)))
 
     def __init__(self, **fields: Any) -> None:
         try:

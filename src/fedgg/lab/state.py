@@ -57,7 +57,7 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     experiment, number = federation.experiment, state.rounds_done
     local = experiment.local
     filled = federation.filled
-    drawn = plan.cohort(experiment.seed, number, len(filled), min(federation.cohort_size, len(filled)))
+    drawn = plan.cohort(experiment.seed, number, len(filled), experiment.cohort_of(len(filled)))
     cohort = [int(client) for client in filled[drawn]]
     examples, everything = federation.examples, federation.all_examples
     hub = hub_of(state, federation.net, federation.feed, examples, cohort, everything, federation.wrappers)

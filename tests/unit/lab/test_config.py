@@ -75,6 +75,8 @@ def test_hash_ignores_name_and_threads_and_nothing_else() -> None:
         ({"local.lr": float("inf")}, ("local.lr",)),
         ({"split.beta": 0}, ("split.beta = 0", "greater than 0")),
         ({"server.cohort": 11}, ("server.cohort = 11", "10 clients")),
+        ({"server.cohort": 0}, ("server.cohort = 0", "a share between 0 and 1")),
+        ({"server.cohort": 2.5}, ("server.cohort = 2.5", "a number of clients")),
         ({"engine.device": "tpu"}, ("engine.device",)),
         ({"rounds.x": 1}, ("'rounds' is a value",)),
         ({"local.lr.x": 1}, ("'lr' is a value",)),
@@ -203,3 +205,10 @@ def test_grid_is_every_combination_and_labels_are_folders() -> None:
 def test_axes_with_the_same_last_word_are_told_apart() -> None:
     made = grid({"algorithm.momentum": [0.0, 0.9], "local.momentum": [0.0, 0.9]})
     assert len(made) == 4
+
+
+@pytest.mark.parametrize(
+    ("cohort", "clients", "drawn"), [(None, 7, 7), (3, 7, 3), (3.0, 7, 3), (0.5, 10, 5), (0.01, 20, 1), (0.34, 10, 3)]
+)
+def test_a_cohort_is_a_number_or_a_share(cohort: float | None, clients: int, drawn: int) -> None:
+    assert Experiment(split={"clients": clients}, server={"cohort": cohort}).cohort_of(clients) == drawn
