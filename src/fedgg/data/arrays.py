@@ -33,11 +33,15 @@ def from_arrays(
 
     Inputs: bytes stay bytes (a bright pixel is 255) and float64 stays float64, so that float64 runs are exact; every
     other number becomes float32. [N, H, W] becomes [N, 1, H, W], any other shape is left alone. Labels: whole numbers
-    of any type, [N] or [N, 1]. `classes` is their number or their names; without it, the largest label plus one.
+    of any type, [N] or [N, 1]; or words, which are the names of the classes. `classes` is their number or their names;
+    without it, the largest label plus one, or the words in alphabetical order.
     `clients` says who holds each training example, by numbers or names [N]: clients are then numbered in the order of
     these, for the split `given`.
     """
     inputs = {"x_train": _inputs(x_train, "x_train", name), "x_test": _inputs(x_test, "x_test", name)}
+    words = [_words(y_train), _words(y_test)]
+    if words[0] is not None and words[1] is not None:
+        y_train, y_test, classes = _numbered(words[0], words[1], classes, name)
     labels = {"y_train": _labels(y_train, "y_train", name), "y_test": _labels(y_test, "y_test", name)}
     if classes is None:
         classes = 1 + max(int(found.max()) if len(found) else 0 for found in labels.values())
@@ -104,6 +108,32 @@ def _owners(clients: Any, examples: int, name: str) -> Tensor:
             f"{examples} training examples"
         )
     return torch.from_numpy(np.unique(found, return_inverse=True)[1].astype(np.int64))
+
+
+def _words(values: Any) -> NDArray[np.str_] | None:
+    """Labels that are words; None if they are not."""
+    if isinstance(values, Tensor):
+        return None
+    try:
+        found = np.asarray(values)
+    except (ValueError, TypeError):
+        return None  # `_labels` says what is wrong
+    return found if found.dtype.kind == "U" else None
+
+
+def _numbered(
+    train: NDArray[np.str_], test: NDArray[np.str_], classes: int | Sequence[str] | None, name: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:
+    """Words as numbers of classes: of those that are named, or of all there are."""
+    known = sorted({*train.ravel().tolist(), *test.ravel().tolist()})
+    names = known if classes is None or isinstance(classes, int) else [str(word) for word in classes]
+    strange = [word for word in known if word not in names]
+    if strange or (isinstance(classes, int) and len(known) > classes):
+        missing = f"{strange[0]!r} is none of the classes" if strange else f"{len(known)} words for {classes} classes"
+        raise UserError(f"{name}: the labels are words, and {missing}")
+    number = {word: at for at, word in enumerate(names)}
+    found = [np.array([number[w] for w in own.ravel().tolist()], np.int64).reshape(own.shape) for own in (train, test)]
+    return found[0], found[1], names
 
 
 def _labels(values: Any, key: str, name: str) -> Tensor:
