@@ -38,6 +38,8 @@ def asked(algorithm: Algorithm, site: Site) -> Asked | None:
     blind = replace(site, w=nowhere, last_step=None, sums=during)
     try:
         factors = algorithm.terms(blind)
+        if list(algorithm.terms(replace(blind, step=site.step + 1))) != list(factors):
+            return None  # the first step has terms of its own
         algorithm.readings(site.w, replace(site, last_step=None, sums=after))
     except (AttributeError, TypeError, RuntimeError):
         return None  # it looks at the rows themselves

@@ -15,6 +15,7 @@ from fedgg.core.local import LocalEnd, LocalStart, end_round, local_round, local
 from fedgg.core.net import Net
 from fedgg.core.seeds import torch_stream
 from fedgg.core.sgd import SGD
+from fedgg.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,16 @@ class Bends(Algorithm):
 
     def terms(self, site: Site) -> dict[str, Number]:
         return {"drift": torch.sin(site.inner("drift", "drift")) + site.step}
+
+
+@dataclass(frozen=True)
+class Starts(Algorithm):
+    """The first step has no terms."""
+
+    late: int = 0
+
+    def terms(self, site: Site) -> dict[str, Number]:
+        return {} if float(site.step) <= self.late else {"drift": 0.3}
 
 
 STEPS, BATCH, FEATURES, CLASSES = 5, 4, 6, 3
@@ -34,6 +45,7 @@ ALGORITHMS = [
     FedGG(weight="fixed", lam=0.2, first_step="epsilon"),
     FedGG(mu=2.0, first_step="push"),
     Bends(),
+    Starts(),
 ]
 
 
@@ -113,3 +125,10 @@ def test_parameters_that_share_a_gradient(
     net, start, batches = client(algorithm, TwoBiases)
     sgd = SGD.of(0.1, momentum, 0.0, start.w)
     assert_alike(local_round(algorithm, net, sgd, start, batches), step_by_step(algorithm, net, sgd, start, batches))
+
+
+def test_terms_that_come_late_are_named() -> None:
+    algorithm = Starts(late=2)
+    net, start, batches = client(algorithm)
+    with pytest.raises(UserError, match=r"Starts\.terms\(\) names drift in step 4, and nothing before: name the same"):
+        local_round(algorithm, net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
