@@ -3,7 +3,7 @@
 An algorithm writes its factors in torch's words (`distance.sqrt()`, `torch.where(step == 0, 0, pull)`): twenty steps
 on columns of a single number for each client. Operation by operation they take longer than their arithmetic is worth: a
 tenth of a small model's step. So `terms` is called once a round with columns that only listen, and what they heard, a
-recipe, is done as one function of plain numbers on a CPU, as one kernel on a GPU.
+recipe, is done as one function of plain numbers.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def recipe_of(algorithm: Algorithm, site: Site, pairs: Iterable[str]) -> Recipe 
     try:
         factors = _listening(algorithm, columns).terms(_blind(site, columns))
         found = tuple((name, *_operand(factor)) for name, factor in factors.items())
-    except (NotHeard, AttributeError, TypeError, RuntimeError):
-        return None
+    except (NotHeard, AttributeError, TypeError, ValueError, RuntimeError):
+        return None  # a real mistake shows again, with tensors
     return Recipe(tuple(sources), tuple(lines), found)
 
 
@@ -187,9 +187,9 @@ def as_function(recipe: Recipe) -> Callable[..., tuple[float, ...]]:
     names = [f"x{number}" for number in range(len(recipe.sources) + len(recipe.lines))]
 
     def shown(is_value: bool, operand: Operand) -> str:
-        return (
-            names[int(operand)] if is_value else f"{operand!r}" if math.isfinite(operand) else f"float('{operand!r}')"
-        )
+        if is_value:
+            return names[int(operand)]
+        return repr(operand) if math.isfinite(operand) else f"float('{operand!r}')"
 
     body = [
         f"    {names[len(recipe.sources) + number]} = "
