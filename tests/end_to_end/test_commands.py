@@ -112,7 +112,7 @@ def test_compare_and_again() -> None:
     words = ["--algorithm", "fedavg", "--algorithm", "fedgg:mu=0.1", "--seeds", "0-1", "--rounds", "2"]
     words += [*QUICK, "--jobs", "2", "--out", "both"]
     text = fedgg_("compare", *words)
-    assert "3 clients, dirichlet 0.1, mlp, 2 rounds of 1 epoch, seeds 0, 1\n" in text
+    assert "3 clients, dirichlet 0.1, mlp, 2 rounds, 1 epoch a round, seeds 0, 1\n" in text
     assert "fedgg mu=0.1" in text
     folder = Path("both")
     for picture in ("accuracy.png", "split-seed-0.png", "split-seed-1.png"):

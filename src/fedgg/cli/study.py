@@ -116,13 +116,19 @@ def _folder(name: str, study: Study) -> Path:
 
 
 def _describe(study: Study) -> str:
-    base = study.base
-    beta = f" {base.split.beta:g}" if base.split.scheme.startswith("dirichlet") else ""
-    return (
-        f"{base.data.source}, {counted(base.split.clients, 'client')}, {base.split.scheme}{beta}, {base.model.name}, "
-        f"{counted(base.rounds, 'round')} of {counted(base.local.epochs, 'epoch')}, "
-        f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
-    )
+    """What all of its runs have alike."""
+    base, swept = study.base, {key for changes in study.variants.values() for key in changes}
+    beta = f" {base.split.beta:g}" if base.split.scheme.startswith("dirichlet") and "split.beta" not in swept else ""
+    words = {
+        "data.source": base.data.source,
+        "split.clients": counted(base.split.clients, "client"),
+        "split.scheme": f"{base.split.scheme}{beta}",
+        "model.name": base.model.name,
+        "rounds": counted(base.rounds, "round"),
+        "local.epochs": f"{counted(base.local.epochs, 'epoch')} a round",
+    }
+    seeds = f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
+    return ", ".join([*(said for key, said in words.items() if key not in swept), seeds])
 
 
 def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None) -> None:
@@ -144,8 +150,9 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
 
 def _show(folder: Path) -> None:
     from fedgg.report.compare import compare as compare_runs
-    from fedgg.report.figures import accuracy_figure, save, split_figure
+    from fedgg.report.figures import accuracy_figure, save
     from fedgg.report.folders import read_study
+    from fedgg.report.split_pictures import split_pictures
     from fedgg.report.tables import as_csv, as_markdown, comparison_tables
 
     record = read_study(folder)
@@ -154,10 +161,8 @@ def _show(folder: Path) -> None:
     for name, table in zip(("accuracy", "target"), tables, strict=True):
         (folder / f"{name}.csv").write_text(as_csv(table), encoding="utf-8")
     save(accuracy_figure(record), folder / "accuracy.png")
-    for seed, run in record.runs[record.labels[0]].items():
-        if run.partition:
-            figure = split_figure(run.partition["counts"], run.partition["classes"], run.split_title())
-            save(figure, folder / f"split-seed-{seed}.png")
+    for name, figure in split_pictures(record):
+        save(figure, folder / f"{name}.png")
     for table in tables:
         print_table(table)
     write_report([folder], folder / PAGE)

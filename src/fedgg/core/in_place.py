@@ -9,8 +9,10 @@ between these and its factors is one function of plain numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,7 +71,7 @@ def walk(algorithm: Algorithm, sgd: SGD, site: Site, asked: Asked, batches: Iter
         site.net.at_step(number)
         leaves = [view.detach().requires_grad_() for view in views]
         loss = site.net.loss_with(leaves, batch.x, batch.y, batch.mask)
-        grads = torch.autograd.grad(loss, leaves, torch.ones_like(loss))
+        grads = torch.autograd.grad(loss, leaves, torch.ones_like(loss), allow_unused=True, materialize_grads=True)
         with torch.no_grad():
             sums = optimiser.move(pieces, _cut(grads, len(pieces) == 1), factors(number, sums))
             count = batch.mask.sum(1, keepdim=True)
@@ -85,7 +87,8 @@ def _factors(algorithm: Algorithm, site: Site, asked: Asked) -> Factors:
     recipe, zero = recipe_of(algorithm, site, asked.pairs), torch.zeros_like(site.w[:, :1])
 
     def by_tensors(number: int, sums: Sequence[float]) -> Sequence[float]:
-        here = replace(site, step=torch.full_like(zero, number), last_step=None, sums=_tensors(asked, sums, zero))
+        known = _Known(_tensors(asked, sums, zero))
+        here = replace(site, step=torch.full_like(zero, number), last_step=None, sums=known)
         terms = algorithm.terms(here)
         if list(terms) != list(asked.factors):
             raise UserError(
@@ -98,11 +101,28 @@ def _factors(algorithm: Algorithm, site: Site, asked: Asked) -> Factors:
     if recipe is None:
         return by_tensors
     function, rest = as_function(recipe), [column.item() for column in lasting(recipe, algorithm, site)]
-    return lambda number, sums: function(number, *sums, *rest)
+    most = torch.finfo(site.w.dtype).max  # beyond it a number of the rows' precision is infinite, and the run diverges
+    return lambda number, sums: [
+        factor if -most <= factor <= most or factor != factor else math.copysign(math.inf, factor)
+        for factor in function(number, *sums, *rest)
+    ]
 
 
 def _tensors(asked: Asked, sums: Sequence[float], like: Tensor) -> Rows:
-    return {both: torch.full_like(like, inner) for both, inner in zip(asked.pairs, sums, strict=True)}
+    exact = torch.tensor(sums, dtype=torch.float64).to(like.dtype)  # too large a number becomes infinite
+    return {both: exact[number].view(1, 1) for number, both in enumerate(asked.pairs)}
+
+
+class _Known(dict[str, Tensor]):
+    """The inner products that are kept; others of what moves would be those of the round's start."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        if name not in self and not {"drift", "step"}.isdisjoint(name.split(".")):
+            raise UserError(
+                f"terms() asks for the inner product {name} in a later step and not in the first two: ask for it in "
+                f"every step"
+            )
+        return super().get(name, default)
 
 
 @dataclass(frozen=True)

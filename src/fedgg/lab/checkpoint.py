@@ -66,7 +66,8 @@ def read_checkpoint(path: Path, experiment_hash: str, device: torch.device) -> S
     if facts.get("experiment") != experiment_hash:
         raise BadCheckpoint("it belongs to another experiment")
     shelved = _shelved(path.parent, json.loads(facts.get("records", "{}")), tensors, device)
-    tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+    # At addresses of torch's own: where a tensor lies in the file, products would be summed in another order.
+    tensors = {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
     for name, original in json.loads(facts["same_as"]).items():
         tensors[name] = tensors[original]
     return replace(_state(tensors, int(facts["rounds_done"])), **shelved)

@@ -127,6 +127,13 @@ def check_needs(algorithm: Algorithm, experiment: Experiment) -> None:
         )
 
 
+def check_model_name(name: str) -> None:
+    if name.endswith(".py"):
+        raise UserError(f"{name}: name the class too, as in {name}:MyModel")
+    if ":" not in name and name not in MODELS:
+        raise UserError(f"unknown model {name!r}{nearest(name, MODELS)}")
+
+
 def build_model(
     name: str | Callable[..., nn.Module] | nn.Module,
     settings: dict[str, Any],
@@ -138,10 +145,7 @@ def build_model(
     if isinstance(name, nn.Module):
         return copy.deepcopy(name)  # it is moved to the run's device and precision; the user's stays as it is
     if isinstance(name, str):
-        if name.endswith(".py"):
-            raise UserError(f"{name}: name the class too, as in {name}:MyModel")
-        if ":" not in name and name not in MODELS:
-            raise UserError(f"unknown model {name!r}{nearest(name, MODELS)}")
+        check_model_name(name)
         maker = MODELS[name] if name in MODELS else find_object(name)
     else:
         maker = name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from fedgg.errors import UserError
 from fedgg.lab.config import Experiment, flat, read_toml
 from fedgg.lab.files import write_json, writing_to
 from fedgg.lab.jobs import Job, Tell
-from fedgg.lab.parts import build_algorithm, check_needs
+from fedgg.lab.parts import build_algorithm, check_model_name, check_needs
 from fedgg.lab.run_all import run_all
 from fedgg.lab.store import Store
 
@@ -41,10 +42,15 @@ class Study:
         for folder in folders:
             if folders.count(folder) > 1:
                 raise UserError(f"two variants would share the folder {folder!r}: give them different labels")
+        for label, changes in self.variants.items():
+            if own := [key for key in ("seed", "name") if key in changes]:
+                said = "seeds (--seeds)" if own == ["seed"] else "labels"
+                raise UserError(f"{label}: a variant cannot set {own[0]}; a study has {said} for that")
         for label, seed in itertools.product(self.variants, self.seeds):
             experiment = self.experiment(label, seed)
             algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
             check_needs(algorithm, experiment)  # all mistakes before the first run
+            check_model_name(experiment.model.name)
 
     def experiment(self, label: str, seed: int) -> Experiment:
         return self.base.changed({**self.variants[label], "name": label, "seed": seed})
@@ -78,6 +84,7 @@ def run_study(
         raise UserError(f"{folder} holds a single run: choose another folder with --out")
     for job in jobs:
         Store(job.folder).refuse_another(job.experiment)  # before anything of an earlier study is overwritten
+    _refuse_another_study(study, folder)
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         content = {
@@ -90,6 +97,21 @@ def run_study(
         }
         write_json(folder / "study.json", content)
     run_all(jobs, processes, tell)
+
+
+def _refuse_another_study(study: Study, folder: Path) -> None:
+    """A folder's index may grow; it does not lose rows or seeds that are there."""
+    try:
+        there = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+        lost = [str(label) for label in there["labels"] if label not in study.variants]
+        seeds = [seed for seed in there["seeds"] if seed not in study.seeds]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # there is none, or none that could be read
+    if lost or seeds:
+        what = f"the row {lost[0]!r}" if lost else f"seed {seeds[0]}"
+        raise UserError(
+            f"{folder} holds a study with {what}, which is not in this one: choose another --out, or add it"
+        )
 
 
 def grid(axes: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:

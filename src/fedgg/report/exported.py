@@ -10,10 +10,11 @@ from matplotlib.figure import Figure
 
 from fedgg.report.axes import axes_of
 from fedgg.report.compare import compare
-from fedgg.report.figures import accuracy_figure, split_figure
+from fedgg.report.figures import accuracy_figure
 from fedgg.report.gathering import Group
 from fedgg.report.more_figures import clients_figure, clients_told, readings_figure, sweep_figure
 from fedgg.report.page_data import title
+from fedgg.report.split_pictures import split_pictures
 from fedgg.report.style import save
 from fedgg.report.tables import Table, accuracy_table, as_csv, as_latex, as_markdown, runs_table, target_table
 from fedgg.report.writing import write_text
@@ -55,12 +56,7 @@ def _figures(group: Group) -> Iterator[tuple[str, Figure]]:
     records = [record for by_seed in study.runs.values() for record in by_seed.values()]
     if any(len(record.accuracy()[0]) for record in records):
         yield "accuracy", accuracy_figure(study)
-    seen = set()
-    for record in records:
-        split, seed = record.partition or {}, record.config.get("seed")
-        if split.get("counts") and split.get("classes") and split.get("hash") not in seen:
-            seen.add(split.get("hash"))
-            yield f"split-seed-{seed}", split_figure(split["counts"], split["classes"], record.split_title())
+    yield from split_pictures(study)
     if any(line.get("readings") for record in records for line in record.rounds):
         yield "readings", readings_figure(study)
     for seed in study.seeds:

@@ -69,8 +69,8 @@ def identity(*words: str) -> str:
 def title(group: Group) -> str:
     """What kind of thing was run."""
     study = group.study
-    source = next((run.config.get("data", {}).get("source") for by in study.runs.values() for run in by.values()), None)
-    on = f" on {source}" if source else ""
+    sources = {run.config.get("data", {}).get("source") for by in study.runs.values() for run in by.values()}
+    on = f" on {sources.pop()}" if len(sources) == 1 and None not in sources else ""
     axes = axes_of(study)
     if axes is not None:
         return f"Sweep over {listed([key.rpartition('.')[2] for key in axes.values])}{on}"

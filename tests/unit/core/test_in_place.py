@@ -36,6 +36,22 @@ class Starts(Algorithm):
         return {} if float(site.step) <= self.late else {"drift": 0.3}
 
 
+@dataclass(frozen=True)
+class Heavy(Algorithm):
+    """The last step itself among the terms."""
+
+    def terms(self, site: Site) -> dict[str, Number]:
+        return {"step": -0.2}
+
+
+@dataclass(frozen=True)
+class Late(Algorithm):
+    """An inner product that nobody asked for at first."""
+
+    def terms(self, site: Site) -> dict[str, Number]:
+        return {"drift": site.inner("drift", "drift") if float(site.step) > 2 else 0.0}
+
+
 STEPS, BATCH, FEATURES, CLASSES = 5, 4, 6, 3
 ALGORITHMS = [
     FedAvg(),
@@ -46,6 +62,7 @@ ALGORITHMS = [
     FedGG(mu=2.0, first_step="push"),
     Bends(),
     Starts(),
+    Heavy(),
 ]
 
 
@@ -132,3 +149,9 @@ def test_terms_that_come_late_are_named() -> None:
     net, start, batches = client(algorithm)
     with pytest.raises(UserError, match=r"Starts\.terms\(\) names drift in step 4, and nothing before: name the same"):
         local_round(algorithm, net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
+
+
+def test_inner_products_that_come_late_are_named() -> None:
+    net, start, batches = client(Late())
+    with pytest.raises(UserError, match=r"asks for the inner product drift\.drift in a later step"):
+        local_round(Late(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)

@@ -109,7 +109,7 @@ def test_in_a_study_the_other_runs_go_on(tmp_path: Path) -> None:
     base = Experiment(
         rounds=3, split={"clients": 3}, local={"epochs": 1}, algorithm={"name": "fedavg"}, model={"name": "linear"}
     )
-    study = Study(base, {"fine": {}, "wild": {"local.lr": 1e38}, "also fine": {"seed": 0}}, (0,), "fine")
+    study = Study(base, {"fine": {}, "wild": {"local.lr": 1e38}, "also fine": {"rounds": 3}}, (0,), "fine")
     ended: dict[str, str] = {}
 
     def tell(job: Any, kind: str, what: Any) -> None:

@@ -185,3 +185,48 @@ def test_a_run_can_be_followed_further(tmp_path: Path) -> None:
     assert all(torch.equal(straight.weights[name], further.weights[name]) for name in straight.weights)
     with pytest.raises(UserError, match="4 rounds, more than the 2 asked for"):
         fedgg.run(SMALL, model=model, data=table(), out=tmp_path / "further")
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.spare = nn.Linear(7, 3), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.inner(x)
+        return outputs
+
+
+def test_a_parameter_that_is_never_used_stays_as_it_is() -> None:
+    """In every engine the same: its gradient is zero."""
+    ends = [
+        fedgg.run(SMALL | {"engine": {"name": name}}, model=Unused, data=table(), algorithm="fedgg")
+        for name in ("loop", "stacked")
+    ]
+    assert ends[0].test_accuracy == ends[1].test_accuracy
+    assert ends[0].status == "finished"
+
+
+def test_numbers_beyond_the_precision_are_divergence() -> None:
+    """FedGG's factors are computed in float64; the rows they are made for are not."""
+    done = fedgg.run({"rounds": 3, "split": {"clients": 3}, "local": {"epochs": 1, "lr": 1e6}}, algorithm="fedgg")
+    assert done.status in ("finished", "diverged")
+
+
+def test_a_study_keeps_the_rows_it_has(tmp_path: Path) -> None:
+    def study(labels: list[str], seeds: tuple[int, ...] = (0,)) -> Study:
+        return Study(fedgg.Experiment(**SMALL), {label: {} for label in labels}, seeds, labels[0])
+
+    def go(one: Study) -> None:
+        run_study(one, tmp_path, processes=1, tell=lambda job, kind, what: None)
+
+    go(study(["a"]))
+    go(study(["a", "b"]))
+    with pytest.raises(UserError, match="holds a study with the row 'b', which is not in this one"):
+        go(study(["a"]))
+    with pytest.raises(UserError, match="holds a study with seed 0"):
+        go(study(["a", "b"], (1,)))
+    with pytest.raises(UserError, match="a variant cannot set seed; a study has seeds"):
+        Study(fedgg.Experiment(), {"a": {"seed": 3}}, (0,), "a")
+    with pytest.raises(UserError, match="unknown model 'cnm'"):
+        Study(fedgg.Experiment(), {"a": {}, "b": {"model.name": "cnm"}}, (0,), "a")

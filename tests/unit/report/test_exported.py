@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from written_folders import write_study
 from fedgg.errors import UserError
 from fedgg.report.exported import write_figures, write_tables
 from fedgg.report.gathering import Gathering, Group
+from fedgg.report.split_pictures import split_pictures
 from fedgg.report.tensorboard import check_tensorboard, write_events
 
 
@@ -95,3 +97,11 @@ def test_events_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(UserError, match=r"pip install 'fedgg\[tensorboard\]'"):
         check_tensorboard(tmp_path)
+
+
+def test_rows_that_are_split_differently_have_pictures_of_their_own(groups: list[Group]) -> None:
+    study = groups[0].study
+    (first, second), seed = study.runs.values(), 0
+    assert [name for name, _ in split_pictures(study)] == ["split-seed-0"]
+    second[seed] = replace(second[seed], partition=(first[seed].partition or {}) | {"hash": "another"})
+    assert [name for name, _ in split_pictures(study)] == ["split-seed-0", "split-seed-0-a-x"]
