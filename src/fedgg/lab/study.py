@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.errors import UserError
+from fedgg.lab.build import check_data
 from fedgg.lab.config import Experiment, flat, read_toml
 from fedgg.lab.files import write_json, writing_to
 from fedgg.lab.jobs import Job, Tell
@@ -85,6 +86,10 @@ def run_study(
     for job in jobs:
         Store(job.folder).refuse_another(job.experiment)  # before anything of an earlier study is overwritten
     _refuse_another_study(study, folder)
+    sources = dict.fromkeys(job.experiment.data.source for job in jobs)
+    if len(sources) > 1:  # one alone is missed by the first run
+        for source in sources:
+            check_data(source, data_folder)
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         content = {

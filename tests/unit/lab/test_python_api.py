@@ -228,5 +228,15 @@ def test_a_study_keeps_the_rows_it_has(tmp_path: Path) -> None:
         go(study(["a", "b"], (1,)))
     with pytest.raises(UserError, match="a variant cannot set seed; a study has seeds"):
         Study(fedgg.Experiment(), {"a": {"seed": 3}}, (0,), "a")
+    sources = {"a": {"data.source": "digits"}, "b": {"data.source": "svhn"}}
+    with pytest.raises(UserError, match="svhn"):
+        run_study(
+            Study(fedgg.Experiment(**SMALL), sources, (0,), "a"),
+            tmp_path / "other",
+            processes=1,
+            tell=lambda job, kind, what: None,
+            data_folder=tmp_path,
+        )
+    assert not (tmp_path / "other").exists()  # before anything is run
     with pytest.raises(UserError, match="unknown model 'cnm'"):
         Study(fedgg.Experiment(), {"a": {}, "b": {"model.name": "cnm"}}, (0,), "a")
