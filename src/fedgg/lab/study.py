@@ -120,9 +120,11 @@ def _refuse_another_study(study: Study, folder: Path) -> None:
 
 
 def grid(axes: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
-    """Every combination of values, labelled by what it sets."""
+    """Every combination of values, labelled by what it sets: by the last part of a key, where that says enough."""
+    last = [key.rpartition(".")[2] for key in axes]
+    shown = {key: key if own == "name" or last.count(own) > 1 else own for key, own in zip(axes, last, strict=True)}
     combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    return {" ".join(f"{key.rpartition('.')[2]}={value}" for key, value in c.items()): c for c in combinations}
+    return {" ".join(f"{shown[key]}={value}" for key, value in c.items()): c for c in combinations}
 
 
 def load_study(path: Path) -> Study:

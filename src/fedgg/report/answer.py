@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fedgg.report.caveats import SPLIT_APART
 from fedgg.report.compare import Comparison, PairedDifference, Row, Spread
 from fedgg.report.folders import StudyRecord
 
@@ -91,6 +92,8 @@ def _side_by_side(rows: Sequence[Row], comparison: Comparison) -> Answer:
     over = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(max(seeds))
     over += " seed" if seeds == {1} else " seeds"
     method = f"Final test accuracy over {over}, paired by seed"
+    if any(SPLIT_APART in note for note in comparison.notes):
+        method += f" although {SPLIT_APART}"
     if any(difference.half_width is not None for difference in differences):
         method += "; ± is half of the 95 % confidence interval of the difference"
     if len(differences) > 4:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from fedgg.report.folders import StudyRecord
 
+SPLIT_APART = "the runs have different splits"
+
 
 def caveats(study: StudyRecord, ends: Mapping[str, Mapping[int, int]]) -> tuple[str, ...]:
     """Runs that are in no mean, and means that are not like for like; `ends` are the last rounds of those that are."""
@@ -27,7 +29,7 @@ def caveats(study: StudyRecord, ends: Mapping[str, Mapping[int, int]]) -> tuple[
         runs_of_seed = (study.runs[label].get(seed) for label in study.labels)
         hashes = {run.partition.get("hash") for run in runs_of_seed if run is not None and run.partition is not None}
         if len(hashes) > 1:
-            notes.append(f"Seed {seed}: the runs have different splits, so pairing them by seed does not hold.")
+            notes.append(f"Seed {seed}: {SPLIT_APART}, so pairing them by seed does not hold.")
     return tuple(notes)
 
 

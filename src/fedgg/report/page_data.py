@@ -73,7 +73,9 @@ def title(group: Group) -> str:
     on = f" on {sources.pop()}" if len(sources) == 1 and None not in sources else ""
     axes = axes_of(study)
     if axes is not None:
-        return f"Sweep over {listed([key.rpartition('.')[2] for key in axes.values])}{on}"
+        last = [key.rpartition(".")[2] for key in axes.values]
+        unclear = len(set(last)) < len(last) or "name" in last
+        return f"Sweep over {listed(list(axes.values) if unclear else last)}{on}"
     if len(study.labels) > 6:
         return f"{len(study.labels)} algorithms and settings{on}"
     return listed([quoted(label) for label in study.labels]) + on

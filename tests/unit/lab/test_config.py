@@ -212,3 +212,11 @@ def test_axes_with_the_same_last_word_are_told_apart() -> None:
 )
 def test_a_cohort_is_a_number_or_a_share(cohort: float | None, clients: int, drawn: int) -> None:
     assert Experiment(split={"clients": clients}, server={"cohort": cohort}).cohort_of(clients) == drawn
+
+
+def test_labels_of_a_grid_are_short_and_clear() -> None:
+    assert list(grid({"algorithm.mu": [1], "rounds": [2, 3]})) == ["mu=1 rounds=2", "mu=1 rounds=3"]
+    assert list(grid({"algorithm.momentum": [0], "local.momentum": [0.9], "local.lr": [1]})) == [
+        "algorithm.momentum=0 local.momentum=0.9 lr=1"
+    ]
+    assert list(grid({"model.name": ["mlp"]})) == ["model.name=mlp"]

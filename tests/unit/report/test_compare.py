@@ -10,6 +10,7 @@ from scipy import stats
 from written_folders import write_run, write_study
 
 from fedgg.report import compare as module
+from fedgg.report.answer import answer
 from fedgg.report.compare import Comparison, Row, compare, first_reaching, paired_difference, spread, trailing_average
 from fedgg.report.folders import read_study
 
@@ -114,7 +115,10 @@ def test_a_reference_that_never_finished_gives_no_target(tmp_path: Path) -> None
 def test_unlike_splits_and_lengths_are_told(tmp_path: Path) -> None:
     folder = write_study(tmp_path, {"A": [[0.5, 0.6]], "B": [None]}, reference="A")
     write_run(folder / "run-1" / "seed-0", [0.5], split_hash="another")
-    notes = " ".join(compare(read_study(folder)).notes)
+    study = read_study(folder)
+    comparison = compare(study)
+    notes = " ".join(comparison.notes)
+    assert "paired by seed although the runs have different splits" in answer(study, comparison).method
     assert "different splits" in notes
     assert "different rounds" in notes
 

@@ -134,6 +134,9 @@ def test_titles() -> None:
     swept_betas = study_of(Study(Experiment(), betas, (0,), "beta=0.5"))
     assert about(swept_betas).startswith("digits, 10 clients, dirichlet 0.5 and 0.1, mlp, 100 rounds")
     assert place(swept_betas) == "digits, dirichlet 0.5 and 0.1"
+    both = {f"a={x} b={y}": {"algorithm.momentum": x, "local.momentum": y} for x in (0.1, 0.2) for y in (0.3, 0.4)}
+    momenta = study_of(Study(Experiment(algorithm={"name": "fedavgm"}), both, (0,), "a=0.1 b=0.3"))
+    assert title(Group(momenta)) == "Sweep over algorithm.momentum and local.momentum on digits"
     swept = {f"mu={mu}": {"algorithm.mu": mu} for mu in (0.1, 1.0)}
     assert title(Group(study_of(Study(Experiment(), swept, (0,), "mu=0.1")))) == "Sweep over mu on digits"
 
