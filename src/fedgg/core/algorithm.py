@@ -20,6 +20,7 @@ from fedgg.core.forward import Forward
 from fedgg.core.plan import Work
 from fedgg.core.probe import Probe
 from fedgg.core.rows import Rows, dot, weighted_sum
+from fedgg.errors import UserError
 
 Number = float | Tensor  # a hyper-parameter: one value, or one for each row [K, 1]
 Weighing = Literal["examples", "clients"]  # how clients count in the problem that is solved
@@ -71,7 +72,14 @@ class Site:
             if self.last_step is None:
                 raise RuntimeError("this engine keeps the last step's inner products, not the step: override steer()")
             return self.last_step
+        self.check_noted(name)
         return self.notes[name]
+
+    def check_noted(self, name: str) -> None:
+        if name not in self.notes:
+            raise UserError(
+                f"there is no vector {name!r}: begin() noted {', '.join(self.notes)}, and drift and step exist"
+            )
 
     def inner(self, a: str, b: str, *, by_layer: bool = False) -> Tensor:
         """Inner product of two vectors by name, `[K, 1]`; by layer `[K, P]`: each parameter carries its own layer's."""

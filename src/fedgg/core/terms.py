@@ -49,7 +49,10 @@ def asked(algorithm: Algorithm, site: Site) -> Asked | None:
         return None
     of_the_step = [both for both in after.names if "step" in both.split(".")]
     moving = [both for both in during.names if not {"drift", "step"}.isdisjoint(both.split("."))]
-    return Asked(tuple(factors), tuple(dict.fromkeys([*moving, *of_the_step])))
+    wanted = Asked(tuple(factors), tuple(dict.fromkeys([*moving, *of_the_step])))
+    for name in wanted.notes:
+        site.check_noted(name)
+    return wanted
 
 
 def _leaves_steps_alone(algorithm: Algorithm, site: Site) -> bool:

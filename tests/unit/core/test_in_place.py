@@ -52,6 +52,14 @@ class Late(Algorithm):
         return {"drift": site.inner("drift", "drift") if float(site.step) > 2 else 0.0}
 
 
+@dataclass(frozen=True)
+class Lost(Algorithm):
+    """A vector that was never noted."""
+
+    def terms(self, site: Site) -> dict[str, Number]:
+        return {"compass": 0.5}
+
+
 STEPS, BATCH, FEATURES, CLASSES = 5, 4, 6, 3
 ALGORITHMS = [
     FedAvg(),
@@ -155,3 +163,9 @@ def test_inner_products_that_come_late_are_named() -> None:
     net, start, batches = client(Late())
     with pytest.raises(UserError, match=r"asks for the inner product drift\.drift in a later step"):
         local_round(Late(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
+
+
+def test_a_vector_that_is_not_there_is_named() -> None:
+    net, start, batches = client(Lost())
+    with pytest.raises(UserError, match=r"there is no vector 'compass': begin\(\) noted anchor"):
+        local_round(Lost(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
