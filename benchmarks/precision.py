@@ -5,8 +5,8 @@ python benchmarks/precision.py docs/figures/precision.png
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -85,7 +85,14 @@ def draw() -> Figure:
     return figure
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("picture", type=Path, help="the PNG file to be written")
+    picture = parser.parse_args().picture
     for label, case in CASES.items():
         print(f"| {label} | {' | '.join(row(case))} |")
-    draw().savefig(sys.argv[1], dpi=150)
+    draw().savefig(picture, dpi=150)
+
+
+if __name__ == "__main__":
+    main()
