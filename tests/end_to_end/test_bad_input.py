@@ -37,8 +37,8 @@ def call(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str, s
     """`fedgg WORDS` in this process."""
     out, errors = StringIO(), StringIO()
     monkeypatch.setattr(sys, "argv", ["fedgg", *words])
-    monkeypatch.setattr(screen.console, "file", out)
-    monkeypatch.setattr(screen.errors, "file", errors)
+    monkeypatch.setattr(screen.console, "_file", out)  # `file` would leave it bound to today's standard output
+    monkeypatch.setattr(screen.errors, "_file", errors)
     with redirect_stdout(out), redirect_stderr(errors):
         try:
             fedgg.cli.main()
