@@ -66,6 +66,12 @@ class _Column:
             return _FILLED[name]
         return next(operand for operand in operands if isinstance(operand, _Column))._ask(name, *operands)
 
+    def square(self) -> _Column:
+        return self._ask("mul", self, self)
+
+    def reciprocal(self) -> _Column:
+        return self._ask("div", 1.0, self)
+
     def __getattr__(self, name: str) -> Any:
         raise NotHeard(name)
 
@@ -111,8 +117,6 @@ def _teach() -> None:
         setattr(_Column, word, lambda self, name=name: self._ask(name, self))
     for word, name in (("clamp_min", "maximum"), ("clamp_max", "minimum")):
         setattr(_Column, word, lambda self, other, name=name: self._ask(name, self, other))
-    setattr(_Column, "square", lambda self: self._ask("mul", self, self))  # noqa: B010
-    setattr(_Column, "reciprocal", lambda self: self._ask("div", 1.0, self))  # noqa: B010
 
 
 _teach()
