@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from fedgg.report.page_data import title
 from fedgg.report.split_pictures import split_pictures
 from fedgg.report.style import save
 from fedgg.report.tables import Table, accuracy_table, as_csv, as_latex, as_markdown, runs_table, target_table
-from fedgg.report.writing import write_text
+from fedgg.report.writing import file_name, write_text
 
 FORMS = {"md": as_markdown, "tex": as_latex, "csv": as_csv}
 
@@ -73,5 +72,4 @@ def _places(groups: Sequence[Group], folder: Path) -> Iterator[tuple[Group, Path
         yield groups[0], folder
         return
     for number, group in enumerate(groups, start=1):
-        name = re.sub(r"[^a-z0-9.=]+", "-", title(group).lower()).strip("-.")[:60]
-        yield group, folder / f"{number}-{name}"
+        yield group, folder / f"{number}-{file_name(title(group))}"

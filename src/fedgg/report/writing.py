@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from fedgg.errors import UserError
@@ -19,3 +20,8 @@ def write_text(file: Path, content: str) -> Path:
             f"{file} cannot be written: {error.strerror or error}; choose another place, or make room"
         ) from error
     return file
+
+
+def file_name(words: str) -> str:
+    """A title or label as a part of a file's name."""
+    return re.sub(r"[^a-z0-9.=]+", "-", words.lower()).strip("-.")[:60]

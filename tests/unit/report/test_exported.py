@@ -104,4 +104,4 @@ def test_rows_that_are_split_differently_have_pictures_of_their_own(groups: list
     (first, second), seed = study.runs.values(), 0
     assert [name for name, _ in split_pictures(study)] == ["split-seed-0"]
     second[seed] = replace(second[seed], partition=(first[seed].partition or {}) | {"hash": "another"})
-    assert [name for name, _ in split_pictures(study)] == ["split-seed-0", "split-seed-0-a-x"]
+    assert [name for name, _ in split_pictures(study)] == ["split-seed-0", "split-seed-0-2-a-x"]
