@@ -2,6 +2,7 @@
 
     python benchmarks/step_cost.py --models cnn,mlp --turns 10                        # engine loop, one thread
     python benchmarks/step_cost.py --device cuda --turns 5 --out step-cost.json       # engines stacked and streams
+    python benchmarks/step_cost.py --algorithms neighbours --models cnn               # those that do more than a step
 
 Algorithms take turns round by round, in another order each turn, and the ratio to FedAvg is taken within a turn, so
 that a busy moment of the machine hits all of them alike. A step includes its share of the round: reading batches,
@@ -72,13 +73,21 @@ MODELS = {
     ),
 }
 REFERENCE = "FedAvg"
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    REFERENCE: {"name": "fedavg"},
-    "FedProx": {"name": "fedprox"},
-    "SCAFFOLD": {"name": "scaffold"},
-    "FedGG, adaptive": {"name": "fedgg"},
-    "FedGG, fixed, epsilon": {"name": "fedgg", "weight": "fixed", "first_step": "epsilon"},
-    "FedGG, per layer": {"name": "fedgg", "scope": "layer"},
+ALGORITHMS: dict[str, dict[str, dict[str, Any]]] = {
+    "guided": {
+        REFERENCE: {"name": "fedavg"},
+        "FedProx": {"name": "fedprox"},
+        "SCAFFOLD": {"name": "scaffold"},
+        "FedGG, adaptive": {"name": "fedgg"},
+        "FedGG, fixed, epsilon": {"name": "fedgg", "weight": "fixed", "first_step": "epsilon"},
+        "FedGG, per layer": {"name": "fedgg", "scope": "layer"},
+    },
+    "neighbours": {
+        REFERENCE: {"name": "fedavg"},
+        "FedGG, adaptive": {"name": "fedgg"},
+        "FedCurv": {"name": "fedcurv"},
+        "MOON": {"name": "moon"},
+    },
 }
 ENGINES = ("loop", "stacked", "streams")
 
@@ -137,9 +146,12 @@ def measure(
         "stacked": lambda: Stacked(precision),
         "streams": Streams,
     }
-    some = experiment_of(case, ALGORITHMS[REFERENCE], 0, clients, engine, precision, device)
+    some = experiment_of(case, ALGORITHMS[chosen.algorithms][REFERENCE], 0, clients, engine, precision, device)
     with arithmetic(some):
-        runners = {label: Runner(federations(settings), makers[engine]()) for label, settings in ALGORITHMS.items()}
+        runners = {
+            label: Runner(federations(settings), makers[engine]())
+            for label, settings in ALGORITHMS[chosen.algorithms].items()
+        }
         for _ in range(chosen.warm_up):
             for runner in runners.values():
                 runner.round()
@@ -153,7 +165,8 @@ def measure(
         "clients": clients * runs,
         "client_steps": first.client_steps,
     }
-    return [{**about, **line} for line in compared(taken, first.client_steps)]
+    settings = ALGORITHMS[chosen.algorithms]
+    return [{**about, **line, "settings": settings[line["algorithm"]]} for line in compared(taken, first.client_steps)]
 
 
 def take_turns(rounds: dict[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
@@ -175,7 +188,6 @@ def compared(taken: dict[str, list[float]], client_steps: int) -> list[dict[str,
         lines.append(
             {
                 "algorithm": label,
-                "settings": ALGORITHMS[label],
                 "step_ms": 1000 * statistics.median(own) / client_steps,
                 "to_fedavg": statistics.median(ratios),
                 "to_fedavg_range": [min(ratios), max(ratios)],
@@ -225,6 +237,7 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_options(parser)
     parser.add_argument("--models", default=None, help=f"of {','.join(MODELS)} (default: all that run on the device)")
+    parser.add_argument("--algorithms", choices=ALGORITHMS, default="guided", help="which of them (default: guided)")
     parser.add_argument("--engines", default=None, help=f"of {','.join(ENGINES)} (default: the device's own)")
     parser.add_argument("--precisions", default=None, help="of fp32,tf32,bf16 (default: fp32 on a CPU, bf16 on a GPU)")
     parser.add_argument("--turns", type=int, default=10, help="rounds of each algorithm that count (default: 10)")

@@ -21,14 +21,16 @@ def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module(name)
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_steps_of_all_algorithms_are_compared(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("engine", "algorithms"), [("loop", "guided"), ("loop", "neighbours"), ("stacked", "guided")])
+def test_steps_of_all_algorithms_are_compared(
+    engine: str, algorithms: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step_cost = script("step_cost", monkeypatch)
     out = tmp_path / "step-cost.json"
     words = f"--models small --engines {engine} --steps 2 --turns 2 --warm-up 2 --runs 2 --out {out}"
-    step_cost.main(words.split())
+    step_cost.main([*words.split(), "--algorithms", algorithms])
     content = json.loads(out.read_text(encoding="utf-8"))
-    assert [line["algorithm"] for line in content["measured"]] == list(step_cost.ALGORITHMS)
+    assert [line["algorithm"] for line in content["measured"]] == list(step_cost.ALGORITHMS[algorithms])
     for line in content["measured"]:
         assert line["engine"] == engine
         assert line["client_steps"] == 2 * line["clients"]
