@@ -160,7 +160,7 @@ class GraphCache:
         if one_pass is not None:
             running = replace(running, last_step=None)
         rule = (type(algorithm), _shapes(algorithm), _shapes(site.notes), sgd.has_momentum, sgd.has_decay)
-        key = (place, rule, id(net), id(data), start.w.shape, one_pass and one_pass.asked, form)
+        key = (place, rule, id(net), id(data), start.w.shape, one_pass and one_pass.captured, form)
         counter = torch.zeros(1, dtype=torch.int64, device=start.w.device)
         fresh = Desk(algorithm, sgd, running, replace(site, probe=None), pages, counter, one_pass)
         stack = self._stacks.get(key)

@@ -14,9 +14,11 @@ from torch import Tensor
 from fedgg import kernels
 from fedgg.core.algorithm import Algorithm, Batch, Site
 from fedgg.core.local import Running, gradient
+from fedgg.core.recipe import recipe_of
 from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
 from fedgg.core.terms import Asked, asked
+from fedgg.engines.factors import Factors
 from fedgg.engines.program import Program
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class OnePass:
     leads: Rows  # of the anchor and of each note: the row to be read in place of an equal one, [K] int32
     plain: bool  # whether the loss is the supervised one and no more
     wide: Program | None  # whose first layer's gradient is made in the pass
+    factors: Factors | None  # None: as the algorithm says them, operation by operation
     side: torch.cuda.Stream
 
     @classmethod
@@ -45,6 +48,7 @@ class OnePass:
         if wanted is None or len(wanted.notes) > advance.VECTORS or len(wanted.pairs) > advance.MOST_SUMS:
             return None
         shared = (["anchor"] if wanted.drift else []) + list(wanted.notes)
+        recipe = recipe_of(algorithm, site, wanted.pairs)
         rows, length = site.w.shape
         plain = type(algorithm).loss is Algorithm.loss  # the model is run once: there is one gradient to withhold
         wide = wide if plain else None
@@ -55,6 +59,7 @@ class OnePass:
             {name: advance.leads(site.notes[name], owners) for name in shared},
             plain,
             wide,
+            Factors.of(recipe, _places(wanted), algorithm, site) if recipe else None,
             torch.cuda.Stream(site.w.device, priority=-1),
         )
 
@@ -65,7 +70,8 @@ class OnePass:
         here = torch.cuda.current_stream()
         at_work = torch.ones_like(running.step, dtype=torch.bool) if batch.at_work is None else batch.at_work
         with self._beside(here):
-            site = replace(site, step=running.step, w=running.w, last_step=None, sums=self.sums())
+            sums = {} if self.plain and self.factors else self.sums()
+            site = replace(site, step=running.step, w=running.w, last_step=None, sums=sums)
             move = self._pass(algorithm, sgd, running, site, at_work)
         if not self.plain:
             here.wait_stream(self.side)  # the algorithm's own loss may read the sums
@@ -82,6 +88,11 @@ class OnePass:
             advance.advance(move, grad, *withheld)
         here.wait_stream(self.side)
 
+    @property
+    def captured(self) -> object:
+        """What of it a graph holds for good."""
+        return self.asked, self.factors and (self.factors.lines, self.factors.wanted)
+
     @contextmanager
     def _beside(self, here: torch.cuda.Stream) -> Iterator[None]:
         """On a stream of its own, from what has been done so far; in a captured step, a branch of the graph."""
@@ -92,15 +103,14 @@ class OnePass:
     def _pass(self, algorithm: Algorithm, sgd: SGD, running: Running, site: Site, at_work: Tensor) -> Pass:
         from fedgg.kernels.advance import Pass
 
-        terms, names = algorithm.terms(site), ("drift", *self.asked.notes, "", "")[:3]
-        columns = [_column(terms.get(name, 0.0), running.step) for name in names if terms]
+        names = _places(self.asked)
         return Pass(
             w=running.w,
             velocity=running.velocity,
             anchor=self._shared("anchor", site) if self.asked.drift else None,
             vectors=[self._shared(name, site) for name in self.asked.notes],
-            factors=torch.cat(columns, 1) if columns else sgd.lr,  # which then nobody reads
-            has_factor=[name in terms for name in names],
+            factors=self._factors(algorithm, running, site) if self.asked.factors else sgd.lr,  # which nobody reads
+            has_factor=[name in self.asked.factors for name in names],
             lr=sgd.lr,
             momentum=sgd.momentum if sgd.has_momentum else None,
             decay=sgd.weight_decay if sgd.has_decay else None,
@@ -108,6 +118,12 @@ class OnePass:
             parts=self.parts,
             pairs=tuple(self._numbers(both) for both in self.asked.pairs),
         )
+
+    def _factors(self, algorithm: Algorithm, running: Running, site: Site) -> Tensor:
+        if self.factors is not None:
+            return self.factors.at(running.step, self.parts)
+        terms = algorithm.terms(site)
+        return torch.cat([_column(terms.get(name, 0.0), running.step) for name in _places(self.asked)], 1)
 
     def sums(self) -> Rows:
         """The inner products, put together from their parts in a fixed order."""
@@ -125,6 +141,11 @@ class OnePass:
         order = ["drift", "step", *self.asked.notes]
         a, b = both.split(".")
         return order.index(a), order.index(b)
+
+
+def _places(asked: Asked) -> tuple[str, ...]:
+    """The vectors a step may add, in the kernel's order."""
+    return ("drift", *asked.notes, "", "")[:3]
 
 
 def _column(value: float | Tensor, like: Tensor) -> Tensor:
