@@ -3,7 +3,7 @@
 An algorithm writes its factors in torch's words (`distance.sqrt()`, `torch.where(step == 0, 0, pull)`): twenty steps
 on columns of a single number for each client. Operation by operation they take longer than their arithmetic is worth: a
 tenth of a small model's step. So `terms` is called once a round with columns that only listen, and what they heard, a
-recipe, is done as one function of plain numbers.
+recipe, is done as one function of plain numbers on a CPU, as one kernel on a GPU.
 """
 
 from __future__ import annotations
