@@ -42,6 +42,7 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.state import State, begin, close, next_job, train
 
 BATCH = 64
+PAPER = 390  # steps of a client in a round of the paper: 5 epochs of 5,000 images
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,10 @@ class Case:
 
 SMALL_ENGINES = {"cpu": ("loop",), "cuda": ("stacked", "streams")}
 MODELS = {
-    "cnn": Case({"name": "cnn"}, (3, 32, 32), 10, SMALL_ENGINES, {"cpu": 1, "cuda": 10}, {"cpu": 50, "cuda": 100}),
-    "mlp": Case({"name": "mlp"}, (3, 32, 32), 10, SMALL_ENGINES, {"cpu": 1, "cuda": 10}, {"cpu": 50, "cuda": 100}),
+    "cnn": Case({"name": "cnn"}, (3, 32, 32), 10, SMALL_ENGINES, {"cpu": 1, "cuda": 10}, {"cpu": 50, "cuda": PAPER}),
+    "mlp": Case({"name": "mlp"}, (3, 32, 32), 10, SMALL_ENGINES, {"cpu": 1, "cuda": 10}, {"cpu": 50, "cuda": PAPER}),
     "small": Case(
-        {"name": "mlp", "hidden": 64}, (1, 8, 8), 10, SMALL_ENGINES, {"cpu": 1, "cuda": 10}, {"cpu": 300, "cuda": 100}
+        {"name": "mlp", "hidden": 64}, (1, 8, 8), 10, SMALL_ENGINES, {"cpu": 1, "cuda": 10}, {"cpu": 300, "cuda": PAPER}
     ),
     "vgg16": Case(
         {"name": "vgg16"},
@@ -69,7 +70,7 @@ MODELS = {
         100,
         {"cpu": (), "cuda": ("streams",)},
         {"cpu": 1, "cuda": 6},
-        {"cpu": 3, "cuda": 20},
+        {"cpu": 3, "cuda": PAPER},
     ),
 }
 REFERENCE = "FedAvg"

@@ -152,7 +152,13 @@ def end_round(
 
 def for_people(end: LocalEnd) -> LocalEnd:
     """What is recorded and never computed with goes to the host at once, not number by number."""
-    return replace(end, readings={name: rows.cpu() for name, rows in end.readings.items()}, loss=end.loss.cpu())
+    if not end.loss.is_cuda:
+        return end
+    shown = [*end.readings.values(), end.loss]
+    together = torch.cat([rows.flatten(1) for rows in shown], 1).cpu()
+    parts = together.split([rows[0].numel() for rows in shown], 1)
+    *readings, loss = (part.reshape(rows.shape).to(rows.dtype) for part, rows in zip(parts, shown, strict=True))
+    return replace(end, readings=dict(zip(end.readings, readings, strict=True)), loss=loss)
 
 
 def _keys(net: Net, start: LocalStart) -> Tensor | None:

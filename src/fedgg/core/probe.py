@@ -6,8 +6,8 @@ no dropout mask, and is the same in every engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -21,6 +21,7 @@ from fedgg.core.squares import examples_at_once, layers_of, sums_of_squares
 
 Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]
 AT_ONCE = 1 << 24  # numbers in the gradients of single examples that are held together
+ON_A_GPU = 16  # times as many: what launching costs is worth a GB
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,14 @@ class Probe:
             found = None if layers is None else self._squares_together(layers, row, x, y)
             return (self._squares_apart(row, x, y) if found is None else found) / len(x)
 
-        return self._means(chunk, w)
+        if not w.is_cuda or layers is None:
+            return self._means(chunk, w)
+        together = partial(_put_together, most=lambda x: examples_at_once(layers, x, ON_A_GPU * AT_ONCE))
+        return replace(self, examples=lambda row: together(self.examples(row)))._means(chunk, w)
 
     def _squares_together(self, layers: dict[str, nn.Module], row: Tensor, x: Tensor, y: Tensor) -> Tensor | None:
         """Sum of squared gradients over examples, where layers are simple enough."""
-        few = examples_at_once(layers, x, 8 * AT_ONCE if x.is_cuda else AT_ONCE)
+        few = examples_at_once(layers, x, ON_A_GPU * AT_ONCE if x.is_cuda else AT_ONCE)
         total = torch.zeros_like(row)
         for some, targets in zip(x.split(few), y.split(few), strict=True):
             with torch.enable_grad():
@@ -96,3 +100,19 @@ class Probe:
             total = total + len(x) * measure(row, x, y)
             seen += len(x)
         return total / max(seen, 1)
+
+
+def _put_together(chunks: Iterable[Examples], most: Callable[[Tensor], int]) -> Iterator[Examples]:
+    """The same examples in fewer chunks: as many in one as are allowed, and never less than there were."""
+    held: list[Examples] = []
+    for x, y in chunks:
+        if held and sum(len(y) for _, y in held) + len(y) > most(x):
+            yield _joined(held)
+            held = []
+        held.append((x, y))
+    if held:
+        yield _joined(held)
+
+
+def _joined(parts: list[Examples]) -> Examples:
+    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])

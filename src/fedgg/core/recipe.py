@@ -129,42 +129,65 @@ def recipe_of(algorithm: Algorithm, site: Site, pairs: Iterable[str]) -> Recipe 
     columns: Any = {source: _Column(lines, len(sources), number) for number, source in enumerate(sources)}
     try:
         factors = _listening(algorithm, columns).terms(_blind(site, columns))
-        found = tuple((name, *_operand(factor)) for name, factor in factors.items())
+        results = tuple((name, *_operand(factor)) for name, factor in factors.items())
     except (NotHeard, AttributeError, TypeError, ValueError, RuntimeError):
         return None  # a real mistake shows again, with tensors
-    return Recipe(tuple(sources), tuple(lines), found)
+    return Recipe(tuple(sources), tuple(lines), results)
 
 
 def lasting(recipe: Recipe, algorithm: Algorithm, site: Site) -> list[Tensor]:
     """The columns that stay as they are over the round: of all sources behind the step and the inner products."""
-    return [_found(source, algorithm, site) for source in recipe.sources if source != STEP and source[0] != "sums"]
+    return [found(source, algorithm, site) for source in recipe.sources if is_lasting(source)]
+
+
+def is_lasting(source: Source) -> bool:
+    """Whether a round leaves it as it is."""
+    return source != STEP and source[0] != "sums"
+
+
+def found(source: Source, algorithm: Algorithm, site: Site) -> Tensor:
+    """The column behind a source that lasts."""
+    if source[0] == "algorithm":
+        own: Tensor = getattr(algorithm, source[1])
+        return own
+    value: Any = getattr(site, source[0])
+    column: Tensor = value[source[1]] if len(source) > 1 else value
+    return column
+
+
+def readings_heard(algorithm: Algorithm, site: Site) -> bool:
+    """Whether `readings` does the same whatever the numbers are: then it need be asked only once what it looks at."""
+    sources = [STEP, *_columns(algorithm, site)]
+    columns: Any = {source: _Column([], len(sources), number) for number, source in enumerate(sources)}
+    blind = replace(_blind(site, columns), sums=_EverySum())
+    try:
+        _listening(algorithm, columns).readings(torch.empty_like(site.w, device="meta"), blind)
+    except (NotHeard, AttributeError, TypeError, ValueError, RuntimeError):
+        return False
+    return True
+
+
+class _EverySum(dict[str, Any]):
+    def get(self, name: str, default: Any = None) -> Any:
+        return _Column([], 1, 0)
 
 
 def _columns(algorithm: Algorithm, site: Site) -> list[Source]:
     """Everything of one number a row that `terms` may look at."""
-    found: list[Source] = [("algorithm", f.name) for f in fields(algorithm) if _is_column(getattr(algorithm, f.name))]
+    names: list[Source] = [("algorithm", f.name) for f in fields(algorithm) if _is_column(getattr(algorithm, f.name))]
     for field in fields(site):
         value = getattr(site, field.name)
         if field.name in ("step", "sums", "w", "last_step"):
             continue
         if isinstance(value, dict):
-            found += [(field.name, name) for name, rows in value.items() if _is_column(rows)]
+            names += [(field.name, name) for name, rows in value.items() if _is_column(rows)]
         elif _is_column(value):
-            found.append((field.name,))
-    return found
+            names.append((field.name,))
+    return names
 
 
 def _is_column(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == 1
-
-
-def _found(source: Source, algorithm: Algorithm, site: Site) -> Tensor:
-    if source[0] == "algorithm":
-        found: Tensor = getattr(algorithm, source[1])
-        return found
-    value: Any = getattr(site, source[0])
-    column: Tensor = value[source[1]] if len(source) > 1 else value
-    return column
 
 
 def _listening(algorithm: Algorithm, columns: Any) -> Algorithm:

@@ -83,8 +83,7 @@ class Feed:
             and other.x is self.x
             and other.x_test is self.x_test
             and other.augmentation == self.augmentation
-            and torch.equal(other.scaling.shift, self.scaling.shift)
-            and torch.equal(other.scaling.scale, self.scaling.scale)
+            and other.scaling.numbers == self.scaling.numbers
         )
 
     def batches(self, seed: int, round_: int, client: int, work: plan.Work) -> Iterator[Batch]:

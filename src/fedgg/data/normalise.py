@@ -8,6 +8,7 @@ standard  each channel (or feature) with mean 0 and deviation 1 over the trainin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -24,6 +25,11 @@ class Scaling:
 
     shift: Tensor
     scale: Tensor
+
+    @cached_property
+    def numbers(self) -> tuple[object, ...]:
+        """The same for the same scaling, wherever it lies; asked of a GPU once, not in every round."""
+        return self.shift.dtype, tuple(self.shift.shape), self.shift.tolist(), self.scale.tolist()
 
     def __call__(self, x: Tensor) -> Tensor:
         return (x.to(self.shift.dtype) - self.shift).mul_(self.scale)  # the difference is our own: no third copy

@@ -2,58 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Site
-from fedgg.core.recipe import Line, Operand, Recipe, lasting
+from fedgg.core.recipe import Line, Operand, Recipe, found, is_lasting
+
+Value = tuple[bool, Operand]  # as in a line: the number of a value, or a constant
+
+
+@dataclass(frozen=True)
+class Split:
+    """A recipe in two parts: what a round leaves as it is can be done once, the rest is done in every step."""
+
+    recipe: Recipe
+    places: tuple[str, ...]
+    once: tuple[tuple[int, Line], ...]  # by the number of what they make
+    kept: tuple[Value, ...]  # what the steps need of the first part
+    lines: tuple[tuple[int, ...], ...]  # of every step, see `kernels.numbers`
+    wanted: tuple[int, ...]  # for each place the number of its factor's value; () if nothing is left for the steps
+
+    def of(self, algorithm: Algorithm, site: Site) -> Factors:
+        """With this round's numbers."""
+        like = torch.zeros_like(site.step, dtype=torch.float64)
+        known: dict[Value, Tensor] = {}
+
+        def column(value: Value) -> Tensor:
+            is_value, number = value
+            if value not in known and is_value:
+                known[value] = found(self.recipe.sources[int(number)], algorithm, site).double()
+            return known[value] if is_value else torch.full_like(like, number)
+
+        for number, line in self.once:
+            known[True, number] = _BY_TORCH[line.name](*(column(operand) for operand in line.operands)).double()
+        if self.wanted:
+            kept = torch.cat([column(value) for value in self.kept], 1) if self.kept else like
+            return Factors(kept, self.lines, self.wanted)
+        factors = {name: (is_value, operand) for name, is_value, operand in self.recipe.factors}
+        fixed = [column(factors[name]) if name in factors else like for name in self.places]
+        return Factors(torch.cat(fixed, 1).to(site.w.dtype), (), ())
 
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """A recipe split in two: what a round leaves as it is has been done, the rest is done in every step."""
+    """What is left to be done in a step."""
 
-    lasting: Tensor  # [K, columns]: numbers of the first kind, in float64; the factors themselves if nothing is left
-    lines: tuple[tuple[int, ...], ...]  # of the second kind, see `kernels.numbers`
-    wanted: tuple[int, ...]  # for each place of a factor the number of its value; () if nothing is left to be done
-
-    @classmethod
-    def of(cls, recipe: Recipe, places: Sequence[str], algorithm: Algorithm, site: Site) -> Factors | None:
-        """Factors in these places; None if something is left for every step that the kernel has no code for."""
-        from fedgg.kernels.numbers import CODES, NOTHING
-
-        columns = lasting(recipe, algorithm, site)
-        moving = len(recipe.sources) - len(columns)  # the step and the inner products
-        known: dict[tuple[bool, Operand], Tensor] = {
-            (True, moving + number): column.double() for number, column in enumerate(columns)
-        }
-        like, left = torch.zeros_like(site.step, dtype=torch.float64), list[tuple[int, Line]]()
-        for number, line in enumerate(recipe.lines, start=len(recipe.sources)):
-            known |= {(False, o): torch.full_like(like, o) for is_value, o in line.operands if not is_value}
-            if all(operand in known for operand in line.operands):
-                known[True, number] = _BY_TORCH[line.name](*(known[operand] for operand in line.operands)).double()
-            elif line.name in CODES:
-                left.append((number, line))
-            else:
-                return None
-        factors = {name: (is_value, operand) for name, is_value, operand in recipe.factors}
-        known |= {(False, o): torch.full_like(like, o) for is_value, o in factors.values() if not is_value}
-        if all(factor in known for factor in factors.values()):
-            fixed = [known[factors[name]] if name in factors else like for name in places]
-            return cls(torch.cat(fixed, 1).to(site.w.dtype), (), ())
-        asked = [*(operand for _, line in left for operand in line.operands), *factors.values()]
-        kept = [operand for operand in dict.fromkeys(asked) if operand in known]
-        values = [*((True, n) for n in range(moving)), *kept, *((True, n) for n, _ in left)]
-        number_of: dict[tuple[bool, Operand], int] = {operand: number for number, operand in enumerate(values)}
-        lines = ((CODES[line.name], *(number_of[operand] for operand in line.operands), 0, 0) for _, line in left)
-        return cls(
-            torch.cat([known[operand] for operand in kept], 1) if kept else like,
-            tuple(line[:4] for line in lines),
-            tuple(number_of[factors[name]] if name in factors else NOTHING for name in places),
-        )
+    lasting: Tensor  # [K, columns]: what was kept, in float64; the factors themselves if nothing is left
+    lines: tuple[tuple[int, ...], ...]
+    wanted: tuple[int, ...]
 
     def at(self, step: Tensor, parts: Tensor) -> Tensor:
         """`[K, places]`, after so many steps and with these parts of the inner products."""
@@ -64,6 +64,46 @@ class Factors:
         out = torch.empty(len(step), len(self.wanted), dtype=parts.dtype, device=parts.device)
         numbers.run(step, parts, self.lasting, self.lines, self.wanted, out)
         return out
+
+
+@lru_cache(maxsize=64)
+def split_of(recipe: Recipe, places: tuple[str, ...]) -> Split | None:
+    """None if something is left for every step that the kernel has no code for."""
+    from fedgg.kernels.numbers import CODES, NOTHING
+
+    factors = {name: (is_value, operand) for name, is_value, operand in recipe.factors}
+    lines = dict(enumerate(recipe.lines, start=len(recipe.sources)))
+    needed = _needed(lines, list(factors.values()))
+    moving = sum(not is_lasting(source) for source in recipe.sources)  # the step and the inner products come first
+    changing: set[Value] = {(True, number) for number in range(moving)}
+    for number, line in lines.items():
+        if any(operand in changing for operand in line.operands):
+            changing.add((True, number))
+    once = tuple((n, line) for n, line in lines.items() if (True, n) in needed - changing)
+    left = [(n, line) for n, line in lines.items() if (True, n) in needed & changing]
+    if any(line.name not in CODES for _, line in left):
+        return None
+    if not changing.intersection(factors.values()):
+        return Split(recipe, places, once, (), (), ())
+    asked = [*(operand for _, line in left for operand in line.operands), *factors.values()]
+    kept = tuple(operand for operand in dict.fromkeys(asked) if operand not in changing)
+    values: list[Value] = [*((True, n) for n in range(moving)), *kept, *((True, n) for n, _ in left)]
+    number_of = {value: number for number, value in enumerate(values)}
+    coded = ((CODES[line.name], *(number_of[operand] for operand in line.operands), 0, 0)[:4] for _, line in left)
+    wanted = tuple(number_of[factors[name]] if name in factors else NOTHING for name in places)
+    return Split(recipe, places, once, kept, tuple(coded), wanted)
+
+
+def _needed(lines: dict[int, Line], results: list[Value]) -> set[Value]:
+    """The results and everything they are made of."""
+    needed, waiting = set(results), list(results)
+    while waiting:
+        is_value, number = waiting.pop()
+        line = lines.get(int(number)) if is_value else None
+        fresh = [operand for operand in line.operands if operand not in needed] if line else []
+        needed.update(fresh)
+        waiting += fresh
+    return needed
 
 
 _BY_TORCH: dict[str, Callable[..., Tensor]] = {

@@ -22,7 +22,7 @@ from fedgg.core.net import Net
 from fedgg.core.rows import each_row
 from fedgg.core.sgd import SGD
 from fedgg.engines.job import ClientData
-from fedgg.engines.one_pass import OnePass
+from fedgg.engines.one_pass import OnePass, Plans
 from fedgg.engines.program import Program, padded_rows
 from fedgg.engines.workspaces import own_workspaces
 
@@ -138,6 +138,7 @@ class GraphCache:
 
     def __init__(self) -> None:
         self._stacks: dict[Any, Stack] = {}
+        self._plans: Plans = {}
 
     def open(
         self,
@@ -156,10 +157,12 @@ class GraphCache:
         running, site = open_round(algorithm, net, sgd, start)
         program, width = start.many, pages.where.shape[2]
         wide = program if isinstance(program, Program) and program.withholds(width) else None
-        one_pass = OnePass.of(algorithm, site, owners, wide)
+        rule = (type(algorithm), _shapes(algorithm), _shapes(site.notes), sgd.has_momentum, sgd.has_decay)
+        one_pass = OnePass.of(
+            algorithm, site, owners, wide, self._plans, (rule, _shapes(start.down), _shapes(start.memory))
+        )
         if one_pass is not None:
             running = replace(running, last_step=None)
-        rule = (type(algorithm), _shapes(algorithm), _shapes(site.notes), sgd.has_momentum, sgd.has_decay)
         key = (place, rule, id(net), id(data), start.w.shape, one_pass and one_pass.captured, form)
         counter = torch.zeros(1, dtype=torch.int64, device=start.w.device)
         fresh = Desk(algorithm, sgd, running, replace(site, probe=None), pages, counter, one_pass)

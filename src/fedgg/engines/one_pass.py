@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -14,15 +14,37 @@ from torch import Tensor
 from fedgg import kernels
 from fedgg.core.algorithm import Algorithm, Batch, Site
 from fedgg.core.local import Running, gradient
-from fedgg.core.recipe import recipe_of
+from fedgg.core.recipe import readings_heard, recipe_of
 from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
 from fedgg.core.terms import Asked, asked
-from fedgg.engines.factors import Factors
+from fedgg.engines.factors import Factors, Split, split_of
 from fedgg.engines.program import Program
 
 if TYPE_CHECKING:
     from fedgg.kernels.advance import Pass, Shared, Wide
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an algorithm's steps are made of."""
+
+    asked: Asked
+    split: Split | None  # None: factors as the algorithm says them, operation by operation
+    lasts: bool  # whether it is the same whatever the numbers are, and need be found out only once
+
+    @classmethod
+    def of(cls, algorithm: Algorithm, site: Site) -> Plan | None:
+        """None where one pass cannot do them: an algorithm that is more than a sum of a few terms."""
+        from fedgg.kernels import advance
+
+        wanted = asked(algorithm, site)
+        if wanted is None or len(wanted.notes) > advance.VECTORS or len(wanted.pairs) > advance.MOST_SUMS:
+            return None
+        recipe = recipe_of(algorithm, site, wanted.pairs)
+        split = split_of(recipe, _places(wanted)) if recipe else None
+        lasts = recipe is not None and type(algorithm).nudge is Algorithm.nudge and readings_heard(algorithm, site)
+        return cls(wanted, split, lasts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,17 +60,21 @@ class OnePass:
     side: torch.cuda.Stream
 
     @classmethod
-    def of(cls, algorithm: Algorithm, site: Site, owners: list[int], wide: Program | None) -> OnePass | None:
+    def of(
+        cls, algorithm: Algorithm, site: Site, owners: list[int], wide: Program | None, plans: Plans, rule: Hashable
+    ) -> OnePass | None:
         """None where there is no such pass: on a CPU, or for an algorithm that is more than a sum of terms."""
         if not site.w.is_cuda or not kernels.available():
             return None
         from fedgg.kernels import advance
 
-        wanted = asked(algorithm, site)
-        if wanted is None or len(wanted.notes) > advance.VECTORS or len(wanted.pairs) > advance.MOST_SUMS:
+        plan = plans.get(rule) or Plan.of(algorithm, site)
+        if plan is None:
             return None
+        if plan.lasts:
+            plans[rule] = plan
+        wanted = plan.asked
         shared = (["anchor"] if wanted.drift else []) + list(wanted.notes)
-        recipe = recipe_of(algorithm, site, wanted.pairs)
         rows, length = site.w.shape
         plain = type(algorithm).loss is Algorithm.loss  # the model is run once: there is one gradient to withhold
         wide = wide if plain else None
@@ -59,7 +85,7 @@ class OnePass:
             {name: advance.leads(site.notes[name], owners) for name in shared},
             plain,
             wide,
-            Factors.of(recipe, _places(wanted), algorithm, site) if recipe else None,
+            plan.split.of(algorithm, site) if plan.split else None,
             torch.cuda.Stream(site.w.device, priority=-1),
         )
 
@@ -141,6 +167,9 @@ class OnePass:
         order = ["drift", "step", *self.asked.notes]
         a, b = both.split(".")
         return order.index(a), order.index(b)
+
+
+Plans = dict[Hashable, Plan]  # by what a plan depends on: an algorithm's kind, switches and numbers, and shapes
 
 
 def _places(asked: Asked) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ TILE = (64, 64)  # of a wide layer's weight: outputs, inputs
 WARPS = 4  # for a tile
 VECTORS = 2  # a and b
 MOST_SUMS = 4
+AT_ONCE = 1 << 24  # numbers that are compared together
 DRIFT, STEP, FIRST_VECTOR = 0, 1, 2  # how inner products name what they are made of
 
 
@@ -324,7 +325,11 @@ def leads(rows: Tensor, owners: list[int]) -> Tensor:
     first: dict[int, int] = {}
     for row, owner in enumerate(owners):
         first.setdefault(owner, row)
-    candidates = torch.tensor([first[owner] for owner in owners], device=rows.device)
-    own = torch.arange(len(owners), device=rows.device)
-    same = torch.stack([(rows[k] == rows[first[owner]]).all() for k, owner in enumerate(owners)])
-    return torch.where(same, candidates, own).to(torch.int32)
+    own = torch.arange(len(owners), dtype=torch.int32, device=rows.device)
+    if len(first) == len(owners):
+        return own
+    candidates = torch.tensor([first[owner] for owner in owners], dtype=torch.int32, device=rows.device)
+    same = torch.ones_like(own, dtype=torch.bool)
+    for some in rows.split(max(AT_ONCE // len(owners), 1), dim=1):
+        same &= (some == some[candidates]).all(1)
+    return torch.where(same, candidates, own)

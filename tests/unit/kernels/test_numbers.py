@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
 from fedgg.algorithms import FedAvg, FedGG, FedProx
 from fedgg.core.algorithm import Algorithm, Number, Site
 from fedgg.core.recipe import recipe_of
-from fedgg.engines.factors import Factors
+from fedgg.engines.factors import split_of
 
 CUDA = torch.device("cuda")
 PAIRS, PLACES = ("drift.drift", "direction.drift", "step.step"), ("drift", "direction", "")
@@ -73,9 +73,9 @@ def test_factors(algorithm: Algorithm, step: int, blocks: int) -> None:
     wanted = algorithm.terms(site(step=column(step), sums=sums))
     recipe = recipe_of(algorithm, site(), PAIRS)
     assert recipe is not None
-    factors = Factors.of(recipe, PLACES, algorithm, site())
-    assert factors is not None
-    found = factors.at(column(step), parts)
+    split = split_of(recipe, PLACES)
+    assert split is not None
+    found = split.of(algorithm, site()).at(column(step), parts)
     assert found.shape == (ROWS, len(PLACES))
     for number, name in enumerate(PLACES):
         if name in wanted:
