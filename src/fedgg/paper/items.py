@@ -63,6 +63,7 @@ _ITEMS = (
         True,
     ),
     Item("push", "Ours: how far to push", "study", (0.5, 0.1), ("cifar10",), "push-cifar10", True),
+    Item("push-svhn", "Ours: how far to push", "study", (0.5, 0.1), ("svhn",), "push-svhn", True),
 )
 ITEMS: dict[str, Item] = {item.name: item for item in _ITEMS}
 

@@ -36,9 +36,9 @@ def test_shared_runs_count_once() -> None:
     assert counts("scaffold") == 6 * 3
     assert counts("scaffold-small") == 4 * 3
     assert counts("comparison") == 2 * 18 * 3
-    assert counts("push") == 2 * 7 * 3
+    assert counts("push") == counts("push-svhn") == 2 * 7 * 3
     # FedAvg, FedAvgM 0.5 and mu 0.1 are among the readings too, so are three of the push; two of the push are compared.
-    assert counts("ours") == (46 + 5 + 4 + (36 - 5) + (14 - 6 - 2)) * 3
+    assert counts("ours") == (46 + 5 + 4 + (36 - 5) + (14 - 6 - 2) + 14) * 3
 
 
 def test_every_run_has_a_folder_of_its_own() -> None:
