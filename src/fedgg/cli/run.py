@@ -130,6 +130,8 @@ def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None
 
 def show(summary: dict[str, Any], folder: Path) -> None:
     """How a run ended, with its pictures."""
+    from fedgg.report.conditions import shown_megabytes
+
     _draw(folder)
     if (why := ending(summary)) is not None:
         note(why)
@@ -140,7 +142,7 @@ def show(summary: dict[str, Any], folder: Path) -> None:
         )
     if "epsilon" in summary:
         say(f"privacy spent: {shown_epsilon(summary)}")
-    say(f"{summary['bytes'] / 1e6:.1f} MB sent, {summary['seconds']:.1f} s; everything is in {folder}")
+    say(f"{shown_megabytes(summary['bytes'] / 1e6)} MB sent, {summary['seconds']:.1f} s; everything is in {folder}")
     if summary["status"] == "diverged":
         raise typer.Exit(1)
 

@@ -168,6 +168,11 @@ class Algorithm:
     def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
         """The gradient that goes into the optimiser; to be overridden by what is no sum of such terms."""
         for name, factor in self.terms(site).items():
+            if isinstance(factor, Tensor) and factor.ndim == 1:  # it would be taken for one row of parameters
+                raise UserError(
+                    f"{type(self).__name__}.terms() gives {name!r} a factor of shape {tuple(factor.shape)}: make it "
+                    f"one number a client, [{len(w)}, 1], as inner products are and `keepdim=True` leaves sums"
+                )
             grad = grad + factor * site.vector(name)
         return grad
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Site
+from fedgg.core.rows import Rows
 
 Source = tuple[str, ...]  # where a number comes from: ("lr",), ("sums", "drift.drift"), ("notes", "reach"), ...
 Operand = int | float  # the number of a value, or a constant
@@ -155,13 +156,36 @@ def found(source: Source, algorithm: Algorithm, site: Site) -> Tensor:
     return column
 
 
-def readings_heard(algorithm: Algorithm, site: Site) -> bool:
-    """Whether `readings` does the same whatever the numbers are: then it need be asked only once what it looks at."""
+def is_always(recipe: Recipe, algorithm: Algorithm, site: Site, pairs: Iterable[str]) -> bool:
+    """Whether `terms` and `readings` do the same whatever the numbers are: then they need be heard only once."""
+    unseen = _without_numbers(site)
+    return recipe_of(algorithm, unseen, pairs) == recipe and _readings_heard(algorithm, unseen)
+
+
+def _without_numbers(site: Site) -> Site:
+    """Its rows have shapes and nothing in them: whoever decides by what they hold is found out."""
+
+    def empty(rows: Rows) -> Rows:
+        return {name: row if _is_column(row) else torch.empty_like(row, device="meta") for name, row in rows.items()}
+
+    nowhere: Any = None
+    return replace(
+        site,
+        net=nowhere,
+        probe=None,
+        down=empty(site.down),
+        memory=empty(site.memory),
+        notes=empty(site.notes),
+        w=torch.empty_like(site.w, device="meta"),
+    )
+
+
+def _readings_heard(algorithm: Algorithm, site: Site) -> bool:
     sources = [STEP, *_columns(algorithm, site)]
     columns: Any = {source: _Column([], len(sources), number) for number, source in enumerate(sources)}
     blind = replace(_blind(site, columns), sums=_EverySum())
     try:
-        _listening(algorithm, columns).readings(torch.empty_like(site.w, device="meta"), blind)
+        _listening(algorithm, columns).readings(site.w, blind)
     except (NotHeard, AttributeError, TypeError, ValueError, RuntimeError):
         return False
     return True

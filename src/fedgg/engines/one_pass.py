@@ -14,7 +14,7 @@ from torch import Tensor
 from fedgg import kernels
 from fedgg.core.algorithm import Algorithm, Batch, Site
 from fedgg.core.local import Running, gradient
-from fedgg.core.recipe import readings_heard, recipe_of
+from fedgg.core.recipe import is_always, recipe_of
 from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
 from fedgg.core.terms import Asked, asked
@@ -43,8 +43,8 @@ class Plan:
             return None
         recipe = recipe_of(algorithm, site, wanted.pairs)
         split = split_of(recipe, _places(wanted)) if recipe else None
-        lasts = recipe is not None and type(algorithm).nudge is Algorithm.nudge and readings_heard(algorithm, site)
-        return cls(wanted, split, lasts)
+        plain = type(algorithm).nudge is Algorithm.nudge
+        return cls(wanted, split, plain and recipe is not None and is_always(recipe, algorithm, site, wanted.pairs))
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,6 +32,11 @@ def _describe(problem: Any, model: type[BaseModel]) -> str:
     place = [str(part) for part in problem["loc"]]
     key = ".".join(place)
     if problem["type"] == "extra_forbidden":
+        if ":" in key and key.partition(":")[0] in ALGORITHMS:
+            name, _, setting = key.partition(":")
+            return (
+                f"unknown key {key!r}: a setting is 'algorithm.{setting}', its algorithm is said by --algorithm {name}"
+            )
         elsewhere = [full for full in _all_keys(model) if full.endswith(f".{place[-1]}")]
         if elsewhere:
             return f"unknown key {key!r}: did you mean {elsewhere[0]!r}?"

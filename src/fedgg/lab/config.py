@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -209,7 +210,7 @@ class Experiment(Section):
         """The first few settings in which the paths of two experiments differ, for people."""
         mine, theirs = (flat(_without_none(e._path())) for e in (self, other))
         keys = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
-        shown = ", ".join(f"{key} = {mine.get(key, 'off')} there, {theirs.get(key, 'off')} here" for key in keys[:3])
+        shown = ", ".join(f"{key} = {_said(mine, key)} there, {_said(theirs, key)} here" for key in keys[:3])
         return shown + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
 
     def to_toml(self) -> str:
@@ -280,6 +281,11 @@ def flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in content.items():
         dotted |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return dotted
+
+
+def _said(settings: Mapping[str, Any], key: str) -> Any:
+    """The setting for people: what is not there is a section that is off, or a setting left as it comes."""
+    return settings.get(key, "off" if key.partition(".")[0] in OFF_UNLESS_THERE else "its default")
 
 
 def _without_what_is_off(content: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from fedgg.lab.run_all import run_all
 from fedgg.lab.store import Store
 
 FORMAT = 1
+MANY = 1e6  # larger numbers are shown as they are typed
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,12 @@ def grid(axes: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
     last = [key.rpartition(".")[2] for key in axes]
     shown = {key: key if own == "name" or last.count(own) > 1 else own for key, own in zip(axes, last, strict=True)}
     combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    return {" ".join(f"{shown[key]}={value}" for key, value in c.items()): c for c in combinations}
+    return {" ".join(f"{shown[key]}={_shown(value)}" for key, value in c.items()): c for c in combinations}
+
+
+def _shown(value: Any) -> str:
+    """1000.0 as 1000, since 1 beside it is typed as 1."""
+    return f"{int(value)}" if isinstance(value, float) and value.is_integer() and abs(value) < MANY else str(value)
 
 
 def load_study(path: Path) -> Study:

@@ -8,7 +8,7 @@ from fedgg.paper.plan import Line, Plan
 from fedgg.paper.results import Results
 from fedgg.paper.tables import MISSING, about_runs, as_study, notes_of, over_reference, reached, rounds_rule, titled
 from fedgg.report.compare import WINDOW, Row, Spread, compare
-from fedgg.report.conditions import conditions
+from fedgg.report.conditions import conditions, shown_megabytes
 from fedgg.report.folders import RunRecord
 from fedgg.report.tables import NONE, Table
 
@@ -58,7 +58,7 @@ ABOUT_COSTS = (
 def _costs(line: Line, runs: dict[int, RunRecord]) -> tuple[str, str, str]:
     settings = ", ".join(f"{key} {value}" for key, value in line.base.algorithm.settings.items()) or "none"
     bytes_a_round = [float(run.megabytes()[-1]) / len(run.rounds) for run in runs.values() if len(run.megabytes())]
-    traffic = f"{sum(bytes_a_round) / len(bytes_a_round):.1f}" if bytes_a_round else NONE
+    traffic = shown_megabytes(sum(bytes_a_round) / len(bytes_a_round)) if bytes_a_round else NONE
     return settings, traffic, f"{extra_work(line.base):.2f}"
 
 

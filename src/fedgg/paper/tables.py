@@ -12,7 +12,7 @@ from fedgg.paper.printed import ROUNDS as PRINTED_ROUNDS
 from fedgg.paper.readings import READINGS
 from fedgg.paper.results import Results
 from fedgg.report.compare import WINDOW, Comparison, Reach, Row, Spread, compare, paired_difference, spread
-from fedgg.report.conditions import conditions
+from fedgg.report.conditions import conditions, shown_megabytes
 from fedgg.report.folders import RunRecord, StudyRecord
 from fedgg.report.tables import NONE, Table, shown_difference
 
@@ -121,7 +121,7 @@ def _rounds(line: Line, row: Row) -> tuple[str, ...]:
         return (paper[0], MISSING, MISSING, paper[1], NONE, NONE, NONE, NONE)
     sent, received = NONE, NONE
     if raw.megabytes is not None and raw.megabytes_up is not None:
-        sent, received = f"{raw.megabytes_up:.1f}", f"{raw.megabytes - raw.megabytes_up:.1f}"
+        sent, received = (shown_megabytes(m) for m in (raw.megabytes_up, raw.megabytes - raw.megabytes_up))
     return (paper[0], reached(raw), reached(smooth), paper[1], _speed(raw), _speed(smooth), sent, received)
 
 

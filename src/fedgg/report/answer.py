@@ -47,8 +47,9 @@ def _nothing_yet(study: StudyRecord, comparison: Comparison) -> str:
     if diverged == of:
         return "The run diverged." if of == 1 else f"All {of} runs diverged."
     damaged = sum(row.damaged for row in comparison.rows)
-    if damaged and damaged + diverged == of:
-        what = "The run is damaged" if of == 1 else f"Of {of} runs {damaged} are damaged and none has finished whole"
+    if damaged:
+        verb = "is" if damaged == 1 else "are"
+        what = "The run is damaged" if of == 1 else f"Of {of} runs {damaged} {verb} damaged and none has finished whole"
         return f"{what}, so there is nothing to conclude."
     if any(record.complete for record in records):
         return "No finished run was ever evaluated on the test set, so there is no accuracy to tell."

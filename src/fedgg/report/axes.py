@@ -9,6 +9,7 @@ from typing import Any
 from fedgg.report.folders import StudyRecord
 from fedgg.report.settings import differing, flat
 
+CHOICES = (".name", ".rule", ".kind")  # settings that bring settings of their own with them
 FILLED = 0.5  # of the grid: with less, the rows are a choice of settings and no sweep
 
 
@@ -23,7 +24,7 @@ class Axes:
 def axes_of(study: StudyRecord) -> Axes | None:
     """None where the rows differ in more than a grid can show: other algorithms, or settings that only some have."""
     settings = {label: flat(next(iter(by_seed.values())).config) for label, by_seed in study.runs.items() if by_seed}
-    keys = differing(settings.values())
+    keys = _told_by_a_choice(differing(settings.values()), settings)
     if len(settings) < 2 or not keys or keys == ["algorithm.name"]:
         return None
     if not all(key in own for own in settings.values() for key in keys):
@@ -37,6 +38,13 @@ def axes_of(study: StudyRecord) -> Axes | None:
     if len(set(places.values())) < len(places) or len(places) < FILLED * cells:
         return None
     return Axes(values, places)
+
+
+def _told_by_a_choice(keys: list[str], settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Without the settings of one choice of an axis: a trimmed mean's `robust.trim` is no axis beside `robust.rule`."""
+    whole = [key for key in keys if all(key in own for own in settings.values())]
+    choices = {key.rpartition(".")[0] for key in whole if key.endswith(CHOICES)}
+    return [key for key in keys if key in whole or key.rpartition(".")[0] not in choices]
 
 
 def _ordered(settings: Mapping[str, Mapping[str, Any]], key: str) -> tuple[Any, ...]:

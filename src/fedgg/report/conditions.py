@@ -37,6 +37,11 @@ def shown_seconds(seconds: float) -> str:
     return f"{seconds / 86400:.0f} days"
 
 
+def shown_megabytes(megabytes: float) -> str:
+    """One digit behind the point, and two that count where that would be nothing."""
+    return f"{megabytes:.1f}" if megabytes >= 1 or not megabytes else f"{megabytes:.2g}"
+
+
 def _commit(record: RunRecord) -> str:
     versions = record.versions or {}
     commit = versions.get("commit")

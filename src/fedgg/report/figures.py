@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedgg.errors import UserError
 from fedgg.report.folders import Floats, Ints, RunRecord, StudyRecord
-from fedgg.report.style import COLOURS, LINE_STYLES, blank, save, styled
+from fedgg.report.style import COLOURS, LINE_STYLES, blank, save, short, styled
 
 __all__ = ["accuracy_figure", "curves_figure", "samples_figure", "save", "split_figure"]
 
@@ -137,7 +137,7 @@ def samples_figure(
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     axes.set_xticks([])
-    names = [textwrap.shorten(str(classes[label]), 20, placeholder="…") for label in shown]
+    names = [short(classes[label], 20) for label in shown]
     axes.set_yticks(np.arange(len(shown)) * (height + gap) + height / 2, names)
     more = f" (first {len(shown)} of {len(present)} classes)" if len(present) > len(shown) else ""
     _title(axes, title + more, inches)
@@ -202,7 +202,7 @@ def _class_ticks(axes: Axes, classes: Sequence[str], room: float) -> None:
 
     `room` is the width of one class in inches.
     """
-    names = [textwrap.shorten(str(name), 18, placeholder="…") or " " for name in classes]
+    names = [short(name, 18) or " " for name in classes]
     longest = max(map(len, names))
     fits_level = 0.085 * longest + 0.05 <= room
     step = 1 if fits_level or (longest > 3 and room > 0.08) else int(np.ceil(len(names) / 200) * 10)

@@ -15,6 +15,8 @@ from fedgg.errors import UserError
 from fedgg.report.faults import Fault, history_faults
 from fedgg.report.reading import add_rounds, broken, read_bytes, read_object, read_resumes, read_toml
 
+UNFINISHED = "unfinished"  # at work, or killed: its folder does not tell
+
 PROCESSES = "federation/events.jsonl"
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -44,11 +46,11 @@ class RunRecord:
 
     @cached_property
     def status(self) -> str:
-        """What the summary says ("finished", "diverged", "spent", "stopped"), and "running" until there is one.
+        """What the summary says ("finished", "diverged", "spent", "stopped"), and "unfinished" until there is one.
 
         A run whose history is not whole is "damaged", whatever its summary says, unless that is that it diverged.
         """
-        told = "running" if self.summary is None else str(self.summary.get("status", "running"))
+        told = UNFINISHED if self.summary is None else str(self.summary.get("status", UNFINISHED))
         return "damaged" if told != "diverged" and any(fault.damages for fault in self.faults) else told
 
     @property

@@ -15,7 +15,7 @@ from fedgg.report.axes import Axes as SweepAxes
 from fedgg.report.compare import Spread, spread
 from fedgg.report.folders import RunRecord, StudyRecord
 from fedgg.report.page_runs import clients_data
-from fedgg.report.style import COLOURS, LINE_STYLES, blank, styled
+from fedgg.report.style import COLOURS, LINE_STYLES, blank, short, styled
 
 MARKERS = ("o", "s", "D", "^", "P", "*", "v")
 SEEN = 7  # rows whose dots can be told apart
@@ -99,9 +99,9 @@ def sweep_figure(study: StudyRecord, sweep: SweepAxes) -> Figure:
         figure = blank(1.8 + 0.75 * len(across), 1.2 + 0.42 * len(down))
         axes = figure.subplots()
         _map(axes, [[at.get((y, x)) for x in range(len(across))] for y in range(len(down))])
-        axes.set_yticks(range(len(down)), [textwrap.shorten(str(value), 18, placeholder="…") for value in down])
+        axes.set_yticks(range(len(down)), [short(value, 18) for value in down])
         axes.set_ylabel(keys[0])
-    axes.set_xticks(range(len(across)), [textwrap.shorten(str(value), 14, placeholder="…") for value in across])
+    axes.set_xticks(range(len(across)), [short(value, 14) for value in across])
     axes.set_xlabel(keys[-1])
     axes.set_title("final test accuracy, mean over seeds", loc="left", fontsize=8, color="#555555")
     return figure

@@ -43,6 +43,12 @@ SETTINGS: dict[Any, Any] = {
 }
 
 
+def short(text: object, width: int) -> str:
+    """A name cut to fit, wherever that falls: a single long word keeps its beginning."""
+    words = " ".join(str(text).split())
+    return words if len(words) <= width else words[: width - 1].rstrip() + "…"
+
+
 def styled(draw: Callable[Parameters, Figure]) -> Callable[Parameters, Figure]:
     """Make a function draw in the house style and leave the user's matplotlib settings as they were."""
 

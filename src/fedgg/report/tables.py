@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 from fedgg.report.compare import WINDOW, Comparison, PairedDifference, Reach, Row, Spread
+from fedgg.report.conditions import shown_megabytes
 from fedgg.report.folders import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
 
 NONE = "–"
@@ -206,7 +207,7 @@ def _reach(reach: Reach) -> tuple[str, str, str]:
     if reach.rounds is None or reach.megabytes is None or reach.speed_up is None:
         return ("never" if reach.asked else NONE), NONE, NONE
     some = "" if reach.reached == reach.asked else f" ({reach.reached}/{reach.asked})"
-    return f"{reach.rounds:.1f}{some}", f"{reach.megabytes:.1f}", f"{reach.speed_up:.1f}×"
+    return f"{reach.rounds:.1f}{some}", shown_megabytes(reach.megabytes), f"{reach.speed_up:.1f}×"
 
 
 def _listed(seeds: tuple[int, ...]) -> str:

@@ -53,6 +53,14 @@ class Late(Algorithm):
 
 
 @dataclass(frozen=True)
+class Flat(Algorithm):
+    """One number a client, and no more."""
+
+    def terms(self, site: Site) -> dict[str, Number]:
+        return {"drift": 0.1 * site.lr[:, 0]}
+
+
+@dataclass(frozen=True)
 class Lost(Algorithm):
     """A vector that was never noted."""
 
@@ -163,6 +171,12 @@ def test_inner_products_that_come_late_are_named() -> None:
     net, start, batches = client(Late())
     with pytest.raises(UserError, match=r"asks for the inner product drift\.drift in a later step"):
         local_round(Late(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
+
+
+def test_a_factor_without_its_second_dimension_is_named() -> None:
+    net, start, batches = client(Flat())
+    with pytest.raises(UserError, match=r"Flat\.terms\(\) gives 'drift' a factor of shape \(1,\): make it .* \[1, 1\]"):
+        local_round(Flat(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
 
 
 def test_a_vector_that_is_not_there_is_named() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedgg.algorithms import FedAvg, FedGG, FedProx
 from fedgg.core.algorithm import Algorithm, Number, Site
-from fedgg.core.recipe import as_function, lasting, recipe_of
+from fedgg.core.recipe import as_function, is_always, lasting, recipe_of
 
 PAIRS = ("drift.drift", "direction.drift", "step.step")
 READINGS = [
@@ -116,3 +116,25 @@ class Looks(Algorithm):
 @pytest.mark.parametrize("algorithm", [Decides(), Bends(), Looks()], ids=str)
 def test_what_cannot_be_heard_has_no_recipe(algorithm: Algorithm) -> None:
     assert recipe_of(algorithm, site(), PAIRS) is None
+
+
+@dataclass(frozen=True)
+class Peeks(FedGG):
+    """By what a row holds, its terms are others; in the numbers themselves nothing shows it."""
+
+    def terms(self, site: Site) -> dict[str, Number]:
+        return super().terms(site) if bool(site.notes["direction"].any()) else {"drift": 0.0}
+
+
+@dataclass(frozen=True)
+class Tells(FedGG):
+    def readings(self, w: Tensor, site: Site) -> dict[str, Tensor]:
+        return super().readings(w, site) if float(site.round) > 2 else {}
+
+
+@pytest.mark.parametrize("algorithm", [*READINGS, Peeks(mu=0.3), Tells(mu=0.3)], ids=str)
+def test_only_what_never_looks_at_numbers_is_always_the_same(algorithm: Algorithm) -> None:
+    where = site(w=torch.zeros(1, 9))
+    recipe = recipe_of(algorithm, where, PAIRS)
+    assert recipe is not None
+    assert is_always(recipe, algorithm, where, PAIRS) == (type(algorithm) in (FedGG, FedProx, FedAvg))

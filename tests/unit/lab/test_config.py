@@ -220,3 +220,17 @@ def test_labels_of_a_grid_are_short_and_clear() -> None:
         "algorithm.momentum=0 local.momentum=0.9 lr=1"
     ]
     assert list(grid({"model.name": ["mlp"]})) == ["model.name=mlp"]
+    assert list(grid({"algorithm.mu": [1, 1000.0, 1e30, 0.5]})) == ["mu=1", "mu=1000", "mu=1e+30", "mu=0.5"]
+
+
+def test_an_algorithm_in_a_key_is_told_where_it_belongs() -> None:
+    with pytest.raises(UserError, match=r"'algorithm\.mu', its algorithm is said by --algorithm fedgg"):
+        Experiment().changed({"fedgg:mu": 1})
+
+
+def test_what_one_of_two_experiments_does_not_say() -> None:
+    plain = Experiment(algorithm={"name": "fedgg"})
+    assert plain.differences(plain.changed({"algorithm.mu": 1})) == "algorithm.mu = its default there, 1 here"
+    assert plain.differences(plain.changed({"robust.rule": "median"})).startswith(
+        "robust.rule = off there, median here"
+    )

@@ -69,6 +69,16 @@ def test_unfinished_and_diverged(tmp_path: Path) -> None:
     assert said(tmp_path / "d", {"A": [0.1]}, {("A", 0): "diverged"}) == "The run diverged."
 
 
+def test_damaged_runs_are_called_so_whatever_the_others_are(tmp_path: Path) -> None:
+    statuses = {("A", 0): "finished", ("A", 1): None}
+    folder = write_study(tmp_path, {"A": [[0.1, 0.2], [0.1, 0.2]]}, reference="A", statuses=statuses)
+    (folder / "run-0" / "seed-0" / "rounds.jsonl").write_text("", encoding="utf-8")  # and yet it says that it finished
+    study = read_study(folder)
+    assert study.damaged("A") == [0]
+    text = answer(study, compare(study)).said
+    assert text == "Of 2 runs 1 is damaged and none has finished whole, so there is nothing to conclude."
+
+
 def test_a_run_whose_privacy_budget_is_spent_has_ended(tmp_path: Path) -> None:
     text = said(tmp_path, {"A": BASE}, {("A", 0): "spent", ("A", 1): "spent"})
     assert text.startswith("A ends at 80.0 ± 1.0 % test accuracy after 2 rounds.")

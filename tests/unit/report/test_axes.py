@@ -33,6 +33,13 @@ def test_two_axes_with_a_hole() -> None:
     assert found.places["1.0 0.01"] == (1, 0)
 
 
+def test_settings_that_come_with_a_choice_are_no_axis() -> None:
+    rules = {"median": {"rule": "median"}, "trimmed": {"rule": "trimmed_mean", "trim": 0.1}}
+    found = axes_of(study({label: mu(0.1, robust=robust) for label, robust in rules.items()}))
+    assert found is not None
+    assert found.values == {"robust.rule": ("median", "trimmed_mean")}
+
+
 def test_no_sweep() -> None:
     assert axes_of(study({"a": mu(0.1)})) is None
     assert axes_of(study({"a": mu(0.1), "b": {"algorithm": {"name": "fedavg"}}})) is None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedgg.report.conditions import conditions, shown_seconds
+from fedgg.report.conditions import conditions, shown_megabytes, shown_seconds
 from fedgg.report.folders import RunRecord
 
 
@@ -48,3 +48,10 @@ def test_what_was_not_recorded() -> None:
 )
 def test_lengths_of_time(seconds: float, text: str) -> None:
     assert shown_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "text"), [(0.0, "0.0"), (0.0004321, "0.00043"), (0.96, "0.96"), (1.04, "1.0"), (1234.56, "1234.6")]
+)
+def test_traffic_is_never_shown_as_nothing(megabytes: float, text: str) -> None:
+    assert shown_megabytes(megabytes) == text

@@ -78,7 +78,7 @@ def test_a_run_under_way_is_not_damaged(tmp_path: Path) -> None:
         file.write('{"round": 5, "test_')
     study, problems = looked(folder)
     assert problems == []
-    assert study.runs["demo"][0].status == "running"
+    assert study.runs["demo"][0].status == "unfinished"
 
 
 def test_half_a_run_is_in_no_mean(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_broken_summary_hides_no_run(tmp_path: Path, content: str) -> None:
     assert "summary.json is broken" in problem.why
     assert "counts as finished, since its history has all rounds" in problem.why
     run, problem = the_run(half)
-    assert run.status == "running"
+    assert run.status == "unfinished"
     assert "counts as unfinished" in problem.why
     assert (problem.what, problem.shown) == ("is shown all the same", True)
 

@@ -22,6 +22,7 @@ from fedgg.report.figures import (
     split_figure,
 )
 from fedgg.report.folders import StudyRecord, read_run, read_study
+from fedgg.report.style import short
 
 NASTY = r"<b>_&%$x$ \frac$"
 
@@ -126,3 +127,10 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         samples_figure(np.zeros((2, 4, 4)), [0, 0], ["a"], "")
     with pytest.raises(UserError, match="labels"):
         samples_figure(np.zeros((2, 1, 4, 4)), [0, 5], ["a"], "")
+
+
+def test_names_are_cut_and_never_lost() -> None:
+    assert short("dirichlet_unbalanced", 14) == "dirichlet_unb…"
+    assert short("dirichlet_client", 16) == "dirichlet_client"
+    assert short("two  words", 8) == "two wor…"
+    assert short("one two", 5) == "one…"

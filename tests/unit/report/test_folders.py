@@ -38,7 +38,7 @@ def test_a_run_is_read_back(tmp_path: Path) -> None:
 def test_a_run_that_has_just_started(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("name = 'young'\n")
     run = read_run(tmp_path)
-    assert run.status == "running"
+    assert run.status == "unfinished"
     assert run.partition is None
     assert run.rounds == []
     assert [len(array) for array in (*run.accuracy(), run.megabytes())] == [0, 0, 0]

@@ -95,7 +95,7 @@ def test_the_end_and_the_resumes_are_seen(tmp_path: Path) -> None:
     followed = FollowedRun(folder)
     followed.look()
     assert followed.record is not None
-    assert followed.record.status == "running"
+    assert followed.record.status == "unfinished"
     (folder / "resumes.jsonl").write_text('{"after_round": 1, "when": "now", "notes": []}\n{"torn')
     (folder / "summary.json").write_text('{"status": "finished"}')
     assert followed.look()

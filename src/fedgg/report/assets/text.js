@@ -52,6 +52,7 @@ function duration(seconds) {
 
 function megabytes(value) {
   if (!isNumber(value)) return NONE;
+  if (value > 0 && value < 1) return String(Number(value.toPrecision(2)));
   return value < 100 ? value.toFixed(1) : Math.round(value).toLocaleString("en");
 }
 
