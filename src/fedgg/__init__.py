@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         FedSGD,
         FedYogi,
     )
+    from fedgg.comparing import Compared, compare
     from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
     from fedgg.core.plan import Work
     from fedgg.core.rows import Rows, dot, length
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from fedgg.lab.study import Study, run_study
 
 _HOMES = {
+    "fedgg.comparing": ("Compared", "compare"),
     "fedgg.core.algorithm": ("Algorithm", "Batch", "Hub", "Number", "Site", "setting"),
     "fedgg.core.plan": ("Work",),
     "fedgg.core.rows": ("Rows", "dot", "length"),
@@ -67,6 +69,7 @@ __all__ = [
     "SCAFFOLD",
     "Algorithm",
     "Batch",
+    "Compared",
     "Experiment",
     "FedACG",
     "FedAdagrad",
@@ -93,6 +96,7 @@ __all__ = [
     "Watcher",
     "Work",
     "__version__",
+    "compare",
     "dot",
     "length",
     "run",

@@ -26,6 +26,7 @@ MAY: dict[str, set[str]] = {
     "check": {"lab", "core", "algorithms", "models", "data", "engines", "errors", "version"},
     "bench": {"lab", "core", "data", "errors", "version"},
     "report": {"errors"},
+    "comparing": {"lab", "core", "report", "errors"},
     "paper": {"lab", "report", "errors"},
     "flower": {"core", "lab", "engines", "data", "errors", "version"},
 }

@@ -11,18 +11,29 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from fedgg.core.algorithm import Algorithm
 from fedgg.errors import UserError
+from fedgg.lab.build import DataGiven, ModelGiven
 from fedgg.lab.config import Experiment
 from fedgg.lab.runner import Watcher, run
 
 ATTEMPTS = 3  # a run whose worker died this often is given up
+
+
+@dataclass(frozen=True)
+class Given:
+    """Objects from Python in place of those an experiment names."""
+
+    model: ModelGiven | None = None
+    data: DataGiven | None = None
+    algorithm: Algorithm | None = None
 
 
 @dataclass(frozen=True)
@@ -31,6 +42,7 @@ class Job:
     experiment: Experiment
     folder: Path
     data_folder: Path | None
+    given: Given = Given()
 
     def under(self, engine: str) -> Job:
         """The same run where `auto` may choose: on a CPU its engines have the same bits."""
@@ -58,7 +70,8 @@ def _run_here(job: Job, tell: Callable[[str, Any], None]) -> None:
         round=lambda record: tell("round", record),
         notice=lambda sentence: tell("notice", sentence),
     )
-    done = run(job.experiment, out=job.folder, data_folder=job.data_folder, watcher=watcher)
+    given = {field.name: getattr(job.given, field.name) for field in fields(Given)}
+    done = run(job.experiment, **given, out=job.folder, data_folder=job.data_folder, watcher=watcher)
     tell("ended", done.summary)
 
 

@@ -7,6 +7,15 @@ from fedgg.lab.jobs import Job, Tell, run_jobs
 from fedgg.lab.together import run_together
 
 
+def run_here(jobs: list[Job], tell: Tell) -> None:
+    """The same for jobs that cannot be sent to another process; a run's own engine may still use several."""
+    engine = jobs[0].experiment.engine
+    if engine.device != "cpu" or engine.name == "stacked":
+        run_together(jobs, tell)
+    else:
+        run_jobs(jobs, 1, tell)
+
+
 def run_all(jobs: list[Job], processes: int, tell: Tell) -> None:
     """Run what is missing in the jobs' folders; all ask for the same engine. `processes` counts on a CPU."""
     if not jobs:

@@ -82,7 +82,7 @@ def run(
     if isinstance(experiment, dict):
         experiment = Experiment(**experiment)
     algorithm = given_algorithm(algorithm) if algorithm is not None else None
-    experiment = _with_names(experiment or Experiment(), model, data, algorithm)
+    experiment = with_names(experiment or Experiment(), model, data, algorithm)
     build_it = partial(build, experiment, model=model, data=data, algorithm=algorithm, data_folder=data_folder)
     folder, watcher = Path(out) if out is not None else None, watcher or Watcher()
     with arithmetic(experiment), opened(build_it, experiment, folder, watcher) as session:
@@ -286,7 +286,7 @@ def _weights(federation: Federation, state: State) -> Rows:
     return {name: current.get(name_of.get(id(tensor), ""), tensor.detach()) for name, tensor in own.items()}
 
 
-def _with_names(
+def with_names(
     experiment: Experiment, model: ModelGiven | None, data: DataGiven | None, algorithm: Algorithm | None
 ) -> Experiment:
     """Say in the experiment what was handed in: by its settings where that is possible, else as `python:...`."""

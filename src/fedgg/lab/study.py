@@ -34,16 +34,7 @@ class Study:
     reference: str  # the label others are measured against
 
     def __post_init__(self) -> None:
-        if not self.variants or not self.seeds:
-            raise UserError("a study needs at least one variant and one seed")
-        if self.reference not in self.variants:
-            raise UserError(f"the reference {self.reference!r} is none of the variants: {', '.join(self.variants)}")
-        if len(set(self.seeds)) < len(self.seeds):
-            raise UserError(f"seeds {list(self.seeds)}: name each seed once")
-        folders = [slug(label) for label in self.variants]
-        for folder in folders:
-            if folders.count(folder) > 1:
-                raise UserError(f"two variants would share the folder {folder!r}: give them different labels")
+        check_labels(tuple(self.variants), self.seeds, self.reference)
         for label, changes in self.variants.items():
             if own := [key for key in ("seed", "name") if key in changes]:
                 said = "seeds (--seeds)" if own == ["seed"] else "labels"
@@ -65,7 +56,7 @@ class Study:
     def jobs(self, folder: Path, data_folder: Path | None) -> list[Job]:
         """Seed by seed, so that all variants can be compared as early as possible."""
         return [
-            Job(f"{label}, seed {seed}", self.experiment(label, seed), folder / _place(label, seed), data_folder)
+            Job(f"{label}, seed {seed}", self.experiment(label, seed), folder / place(label, seed), data_folder)
             for seed in self.seeds
             for label in self.variants
         ]
@@ -82,35 +73,62 @@ def run_study(
 ) -> None:
     """Run what is missing; finished runs are kept, interrupted ones go on. `command` is written down for people."""
     jobs = study.jobs(folder, data_folder)
+    open_index(Index(tuple(study.variants), study.seeds, study.reference), folder, jobs, command)
+    run_all(jobs, processes, tell)
+
+
+@dataclass(frozen=True)
+class Index:
+    """What a study's folder says of itself."""
+
+    labels: tuple[str, ...]
+    seeds: tuple[int, ...]
+    reference: str
+
+
+def check_labels(labels: Sequence[str], seeds: Sequence[int], reference: str) -> None:
+    if not labels or not seeds:
+        raise UserError("a study needs at least one variant and one seed")
+    if reference not in labels:
+        raise UserError(f"the reference {reference!r} is none of the variants: {', '.join(labels)}")
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"seeds {list(seeds)}: name each seed once")
+    folders = [slug(label) for label in labels]
+    for folder in folders:
+        if folders.count(folder) > 1:
+            raise UserError(f"two variants would share the folder {folder!r}: give them different labels")
+
+
+def open_index(index: Index, folder: Path, jobs: Sequence[Job], command: str | None = None) -> None:
+    """Write the index, once it is sure that all data are there and nothing of an earlier study is overwritten."""
     if Store(folder).holds_a_run():
         raise UserError(f"{folder} holds a single run: choose another folder with --out")
     for job in jobs:
         Store(job.folder).refuse_another(job.experiment)  # before anything of an earlier study is overwritten
-    _refuse_another_study(study, folder)
-    sources = dict.fromkeys(job.experiment.data.source for job in jobs)
+    _refuse_another_study(index, folder)
+    sources = dict.fromkeys((job.experiment.data.source, job.data_folder) for job in jobs if job.given.data is None)
     if len(sources) > 1:  # one alone is missed by the first run
-        for source in sources:
+        for source, data_folder in sources:
             check_data(source, data_folder)
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         content = {
             "format": FORMAT,
-            "labels": list(study.variants),
-            "seeds": list(study.seeds),
-            "reference": study.reference,
-            "runs": {label: {str(s): _place(label, s) for s in study.seeds} for label in study.variants},
+            "labels": list(index.labels),
+            "seeds": list(index.seeds),
+            "reference": index.reference,
+            "runs": {label: {str(s): place(label, s) for s in index.seeds} for label in index.labels},
             **({} if command is None else {"command": command}),
         }
         write_json(folder / "study.json", content)
-    run_all(jobs, processes, tell)
 
 
-def _refuse_another_study(study: Study, folder: Path) -> None:
+def _refuse_another_study(index: Index, folder: Path) -> None:
     """A folder's index may grow; it does not lose rows or seeds that are there."""
     try:
         there = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-        lost = [str(label) for label in there["labels"] if label not in study.variants]
-        seeds = [seed for seed in there["seeds"] if seed not in study.seeds]
+        lost = [str(label) for label in there["labels"] if label not in index.labels]
+        seeds = [seed for seed in there["seeds"] if seed not in index.seeds]
     except (OSError, ValueError, KeyError, TypeError):
         return  # there is none, or none that could be read
     if lost or seeds:
@@ -166,5 +184,5 @@ def slug(label: str) -> str:
     return re.sub(r"[^a-z0-9.=]+", "-", label.lower()).strip("-.") or "variant"
 
 
-def _place(label: str, seed: int) -> str:
+def place(label: str, seed: int) -> str:
     return f"{slug(label)}/seed-{seed}"

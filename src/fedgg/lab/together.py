@@ -55,7 +55,9 @@ def _as_many_as_fit(
     while waiting:
         job = waiting[0]
         with ExitStack() as own:
-            build_it = partial(build, job.experiment, data=data_set(job.experiment.data.source))
+            given = job.given
+            data = data_set(job.experiment.data.source) if given.data is None else given.data
+            build_it = partial(build, job.experiment, data=data, model=given.model, algorithm=given.algorithm)
             session = own.enter_context(opened(build_it, job.experiment, job.folder, _watcher(job, tell)))
             federation = session.federation
             if federation.engine != "stacked":
