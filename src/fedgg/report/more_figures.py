@@ -90,16 +90,19 @@ def sweep_figure(study: StudyRecord, sweep: SweepAxes) -> Figure:
         line = [(x, one.mean, one.sd or 0.0) for x, one in found if one is not None]
         if line:
             x, y, sd = zip(*line, strict=True)
-            axes.errorbar(x, y, yerr=sd, color=COLOURS[2], marker="o", capsize=3)
+            between = "none" if any(isinstance(value, str) for value in across) else "-"  # names have nothing between
+            axes.errorbar(x, y, yerr=sd, color=COLOURS[2], marker="o", capsize=3, linestyle=between)
+            axes.margins(x=0.12)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_ylabel("final test accuracy")
         axes.grid(axis="y")
     else:
         down = sweep.values[keys[0]]
-        figure = blank(1.8 + 0.75 * len(across), 1.2 + 0.42 * len(down))
+        named = any(isinstance(value, str) for value in across)
+        figure = blank(max(4.6, 2.2 + (1.05 if named else 0.75) * len(across)), 1.2 + 0.42 * len(down))
         axes = figure.subplots()
         _map(axes, [[at.get((y, x)) for x in range(len(across))] for y in range(len(down))])
-        axes.set_yticks(range(len(down)), [short(value, 18) for value in down])
+        axes.set_yticks(range(len(down)), [short(value, 22) for value in down])
         axes.set_ylabel(keys[0])
     axes.set_xticks(range(len(across)), [short(value, 14) for value in across])
     axes.set_xlabel(keys[-1])
