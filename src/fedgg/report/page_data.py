@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -46,7 +47,7 @@ def group_data(group: Group, comparison: Comparison | None = None) -> Data:
         "notes": [*privacy_notes(comparison), *comparison.notes],
         "conditions": list(conditions(records)),
         "axes": None if axes is None else {"values": _listed(axes.values), "places": _listed(axes.places)},
-        "splits": _splits(records),
+        "splits": _splits(study),
         "settings": _settings(study),
         "versions": _versions(records),
         "again": command_again(study),
@@ -147,15 +148,20 @@ def _mean(values: list[float]) -> float | None:
     return short(sum(values) / len(values)) if values and any(values) else None
 
 
-def _splits(records: list[RunRecord]) -> Data:
-    """By their hash, each once."""
+def _splits(study: StudyRecord) -> Data:
+    """By their hash, each once; where rows of a seed have different ones, with the first row that has it."""
     found: Data = {}
-    for record in records:
-        name = str((record.partition or {}).get("hash"))
-        if record.partition is not None and name not in found:
-            split = split_data(record.partition)
-            if split is not None:
-                found[name] = split | {"seed": record.config.get("seed")}
+    for label, by_seed in study.runs.items():
+        for record in by_seed.values():
+            name = str((record.partition or {}).get("hash"))
+            if record.partition is not None and name not in found:
+                split = split_data(record.partition)
+                if split is not None:
+                    found[name] = split | {"seed": record.config.get("seed"), "label": label}
+    seeds = Counter(str(split["seed"]) for split in found.values())
+    for split in found.values():
+        if seeds[str(split["seed"])] == 1:
+            del split["label"]
     return found
 
 

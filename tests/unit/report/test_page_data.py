@@ -175,3 +175,18 @@ def test_the_page_is_the_same_every_time(tmp_path: Path) -> None:
     assert group_data(group)["rows"][1]["against_reference"]["verdict"] == "too few seeds"
     assert {run["seed"] for run in runs_data(group)} == {0, 1}
     assert read_run(folder / "run-0" / "seed-0").status == "finished"
+
+
+def test_splits_of_one_seed_are_told_apart_by_a_row() -> None:
+    def run(label: str, seed: int, split: str) -> RunRecord:
+        partition = {"scheme": "iid", "hash": split, "counts": [[1, 2]], "classes": ["a", "b"]}
+        return RunRecord(Path(label), {"seed": seed}, [], partition, None)
+
+    splits = {"A": ("one", "two"), "B": ("one", "two"), "C": ("other", "two")}
+    runs = {label: {seed: run(label, seed, own[seed]) for seed in (0, 1)} for label, own in splits.items()}
+    shown = group_data(Group(StudyRecord(Path(), tuple(runs), (0, 1), "A", runs)))["splits"]
+    assert {name: (split["seed"], split.get("label")) for name, split in shown.items()} == {
+        "one": (0, "A"),
+        "two": (1, None),
+        "other": (0, "C"),
+    }

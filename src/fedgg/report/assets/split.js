@@ -72,7 +72,8 @@ function splitSection(view) {
   });
   const controls = make("div", { class: "controls" });
   const refresh = () => {
-    const options = names().map((name) => [name, `seed ${view.group.splits[name].seed ?? name}`]);
+    const shown = (name, { seed, label }) => `seed ${seed ?? name}` + (label ? `, ${label}` : "");
+    const options = names().map((name) => [name, shown(name, view.group.splits[name])]);
     controls.replaceChildren(
       ...(options.length > 1
         ? [
