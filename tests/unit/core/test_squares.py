@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgg.core.net import Net
-from fedgg.core.probe import Probe
+from fedgg.core.probe import Probe, _put_together
 from fedgg.core.seeds import torch_stream
 from fedgg.core.squares import examples_at_once, layers_of
 
@@ -129,3 +130,18 @@ def test_few_examples_at_once_where_each_is_large() -> None:
     x = torch.zeros(2, 3, 32, 32)
     assert examples_at_once(layers, x, 1 << 20) == (1 << 20) // (150 * 32 * 32)  # the second's patches, unpooled
     assert examples_at_once(layers, x, 1) == 1
+
+
+def _any(most: int, x: Tensor) -> int:
+    return most
+
+
+def test_chunks_are_put_together_and_nothing_is_lost() -> None:
+    x = torch.arange(20.0).view(10, 2)
+    chunks = [(x[a:b], torch.arange(a, b)) for a, b in ((0, 3), (3, 6), (6, 9), (9, 10))]
+    for most, sizes in ((6, [6, 4]), (9, [9, 1]), (100, [10]), (1, [3, 3, 3, 1])):
+        larger = list(_put_together(chunks, partial(_any, most)))
+        assert [len(y) for _, y in larger] == sizes
+        assert torch.equal(torch.cat([some for some, _ in larger]), x)
+        assert torch.equal(torch.cat([y for _, y in larger]), torch.arange(10))
+    assert list(_put_together([], partial(_any, 5))) == []
