@@ -83,6 +83,10 @@ ALGORITHMS: dict[str, dict[str, dict[str, Any]]] = {
         "FedGG, fixed, epsilon": {"name": "fedgg", "weight": "fixed", "first_step": "epsilon"},
         "FedGG, per layer": {"name": "fedgg", "scope": "layer"},
     },
+    "fedgg": {
+        REFERENCE: {"name": "fedavg"},
+        "FedGG, adaptive": {"name": "fedgg"},
+    },
     "neighbours": {
         REFERENCE: {"name": "fedavg"},
         "FedGG, adaptive": {"name": "fedgg"},
