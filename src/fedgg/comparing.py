@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from fedgg.core.algorithm import Algorithm
 from fedgg.errors import UserError
 from fedgg.lab.build import DataGiven, ModelGiven, chosen_device, dataset_of
-from fedgg.lab.config import Experiment
+from fedgg.lab.config import Experiment, flat
 from fedgg.lab.jobs import Given, Job
 from fedgg.lab.parts import build_algorithm, check_needs, given_algorithm
 from fedgg.lab.run_all import run_here
@@ -61,12 +62,16 @@ class Compared:
     def __str__(self) -> str:
         return f"{self.answer}\n\n{as_markdown(self.tables[0])}"
 
+    def _repr_markdown_(self) -> str:
+        """For notebooks."""
+        return str(self)
+
 
 def compare(
     rows: Mapping[str, Row] | Iterable[Row],
     experiment: Experiment | dict[str, Any] | None = None,
     *,
-    seeds: Sequence[int] = (0, 1, 2),
+    seeds: Iterable[int] = (0, 1, 2),
     reference: str | None = None,
     model: ModelGiven | None = None,
     data: DataGiven | None = None,
@@ -76,16 +81,19 @@ def compare(
 ) -> Compared:
     """Every row with every seed, on the same splits; what is finished in `out` is kept, the rest goes on.
 
-    A row is an algorithm, or settings under dotted keys (`{"algorithm.name": "fedgg", "local.lr": 0.1}`), by its label;
-    without labels algorithms are called as their classes are. The first is the reference, unless another is named.
+    A row is an algorithm, or settings (`{"algorithm.name": "fedgg", "local.lr": 0.1}`; what it does not set, the
+    algorithm too, is the experiment's), by its label; without labels algorithms are called as their classes are. The
+    first is the reference, unless another is named.
     `model` and `data` are as in `run`, and shared. With `out` every run is kept, and `fedgg report OUT` makes a page of
     them. `tell` hears of each run that begins or ends: `print`, for instance. On a GPU runs train together where they
     can.
     """
     base = Experiment(**experiment) if isinstance(experiment, dict) else experiment or Experiment()
-    labelled = _labelled(rows)
+    if not isinstance(base, Experiment):
+        raise UserError(f"experiment must be a fedgg.Experiment, or a dict of its sections, got {experiment!r}")
+    labelled, chosen_seeds = _labelled(rows), _whole(seeds)
     labels, chosen = tuple(labelled), reference or next(iter(labelled), "")
-    check_labels(labels, tuple(seeds), chosen)
+    check_labels(labels, chosen_seeds, chosen)
     shared = None if data is None else dataset_of(data).to(chosen_device(base))
     parts = {label: _parts(base, label, row, model, data) for label, row in labelled.items()}
     home: AbstractContextManager[str | os.PathLike[str]] = (
@@ -101,18 +109,33 @@ def compare(
                 data_folder,
                 Given(model, shared, algorithm),
             )
-            for seed in seeds
+            for seed in chosen_seeds
             for label, (own, algorithm) in parts.items()
         ]
-        open_index(Index(labels, tuple(seeds), chosen), folder, jobs)
+        open_index(Index(labels, chosen_seeds, chosen), folder, jobs)
         run_here(jobs, _teller(tell))
         record = read_study(folder)
     return Compared(None if out is None else folder, record, compare_runs(record))
 
 
+def _whole(seeds: Any) -> tuple[int, ...]:
+    """Whole numbers of any kind, NumPy's too."""
+    try:
+        found = list(seeds)
+        if any(isinstance(seed, bool) for seed in found):
+            raise TypeError
+        return tuple(operator.index(seed) for seed in found)
+    except TypeError:
+        raise UserError(f"seeds must be whole numbers, as (0, 1, 2) or range(5), got {seeds!r}") from None
+
+
 def _labelled(rows: Mapping[str, Row] | Iterable[Row]) -> dict[str, Row]:
     if isinstance(rows, Mapping):
-        return dict(rows)
+        if empty := [label for label in rows if not str(label).strip()]:
+            raise UserError(f"a row needs a label that can be read, got {empty[0]!r}")
+        return {" ".join(str(label).split()): row for label, row in rows.items()}
+    if isinstance(rows, str | type | Algorithm) or not isinstance(rows, Iterable):
+        raise UserError(f"rows must be several, as compare([fedgg.FedAvg(), fedgg.FedGG()]), got {rows!r}")
     labelled: dict[str, Row] = {}
     for row in rows:
         if isinstance(row, Mapping):
@@ -127,11 +150,15 @@ def _labelled(rows: Mapping[str, Row] | Iterable[Row]) -> dict[str, Row]:
 def _parts(
     base: Experiment, label: str, row: Row, model: ModelGiven | None, data: DataGiven | None
 ) -> tuple[Experiment, Algorithm | None]:
-    """A row's experiment and, if it is one of Python's, its algorithm; all mistakes before the first run."""
+    """A row's experiment and, if it is one of Python's, its algorithm; mistakes that settings show are told here."""
+    settings = flat(dict(row)) if isinstance(row, Mapping) else {}
     algorithm = None if isinstance(row, Mapping) else given_algorithm(row)
-    own = base.changed(dict(row)) if isinstance(row, Mapping) else base
-    if isinstance(row, Mapping) and (theirs := [key for key in ("seed", "name") if key in row]):
+    if theirs := [key for key in ("seed", "name") if key in settings]:
         raise UserError(f"{label}: a row cannot set {theirs[0]}; seeds and labels are said beside the rows")
+    for key, given in (("model.name", model), ("data.source", data)):
+        if key in settings and given is not None:
+            raise UserError(f"{label}: a row cannot set {key} where {key.partition('.')[0]}=... is handed in for all")
+    own = base.changed(settings)
     own = with_names(own, model, data, algorithm)
     check_needs(algorithm or build_algorithm(own.algorithm.name, own.algorithm.settings), own)
     return own, algorithm
@@ -143,7 +170,8 @@ def _teller(tell: Callable[[str], None] | None) -> Callable[[Job, str, Any], Non
             return
         if kind == "started":
             done, of = what
-            tell(f"{job.name}: {f'from round {done + 1} of {of}' if done else f'{of} rounds'}")
+            begins = f"from round {done + 1} of {of}" if done else f"{of} rounds"
+            tell(f"{job.name}: {'all rounds are there' if done >= of else begins}")
         elif kind == "notice":
             tell(f"{job.name}: {what}")
         elif kind == "ended":

@@ -154,6 +154,15 @@ def test_resume_of_a_comparison_says_what_to_call() -> None:
         assert "`fedgg sweep` again, with --out 'my runs'" in called("resume", "my runs").stderr
 
 
+def test_an_axis_is_named_once_and_folders_are_no_options() -> None:
+    Path("somewhere").mkdir()
+    for words, complaint in (
+        (["sweep", "--grid", "local.lr=0.1", "--grid", "local.lr=0.2"], "--grid local.lr is named twice"),
+        (["report", "somewhere", "--figures", "--tables"], "--figures needs a folder to write to, got '--tables'"),
+    ):
+        assert str(CliRunner().invoke(fedgg.cli.app, words).exception).startswith(complaint)
+
+
 def test_sweep() -> None:
     fedgg_("sweep", "--grid", "algorithm.mu=0,0.1", "--rounds", "1", *QUICK, "--jobs", "1", "--out", "grid")
     assert {path.name for path in Path("grid").iterdir() if path.is_dir()} == {"mu=0", "mu=0.1"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,9 +75,92 @@ def test_a_folder_is_kept_and_gone_on_with(tmp_path: Path) -> None:
     assert read_study(tmp_path / "study").labels == ("plain", "slow", "own")
 
 
+def test_another_model_of_the_same_shapes_is_refused(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"data": table(), "out": tmp_path}
+    fedgg.compare(["fedavg"], SMALL, seeds=(0,), model=lambda: model(), **given)
+    with pytest.raises(fedgg.UserError, match="a model of other layers"):
+        fedgg.compare(
+            ["fedavg"],
+            SMALL,
+            seeds=(0, 1),
+            model=lambda: nn.Sequential(nn.Linear(7, 8), nn.Tanh(), nn.Linear(8, 3)),
+            **given,
+        )
+
+
+OWN = """
+from dataclasses import dataclass
+import fedgg
+
+@dataclass(frozen=True)
+class Own(fedgg.Algorithm):
+    def terms(self, site):
+        return {"drift": 0.1}
+"""
+
+
+def test_code_that_has_changed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    given: dict[str, Any] = {"model": model, "data": table(), "out": tmp_path / "out", "seeds": (0,)}
+
+    def play(code: str) -> None:
+        (tmp_path / "own_algorithm.py").write_text(code, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location("own_algorithm", tmp_path / "own_algorithm.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "own_algorithm", module)
+        spec.loader.exec_module(module)
+        fedgg.compare({"own": module.Own()}, SMALL, tell=told.append, **given)
+
+    play(OWN)
+    play(OWN)
+    assert "own, seed 0: all rounds are there" in told
+    assert not any("code" in line for line in told)
+    play(OWN.replace("0.1", "-0.25"))
+    assert any("the code of the algorithm has changed since this run began" in line for line in told)
+
+
+def test_rows_and_seeds_of_all_kinds() -> None:
+    rows: dict[Any, Any] = {0.1: {"local": {"lr": 0.1}}, "β +": "fedavg", "β −": "fedavg", "x" * 300: fedgg.FedProx}
+    found = fedgg.compare(rows, SMALL, seeds=np.arange(1), model=model, data=table())
+    assert list(found.final) == ["0.1", "β +", "β −", "x" * 300]
+    assert found.record.runs["0.1"][0].config["local"]["batch"] == 16  # what the row does not set stays
+    assert found.final["β +"] == found.final["β −"]
+    assert found._repr_markdown_() == str(found)
+
+
+def test_a_row_that_never_began_can_be_dropped(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"seeds": (0,), "model": model, "data": table(), "out": tmp_path}
+    with pytest.raises(fedgg.UserError, match=r"terms\(\)|vector"):
+        fedgg.compare({"good": "fedavg", "bad": _lost()}, SMALL, **given)
+    assert list(fedgg.compare({"good": "fedavg", "better": Mine()}, SMALL, **given).final) == ["good", "better"]
+
+
+def _lost() -> fedgg.Algorithm:
+    @dataclass(frozen=True)
+    class Lost(fedgg.Algorithm):
+        """A vector that was never noted."""
+
+        def terms(self, site: Site) -> dict[str, Number]:
+            return {"compass": 0.5}
+
+    return Lost()
+
+
 @pytest.mark.parametrize(
     ("ask", "complaint"),
     [
+        (lambda: fedgg.compare(fedgg.FedAvg()), "rows must be several"),  # type: ignore[arg-type]
+        (lambda: fedgg.compare("fedavg"), "rows must be several"),
+        (lambda: fedgg.compare({" ": "fedavg"}), "a label that can be read"),
+        (lambda: fedgg.compare(["fedgg:mu=0.3"]), r"as in fedgg\.FedGG\(mu=0\.1\)"),
+        (lambda: fedgg.compare(["fedavg"], "exp.toml"), "experiment must be"),  # type: ignore[arg-type]
+        (lambda: fedgg.compare(["fedavg"], seeds="0-2"), "seeds must be whole numbers"),  # type: ignore[arg-type]
+        (lambda: fedgg.compare(["fedavg"], seeds=3), "seeds must be whole numbers"),  # type: ignore[arg-type]
+        (lambda: fedgg.compare(["fedavg"], seeds=[True]), "seeds must be whole numbers"),
+        (lambda: fedgg.compare({"a": {"model.name": "cnn"}}, model=model), "a: a row cannot set model.name"),
+        (lambda: fedgg.compare({"a": {"data.source": "digits"}}, data=table()), "a row cannot set data.source"),
         (lambda: fedgg.compare([]), "at least one variant"),
         (
             lambda: fedgg.compare([fedgg.FedGG(mu=0.1), fedgg.FedGG(mu=1.0)]),

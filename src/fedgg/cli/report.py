@@ -59,6 +59,9 @@ def report(
     for path in folders:
         if not path.exists():
             raise UserError(f"there is no {path}: name a folder that `fedgg run`, compare, sweep or reproduce wrote")
+    for option, folder in (("figures", figures), ("tables", tables), ("tensorboard", tensorboard)):
+        if folder is not None and str(folder).startswith("-"):
+            raise UserError(f"--{option} needs a folder to write to, got {str(folder)!r}: --{option} {option}")
     file = out or (folders[0] / PAGE if len(folders) == 1 and folders[0].is_dir() else Path(PAGE))
     if tensorboard is not None:
         from fedgg.report.tensorboard import check_tensorboard

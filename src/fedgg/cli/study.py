@@ -98,7 +98,9 @@ def sweep(
         key, equals, values = text.partition("=")
         if not equals or not values:
             raise UserError(f"--grid {text!r} is not of the form KEY=VALUE,VALUE, for instance algorithm.mu=0.01,0.1")
-        axes[key] = [choices.parsed(value) for value in values.split(",")]
+        if key in axes:
+            raise UserError(f"--grid {key} is named twice: put all its values into one, {key}=VALUE,VALUE")
+        axes[key] = [choices.parsed(value.strip()) for value in values.split(",")]
     changed = choices.changes(
         data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
     )

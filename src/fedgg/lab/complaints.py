@@ -47,6 +47,11 @@ def _describe(problem: Any, model: type[BaseModel]) -> str:
             if close := [one for full in whole for one in difflib.get_close_matches(full, _all_keys(model), n=1)]:
                 return f"unknown key {whole[0]!r}: did you mean {close[0]!r}?"
         return f"unknown key {key!r}{nearest(place[-1], _keys(model, place[:-1]), '.'.join(place[:-1]))}"
+    if problem["type"] in ("model_type", "model_attributes_type", "dict_type") and key in model.model_fields:
+        inner = _keys(model, [key])
+        return (
+            f"{key} = {problem['input']!r}: {key} is a section; write {', '.join(f'{key}.{one}' for one in inner[:3])}"
+        )
     if problem["type"] == "missing":
         names = _names_for(model, place)
         return f"{key} is missing" + (f": choose from {', '.join(names)}" if names else "")

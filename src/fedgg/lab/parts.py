@@ -71,6 +71,8 @@ def build_algorithm(name: str, settings: dict[str, Any]) -> Algorithm:
 def given_algorithm(given: Any) -> Algorithm:
     """An algorithm from Python: an instance, or a class or name whose defaults are meant; its settings are checked."""
     if isinstance(given, str):
+        if "=" in given:
+            raise UserError(f"algorithm {given!r}: from Python settings are given as in fedgg.FedGG(mu=0.1)")
         return build_algorithm(given, {})
     algorithm = given() if isinstance(given, type) and issubclass(given, Algorithm) else given
     if not isinstance(algorithm, Algorithm):

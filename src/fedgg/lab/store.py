@@ -34,6 +34,7 @@ from fedgg.core.rows import Rows
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation
 from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint, write_checkpoint
+from fedgg.lab.code import code_of, structure_of
 from fedgg.lab.commit import commit
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.files import write_atomically, write_json, writing_to
@@ -146,6 +147,17 @@ class Store:
         if self._facts("partition.json", "hash")["hash"] != federation.origin.split_hash():
             raise UserError(f"{self.folder} was started on another split of the data than this fedgg draws")
         now = _versions(federation)
+        own = ":" in federation.experiment.model.name  # from Python or a file; versions tell of ours
+        same = versions.get("structure") in (None, now["structure"]) or versions["torch"] != now["torch"]
+        if own and not same:
+            raise UserError(f"{self.folder} was started with a model of other layers: choose another folder")
+        return [
+            *_changed_code(versions.get("code", {}), now["code"]),
+            *self._changed_versions(versions, now),
+        ]
+
+    @staticmethod
+    def _changed_versions(versions: dict[str, Any], now: dict[str, Any]) -> list[str]:
         return [
             f"started under {key} {versions[key]}, goes on under {now[key]}: bits may differ"
             for key in ("fedgg", "torch", "machine", "device")
@@ -290,6 +302,15 @@ def _inputs(federation: Federation) -> dict[str, Any]:
     }
 
 
+def _changed_code(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    return [
+        f"the code of the {part} has changed since this run began, and its rounds so far are of the old code: choose "
+        f"another folder to start over"
+        for part, code in now.items()
+        if code is not None and then.get(part) not in (None, code)
+    ]
+
+
 def _versions(federation: Federation) -> dict[str, Any]:
     device = federation.net.start.device
     return {
@@ -298,6 +319,8 @@ def _versions(federation: Federation) -> dict[str, Any]:
         "data": federation.origin.fingerprint,
         "keeper": federation.origin.keeper,
         "model": _shape_of(federation.net.layout),
+        "structure": structure_of(federation.net.module),
+        "code": {"algorithm": code_of(federation.algorithm), "model": code_of(federation.net.module)},
         "fedgg": VERSION,
         **commit(),
         "torch": torch.__version__,

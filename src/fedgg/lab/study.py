@@ -21,6 +21,7 @@ from fedgg.lab.run_all import run_all
 from fedgg.lab.store import Store
 
 FORMAT = 1
+LONGEST = 80  # name of a folder
 MANY = 1e6  # larger numbers are shown as they are typed
 
 
@@ -124,11 +125,17 @@ def open_index(index: Index, folder: Path, jobs: Sequence[Job], command: str | N
 
 
 def _refuse_another_study(index: Index, folder: Path) -> None:
-    """A folder's index may grow; it does not lose rows or seeds that are there."""
+    """A folder's index may grow; it does not lose rows or seeds of which rounds were played."""
     try:
         there = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-        lost = [str(label) for label in there["labels"] if label not in index.labels]
-        seeds = [seed for seed in there["seeds"] if seed not in index.seeds]
+        begun = {
+            (label, int(seed))
+            for label, by_seed in there["runs"].items()
+            for seed, where in by_seed.items()
+            if Store(folder / where).rounds()
+        }
+        lost = [str(label) for label in there["labels"] if label not in index.labels and label in {a for a, _ in begun}]
+        seeds = [seed for seed in there["seeds"] if seed not in index.seeds and seed in {b for _, b in begun}]
     except (OSError, ValueError, KeyError, TypeError):
         return  # there is none, or none that could be read
     if lost or seeds:
@@ -180,8 +187,11 @@ def demo_study() -> Study:
 
 
 def slug(label: str) -> str:
-    """A folder name for any label."""
-    return re.sub(r"[^a-z0-9.=]+", "-", label.lower()).strip("-.") or "variant"
+    """A folder name for any label; what a folder's name cannot say, or is too long to, tells a few digits apart."""
+    plain = re.sub(r"[^a-z0-9.=]+", "-", label.lower()).strip("-.")
+    says_it = label.isascii() and "+" not in label and len(plain) <= LONGEST
+    digits = "" if says_it else hashlib.sha256(label.encode()).hexdigest()[:6]
+    return "-".join(filter(None, (plain[:LONGEST].strip("-."), digits))) or "variant"
 
 
 def place(label: str, seed: int) -> str:

@@ -197,7 +197,10 @@ def test_grid_is_every_combination_and_labels_are_folders() -> None:
     assert list(made) == ["mu=0.1 lr=0.01", "mu=0.1 lr=0.1", "mu=1 lr=0.01", "mu=1 lr=0.1"]
     assert made["mu=1 lr=0.1"] == {"algorithm.mu": 1, "local.lr": 0.1}
     assert slug("FedGG, first-step push") == "fedgg-first-step-push"
-    assert slug("µ") == "variant"
+    assert slug("µ") != slug("λ")
+    assert slug("lr +") != slug("lr -")
+    assert len(slug("x" * 300)) < 100
+    assert slug("x" * 300) != slug("x" * 301)
     assert ".." not in slug("../../etc")
     assert slug("..") == "variant"
 
@@ -234,3 +237,8 @@ def test_what_one_of_two_experiments_does_not_say() -> None:
     assert plain.differences(plain.changed({"robust.rule": "median"})).startswith(
         "robust.rule = off there, median here"
     )
+
+
+def test_a_section_is_no_setting() -> None:
+    with pytest.raises(UserError, match=r"algorithm is a section; write algorithm\.name"):
+        Experiment().changed({"algorithm": "scaffold"})
