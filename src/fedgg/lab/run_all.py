@@ -9,8 +9,7 @@ from fedgg.lab.together import run_together
 
 def run_here(jobs: list[Job], tell: Tell) -> None:
     """The same for jobs that cannot be sent to another process; a run's own engine may still use several."""
-    engine = jobs[0].experiment.engine
-    if engine.device != "cpu" or engine.name == "stacked":
+    if _go_together(jobs):
         run_together(jobs, tell)
     else:
         run_jobs(jobs, 1, tell)
@@ -21,9 +20,14 @@ def run_all(jobs: list[Job], processes: int, tell: Tell) -> None:
     if not jobs:
         return
     engine = jobs[0].experiment.engine
-    if engine.device != "cpu" or engine.name == "stacked":
+    if _go_together(jobs):
         run_together(jobs, tell)
     elif engine.name == "workers" or (engine.name == "auto" and 1 < len(jobs) < processes):
         run_interleaved([job.under("workers") for job in jobs], processes, tell)
     else:
         run_jobs([job.under("loop") for job in jobs] if len(jobs) > 1 else jobs, processes, tell)
+
+
+def _go_together(jobs: list[Job]) -> bool:
+    engine = jobs[0].experiment.engine
+    return engine.device != "cpu" or engine.name == "stacked"

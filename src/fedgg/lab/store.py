@@ -151,18 +151,12 @@ class Store:
         same = versions.get("structure") in (None, now["structure"]) or versions["torch"] != now["torch"]
         if own and not same:
             raise UserError(f"{self.folder} was started with a model of other layers: choose another folder")
-        return [
-            *_changed_code(versions.get("code", {}), now["code"]),
-            *self._changed_versions(versions, now),
-        ]
-
-    @staticmethod
-    def _changed_versions(versions: dict[str, Any], now: dict[str, Any]) -> list[str]:
-        return [
+        surroundings = [
             f"started under {key} {versions[key]}, goes on under {now[key]}: bits may differ"
             for key in ("fedgg", "torch", "machine", "device")
             if versions[key] != now[key]
         ]
+        return [*_changed_code(versions.get("code", {}), now["code"]), *surroundings]
 
     # What happened ----------------------------------------------------------------------------------------------------
 
