@@ -5,7 +5,8 @@
     w     = w - lr v
 
 and of the new state, for the next step's factors, some inner products among drift = w - anchor, step = -lr v, a and b.
-Each block writes its part of a sum, and the parts are added afterwards in a fixed order: the same bits every time.
+A program does several blocks of a long row one after another and writes its part of a sum, and the parts are added
+afterwards in a fixed order: the same bits every time.
 Rows may share an anchor, a or b (clients of one experiment do): `lead` names the row to read, and since the rows of
 one block of parameters are visited one after another, a shared one comes out of the cache.
 """
@@ -22,6 +23,8 @@ from torch import Tensor
 from fedgg.kernels.products import product
 
 BLOCK = 2048
+LONG = 1 << 20  # rows of so many numbers or more have work for many programs
+BLOCKS_EACH = 4  # of a program, in long rows: its threads then wait for each other once, not once for each block
 TILE = (64, 64)  # of a wide layer's weight: outputs, inputs
 WARPS = 4  # for a tile
 VECTORS = 2  # a and b
@@ -139,14 +142,14 @@ def _read(
 
 @triton.jit
 def _write(
-    total, here, start, first, second, w, velocity, factors, lr, momentum, decay, part, blocks,
+    total, here, start, first, second, w, velocity, factors, lr, momentum, decay,
     row, at, inside, stride_w, stride_velocity,
     has_momentum: tl.constexpr, has_decay: tl.constexpr, has_anchor: tl.constexpr, drift_term: tl.constexpr,
     a_term: tl.constexpr, b_term: tl.constexpr,
     sums: tl.constexpr, s00: tl.constexpr, s01: tl.constexpr, s10: tl.constexpr, s11: tl.constexpr,
     s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr,
 ):  # fmt: skip
-    """From the gradient to the new row and its part of the sums."""
+    """From the gradient to the new row, and the products that are to be summed up; those not asked for are anything."""
     long_row = row.to(tl.int64)
     speed = velocity + long_row * stride_velocity + at
     if has_momentum:
@@ -167,19 +170,23 @@ def _write(
     drift = here
     if has_anchor:
         drift = new - start
+    v0, v1, v2, v3 = step, step, step, step
     if sums > 0:
         v0 = _pick(s00, drift, step, first, second) * _pick(s01, drift, step, first, second)
+    if sums > 1:
         v1 = _pick(s10, drift, step, first, second) * _pick(s11, drift, step, first, second)
+    if sums > 2:
         v2 = _pick(s20, drift, step, first, second) * _pick(s21, drift, step, first, second)
+    if sums > 3:
         v3 = _pick(s30, drift, step, first, second) * _pick(s31, drift, step, first, second)
-        _sum_up(part, blocks, v0, v1, v2, v3, sums)
+    return v0, v1, v2, v3
 
 
 @triton.jit
 def _block(
-    at, inside, row, part,
+    at, inside, row,
     w, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
-    factors, lr, momentum, decay, blocks,
+    factors, lr, momentum, decay,
     stride_w, stride_grad, stride_velocity, stride_anchor, stride_a, stride_b,
     has_momentum: tl.constexpr, has_decay: tl.constexpr, has_anchor: tl.constexpr, drift_term: tl.constexpr,
     vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
@@ -191,9 +198,9 @@ def _block(
         w, anchor, a, b, lead_anchor, lead_a, lead_b, row, at, inside,
         stride_w, stride_anchor, stride_a, stride_b, has_anchor, vectors,
     )  # fmt: skip
-    _write(
+    return _write(
         total, here, start, one, two, w, velocity, factors, lr, momentum, decay,
-        part, blocks, row, at, inside, stride_w, stride_velocity,
+        row, at, inside, stride_w, stride_velocity,
         has_momentum, has_decay, has_anchor, drift_term, a_term, b_term,
         sums, s00, s01, s10, s11, s20, s21, s30, s31,
     )  # fmt: skip
@@ -208,33 +215,40 @@ def _advance(
     has_momentum: tl.constexpr, has_decay: tl.constexpr, has_anchor: tl.constexpr, drift_term: tl.constexpr,
     vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
     sums: tl.constexpr, s00: tl.constexpr, s01: tl.constexpr, s10: tl.constexpr, s11: tl.constexpr,
-    s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr, size: tl.constexpr,
+    s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr,
+    size: tl.constexpr, each: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0)
     row = place % rows
     block = place // rows
     if tl.load(at_work + row) != 0:
-        at = begin + block * size + tl.arange(0, size)
-        part = parts + (row * sums) * blocks + first_block + block
-        # Only a row's last block is cut off. Masked by a length of any size, words would be read one by one.
-        if begin + (block + 1) * size <= length:
-            _block(
-                at, tl.full((size,), 1, tl.int1), row, part,
-                w, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
-                factors, lr, momentum, decay, blocks,
-                stride_w, stride_grad, stride_velocity, stride_anchor, stride_a, stride_b,
-                has_momentum, has_decay, has_anchor, drift_term, vectors, a_term, b_term,
-                sums, s00, s01, s10, s11, s20, s21, s30, s31,
-            )  # fmt: skip
+        nothing = tl.zeros((size,), w.dtype.element_ty)
+        t0, t1, t2, t3 = nothing, nothing, nothing, nothing
+        # Only a row's end is cut off. Masked by a length of any size, words would be read one by one.
+        if begin + (block + 1) * each * size <= length:
+            for number in range(each):
+                v0, v1, v2, v3 = _block(
+                    begin + (block * each + number) * size + tl.arange(0, size), tl.full((size,), 1, tl.int1), row,
+                    w, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
+                    factors, lr, momentum, decay,
+                    stride_w, stride_grad, stride_velocity, stride_anchor, stride_a, stride_b,
+                    has_momentum, has_decay, has_anchor, drift_term, vectors, a_term, b_term,
+                    sums, s00, s01, s10, s11, s20, s21, s30, s31,
+                )  # fmt: skip
+                t0, t1, t2, t3 = t0 + v0, t1 + v1, t2 + v2, t3 + v3
         else:
-            _block(
-                at, at < length, row, part,
-                w, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
-                factors, lr, momentum, decay, blocks,
-                stride_w, stride_grad, stride_velocity, stride_anchor, stride_a, stride_b,
-                has_momentum, has_decay, has_anchor, drift_term, vectors, a_term, b_term,
-                sums, s00, s01, s10, s11, s20, s21, s30, s31,
-            )  # fmt: skip
+            for number in range(each):
+                at = begin + (block * each + number) * size + tl.arange(0, size)
+                v0, v1, v2, v3 = _block(
+                    at, at < length, row,
+                    w, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
+                    factors, lr, momentum, decay,
+                    stride_w, stride_grad, stride_velocity, stride_anchor, stride_a, stride_b,
+                    has_momentum, has_decay, has_anchor, drift_term, vectors, a_term, b_term,
+                    sums, s00, s01, s10, s11, s20, s21, s30, s31,
+                )  # fmt: skip
+                t0, t1, t2, t3 = t0 + v0, t1 + v1, t2 + v2, t3 + v3
+        _sum_up(parts + (row * sums) * blocks + first_block + block, blocks, t0, t1, t2, t3, sums)
 
 
 @triton.jit
@@ -273,17 +287,22 @@ def _advance_wide(
         )  # fmt: skip
         total = product(tl.trans(slope), seen, tl.zeros((tile_out, tile_in), tl.float32), precision)
         total = tl.reshape(total, [tile_out * tile_in])
-        _write(
+        v0, v1, v2, v3 = _write(
             total, here, start, one, two, w, velocity, factors, lr, momentum, decay,
-            parts + (row * sums) * blocks + block, blocks, row, at, inside, stride_w, stride_velocity,
+            row, at, inside, stride_w, stride_velocity,
             has_momentum, has_decay, has_anchor, drift_term, a_term, b_term,
             sums, s00, s01, s10, s11, s20, s21, s30, s31,
         )  # fmt: skip
+        _sum_up(parts + (row * sums) * blocks + block, blocks, v0, v1, v2, v3, sums)
 
 
 def blocks(length: int, wide: int = 0) -> int:
     """Into how many parts an inner product over so many parameters falls, so many of them of a wide layer."""
-    return wide // (TILE[0] * TILE[1]) + -(-(length - wide) // BLOCK)
+    return wide // (TILE[0] * TILE[1]) + -(-(length - wide) // (BLOCK * _blocks_each(length - wide)))
+
+
+def _blocks_each(length: int) -> int:
+    return BLOCKS_EACH if length >= LONG else 1
 
 
 def advance(step: Pass, grad: Tensor, wide: Wide | None = None) -> None:
@@ -317,6 +336,7 @@ def advance(step: Pass, grad: Tensor, wide: Wide | None = None) -> None:
     _advance[(rows * (count - tiles),)](
         step.w, grad, step.velocity, *vectors, *numbers, step.at_work, step.parts,
         rows, length, count, begin, tiles, step.w.stride(0), grad.stride(0), *strides, *switches, BLOCK,
+        _blocks_each(length - begin),
     )  # fmt: skip
 
 
