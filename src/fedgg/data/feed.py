@@ -125,16 +125,21 @@ class Feed:
     def lay_out(self, agendas: Sequence[Agenda], steps: int | None = None) -> Pages:
         """The agendas side by side on the device; with room for so many steps, if more may come."""
         width = max(agenda.where.shape[1] for agenda in agendas)
-        where = np.full((steps or len(agendas[0].where), len(agendas), width), -1, np.int32)
-        moves = np.zeros((3, *where.shape), np.int8) if agendas[0].moves is not None else None
+        shape = (steps or len(agendas[0].where), len(agendas), width)
+        where = self._sheet(shape, -1, torch.int32)
+        moves = None if agendas[0].moves is None else self._sheet((3, *shape), 0, torch.int8)
         for row, agenda in enumerate(agendas):
             taken, size = agenda.where.shape
-            where[:taken, row, :size] = agenda.where
+            where.numpy()[:taken, row, :size] = agenda.where
             if moves is not None:
-                moves[:, :taken, row, :size] = agenda.moves
+                moves.numpy()[:, :taken, row, :size] = agenda.moves
         device = self.x.device
-        draws = None if moves is None else Draws(*torch.from_numpy(moves).to(device))
-        return Pages(torch.from_numpy(where).to(device), draws)
+        draws = None if moves is None else Draws(*moves.to(device, non_blocking=True))
+        return Pages(where.to(device, non_blocking=True), draws)
+
+    def _sheet(self, shape: tuple[int, ...], value: int, dtype: torch.dtype) -> Tensor:
+        """In memory a GPU reads by itself: a copy from any other waits for all the work its stream still has."""
+        return torch.full(shape, value, dtype=dtype, pin_memory=self.x.is_cuda)
 
     def read(self, where: Tensor, moves: Draws | None, lanes: int = 0, dtype: torch.dtype | None = None) -> Batch:
         """The batch behind one step of some rows, `[K, B]`; on a GPU also packed (see `kernels.images`)."""
