@@ -24,7 +24,10 @@ class Lanes:
         streams, here = self._streams[: len(works)], torch.cuda.current_stream(device)
         for stream in streams:
             stream.wait_stream(here)
-        _in_turn(list(zip(works, streams, strict=True)))
+        try:
+            _in_turn(list(zip(works, streams, strict=True)))
+        finally:
+            torch.cuda.set_stream(here)
         for stream in streams:
             here.wait_stream(stream)
 
@@ -33,7 +36,9 @@ def _in_turn(waiting: Sequence[tuple[Iterator[None], torch.cuda.Stream | None]])
     while waiting:
         still = []
         for work, stream in waiting:
-            with torch.cuda.stream(stream), suppress(StopIteration):  # None: the current one, or no GPU at all
+            if stream is not None:
+                torch.cuda.set_stream(stream)  # a context would ask which one it was each time, and small steps wait
+            with suppress(StopIteration):
                 next(work)
                 still.append((work, stream))
         waiting = still

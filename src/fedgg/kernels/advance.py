@@ -23,8 +23,8 @@ from torch import Tensor
 from fedgg.kernels.products import product
 
 BLOCK = 2048
-LONG = 1 << 20  # rows of so many numbers or more have work for many programs
-BLOCKS_EACH = 4  # of a program, in long rows: its threads then wait for each other once, not once for each block
+PROGRAMS = 256  # a row needs no more of them to keep the memory busy
+BLOCKS_EACH = 16  # of a program at most: its threads then wait for each other once, and leave room for other streams
 TILE = (64, 64)  # of a wide layer's weight: outputs, inputs
 WARPS = 4  # for a tile
 VECTORS = 2  # a and b
@@ -302,7 +302,7 @@ def blocks(length: int, wide: int = 0) -> int:
 
 
 def _blocks_each(length: int) -> int:
-    return BLOCKS_EACH if length >= LONG else 1
+    return min(BLOCKS_EACH, max(1, -(-length // (BLOCK * PROGRAMS))))
 
 
 def advance(step: Pass, grad: Tensor, wide: Wide | None = None) -> None:
