@@ -158,9 +158,10 @@ def _run(plan: Plan, folder: Path, processes: int, data_folder: Path | None) -> 
     of = len(plan.runs())
     names = ", ".join(item.name for item in plan.items)
     if of:
-        say(f"{names}: {of} runs of {plan.rounds} rounds, {of - len(missing)} of them finished in {folder}")
+        say(f"{names}: {of} runs of {plan.rounds()} rounds, {of - len(missing)} of them finished in {folder}")
     if missing:
-        watched(len(missing), plan.rounds, lambda tell: run_missing(missing, processes, tell))
+        rounds = sum(job.experiment.rounds for job in missing)
+        watched(len(missing), rounds, lambda tell: run_missing(missing, processes, tell))
 
 
 def _show(plan: Plan, made: list[Made]) -> None:

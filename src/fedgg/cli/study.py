@@ -139,10 +139,10 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
     say(_describe(study))
     say(f"to watch it: fedgg watch {folder}")
     processes = jobs or processes_for(study.base.engine.device)
-    total = len(study.variants) * len(study.seeds)
+    rounds = [study.experiment(label, seed).rounds for label in study.variants for seed in study.seeds]
     watched(
-        total,
-        study.base.rounds,
+        len(rounds),
+        sum(rounds),
         lambda tell: run_study(
             study, folder, processes=processes, tell=tell, data_folder=data_folder, command=called_as()
         ),

@@ -18,18 +18,22 @@ def processes_for(device: str) -> int:
 
 
 def watched(runs: int, rounds: int, work: Callable[[Callable[[Any, str, Any], None]], None]) -> None:
-    """Do the work, which tells what happens to its jobs, and show it; Ctrl-C ends it with a word and code 130."""
+    """Do the work, which tells what happens to its jobs, and show it; Ctrl-C ends it with a word and code 130.
+
+    `rounds` are those of all runs together.
+    """
     said: set[str] = set()
     with progress() as bar:
-        overall = bar.add_task(counted(runs, "run"), total=runs * rounds, news="", within="")
+        overall = bar.add_task(counted(runs, "run"), total=rounds, news="", within="")
         done: dict[str, int] = {}
+        whole: dict[str, int] = {}
         beat = Heartbeat()
         tasks: dict[str, Any] = {}
         lost: dict[str, LostClients] = {}
 
         def tell(job: Any, kind: str, what: Any) -> None:
             if kind == "started":
-                done[job.name] = what[0]
+                done[job.name], whole[job.name] = what
                 lost.setdefault(job.name, LostClients())
                 tasks[job.name] = bar.add_task(job.name, total=what[1], completed=what[0], news="", within="")
             elif kind == "client":
@@ -37,13 +41,13 @@ def watched(runs: int, rounds: int, work: Callable[[Callable[[Any, str, Any], No
             elif kind == "round":
                 done[job.name] = what["round"]
                 told = news(what, lost[job.name].heard(what))
-                beat(f"{sum(done.values())} of {runs * rounds} rounds; {job.name}: {told}")
+                beat(f"{sum(done.values())} of {rounds} rounds; {job.name}: {told}")
                 bar.update(tasks[job.name], completed=what["round"], news=told, within="")
             elif kind == "notice" and what not in said:
                 said.add(what)
                 note(f"{job.name}: {what}")
             elif kind == "ended":
-                done[job.name] = rounds  # a run that diverged or stopped needs no more
+                done[job.name] = whole[job.name]  # a run that diverged or stopped needs no more
                 bar.remove_task(tasks.pop(job.name))
                 for sentence in lost[job.name].ended():
                     note(f"{job.name}: {sentence}")

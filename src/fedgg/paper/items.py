@@ -64,6 +64,7 @@ _ITEMS = (
     ),
     Item("push", "Ours: how far to push", "study", (0.5, 0.1), ("cifar10",), "push-cifar10", True),
     Item("push-svhn", "Ours: how far to push", "study", (0.5, 0.1), ("svhn",), "push-svhn", True),
+    Item("push-cifar100", "Ours: how far to push", "study", (0.5, 0.1), ("cifar100",), "push-cifar100", True),
 )
 ITEMS: dict[str, Item] = {item.name: item for item in _ITEMS}
 

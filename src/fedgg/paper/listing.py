@@ -33,7 +33,7 @@ def _cells(need: Need) -> tuple[str, str, str]:
 
 def _notes(plan: Plan, out: Path, processes: int, estimate: Estimate) -> tuple[str, ...]:
     seeds = ", ".join(map(str, plan.seeds))
-    told = [f"{', '.join(plan.datasets)}; {plan.rounds} rounds; seeds {seeds}; finished: in {out}."]
+    told = [f"{', '.join(plan.datasets)}; {plan.rounds()} rounds; seeds {seeds}; finished: in {out}."]
     if estimate.sources():
         device = plan.base(plan.datasets[0]).engine.device
         told.append(

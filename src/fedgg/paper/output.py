@@ -107,7 +107,7 @@ def html(plan: Plan, made: Sequence[Made]) -> str:
 
 def lead(plan: Plan) -> list[str]:
     sets = ", ".join(map(shown_dataset, dict.fromkeys(name for item in plan.items for name in plan.datasets_of(item))))
-    text = f"{sets}; {plan.rounds} rounds; seeds {', '.join(map(str, plan.seeds))}."
+    text = f"{sets}; {plan.rounds()} rounds; seeds {', '.join(map(str, plan.seeds))}."
     if plan.quick:
         return [text, "This is the quick version: small, on other data than the paper's, and not comparable with it."]
     return [text]

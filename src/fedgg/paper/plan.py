@@ -70,9 +70,14 @@ class Plan:
     def base(self, dataset: str) -> Experiment:
         return preset("quick" if dataset == QUICK else dataset).base.changed(dict(self.changes))
 
-    @property
-    def rounds(self) -> int:
-        return self.base(self.datasets[0]).rounds
+    def lengths(self, *items: Item) -> tuple[int, ...]:
+        """How many rounds the runs of some items have, or of all: one number, or several where studies differ."""
+        found = {line.base.rounds for item in items or self.items for line in self.lines(item)}
+        return tuple(sorted(found or {self.base(self.datasets[0]).rounds}))
+
+    def rounds(self, *items: Item) -> str:
+        """The same in words."""
+        return " and ".join(map(str, self.lengths(*items)))
 
     def datasets_of(self, item: Item) -> tuple[str, ...]:
         """Those asked for that the item has in the paper; in the quick version, the one that stands in for them."""
@@ -114,12 +119,13 @@ class Plan:
         return lines
 
     def _variants(self, study: str, dataset: str, beta: float) -> list[Line]:
-        """Those of a study's variants that are of this beta."""
+        """Those of a study's variants that are of this beta, over its own rounds unless others are asked for."""
         own, end = preset(study), f", beta {beta:g}"
+        length = {} if dataset == QUICK or "rounds" in self.changes else {"rounds": own.base.rounds}
         lines = []
         for label, changes in own.variants.items():
             if changes.get("split.beta", own.base.split.beta) == beta:
-                chosen = {"split.beta": beta, **changes}
+                chosen = {"split.beta": beta, **length, **changes}
                 if dataset == QUICK and "split.min_examples" in chosen:
                     chosen["split.min_examples"] = QUICK_LEAST
                 lines.append(self._line(dataset, beta, label.split()[0].strip(","), label.removesuffix(end), chosen))

@@ -44,7 +44,10 @@ def titled(plan: Plan, item: Item) -> str:
     """The item's title, and a word where the runs are not of the paper's length or data."""
     if plan.quick:
         return f"{item.title}; quick version"
-    return item.title if plan.rounds == ROUNDS else f"{item.title}; {plan.rounds} of the paper's {ROUNDS} rounds"
+    if plan.lengths(item) == (ROUNDS,):
+        return item.title
+    of = "" if item.ours else f" of the paper's {ROUNDS}"
+    return f"{item.title}; {plan.rounds(item)}{of} rounds"
 
 
 def about_runs(plan: Plan, item: Item) -> tuple[str, ...]:
@@ -52,11 +55,11 @@ def about_runs(plan: Plan, item: Item) -> tuple[str, ...]:
     told = []
     if plan.quick:
         told.append(
-            f"The quick version: a small MLP on the embedded digits for {plan.rounds} rounds. It shows that everything "
-            "works; the paper's values, of other data and networks, are not comparable and left out."
+            f"The quick version: a small MLP on the embedded digits for {plan.rounds(item)} rounds. It shows that "
+            "everything works; the paper's values, of other data and networks, are not comparable and left out."
         )
-    elif plan.rounds != ROUNDS:
-        told.append(f"Rounds: {plan.rounds}. The paper's values are of {ROUNDS} rounds, so not like for like.")
+    elif plan.lengths(item) != (ROUNDS,) and not item.ours:
+        told.append(f"Rounds: {plan.rounds(item)}. The paper's values are of {ROUNDS} rounds, so not like for like.")
     if not item.study:
         told += [f"FedGG, {name}: {READINGS[name].says}." for name in plan.readings]
     return (*told, f"Seed{'s' if len(plan.seeds) > 1 else ''} {', '.join(map(str, plan.seeds))}.")

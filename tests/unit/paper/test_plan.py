@@ -15,6 +15,8 @@ from fedgg.paper.printed import ACCURACY, ROUNDS
 from fedgg.paper.readings import READINGS
 from fedgg.paper.results import identity
 
+PUSHES = ("push-cifar10", "push-svhn", "push-cifar100")
+
 
 def plan(*items: str, **more: object) -> Plan:
     return Plan(chosen_items(items), tuple(DATASETS), (0, 1, 2), **more)  # type: ignore[arg-type]
@@ -36,9 +38,18 @@ def test_shared_runs_count_once() -> None:
     assert counts("scaffold") == 6 * 3
     assert counts("scaffold-small") == 4 * 3
     assert counts("comparison") == 2 * 18 * 3
-    assert counts("push") == counts("push-svhn") == 2 * 7 * 3
+    assert counts("push") == counts("push-svhn") == counts("push-cifar100") == 2 * 7 * 3
     # FedAvg, FedAvgM 0.5 and mu 0.1 are among the readings too, so are three of the push; two of the push are compared.
-    assert counts("ours") == (46 + 5 + 4 + (36 - 5) + (14 - 6 - 2) + 14) * 3
+    assert counts("ours") == (46 + 5 + 4 + (36 - 5) + (14 - 6 - 2) + 14 + 14) * 3
+
+
+def test_a_study_has_its_own_length_unless_another_is_asked_for() -> None:
+    studies = plan("push", "push-cifar100")
+    assert studies.lengths(ITEMS["push-cifar100"]) == (40,)
+    assert studies.lengths() == (40, 100)
+    assert studies.rounds() == "40 and 100"
+    assert plan("push-cifar100", changes={"rounds": 3}).lengths() == (3,)
+    assert plan("push-cifar100", quick=True).lengths() == plan("table1", quick=True).lengths()
 
 
 def test_every_run_has_a_folder_of_its_own() -> None:
@@ -60,7 +71,7 @@ def test_other_rounds_or_precision_go_elsewhere_and_another_label_does_not() -> 
 
 
 @pytest.mark.parametrize(
-    "name", ["fig3", "readings", "scaffold-modes", "scaffold-small-clients", "tuned", "push-cifar10", *DATASETS]
+    "name", ["fig3", "readings", "scaffold-modes", "scaffold-small-clients", "tuned", *PUSHES, *DATASETS]
 )
 def test_presets_are_what_the_items_run(name: str) -> None:
     """`fedgg compare experiments/NAME.toml` and `fedgg reproduce` train the same experiments."""
