@@ -149,12 +149,8 @@ def _percent(ours: Spread | None, row: Row, seeds: int) -> str:
 
 
 def notes_of(comparison: Comparison, study: StudyRecord) -> list[str]:
-    """What the comparison says; of methods that have no run at all, a sentence for all of them."""
-    if not any(study.runs.values()):
-        return ["nothing has been run yet."]
-    absent = [label for label, runs in study.runs.items() if not runs]
-    notes = [note for note in comparison.notes if not note.startswith(tuple(f"{label}: " for label in absent))]
-    return [*notes, f"not run yet: {'; '.join(absent)}."] if absent else notes
+    """What the comparison says, or that there is nothing to compare."""
+    return list(comparison.notes) if any(study.runs.values()) else ["Nothing has been run yet."]
 
 
 def _accuracy_rule(accuracy: Accuracy) -> tuple[str, ...]:

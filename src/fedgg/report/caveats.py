@@ -11,26 +11,34 @@ SPLIT_APART = "the runs have different splits"
 
 def caveats(study: StudyRecord, ends: Mapping[str, Mapping[int, int]]) -> tuple[str, ...]:
     """Runs that are in no mean, and means that are not like for like; `ends` are the last rounds of those that are."""
-    notes = []
-    for label in study.labels:
+    begun = [label for label in study.labels if study.runs[label]]
+    left_out: dict[str, list[str]] = {}  # by what is to be said, the labels it is true of
+    for label in begun:
         diverged, damaged = study.diverged(label), study.damaged(label)
         unfinished = [seed for seed in study.seeds if seed not in {*ends[label], *diverged, *damaged}]
-        if diverged:
-            notes.append(f"{label}: {_seeds(diverged)} diverged and left out of the means.")
-        if damaged:
-            notes.append(f"{label}: {_seeds(damaged)} damaged (not whole, or unreadable) and left out of the means.")
-        if unfinished:
-            notes.append(f"{label}: {_seeds(unfinished)} not finished (or never evaluated) and left out of the means.")
+        for seeds, why in (
+            (diverged, "diverged"),
+            (damaged, "damaged (not whole, or unreadable)"),
+            (unfinished, "not finished (or never evaluated)"),
+        ):
+            if seeds:
+                left_out.setdefault(f"{_seeds(seeds)} {why} and left out of the means", []).append(label)
+    notes = [f"{'; '.join(labels)}: {what}." for what, labels in left_out.items()]
+    if absent := [label for label in study.labels if label not in begun]:
+        notes.append(f"Not run yet: {'; '.join(absent)}.")
     if not ends[study.reference]:
         notes.append(f"The reference {study.reference} has no finished run, so there is no target.")
     if len({last for by_seed in ends.values() for last in by_seed.values()}) > 1:
         notes.append("The runs end at different rounds, so their final accuracies are not like for like.")
-    for seed in study.seeds:
-        runs_of_seed = (study.runs[label].get(seed) for label in study.labels)
-        hashes = {run.partition.get("hash") for run in runs_of_seed if run is not None and run.partition is not None}
-        if len(hashes) > 1:
-            notes.append(f"Seed {seed}: {SPLIT_APART}, so pairing them by seed does not hold.")
+    if apart := [seed for seed in study.seeds if _splits(study, seed) > 1]:
+        notes.append(f"{_seeds(apart).capitalize()}: {SPLIT_APART}, so pairing them by seed does not hold.")
     return tuple(notes)
+
+
+def _splits(study: StudyRecord, seed: int) -> int:
+    """How many different splits the runs of a seed have."""
+    runs = (study.runs[label].get(seed) for label in study.labels)
+    return len({run.partition.get("hash") for run in runs if run is not None and run.partition is not None})
 
 
 def _seeds(seeds: list[int]) -> str:

@@ -9,8 +9,9 @@ Differences in final accuracy are paired by seed, since a seed fixes the split, 
 A row is "higher" or "lower" when the 95 % confidence interval of the mean difference (Student's t with n - 1 degrees of
 freedom) does not contain zero. If it does, the row is "not distinguishable" when the mean difference is within one
 standard deviation of the differences, and "perhaps" higher or lower beyond it: with three seeds pure noise gets that
-far more than one time in five, so more seeds are needed to say. Fewer than three say nothing. There is no correction
-for looking at several rows.
+far more than one time in five, so more seeds are needed to say. Fewer than three say nothing, and so do seeds that all
+differ by the very same amount: a small test set has few accuracies, and an interval of no width would be believed.
+There is no correction for looking at several rows.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from fedgg.report.caveats import caveats
 from fedgg.report.folders import Floats, Ints, RunRecord, StudyRecord
 
 WINDOW = 5
+ALIKE = 1e-9  # a standard deviation of differences that is rounding alone
 FEWEST = 3  # seeds that can tell anything: two may differ by the same image, and then their interval is empty
 Verdict = Literal["higher", "lower", "perhaps higher", "perhaps lower", "not distinguishable", "too few seeds"]
 
@@ -191,6 +193,8 @@ def paired_difference(label: str, other: str, ours: dict[int, float], theirs: di
     sd = float(np.std(differences, ddof=1))
     half_width = _T95[min(n - 1, len(_T95)) - 1] * sd / math.sqrt(n)
     verdict: Verdict
+    if mean != 0 and sd < ALIKE:
+        return PairedDifference(label, other, n, mean, None, "perhaps higher" if mean > 0 else "perhaps lower")
     if abs(mean) > half_width:
         verdict = "higher" if mean > 0 else "lower"
     elif abs(mean) > sd:

@@ -142,8 +142,32 @@ def test_verdicts_by_hand() -> None:
 
 
 def test_pairing_sees_through_a_spread_that_seeds_share() -> None:
-    ours, theirs = {0: 0.52, 1: 0.72, 2: 0.92}, {0: 0.50, 1: 0.70, 2: 0.90}
+    ours, theirs = {0: 0.52, 1: 0.721, 2: 0.92}, {0: 0.50, 1: 0.70, 2: 0.90}
     assert paired_difference("a", "b", ours, theirs).verdict == "higher"
+
+
+def test_seeds_that_differ_by_the_very_same_amount_claim_nothing() -> None:
+    """On 50 test images three seeds may each gain one of them: that is no certainty."""
+    same = paired_difference("a", "b", {0: 0.52, 1: 0.72, 2: 0.92}, {0: 0.50, 1: 0.70, 2: 0.90})
+    assert (same.half_width, same.verdict) == (None, "perhaps higher")
+    assert same.mean == pytest.approx(0.02)
+
+
+def test_what_several_rows_have_alike_is_said_once(tmp_path: Path) -> None:
+    curves: dict[str, list[list[float] | None]] = {
+        "Avg": [[0.5], [0.5], [0.5]],
+        "B": [None, None, None],
+        "C": [[0.6], None, None],
+        "D": [None, None, None],
+    }
+    folder = write_study(tmp_path, curves, reference="Avg")
+    for seed in range(3):
+        status = "finished" if seed == 0 else None
+        write_run(folder / "run-1" / f"seed-{seed}", [0.5], split_hash="another", status=status)
+    notes = compare(read_study(folder)).notes
+    assert "B; C: seeds 1, 2 not finished (or never evaluated) and left out of the means." in notes
+    assert "Not run yet: D." in notes
+    assert "Seeds 0, 1, 2: the runs have different splits, so pairing them by seed does not hold." in notes
 
 
 def test_the_table_of_t_is_right() -> None:

@@ -20,7 +20,7 @@ NASTY = r'<b>_&%$x$ | \{~^}, "q"'
 def tables(tmp_path: Path) -> tuple[Table, Table]:
     curves = {
         "Avg": [[0.1, 0.5], [0.2, 0.6], [0.1, 0.55]],
-        NASTY: [[0.6, 0.7], [0.6, 0.8], [0.2, 0.75]],
+        NASTY: [[0.6, 0.7], [0.6, 0.8], [0.2, 0.753]],
         "Odd": [[0.5, 0.9], [0.4, 0.5], [0.9, 0.1]],
     }
     statuses = {("Odd", 2): "diverged"}
@@ -30,7 +30,7 @@ def tables(tmp_path: Path) -> tuple[Table, Table]:
 def test_accuracy_rows(tables: tuple[Table, Table]) -> None:
     table = tables[0]
     assert table.rows[0] == ("Avg", "3", "55.0 ± 5.0", "55.0 ± 5.0", "reference", "↓")
-    assert table.rows[1] == (NASTY, "3", "75.0 ± 5.0", "75.0 ± 5.0", "+20.0 ± 0.0 ↑", "best")
+    assert table.rows[1] == (NASTY, "3", "75.1 ± 5.0", "75.1 ± 5.0", "+20.1 ± 0.4 ↑", "best")
     assert table.rows[2][:3] == ("Odd", "2, 1 diverged", "70.0 ± 28.3")
     assert table.rows[2][4].endswith(" 2 seeds")  # of which nothing can be said
     assert table.rows[2][5] == "2 seeds"
@@ -77,7 +77,7 @@ def test_latex_is_escaped(tables: tuple[Table, Table]) -> None:
     text = as_latex(tables[0])
     name = r"\textless{}b\textgreater{}\_\&\%\$x\$ \textbar{} \textbackslash{}\{\textasciitilde{}\textasciicircum{}\}, "
     assert name in text
-    assert r"75.0 $\pm$ 5.0" in text
+    assert r"75.1 $\pm$ 5.0" in text
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert len(rows) == 1 + len(tables[0].rows)
     assert all(row.replace(r"\&", "").count("&") == len(tables[0].columns) - 1 for row in rows)
