@@ -93,7 +93,7 @@ def build(
 ) -> Federation:
     """Objects handed in take the place of those the experiment names."""
     dtype = DTYPES[experiment.engine.precision]
-    dataset = _dataset(experiment, data, data_folder)
+    dataset = dataset_for(experiment, data, data_folder)
     split = split_of(experiment, dataset)
     held = holdings(experiment, split)
     feed = Feed.of(
@@ -123,12 +123,9 @@ def assemble(
     if algorithm is None:
         algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
     sizes = [len(client) for client in feed.clients]
-    check_needs(algorithm, experiment)
-    work = work_of(algorithm, experiment)
-    notices = check_batches(experiment, work, sizes)
     first, _ = next(iter(feed.test_chunks()))
-    net = examined_net(experiment, algorithm, origin.shape, len(origin.classes), first[:2], model)
-    check_single_examples(net, work, sizes)
+    found = examined(experiment, algorithm, sizes, origin.shape, len(origin.classes), first[:2], model)
+    net, work, notices = found.net, found.work, [*found.batches]
     if net.keeps_statistics is False and experiment.model.statistics != "average":
         notices.append(f"model.statistics = {experiment.model.statistics!r} has no effect: the model keeps none")
     notices += _extra_arithmetic(algorithm, work)
@@ -141,10 +138,39 @@ def assemble(
             f"the model keeps batch statistics: model.statistics = {experiment.model.statistics!r} "
             f"(others: average, local, frozen)"
         )
+    notices += found.about
+    return Federation(experiment, algorithm, net, feed, origin, work, choice.name, tuple(notices), found.wrappers)
+
+
+@dataclass(frozen=True, eq=False)
+class Examined:
+    """What an experiment comes to with clients of certain sizes, and what is worth knowing of it."""
+
+    net: Net
+    work: Work
+    wrappers: Wrappers
+    batches: list[str]
+    about: list[str]  # the wrappers
+
+
+def examined(
+    experiment: Experiment,
+    algorithm: Algorithm,
+    sizes: list[int],
+    shape: tuple[int, ...],
+    classes: int,
+    sample: Tensor,
+    model: ModelGiven | None,
+) -> Examined:
+    """UserError where model, clients, batches and what is around them do not fit each other."""
+    check_needs(algorithm, experiment)
+    work = work_of(algorithm, experiment)
+    batches = check_batches(experiment, work, sizes)
+    net = examined_net(experiment, algorithm, shape, classes, sample, model)
+    check_single_examples(net, work, sizes)
     filled = sum(size > 0 for size in sizes)
     wrappers, about = wrappers_of(experiment, net, filled, experiment.cohort_of(filled))
-    notices += about
-    return Federation(experiment, algorithm, net, feed, origin, work, choice.name, tuple(notices), wrappers)
+    return Examined(net, work, wrappers, batches, about)
 
 
 def work_of(algorithm: Algorithm, experiment: Experiment) -> Work:
@@ -190,7 +216,7 @@ def chosen_device(experiment: Experiment) -> torch.device:
     return torch.device(wanted)
 
 
-def _dataset(experiment: Experiment, given: DataGiven | None, folder: Path | None) -> Dataset:
+def dataset_for(experiment: Experiment, given: DataGiven | None, folder: Path | None) -> Dataset:
     if given is None:
         dataset = load(experiment.data.source, folder)
     elif isinstance(given, Dataset):

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.errors import UserError
-from fedgg.lab.build import check_data
 from fedgg.lab.config import Experiment, flat, read_toml
 from fedgg.lab.files import write_json, writing_to
 from fedgg.lab.jobs import Job, Tell
 from fedgg.lab.parts import build_algorithm, check_model_name, check_needs
 from fedgg.lab.run_all import run_all
 from fedgg.lab.store import Store
+from fedgg.lab.trial_builds import build_on_trial
 
 FORMAT = 1
 LONGEST = 80  # name of a folder
@@ -101,16 +101,13 @@ def check_labels(labels: Sequence[str], seeds: Sequence[int], reference: str) ->
 
 
 def open_index(index: Index, folder: Path, jobs: Sequence[Job], command: str | None = None) -> None:
-    """Write the index, once it is sure that all data are there and nothing of an earlier study is overwritten."""
+    """Write the index, once it is sure that all runs can be built and nothing of an earlier study is overwritten."""
     if Store(folder).holds_a_run():
         raise UserError(f"{folder} holds a single run: choose another folder with --out")
     for job in jobs:
         Store(job.folder).refuse_another(job.experiment)  # before anything of an earlier study is overwritten
     _refuse_another_study(index, folder)
-    sources = dict.fromkeys((job.experiment.data.source, job.data_folder) for job in jobs if job.given.data is None)
-    if len(sources) > 1:  # one alone is missed by the first run
-        for source, data_folder in sources:
-            check_data(source, data_folder)
+    build_on_trial(jobs)
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         content = {
