@@ -296,7 +296,7 @@ def test_check_on_the_example() -> None:
 
 
 def test_check_on_a_broken_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit code 1, and words in square brackets are no markup."""
+    """Exit code 1, the line that raised, each reason once, and words in square brackets are no markup."""
     Path("own.py").write_text(
         "from dataclasses import dataclass\nfrom fedgg import Algorithm\n\n\n@dataclass(frozen=True)\n"
         "class Own(Algorithm):\n    '''Broken.'''\n\n    def steer(self, grad, w, site):\n"
@@ -306,7 +306,9 @@ def test_check_on_a_broken_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("many rounds on quadratics", "learns real digits"):
         monkeypatch.delitem(PROPERTIES, name)
-    fedgg_("check", "own.py:Own", code=1)
+    text = fedgg_("check", "own.py:Own", code=1)
+    assert text.count("ValueError: [/nope] [bold] not a tag (own.py, line 10, in steer)") == 1
+    assert text.count("the same as above") > 3
 
 
 def test_quickstart_runs() -> None:

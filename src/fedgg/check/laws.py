@@ -54,7 +54,7 @@ def fields_are_settings(algorithm: Algorithm) -> None:
 def arguments_are_left_alone(algorithm: Algorithm) -> None:
     """No hook writes into what it is given: state that is shared must not change behind anybody's back."""
     net, clients = small_net(), _clients()
-    watched = _Watched(algorithm)
+    watched = type(type(algorithm).__name__, (_Watched,), {})(algorithm)  # called as what it watches
     standing = Standing.at_start(watched, net, len(clients))
     for _ in range(3):
         standing, _ = play(watched, net, standing, clients)

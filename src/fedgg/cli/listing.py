@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import traceback
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from rich.markup import escape
 
-from fedgg.cli.screen import print_table, progress, say
+from fedgg.cli.screen import console, print_table, progress, say
 from fedgg.report.tables import Table
 
 if TYPE_CHECKING:
@@ -121,7 +124,9 @@ def check(
     torch.set_num_threads(1)
     kind = algorithm_class(algorithm)
     broken = skipped = 0
+    said: set[str] = set()
     with progress() as bar:
+        seen = bar.console if console.is_terminal else console  # above the bar, or into a file
         task = bar.add_task(kind.__name__, total=len(PROPERTIES), news="", within="")
         for name, holds in PROPERTIES.items():
             bar.update(task, news=name)
@@ -136,10 +141,19 @@ def check(
                 verdict = f"[red]broken[/]  {escape(str(why))}"
             except Exception as error:
                 broken += 1
-                verdict = f"[red]broken[/]  it raised {type(error).__name__}: {escape(str(error))}"
-            bar.console.print(f"{name:42} {verdict}", soft_wrap=True)
+                told = f"it raised {type(error).__name__}: {error}{_where(error, kind)}"
+                verdict = f"[red]broken[/]  {escape('the same as above' if told in said else told)}"
+                said.add(told)
+            seen.print(f"{name:42} {verdict}", soft_wrap=True)
             bar.advance(task)
     held = len(PROPERTIES) - broken - skipped
-    say(f"{kind.__name__}: {held} properties hold, {broken} are broken, {skipped} do not apply")
+    say(f"{kind.__name__}: of {len(PROPERTIES)} properties {held} hold, {broken} broken, {skipped} not applicable")
     if broken:
         raise typer.Exit(1)
+
+
+def _where(error: Exception, kind: type) -> str:
+    """The line of the algorithm's own file that was the last to be at work, if any."""
+    own = inspect.getsourcefile(kind)
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
+    return f" ({Path(lines[-1].filename).name}, line {lines[-1].lineno}, in {lines[-1].name})" if lines else ""

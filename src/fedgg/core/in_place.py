@@ -21,7 +21,7 @@ from fedgg.core.algorithm import Algorithm, Batch, Site
 from fedgg.core.recipe import as_function, lasting, recipe_of
 from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
-from fedgg.core.terms import Asked
+from fedgg.core.terms import Asked, other_names
 from fedgg.errors import UserError
 
 Factors = Callable[[int, Sequence[float]], Sequence[float]]  # from the number of the step and the inner products
@@ -91,11 +91,7 @@ def _factors(algorithm: Algorithm, site: Site, asked: Asked) -> Factors:
         here = replace(site, step=torch.full_like(zero, number), last_step=None, sums=known)
         terms = algorithm.terms(here)
         if list(terms) != list(asked.factors):
-            raise UserError(
-                f"{type(algorithm).__name__}.terms() names {', '.join(terms) or 'nothing'} in step {number + 1}, and "
-                f"{', '.join(asked.factors) or 'nothing'} before: name the same vectors in every step, with a "
-                f"factor of zero where they do not count"
-            )
+            raise other_names(algorithm, number, terms, asked)
         return [float(factor) for factor in terms.values()]
 
     if recipe is None:

@@ -21,6 +21,7 @@ from fedgg.core.probe import Probe
 from fedgg.core.rows import Rows, check, each_row
 from fedgg.core.sgd import SGD
 from fedgg.core.terms import Asked, asked
+from fedgg.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,12 @@ def gradient(algorithm: Algorithm, w: Tensor, batch: Batch, site: Site) -> tuple
     """The local objective `[K, 1]` and its gradient `[K, P]`."""
     leaf = w.detach().requires_grad_()
     loss = algorithm.loss(leaf, batch, site)
+    if loss.shape != (len(w), 1):
+        raise UserError(
+            f"{type(algorithm).__name__}.loss() gives a tensor of shape {tuple(loss.shape)} for {len(w)} "
+            f"row{'s' if len(w) > 1 else ''}: make it [K, 1], one number for each row (a mean over dimension 1 with "
+            f"keepdim=True)"
+        )
     (grad,) = torch.autograd.grad(loss.sum(), leaf)
     return loss.detach(), grad
 

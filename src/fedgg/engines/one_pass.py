@@ -17,7 +17,7 @@ from fedgg.core.local import Running, gradient
 from fedgg.core.recipe import is_always, recipe_of
 from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
-from fedgg.core.terms import Asked, asked
+from fedgg.core.terms import Asked, asked, refuse_other_names
 from fedgg.engines.factors import Factors, Split, split_of
 from fedgg.engines.program import Program
 
@@ -41,6 +41,7 @@ class Plan:
         wanted = asked(algorithm, site)
         if wanted is None or len(wanted.notes) > advance.VECTORS or len(wanted.pairs) > advance.MOST_SUMS:
             return None
+        refuse_other_names(algorithm, site, wanted)
         recipe = recipe_of(algorithm, site, wanted.pairs)
         split = split_of(recipe, _places(wanted)) if recipe else None
         plain = type(algorithm).nudge is Algorithm.nudge

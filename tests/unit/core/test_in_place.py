@@ -13,8 +13,10 @@ from fedgg.core import in_place
 from fedgg.core.algorithm import Algorithm, Batch, Number, Site
 from fedgg.core.local import LocalEnd, LocalStart, end_round, local_round, local_step, open_round
 from fedgg.core.net import Net
+from fedgg.core.rows import each_row
 from fedgg.core.seeds import torch_stream
 from fedgg.core.sgd import SGD
+from fedgg.core.terms import asked, refuse_other_names
 from fedgg.errors import UserError
 
 
@@ -34,6 +36,22 @@ class Starts(Algorithm):
 
     def terms(self, site: Site) -> dict[str, Number]:
         return {} if float(site.step) <= self.late else {"drift": 0.3}
+
+
+@dataclass(frozen=True)
+class LooksLate(Algorithm):
+    """From the third step on it looks at the model itself."""
+
+    def terms(self, site: Site) -> dict[str, Number]:
+        return {"drift": 0.1 if float(site.step) < 2 else site.w.norm()}
+
+
+@dataclass(frozen=True)
+class FlatLoss(Algorithm):
+    """Its loss has one dimension."""
+
+    def loss(self, w: Tensor, batch: Batch, site: Site) -> Tensor:
+        return super().loss(w, batch, site)[:, 0]
 
 
 @dataclass(frozen=True)
@@ -165,6 +183,43 @@ def test_terms_that_come_late_are_named() -> None:
     net, start, batches = client(algorithm)
     with pytest.raises(UserError, match=r"Starts\.terms\(\) names drift in step 4, and nothing before: name the same"):
         local_round(algorithm, net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        (Starts(late=1), r"Starts\.terms\(\) names drift in step 3, and nothing before"),
+        (Starts(late=50), r"Starts\.terms\(\) names drift in step 100, and nothing before"),
+        (LooksLate(), r"LooksLate\.terms\(\) looks at the rows themselves in step 3, and not in the first two"),
+    ],
+    ids=str,
+)
+def test_engines_that_ask_once_look_ahead(algorithm: Algorithm, words: str) -> None:
+    net, start, _ = client(algorithm)
+    _, site = open_round(algorithm, net, SGD.of(0.1, 0.9, 0.0, start.w), start)
+    wanted = asked(algorithm, site)
+    assert wanted is not None
+    with pytest.raises(UserError, match=words):
+        refuse_other_names(algorithm, site, wanted)
+
+
+@pytest.mark.parametrize("algorithm", [FedGG(), FedProx(0.1), SCAFFOLD(), Heavy()], ids=str)
+def test_looking_ahead_leaves_the_others_alone(algorithm: Algorithm) -> None:
+    net, start, _ = client(algorithm)
+    _, site = open_round(algorithm, net, SGD.of(0.1, 0.9, 0.0, start.w), start)
+    wanted = asked(algorithm, site)
+    if wanted is not None:
+        refuse_other_names(algorithm, site, wanted)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_loss_without_its_second_dimension_is_named(rows: int) -> None:
+    net, start, batches = client(FlatLoss())
+    same = torch.zeros(rows, dtype=torch.int64)
+    start, batches = each_row(start, same), [each_row(batch, same) for batch in batches]
+    words = rf"FlatLoss\.loss\(\) gives a tensor of shape \({rows},\) for {rows} rows?: make it \[K, 1\]"
+    with pytest.raises(UserError, match=words):
+        local_round(FlatLoss(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
 
 
 def test_inner_products_that_come_late_are_named() -> None:
