@@ -112,7 +112,8 @@ def compare(
             for seed in chosen_seeds
             for label, (own, algorithm) in parts.items()
         ]
-        open_index(Index(labels, chosen_seeds, chosen), folder, jobs)
+        again = f"fedgg.compare(..., out={os.fspath(folder_name)!r}), from Python, with the same rows"
+        open_index(Index(labels, chosen_seeds, chosen), folder, jobs, again)
         run_here(jobs, _teller(tell))
         record = read_study(folder)
     return Compared(None if out is None else folder, record, compare_runs(record))

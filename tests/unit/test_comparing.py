@@ -14,7 +14,9 @@ import pytest
 from torch import nn
 
 import fedgg
+from fedgg.cli.again import refuse_a_study
 from fedgg.core.algorithm import Number, Site
+from fedgg.errors import UserError
 from fedgg.report.folders import read_study
 
 SMALL: dict[str, Any] = {"rounds": 3, "split": {"clients": 3, "beta": 1.0}, "local": {"epochs": 1, "batch": 16}}
@@ -177,3 +179,9 @@ def _lost() -> fedgg.Algorithm:
 def test_mistakes_before_the_first_run(ask: Callable[[], object], complaint: str) -> None:
     with pytest.raises(fedgg.UserError, match=complaint):
         ask()
+
+
+def test_its_folder_says_how_to_go_on(tmp_path: Path) -> None:
+    fedgg.compare([fedgg.FedAvg(), fedgg.FedGG()], SMALL, seeds=[0], data=table(), model=model, out=tmp_path / "kept")
+    with pytest.raises(UserError, match=r"to go on, call again: fedgg\.compare\(\.\.\., out='.*kept'\), from Python"):
+        refuse_a_study(tmp_path / "kept")

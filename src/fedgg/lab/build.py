@@ -107,7 +107,12 @@ def build(
     )
     origin = WholeData(dataset, split, held.proxy)
     federation = assemble(experiment, feed, origin, model=model, algorithm=algorithm)
-    notices = (*_empty_classes(dataset), *_unused_owners(experiment, dataset), *federation.notices)
+    notices = (
+        *_empty_classes(dataset),
+        *_unused_owners(experiment, dataset),
+        *_without_effect(experiment),
+        *federation.notices,
+    )
     return replace(federation, notices=notices)
 
 
@@ -280,6 +285,17 @@ def _unused_owners(experiment: Experiment, dataset: Dataset) -> list[str]:
     if dataset.owners is None or experiment.split.scheme == "given":
         return []
     return ["the data name the client of each example, and are split anew: split.scheme = 'given' keeps their clients"]
+
+
+def _without_effect(experiment: Experiment) -> list[str]:
+    """Settings of the split that its scheme does not read, where they are not left as they come."""
+    split, usual = experiment.split, type(experiment.split)()
+    readers = {"beta": split.scheme.startswith("dirichlet"), "shards_per_client": split.scheme == "shards"}
+    return [
+        f"split.{key} = {getattr(split, key)} has no effect under split.scheme = {split.scheme!r}"
+        for key, read in readers.items()
+        if not read and getattr(split, key) != getattr(usual, key)
+    ]
 
 
 def _empty_classes(dataset: Dataset) -> list[str]:

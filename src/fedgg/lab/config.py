@@ -19,7 +19,7 @@ from fedgg.data.normalise import Normalisation
 from fedgg.engines.precision import Precision
 from fedgg.errors import UserError
 from fedgg.lab.complaints import one_line, section_in
-from fedgg.lab.sections import OFF_UNLESS_THERE, Attack, Privacy, Robust, Section
+from fedgg.lab.sections import OFF_UNLESS_THERE, SWITCHES, Attack, Privacy, Robust, Section
 
 HANDS = {"threads", "workers", "lost_clients"}  # who does the work; clients that were lost are named in the history
 
@@ -151,6 +151,19 @@ class Experiment(Section):
     privacy: Privacy | None = Field(None, description="client-level differential privacy; off unless a key is set")
     robust: Robust | None = Field(None, description="robust aggregation; off unless robust.rule is set")
     attack: Attack | None = Field(None, description="clients that attack; off unless attack.kind is set")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _switched_off(cls, content: Any) -> Any:
+        """A rule or kind of "none" leaves its section out: beside others on an axis of a sweep, for instance."""
+        if not isinstance(content, dict):
+            return content
+        off = [
+            name
+            for name, switch in SWITCHES.items()
+            if isinstance(content.get(name), dict) and content[name].get(switch) == "none"
+        ]
+        return {**content, **dict.fromkeys(off)}
 
     @model_validator(mode="after")
     def _wrappers_fit(self) -> Experiment:

@@ -33,7 +33,8 @@ class Robust(Section):
     """Robust aggregation: a minority of bad clients cannot carry the model away."""
 
     rule: Literal["median", "trimmed_mean", "norm_clip"] = Field(
-        description="median, trimmed_mean (of each coordinate; clients count the same) or norm_clip (by examples)"
+        description="median, trimmed_mean (of each coordinate; clients count the same) or norm_clip (by examples); "
+        "none: no such section"
     )
     trim: float | None = Field(
         None, ge=0, lt=0.5, description="trimmed_mean: part of the clients cut off at either end; 0.2 by default"
@@ -62,10 +63,11 @@ class Attack(Section):
     """Clients that send up something else than their update, to see what an aggregation rule withstands."""
 
     kind: Literal["sign_flip", "noise", "nan"] = Field(
-        description="sign_flip (-scale times the update), noise (normal numbers instead) or nan"
+        description="sign_flip (-scale times the update), noise (normal numbers instead) or nan; none: no such section"
     )
     clients: int = Field(1, ge=1, description="how many of all clients attack, in every round; drawn from the seed")
     scale: float = Field(1.0, gt=0, description="sign_flip: factor; noise: standard deviation of each coordinate")
 
 
 OFF_UNLESS_THERE = ("privacy", "robust", "attack")
+SWITCHES = {"robust": "rule", "attack": "kind"}  # the key whose "none" switches a section off

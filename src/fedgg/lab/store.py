@@ -85,13 +85,16 @@ class Store:
     def refuse_another(self, experiment: Experiment) -> None:
         """Whatever lies here must be a part of this experiment, or nothing."""
         if (self.folder / "study.json").exists():
-            raise UserError(f"{self.folder} holds a comparison: choose another folder with --out")
+            raise UserError(f"{self.folder} holds a comparison: choose another folder (--out, or out= in Python)")
         if not self.holds_a_run():
             return
         there = self.experiment()
         if there.trajectory() != experiment.trajectory():
             differences = there.differences(experiment)
-            raise UserError(f"{self.folder} holds another experiment ({differences}): choose another folder with --out")
+            raise UserError(
+                f"{self.folder} holds another experiment ({differences}): choose another folder (--out, or out= in "
+                f"Python)"
+            )
         if experiment.rounds < there.rounds:
             raise UserError(
                 f"{self.folder} holds a run of {there.rounds} rounds, more than the {experiment.rounds} asked for: "

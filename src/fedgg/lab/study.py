@@ -103,7 +103,7 @@ def check_labels(labels: Sequence[str], seeds: Sequence[int], reference: str) ->
 def open_index(index: Index, folder: Path, jobs: Sequence[Job], command: str | None = None) -> None:
     """Write the index, once it is sure that all runs can be built and nothing of an earlier study is overwritten."""
     if Store(folder).holds_a_run():
-        raise UserError(f"{folder} holds a single run: choose another folder with --out")
+        raise UserError(f"{folder} holds a single run: choose another folder (--out, or out= in Python)")
     for job in jobs:
         Store(job.folder).refuse_another(job.experiment)  # before anything of an earlier study is overwritten
     _refuse_another_study(index, folder)
@@ -138,7 +138,8 @@ def _refuse_another_study(index: Index, folder: Path) -> None:
     if lost or seeds:
         what = f"the row {lost[0]!r}" if lost else f"seed {seeds[0]}"
         raise UserError(
-            f"{folder} holds a study with {what}, which is not in this one: choose another --out, or add it"
+            f"{folder} holds a study with {what}, which is not in this one: add it, or choose another folder "
+            f"(--out, or out= in Python)"
         )
 
 

@@ -10,6 +10,7 @@ from fedgg.report.folders import StudyRecord
 from fedgg.report.settings import differing, flat
 
 CHOICES = (".name", ".rule", ".kind")  # settings that bring settings of their own with them
+SWITCHES = ("robust.rule", "attack.kind")  # whose section is not there where they are off
 FILLED = 0.5  # of the grid: with less, the rows are a choice of settings and no sweep
 
 
@@ -23,7 +24,9 @@ class Axes:
 
 def axes_of(study: StudyRecord) -> Axes | None:
     """None where the rows differ in more than a grid can show: other algorithms, or settings that only some have."""
-    settings = {label: flat(next(iter(by_seed.values())).config) for label, by_seed in study.runs.items() if by_seed}
+    told = {label: flat(next(iter(by_seed.values())).config) for label, by_seed in study.runs.items() if by_seed}
+    off = {key: "none" for key in SWITCHES if any(key in own for own in told.values())}
+    settings = {label: {**off, **own} for label, own in told.items()}
     keys = _told_by_a_choice(differing(settings.values()), settings)
     if len(settings) < 2 or not keys or keys == ["algorithm.name"]:
         return None

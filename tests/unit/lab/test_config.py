@@ -242,3 +242,15 @@ def test_what_one_of_two_experiments_does_not_say() -> None:
 def test_a_section_is_no_setting() -> None:
     with pytest.raises(UserError, match=r"algorithm is a section; write algorithm\.name"):
         Experiment().changed({"algorithm": "scaffold"})
+
+
+def test_a_section_can_be_switched_off_by_a_word() -> None:
+    plain = Experiment()
+    for key, word in (("robust.rule", "median"), ("attack.kind", "nan")):
+        on = plain.changed({key: word})
+        assert on.hash() != plain.hash()
+        assert on.changed({key: "none"}) == plain
+        assert plain.changed({key: "none"}).hash() == plain.hash()
+    trimmed = Experiment(robust={"rule": "trimmed_mean", "trim": 0.1})
+    assert trimmed.changed({"robust.rule": "none"}) == plain
+    assert Experiment(robust={"rule": "none"}, attack={"kind": "none"}) == plain

@@ -64,3 +64,15 @@ def test_rows_that_are_built_alike_are_built_once(tmp_path: Path, monkeypatch: p
     assert built == ["a", "c"]  # what has begun was built before
     run_study(Study(BASE, {"a": {}, "b": {"local.lr": 0.1}}, (0,), "a"), tmp_path / "two", processes=1, tell=silent)
     assert built == ["a", "c"]  # a single kind is built by its first run
+
+
+def test_what_a_scheme_does_not_read_is_told() -> None:
+    even = BASE.changed({"split.beta": 0.1, "split.shards_per_client": 3})
+    assert [notice for notice in build.build(even).notices if "no effect" in notice] == [
+        "split.beta = 0.1 has no effect under split.scheme = 'iid'",
+        "split.shards_per_client = 3 has no effect under split.scheme = 'iid'",
+    ]
+    assert not any(
+        "no effect" in notice for notice in build.build(even.changed({"split.scheme": "shards"})).notices[1:]
+    )
+    assert not any("no effect" in notice for notice in build.build(BASE).notices)

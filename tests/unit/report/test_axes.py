@@ -46,3 +46,9 @@ def test_no_sweep() -> None:
     assert axes_of(study({"a": {"algorithm": {"name": "fedsgd"}}, "b": {"algorithm": {"name": "fedavg"}}})) is None
     # Settings that always change together are no grid.
     assert axes_of(study({str(at): mu(at, local={"lr": at}) for at in range(1, 6)})) is None
+
+
+def test_a_rule_that_is_off_is_a_place_on_its_axis() -> None:
+    found = axes_of(study({"plain": mu(0.1), "median": mu(0.1, robust={"rule": "median"})}))
+    assert found is not None
+    assert found.values == {"robust.rule": ("none", "median")}
