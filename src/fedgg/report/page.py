@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-import matplotlib
 from matplotlib.figure import Figure
 
 from fedgg.report.document import document
 from fedgg.report.html_tables import html_notes, html_table
-from fedgg.report.style import SETTINGS
+from fedgg.report.style import house_style
 from fedgg.report.tables import Table
 
 
@@ -54,7 +53,7 @@ def page(title: str, lead: Sequence[str], sections: Sequence[Section], beside: M
 def inline_svg(picture: Picture, name: str) -> str:
     """The drawing itself, its identifiers prefixed so that several drawings can stand on one page."""
     file = io.StringIO()
-    with matplotlib.rc_context(SETTINGS):
+    with house_style():
         picture.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = file.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)

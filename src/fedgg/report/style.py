@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -49,12 +51,20 @@ def short(text: object, width: int) -> str:
     return words if len(words) <= width else words[: width - 1].rstrip() + "…"
 
 
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Within, matplotlib draws as we do; what the type has no sign for, an emoji in a name, is a box and no warning."""
+    with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .*missing from")
+        yield
+
+
 def styled(draw: Callable[Parameters, Figure]) -> Callable[Parameters, Figure]:
     """Make a function draw in the house style and leave the user's matplotlib settings as they were."""
 
     @wraps(draw)
     def drawn(*arguments: Parameters.args, **keywords: Parameters.kwargs) -> Figure:
-        with matplotlib.rc_context(SETTINGS):
+        with house_style():
             return draw(*arguments, **keywords)
 
     return drawn
@@ -76,7 +86,7 @@ def save(figure: Figure, path: str | Path) -> Path:
     metadata: dict[str, str | None] = {"Software": None} if kind == ".png" else {"Date": None, "Creator": None}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with matplotlib.rc_context(SETTINGS):
+        with house_style():
             figure.savefig(file, dpi=150, format=kind[1:], metadata=metadata)
     except OSError as error:
         raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -134,3 +135,11 @@ def test_names_are_cut_and_never_lost() -> None:
     assert short("dirichlet_client", 16) == "dirichlet_client"
     assert short("two  words", 8) == "two wor…"
     assert short("one two", 5) == "one…"
+
+
+def test_signs_the_type_does_not_have_make_no_noise(tmp_path: Path) -> None:
+    curves = {"Avg \U0001f680": [[0.1, 0.5]], "\u4e2d\u6587": [[0.2, 0.6]]}
+    study = read_study(write_study(tmp_path / "study", curves, reference="Avg \U0001f680"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert save(accuracy_figure(study), tmp_path / "a.png").stat().st_size > 1000
