@@ -21,7 +21,7 @@ from fedgg.core.algorithm import Algorithm, Batch, Site
 from fedgg.core.recipe import as_function, lasting, recipe_of
 from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
-from fedgg.core.terms import Asked, other_names
+from fedgg.core.terms import Asked, later_terms
 from fedgg.errors import UserError
 
 Factors = Callable[[int, Sequence[float]], Sequence[float]]  # from the number of the step and the inner products
@@ -88,10 +88,7 @@ def _factors(algorithm: Algorithm, site: Site, asked: Asked) -> Factors:
 
     def by_tensors(number: int, sums: Sequence[float]) -> Sequence[float]:
         known = _Known(_tensors(asked, sums, zero))
-        here = replace(site, step=torch.full_like(zero, number), last_step=None, sums=known)
-        terms = algorithm.terms(here)
-        if list(terms) != list(asked.factors):
-            raise other_names(algorithm, number, terms, asked)
+        terms = later_terms(algorithm, replace(site, sums=known), number, asked)
         return [float(factor) for factor in terms.values()]
 
     if recipe is None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Site
+from fedgg.core.algorithm import Algorithm, Number, Site
 from fedgg.errors import UserError
 
 LATER = (2, 3, 4, 9, 99, 999)  # steps, counted from zero, at which terms are looked at again
@@ -61,26 +61,31 @@ def asked(algorithm: Algorithm, site: Site) -> Asked | None:
 
 def refuse_other_names(algorithm: Algorithm, site: Site, wanted: Asked) -> None:
     """UserError where later steps name other vectors; for engines that ask no more once the steps have begun."""
-    blind = replace(site, w=cast(Tensor, None), last_step=None, sums=_Recorder(site.lr))
     for number in LATER:
-        try:
-            names = list(algorithm.terms(replace(blind, step=site.step + number)))
-        except (AttributeError, TypeError, RuntimeError) as error:
-            raise UserError(
-                f"{type(algorithm).__name__}.terms() looks at the rows themselves in step {number + 1}, and not in the "
-                f"first two: look at them in every step, or in none"
-            ) from error
-        if names != list(wanted.factors):
-            raise other_names(algorithm, number, names, wanted)
+        later_terms(algorithm, replace(site, sums=_Recorder(site.lr)), number, wanted)
 
 
-def other_names(algorithm: Algorithm, number: int, names: Iterable[str], wanted: Asked) -> UserError:
-    """What to say of terms that change in the step of this number, counted from zero."""
-    return UserError(
-        f"{type(algorithm).__name__}.terms() names {', '.join(names) or 'nothing'} in step {number + 1}, and "
-        f"{', '.join(wanted.factors) or 'nothing'} before: name the same vectors in every step, with a factor of zero "
-        f"where they do not count"
-    )
+def later_terms(algorithm: Algorithm, site: Site, number: int, wanted: Asked) -> Mapping[str, Number]:
+    """What the step of this number, counted from zero, adds; UserError where it wants other things than the first two.
+
+    The rows themselves are out of sight, since `site` holds those of the round's start.
+    """
+    blind = replace(site, step=torch.full_like(site.step, number), w=cast(Tensor, None), last_step=None)
+    who = f"{type(algorithm).__name__}.terms()"
+    try:
+        terms = algorithm.terms(blind)
+    except (AttributeError, TypeError, RuntimeError) as error:
+        raise UserError(
+            f"{who} looks at the rows themselves in step {number + 1}, and not in the first two: look at them in every "
+            f"step, or in none ({type(error).__name__}: {error})"
+        ) from error
+    if list(terms) != list(wanted.factors):
+        raise UserError(
+            f"{who} names {', '.join(terms) or 'nothing'} in step {number + 1}, and "
+            f"{', '.join(wanted.factors) or 'nothing'} before: name the same vectors in every step, with a factor of "
+            f"zero where they do not count"
+        )
+    return terms
 
 
 def _leaves_steps_alone(algorithm: Algorithm, site: Site) -> bool:

@@ -222,6 +222,12 @@ def test_a_loss_without_its_second_dimension_is_named(rows: int) -> None:
         local_round(FlatLoss(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
 
 
+def test_a_late_look_at_the_rows_is_named() -> None:
+    net, start, batches = client(LooksLate())
+    with pytest.raises(UserError, match=r"LooksLate\.terms\(\) looks at the rows themselves in step 3"):
+        local_round(LooksLate(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
+
+
 def test_inner_products_that_come_late_are_named() -> None:
     net, start, batches = client(Late())
     with pytest.raises(UserError, match=r"asks for the inner product drift\.drift in a later step"):
