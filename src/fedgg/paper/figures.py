@@ -115,10 +115,27 @@ def _drawn(
     if not records:
         return None
     numbers = Table(item.title, ("panel", "line", "round", "mean %", "lowest %", "highest %"), _points(grid))
-    notes = (BAND, *about_runs(plan, item), *conditions(records), *_diverged(plan, lines, results))
+    missing = _missing(plan, lines, results)
+    notes = (BAND, *about_runs(plan, item), *conditions(records), *_diverged(plan, lines, results), *missing)
     summary = _ends(plan, item, lines, results) if item.kind == "weights" else None
     figure = curve_panels(grid, reference, own_legends=reference is not None)
     return Drawn(figure, "Test accuracy against rounds.", notes, numbers, summary)
+
+
+def _missing(plan: Plan, lines: list[Line], results: Results) -> list[str]:
+    """Data sets of which some seeds were run only, and lines of them that were not run at all."""
+    notes = []
+    for dataset in dict.fromkeys(line.dataset for line in lines):
+        own = [line for line in lines if line.dataset == dataset]
+        by_line = {line: [seed for seed in plan.seeds if results.record(line, seed) is not None] for line in own}
+        seeds = [seed for seed in plan.seeds if any(seed in there for there in by_line.values())]
+        absent = [f"{line.label} at beta {line.beta:g}" for line, there in by_line.items() if not there]
+        if seeds and seeds != list(plan.seeds):
+            notes.append(f"{shown_dataset(dataset)}: seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} only.")
+        if absent:
+            what = "none of its runs is there" if len(absent) == len(own) else f"not run yet: {'; '.join(absent)}"
+            notes.append(f"{shown_dataset(dataset)}: {what}.")
+    return notes
 
 
 def _ends(plan: Plan, item: Item, lines: list[Line], results: Results) -> Table:

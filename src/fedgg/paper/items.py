@@ -23,7 +23,8 @@ class Item:
     kind: Literal["accuracy", "rounds", "split", "curves", "weights", "study", "inner"]
     betas: tuple[float, ...]
     datasets: tuple[str, ...] = tuple(DATASETS)
-    study: str = ""  # the preset whose variants it is made of, if not the methods of the tables
+    study: str = ""  # the preset whose variants it is made of, if not the methods of the tables; may name the data set
+    rows: tuple[str, ...] = ()  # those of its variants that are shown; all if none is named
     ours: bool = False  # not the paper's
     costs: bool = False  # whether its rows differ in what they send and compute
 
@@ -40,9 +41,20 @@ _ITEMS = (
     Item("fig1", "Fig. 1: the split of the data over clients", "split", (0.5, 0.1)),
     Item("fig2", "Fig. 2: test accuracy against rounds", "curves", (0.5, 0.1)),
     Item("fig3", "Fig. 3: adaptive against fixed weights", "weights", (0.5,), ("cifar10",), "fig3"),
-    Item("readings", "Ours: the readings of FedGG side by side", "study", (0.5, 0.1), ("cifar10",), "readings", True),
-    Item("inner", "Ours: what FedGG sees of itself", "inner", (0.5, 0.1), ("cifar10",), "readings", True),
-    Item("scaffold", "Ours: SCAFFOLD under momentum", "study", (0.1,), ("cifar10",), "scaffold-modes", True),
+    Item(
+        "readings", "Ours: the readings of FedGG side by side", "study", (0.5, 0.1), ("cifar10",), "readings", ours=True
+    ),
+    Item(
+        "inner",
+        "Ours: what FedGG sees of itself",
+        "inner",
+        (0.5, 0.1),
+        ("cifar10",),
+        "readings",
+        ("FedGG mu 0.01", "FedGG mu 0.1", "FedGG mu 1", "FedGG lambda 5e-8 epsilon"),
+        ours=True,
+    ),
+    Item("scaffold", "Ours: SCAFFOLD under momentum", "study", (0.1,), ("cifar10",), "scaffold-modes", ours=True),
     Item(
         "scaffold-small",
         "Ours: SCAFFOLD without very small clients",
@@ -50,7 +62,7 @@ _ITEMS = (
         (0.1,),
         ("cifar10",),
         "scaffold-small-clients",
-        True,
+        ours=True,
     ),
     Item(
         "comparison",
@@ -59,12 +71,21 @@ _ITEMS = (
         (0.5, 0.1),
         ("cifar10",),
         "tuned",
-        True,
-        True,
+        ours=True,
+        costs=True,
     ),
-    Item("push", "Ours: how far to push", "study", (0.5, 0.1), ("cifar10",), "push-cifar10", True),
-    Item("push-svhn", "Ours: how far to push", "study", (0.5, 0.1), ("svhn",), "push-svhn", True),
-    Item("push-cifar100", "Ours: how far to push", "study", (0.5, 0.1), ("cifar100",), "push-cifar100", True),
+    Item("push", "Ours: how far to push", "study", (0.5, 0.1), ("cifar10",), "push-cifar10", ours=True),
+    Item("push-svhn", "Ours: how far to push", "study", (0.5, 0.1), ("svhn",), "push-svhn", ours=True),
+    Item("push-cifar100", "Ours: how far to push", "study", (0.5, 0.1), ("cifar100",), "push-cifar100", ours=True),
+    Item(
+        "pushes",
+        "Ours: pushes against rounds",
+        "curves",
+        (0.5, 0.1),
+        study="push-{dataset}",
+        rows=("FedAvg", "push 0.5", "relative push 0.3", "relative push 0.6"),
+        ours=True,
+    ),
 )
 ITEMS: dict[str, Item] = {item.name: item for item in _ITEMS}
 

@@ -24,8 +24,6 @@ _FIXED = {
     "algorithm": "--reading",
 }
 QUICK_LEAST = 40  # where a study wants no small clients: a client holds 144 of the digits on average
-# Of all readings, those whose inner readings are worth a picture.
-INNER = ("FedGG mu 0.01", "FedGG mu 0.1", "FedGG mu 1", "FedGG lambda 5e-8 epsilon")
 
 
 @dataclass(frozen=True)
@@ -88,10 +86,11 @@ class Plan:
         for dataset in self.datasets_of(item):
             for beta in item.betas:
                 if item.study:
-                    found += self._variants(item.study, dataset, beta)
+                    study = item.study.format(dataset=item.datasets[0] if dataset == QUICK else dataset)
+                    found += self._variants(study, dataset, beta)
                 elif item.kind != "split":
                     found += self.methods(dataset, beta)
-        return [line for line in found if line.label in INNER] if item.kind == "inner" else found
+        return [line for line in found if line.label in item.rows] if item.rows else found
 
     def runs(self, items: Iterable[Item] | None = None) -> list[tuple[Line, int]]:
         """Every run once, data set by data set, seed by seed: all methods can be compared as early as possible."""

@@ -131,3 +131,15 @@ def test_fig3_has_one_panel_for_each_treatment_of_the_first_step() -> None:
     ]
     assert len(picture.summary.rows) == 11
     assert picture.summary.rows[1][1] == "30.0"
+
+
+def test_a_figure_says_what_is_not_in_it() -> None:
+    results = Invented(**{"FedAvg": {0: [0.5, 0.6]}, "push 0.5": {0: [0.6, 0.7]}})
+    picture = drawn(plan("pushes"), ITEMS["pushes"], results, run=False)
+    assert picture is not None
+    assert "CIFAR-10: seed 0 only." in picture.notes
+    lacking = "; ".join(f"relative push {kappa} at beta {beta}" for beta in (0.5, 0.1) for kappa in (0.3, 0.6))
+    assert f"CIFAR-10: not run yet: {lacking}." in picture.notes
+    whole = drawn(plan("fig2"), ITEMS["fig2"], Invented(FedAvg={seed: [0.5] for seed in range(3)}), run=False)
+    assert whole is not None
+    assert not any(note.endswith(" only.") for note in whole.notes)

@@ -39,6 +39,8 @@ def test_shared_runs_count_once() -> None:
     assert counts("scaffold-small") == 4 * 3
     assert counts("comparison") == 2 * 18 * 3
     assert counts("push") == counts("push-svhn") == counts("push-cifar100") == 2 * 7 * 3
+    assert counts("pushes") == 3 * 2 * 4 * 3
+    assert counts("pushes", "push", "push-svhn", "push-cifar100") == 3 * 2 * 7 * 3
     # FedAvg, FedAvgM 0.5 and mu 0.1 are among the readings too, so are three of the push; two of the push are compared.
     assert counts("ours") == (46 + 5 + 4 + (36 - 5) + (14 - 6 - 2) + 14 + 14) * 3
 
