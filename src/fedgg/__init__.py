@@ -55,6 +55,8 @@ __version__ = VERSION
 
 
 def __getattr__(name: str) -> Any:
+    if name == "flower":
+        return importlib.import_module("fedgg.flower")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'fedgg' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME_OF[name]), name)

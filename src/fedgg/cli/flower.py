@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,7 +50,7 @@ def new(
     chosen = load_experiment(experiment).changed(choices.changes(settings=settings))
     names = new_app(folder, chosen, out or Path("runs") / folder.name)
     say(f"written: {folder / 'pyproject.toml'}, {folder / names.package}, {folder / 'README.md'}")
-    say(f"run it in Flower's simulation: flwr run {folder} --stream")
+    say(f"run it in Flower's simulation: flwr run {shlex.quote(str(folder))} --stream")
 
 
 @app.command()
@@ -113,6 +114,7 @@ def run_up(
     from fedgg.core.server import Lost
     from fedgg.flower.federation import up as run_federation
     from fedgg.lab.losses import NamedOnce
+    from fedgg.lab.store import Store
 
     named = NamedOnce()
     with progress() as bar:
@@ -142,7 +144,9 @@ def run_up(
             )
         except KeyboardInterrupt:
             bar.stop()
-            note(f"stopped; nobody is left running; go on with: fedgg resume {folder}")
+            begun = Store(folder).holds_a_run()
+            again = f"fedgg resume {shlex.quote(str(folder))}" if begun else "the same command"
+            note(f"stopped; nobody is left running; go on with: {again}")
             raise typer.Exit(130) from None
     for sentence in lost.ended():
         note(sentence)

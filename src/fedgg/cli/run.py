@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,6 +74,11 @@ def resume(
     from fedgg.lab.store import Store
 
     refuse_a_study(folder)
+    if (folder / "federation").is_dir() and not Store(folder).holds_a_run():
+        raise UserError(
+            f"{folder} holds a federation that never began: call `fedgg flower up` again with the same experiment and "
+            f"--out {shlex.quote(str(folder))}"
+        )
     experiment = Store(folder).experiment()
     if rounds is not None:
         experiment = experiment.changed({"rounds": rounds})

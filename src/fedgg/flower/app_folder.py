@@ -11,6 +11,8 @@ import tomli_w
 
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
+from fedgg.lab.files import writing_to
+from fedgg.lab.parts import build_algorithm, check_model_name, check_needs
 
 LONGEST_NAME = 32  # letters that Flower allows
 SETTINGS: dict[str, str | int | float] = {
@@ -50,9 +52,12 @@ class AppNames:
 
 def new_app(folder: Path, experiment: Experiment, out: Path) -> AppNames:
     """Write the app into a folder that is not there yet, or empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is there already: nothing is overwritten; name a folder that is not")
-    return write_app(folder, with_full_paths(experiment), {"out": str(out.absolute())})
+    check_needs(build_algorithm(experiment.algorithm.name, experiment.algorithm.settings), experiment)
+    check_model_name(experiment.model.name)
+    with writing_to(folder, "name another folder"):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"{folder} is there already: nothing is overwritten; name a folder that is not")
+        return write_app(folder, with_full_paths(experiment), {"out": str(out.absolute())})
 
 
 def write_app(folder: Path, experiment: Experiment, settings: Mapping[str, str | int | float]) -> AppNames:
@@ -137,7 +142,7 @@ Flower simulates as many nodes as its configuration says, two at first, and they
 own. The numbers are the same.
 
 The first run starts a SuperLink that stays in the background, with the environment it was started in; `pkill -f
-flower-superlink` ends it.
+flower-superlink` ends it, and every other SuperLink of yours on this machine.
 
 ## A whole federation on this machine
 

@@ -25,7 +25,7 @@ from fedgg.core.collect import shares
 from fedgg.core.layout import Layout
 from fedgg.core.rows import Rows, stack
 from fedgg.errors import UserError
-from fedgg.flower.guidance import BUFFERS, DOWN, UP, check_guidable
+from fedgg.flower.guidance import ALGORITHM, BUFFERS, DOWN, UP, guidable
 from fedgg.flower.letters import arrays_of
 from fedgg.flower.records import BadRecord, check_finite, check_kinds, from_record, kinds, to_record
 
@@ -43,7 +43,7 @@ class Guiding(FlowerFedAvg):
     """Flower's FedAvg, with what travels and how it is added up replaced by the algorithm's."""
 
     def __init__(self, algorithm: Algorithm, model: nn.Module, **flower: Any):
-        check_guidable(algorithm)
+        algorithm = guidable(algorithm)
         super().__init__(**flower)
         self.algorithm, self.model = algorithm, model.cpu()
         self.layout = Layout.of(self.model)
@@ -59,6 +59,7 @@ class Guiding(FlowerFedAvg):
         if self.memory is None:
             self.memory = self.algorithm.server_memory(w)
         nodes = len(list(grid.get_node_ids()))
+        config[ALGORITHM] = repr(self.algorithm)
         asked = list(super().configure_train(server_round, arrays, config, grid))
         self._hub = Hub(self.memory, nodes, len(asked) / max(nodes, 1), server_round - 1)
         with torch.no_grad():

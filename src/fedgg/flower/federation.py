@@ -19,6 +19,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from fedgg.data.sources import load
 from fedgg.errors import UserError
 from fedgg.flower.control import Control
 from fedgg.flower.flower_processes import (
@@ -35,8 +36,11 @@ from fedgg.flower.places import Places
 from fedgg.flower.ports import LOOPBACK, Listening, free_ports
 from fedgg.flower.prepared import prepare
 from fedgg.flower.processes import Running, is_running, surroundings, watched_over
+from fedgg.flower.settings import settings_fit
 from fedgg.lab.config import Experiment
+from fedgg.lab.files import writing_to
 from fedgg.lab.store import Store
+from fedgg.lab.trial_builds import try_to_build
 
 LOOK_EVERY = 0.3  # seconds between two looks at everybody
 SHORT_LIFE = 15.0  # seconds: who dies younger has not started
@@ -58,10 +62,15 @@ def up(
 ) -> dict[str, Any]:
     """Run an experiment as a federation of processes, or go on with it; how it ended."""
     places = Places(out.absolute())
-    Store(places.out).refuse_another(experiment)
-    known = History(places.out).summary(experiment)
+    with writing_to(out):
+        Store(places.out).refuse_another(experiment)
+        known = History(places.out).summary(experiment)
     if known is not None:
         return known
+    settings_fit(experiment, int(settings.get("min_clients", 0)))
+    free_ports(listening.reached_at, 1)
+    if not places.complete(experiment.split.clients):
+        try_to_build(experiment, load(experiment.data.source, data_folder))  # before anything is begun
     with _held(places):
         tell("phase", "dividing the data")
         prepare(places, experiment, listening, settings, data_folder)
@@ -155,7 +164,7 @@ class LocalFederation:
         """A ServerApp that is gone before the run is over was killed, or has told Flower why it ended."""
         if any(is_running(process, SERVER_APP) for process in self.link.family()):
             if not self.seen:
-                self.tell("phase", "rounds")
+                self.tell("phase", "playing rounds")
             self.seen = True
             return
         waited = time.monotonic() - self.submitted
@@ -244,7 +253,8 @@ class LocalFederation:
 @contextmanager
 def _held(places: Places) -> Iterator[None]:
     """One federation for one run folder."""
-    places.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with writing_to(places.out):
+        places.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = FileLock(places.lock)
     try:
         lock.acquire(timeout=0)

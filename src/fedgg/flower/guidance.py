@@ -11,6 +11,7 @@ of their own, measure on the client's data, or say how long a client works, need
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -31,13 +32,16 @@ from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
 from fedgg.errors import UserError
 from fedgg.flower.records import from_record, to_record
+from fedgg.lab.parts import given_algorithm
 
 DOWN, UP, BUFFERS, MEMORY = "fedgg.down", "fedgg.up", "fedgg.buffers", "fedgg.memory"
-ROUND = "server-round"
+ROUND, ALGORITHM = "server-round", "fedgg-algorithm"
+LOG = logging.getLogger("flwr")
 
 
-def check_guidable(algorithm: Algorithm) -> None:
-    """Complain about an algorithm that needs more of a training loop than its gradients and steps."""
+def guidable(given: Any) -> Algorithm:
+    """The algorithm, unless it needs more of a training loop than its gradients and steps."""
+    algorithm = given_algorithm(given)
     kind = type(algorithm)
     own = kind.loss is not Algorithm.loss or kind.work is not Algorithm.work
     if own or algorithm.look_passes or algorithm.step_passes or algorithm.needs_proxy:
@@ -45,6 +49,21 @@ def check_guidable(algorithm: Algorithm) -> None:
             f"{kind.__name__} needs more of a training loop than its gradients: make an app of its own with "
             f"fedgg.flower.client_app and server_app"
         )
+    return algorithm
+
+
+def _check_alike(algorithm: Algorithm, message: Message) -> None:
+    """The server's algorithm decides what is sent and added up; a client may have other numbers in it, not another."""
+    theirs, ours = _told(message, ALGORITHM), repr(algorithm)
+    if not isinstance(theirs, str) or theirs == ours:
+        return
+    if theirs.partition("(")[0] != ours.partition("(")[0]:
+        raise UserError(f"the server runs {theirs} and this client {ours}: give guided(...) the server's algorithm")
+    LOG.warning("fedgg: the server runs %s and this client %s", theirs, ours)
+
+
+def _told(message: Message, key: str) -> Any:
+    return next((config[key] for config in message.content.config_records.values() if key in config), None)
 
 
 class guided:  # noqa: N801 (it reads as a verb where it is used)
@@ -52,7 +71,8 @@ class guided:  # noqa: N801 (it reads as a verb where it is used)
 
     def __init__(self, algorithm: Algorithm, model: nn.Module, message: Message, context: Context):
         """`model` as it was received; `context` keeps the client's memory, as long as Flower's node lives."""
-        check_guidable(algorithm)
+        algorithm = guidable(algorithm)
+        _check_alike(algorithm, message)
         self.algorithm, self.model, self.message, self.context = algorithm, model, message, context
         self.net = Net(model)
         self._own = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -123,8 +143,8 @@ class guided:  # noqa: N801 (it reads as a verb where it is used)
 
     # The round --------------------------------------------------------------------------------------------------------
 
-    def _open(self, optimizer: Optimizer | None) -> Site:
-        group = optimizer.param_groups[0] if optimizer is not None else {"lr": 1.0, "momentum": 0.0}
+    def _open(self, optimizer: Optimizer) -> Site:
+        group = optimizer.param_groups[0]
         self._sgd = SGD.of(float(group["lr"]), float(group["momentum"]), 0.0, self._anchor)
         zero = torch.zeros_like(self._anchor[:, :1])
         content, device = self.message.content, self._anchor.device
@@ -153,7 +173,12 @@ class guided:  # noqa: N801 (it reads as a verb where it is used)
             return replace(site, notes=self.algorithm.begin(self._anchor, site))
 
     def _finish(self) -> None:
-        site = self._site or self._open(None)
+        site = self._site
+        if site is None:
+            raise UserError(
+                "guided() saw no step: within its block, train the very model it was given, with a torch.optim.SGD "
+                "made of that model's parameters"
+            )
         with torch.no_grad():
             w, steps = self._flat(), site.step
             site = replace(site, w=w, steps=steps, effective_steps=self._sgd.effective_steps(steps))
@@ -162,9 +187,9 @@ class guided:  # noqa: N801 (it reads as a verb where it is used)
             self.context.state[MEMORY] = to_record(memory)
 
     def _round(self) -> int:
-        for config in self.message.content.config_records.values():
-            if isinstance(number := config.get(ROUND), int):
-                return number
+        number = _told(self.message, ROUND)
+        if isinstance(number, int):
+            return number
         raise UserError(f"the message has no {ROUND!r}: the server needs fedgg.flower.strategy")
 
     def _flat(self) -> Tensor:

@@ -20,10 +20,11 @@ from fedgg.flower.letters import FORMAT, Hello
 from fedgg.flower.log import ExchangeLog
 from fedgg.flower.roll import Roll
 from fedgg.flower.server_side import federation_of
-from fedgg.flower.settings import Configuration, RunSettings, run_settings
+from fedgg.flower.settings import Configuration, RunSettings, run_settings, settings_fit
 from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.files import write_json, writing_to
+from fedgg.lab.parts import build_algorithm, check_needs
 from fedgg.lab.rehearsal import rehearsed
 from fedgg.lab.runner import Run, Session, Watcher, opened, play_with
 
@@ -53,6 +54,8 @@ def logged() -> Watcher:
 
 def run_over(grid: Grid, experiment: Experiment, settings: RunSettings, watcher: Watcher) -> Run:
     """A run whose clients are reached over this grid."""
+    check_needs(build_algorithm(experiment.algorithm.name, experiment.algorithm.settings), experiment)
+    settings_fit(experiment, settings.min_clients)
     before = Passport.read(settings.out)
     run = before.run if before else secrets.token_hex(8)
     exchange = Exchange(grid, settings.deadline)
@@ -102,7 +105,7 @@ def _gather(roll: Roll, settings: RunSettings, watcher: Watcher) -> None:
     if unknown:
         raise UserError(
             f"client {', '.join(map(str, unknown))} of {roll.clients} did not come within {settings.wait:g} s: "
-            f"start their nodes, or set split.clients{_refusals(roll)}"
+            f"{_refusals(roll) or 'start their nodes, or set split.clients'}"
         )
     if missing:
         watcher.notice(f"client {', '.join(map(str, missing))} is not connected")
@@ -111,7 +114,7 @@ def _gather(roll: Roll, settings: RunSettings, watcher: Watcher) -> None:
 def _refusals(roll: Roll) -> str:
     """Why those who are there said no: one node's words stand for all that say the same."""
     reasons = {no.why: node for node, no in roll.refused.items()}
-    return "".join(f"; node {node} says: {why}" for why, node in list(reasons.items())[:3])
+    return "; ".join(f"node {node} says: {why}" for why, node in list(reasons.items())[:3])
 
 
 def _engine(session: Session, roll: Roll, exchange: Exchange, settings: RunSettings) -> OverMessages:

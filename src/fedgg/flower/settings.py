@@ -9,6 +9,7 @@ from typing import Any
 
 from fedgg.errors import UserError
 from fedgg.lab.complaints import nearest
+from fedgg.lab.config import Experiment
 
 Configuration = Mapping[str, Any]
 
@@ -27,6 +28,13 @@ class RunSettings:
     def enough(self, asked: int) -> int:
         """How many of so many clients must have answered."""
         return min(self.min_clients, asked) if self.min_clients else -(-asked // 2)
+
+
+def settings_fit(experiment: Experiment, min_clients: int) -> None:
+    """UserError where a round could never have as many answers as it needs."""
+    asked = experiment.cohort_of(experiment.split.clients)
+    if min_clients > asked:
+        raise UserError(f"min_clients = {min_clients}, but a round asks {asked} clients: take {asked} or fewer")
 
 
 @dataclass(frozen=True)

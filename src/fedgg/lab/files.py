@@ -14,7 +14,7 @@ from fedgg.errors import UserError
 
 
 @contextmanager
-def writing_to(folder: Path) -> Iterator[None]:
+def writing_to(folder: Path, instead: str = "choose another folder (--out, or out= in Python)") -> Iterator[None]:
     """Turns a full disk or a forbidden folder into one clear line."""
     try:
         yield
@@ -24,7 +24,7 @@ def writing_to(folder: Path) -> Iterator[None]:
             errno.ENOSPC: "free some space, then resume it or call the same command again: finished rounds are safe",
             errno.EDQUOT: "free some space, then resume it or call the same command again: finished rounds are safe",
             errno.EFBIG: "the file size limit is too small for this run",
-        }.get(error.errno or 0, "choose another folder (--out, or out= in Python)")
+        }.get(error.errno or 0, instead)
         raise UserError(f"cannot write to {folder}: {reason}; {way_out}") from error
 
 

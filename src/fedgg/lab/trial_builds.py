@@ -6,11 +6,12 @@ from collections.abc import Hashable, Sequence
 
 import torch
 
+from fedgg.core.algorithm import Algorithm
 from fedgg.data.sources import load
 from fedgg.errors import UserError
 from fedgg.lab.arithmetic import DTYPES
-from fedgg.lab.build import dataset_for, examined, split_of
-from fedgg.lab.config import flat
+from fedgg.lab.build import DataGiven, ModelGiven, dataset_for, examined, split_of
+from fedgg.lab.config import Experiment, flat
 from fedgg.lab.holdings import holdings
 from fedgg.lab.jobs import Job
 from fedgg.lab.parts import build_algorithm
@@ -37,16 +38,23 @@ def build_on_trial(jobs: Sequence[Job]) -> None:
         for job in own:
             if Store(job.folder).rounds():
                 continue  # it was built before
-            experiment = job.experiment.changed(_HERE)
-            algorithm = job.given.algorithm or build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
             try:
-                data = dataset_for(experiment, dataset, None)
-                held = holdings(experiment, split_of(experiment, data))
-                sample = torch.zeros(2, *data.shape, dtype=DTYPES[experiment.engine.precision])
-                sizes = [len(client) for client in held.clients]
-                examined(experiment, algorithm, sizes, data.shape, len(data.classes), sample, job.given.model)
+                try_to_build(job.experiment, dataset, job.given.model, job.given.algorithm)
             except UserError as error:
                 raise UserError(f"{job.name}: {error}") from error
+
+
+def try_to_build(
+    experiment: Experiment, data: DataGiven, model: ModelGiven | None = None, given: Algorithm | None = None
+) -> None:
+    """UserError where the experiment cannot be run on these data, found out on the CPU and without copying them."""
+    here = experiment.changed(_HERE)
+    algorithm = given or build_algorithm(here.algorithm.name, here.algorithm.settings)
+    dataset = dataset_for(here, data, None)
+    held = holdings(here, split_of(here, dataset))
+    sample = torch.zeros(2, *dataset.shape, dtype=DTYPES[here.engine.precision])
+    sizes = [len(client) for client in held.clients]
+    examined(here, algorithm, sizes, dataset.shape, len(dataset.classes), sample, model)
 
 
 def _kind(job: Job) -> Hashable:

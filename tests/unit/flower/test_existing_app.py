@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from post_office import Node, Office, small
 from torch import nn
 
 import fedgg
-from fedgg.algorithms import ALGORITHMS, MOON, FedAvg, FedGG
+from fedgg.algorithms import ALGORITHMS, MOON, SCAFFOLD, FedAvg, FedGG
 from fedgg.core.algorithm import Algorithm
 from fedgg.errors import UserError
 from fedgg.flower import guided, strategy
@@ -124,20 +125,57 @@ def test_a_client_that_sends_nan_is_left_out_and_a_round_of_none_ends_the_run() 
         )
 
 
-def test_an_optimiser_that_is_not_sgd_is_refused() -> None:
-    experiment = small(algorithm__name="fedavg", rounds=1)
-    federation = build(experiment)
-    model = model_of(federation)
+def alone(**told: Any) -> tuple[nn.Module, Message, Context]:
+    """A client's model, and a message to it."""
+    model = model_of(build(small(algorithm__name="fedavg", rounds=1)))
     Lasting({}, {})  # says who we are, which messages want to know
-    message = Message(RecordDict({"config": ConfigRecord({"server-round": 1})}), 100, "train")
-    context = Context(1, 100, {}, RecordDict(), {})
-    optimizer = torch.optim.Adam(model.parameters())
+    message = Message(RecordDict({"config": ConfigRecord({"server-round": 1, **told})}), 100, "train")
     model(torch.zeros(2, 1, 8, 8, dtype=torch.float64)).sum().backward()
-    with guided(FedAvg(), model, message, context), pytest.raises(UserError, match=r"needs one torch\.optim\.SGD"):
+    return model, message, Context(1, 100, {}, RecordDict(), {})
+
+
+def test_an_optimiser_that_is_not_sgd_is_refused() -> None:
+    model, message, context = alone()
+    optimizer = torch.optim.Adam(model.parameters())
+    with (
+        pytest.raises(UserError, match=r"needs one torch\.optim\.SGD"),
+        guided(FedAvg(), model, message, context),
+    ):
         optimizer.step()
     other = nn.Linear(2, 1)
-    loose = torch.optim.Adam(other.parameters())
+    loose, ours = torch.optim.Adam(other.parameters()), torch.optim.SGD(model.parameters(), 0.1)
     with guided(FedAvg(), model, message, context) as guide:  # somebody else's optimiser is left alone
         other(torch.ones(1, 2)).sum().backward()
         loose.step()
+        ours.step()
     assert guide.reply({"num-examples": 1}).content.array_records["fedgg.up"]
+
+
+def test_a_block_without_a_step_is_no_training() -> None:
+    model, message, context = alone()
+    twin = model_of(build(small(algorithm__name="fedavg", rounds=1)))
+    elsewhere = torch.optim.SGD(twin.parameters(), 0.1)
+    twin(torch.zeros(2, 1, 8, 8, dtype=torch.float64)).sum().backward()
+    with pytest.raises(UserError, match=r"guided\(\) saw no step"), guided(FedAvg(), model, message, context):
+        elsewhere.step()
+
+
+def test_a_client_with_another_algorithm_than_the_servers_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    model, message, context = alone(**{"fedgg-algorithm": repr(SCAFFOLD())})
+    with pytest.raises(UserError, match=r"the server runs SCAFFOLD\(.*\) and this client FedGG\("):
+        guided(FedGG(), model, message, context)
+    model, message, context = alone(**{"fedgg-algorithm": repr(FedGG(mu=0.1))})
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        guided(FedGG(mu=0.2), model, message, context)
+    assert "the server runs FedGG(mu=0.1" in caplog.text
+
+
+def test_an_algorithm_may_be_a_name_or_a_class() -> None:
+    model, message, context = alone()
+    for given in ("fedgg", FedGG, FedGG()):
+        assert guided(given, model, message, context).algorithm == FedGG()  # type: ignore[arg-type]
+        assert strategy(given, model).algorithm == FedGG()  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"must be a fedgg\.Algorithm such as fedgg\.FedGG"):
+        strategy(3, model)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="MOON needs more of a training loop"):
+        strategy("moon", model)  # type: ignore[arg-type]

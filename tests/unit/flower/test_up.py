@@ -55,3 +55,38 @@ def test_a_finished_run_is_shown_and_nothing_is_started(words: list[str], tmp_pa
     assert f"{100 * done.test_accuracy[-1]:.2f}%" in said.output
     assert not (tmp_path / "run" / "federation").exists()
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == done.summary
+
+
+@pytest.mark.parametrize(
+    ("more", "words_of_it"),
+    [
+        (["--set", "algorithm.name=fedfoo"], "unknown algorithm 'fedfoo'"),
+        (["--set", "model.name=cnn"], "cnn needs images of 16 x 16"),
+        (["--host", "203.0.113.9"], "cannot listen on 203.0.113.9"),
+        (["--min-clients", "9"], "min_clients = 9, but a round asks 2 clients"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_written(
+    words: list[str], tmp_path: Path, more: list[str], words_of_it: str
+) -> None:
+    assert words_of_it in complaint([*words, *more])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_is_named(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert f"cannot write to {out}: Not a directory" in complaint([*words[:-1], str(out)])
+    below = tmp_path / "file" / "app"
+    assert "Not a directory; name another folder" in complaint(["flower", "new", str(below), words[2]])
+
+
+def test_an_app_of_an_unknown_algorithm_is_not_written(words: list[str], tmp_path: Path) -> None:
+    new = ["flower", "new", str(tmp_path / "app"), words[2], "--set", "algorithm.name=fedfoo"]
+    assert "unknown algorithm 'fedfoo'" in complaint(new)
+    assert not (tmp_path / "app").exists()
+
+
+def test_a_federation_that_never_began_is_not_resumed(tmp_path: Path) -> None:
+    (tmp_path / "run" / "federation").mkdir(parents=True)
+    assert "holds a federation that never began: call `fedgg flower up`" in complaint(["resume", str(tmp_path / "run")])
