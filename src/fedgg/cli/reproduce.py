@@ -24,8 +24,8 @@ def reproduce(
     items: Annotated[
         list[str] | None,
         typer.Argument(
-            help="table1 to table4, fig1 to fig3, or all; readings, inner, scaffold, "
-            "scaffold-small, comparison, push, or ours for these."
+            help="table1 to table4, fig1 to fig3, or all; readings, inner, scaffold, scaffold-small, comparison, "
+            "push, push-svhn, push-cifar100, pushes, or ours for these."
         ),
     ] = None,
     show_list: Annotated[
@@ -41,7 +41,7 @@ def reproduce(
         str, typer.Option(help="highest (over all rounds, as in the paper) or final.", metavar="highest|final")
     ] = "highest",
     rounds: Annotated[
-        int | None, typer.Option(help="Fewer than the paper's 100, for a shorter version.", min=1)
+        int | None, typer.Option(help="Another number than the paper's 100: fewer are quicker.", min=1)
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Everything in small on the embedded digits: no data, no GPU.")

@@ -78,6 +78,7 @@ class Store:
 
     def experiment(self) -> Experiment:
         if not self.holds_a_run():
+            self._refuse_a_history_alone()
             raise UserError(f"{self.folder} holds no run (there is no config.toml in it)")
         self.check_format()
         return load_experiment(self.folder / "config.toml")
@@ -87,6 +88,7 @@ class Store:
         if (self.folder / "study.json").exists():
             raise UserError(f"{self.folder} holds a comparison: choose another folder (--out, or out= in Python)")
         if not self.holds_a_run():
+            self._refuse_a_history_alone()
             return
         there = self.experiment()
         if there.trajectory() != experiment.trajectory():
@@ -99,6 +101,14 @@ class Store:
             raise UserError(
                 f"{self.folder} holds a run of {there.rounds} rounds, more than the {experiment.rounds} asked for: "
                 f"ask for {there.rounds} or more"
+            )
+
+    def _refuse_a_history_alone(self) -> None:
+        """config.toml is there before the first round: without it nobody knows what the rounds are of."""
+        if self.rounds():
+            raise UserError(
+                f"{self.folder} has a history, and its config.toml is gone: put the file back, or move the folder away "
+                f"to run it afresh"
             )
 
     def check_format(self) -> None:
@@ -185,7 +195,8 @@ class Store:
         records = self.rounds()[:rounds]
         if len(records) < rounds:
             raise UserError(
-                f"{self.folder / 'rounds.jsonl'} has {len(records)} rounds, the checkpoint {rounds}: history was lost"
+                f"{self.folder / 'rounds.jsonl'} has {len(records)} rounds, the checkpoint {rounds}: history was lost; "
+                f"put the file back, or move the folder away to run it afresh"
             )
         with writing_to(self.folder):
             content = "".join(json.dumps(record) + "\n" for record in records)

@@ -46,8 +46,9 @@ def titled(plan: Plan, item: Item) -> str:
         return f"{item.title}; quick version"
     if plan.lengths(item) == (ROUNDS,):
         return item.title
-    of = "" if item.ours else f" of the paper's {ROUNDS}"
-    return f"{item.title}; {plan.rounds(item)}{of} rounds"
+    if item.ours or max(plan.lengths(item)) > ROUNDS:
+        return f"{item.title}; {plan.rounds(item)} rounds" + ("" if item.ours else f", the paper has {ROUNDS}")
+    return f"{item.title}; {plan.rounds(item)} of the paper's {ROUNDS} rounds"
 
 
 def about_runs(plan: Plan, item: Item) -> tuple[str, ...]:

@@ -282,6 +282,17 @@ def test_history_shorter_than_the_checkpoint(tmp_path: Path) -> None:
         resumed(small(), tmp_path)
 
 
+def test_a_history_without_its_experiment_is_left_alone(tmp_path: Path) -> None:
+    run(small(), out=tmp_path)
+    (tmp_path / "config.toml").unlink()
+    before = (tmp_path / "rounds.jsonl").read_bytes()
+    with pytest.raises(UserError, match=r"has a history, and its config\.toml is gone: put the file back"):
+        run(small(), out=tmp_path)
+    with pytest.raises(UserError, match=r"config\.toml is gone"):
+        Store(tmp_path).experiment()
+    assert (tmp_path / "rounds.jsonl").read_bytes() == before
+
+
 def test_another_format(tmp_path: Path) -> None:
     stopped(small(), tmp_path, 2)
     versions = json.loads((tmp_path / "versions.json").read_text())
