@@ -10,6 +10,7 @@ import typer
 
 from fedgg.cli import choices
 from fedgg.cli.again import refuse_a_study
+from fedgg.cli.describe import described
 from fedgg.cli.losses import LostClients
 from fedgg.cli.screen import Heartbeat, ending, news, note, progress, say, shown_epsilon
 
@@ -103,6 +104,7 @@ def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None
     from fedgg.lab.runner import Watcher
     from fedgg.lab.runner import run as run_experiment
 
+    say(f"{experiment.algorithm.name}, {described(experiment)}, seed {experiment.seed}")
     with progress() as bar:
         beat, lost = Heartbeat(), LostClients()
         task = bar.add_task("starting", total=experiment.rounds, news="", within="")

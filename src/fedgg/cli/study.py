@@ -9,8 +9,9 @@ import typer
 
 from fedgg.cli import choices
 from fedgg.cli.again import called_as
+from fedgg.cli.describe import described
 from fedgg.cli.report import PAGE, write_report
-from fedgg.cli.screen import counted, print_table, say
+from fedgg.cli.screen import print_table, say
 from fedgg.cli.watching import processes_for, watched
 from fedgg.errors import UserError
 
@@ -119,18 +120,9 @@ def _folder(name: str, study: Study) -> Path:
 
 def _describe(study: Study) -> str:
     """What all of its runs have alike."""
-    base, swept = study.base, {key for changes in study.variants.values() for key in changes}
-    beta = f" {base.split.beta:g}" if base.split.scheme.startswith("dirichlet") and "split.beta" not in swept else ""
-    words = {
-        "data.source": base.data.source,
-        "split.clients": counted(base.split.clients, "client"),
-        "split.scheme": f"{base.split.scheme}{beta}",
-        "model.name": base.model.name,
-        "rounds": counted(base.rounds, "round"),
-        "local.epochs": f"{counted(base.local.epochs, 'epoch')} a round",
-    }
+    swept = {key for changes in study.variants.values() for key in changes}
     seeds = f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
-    return ", ".join([*(said for key, said in words.items() if key not in swept), seeds])
+    return f"{described(study.base, swept)}, {seeds}"
 
 
 def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None) -> None:
