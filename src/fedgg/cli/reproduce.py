@@ -126,6 +126,8 @@ def _make(
         results = RunFolders(folder)
     else:
         results = FoldedRuns(source, plan.changes.get("engine.precision"))
+        if plan.runs() and not any(results.record(line, seed) for line, seed in plan.runs()):
+            note(f"none of what was asked for is in {source}: there are {results.lying_there()}")
     made = make(plan, results, "final" if accuracy == "final" else "highest", data_folder, run=source is None)
     files = write(plan, made, folder)
     _show(plan, made)

@@ -64,6 +64,13 @@ class FoldedRuns:
                 found.setdefault(identity(Experiment(**record.config)), []).append(record)
         return found
 
+    def lying_there(self) -> str:
+        """What there is, in a few words, for whoever asked for something else."""
+        configs = [record.config for records in self._records.values() for record in records]
+        rounds, seeds = ({str(config[key]) for config in configs} for key in ("rounds", "seed"))
+        count = f"{len(configs)} run{'s' * (len(configs) != 1)}"
+        return f"{count} of {', '.join(sorted(rounds, key=int))} rounds, seeds {', '.join(sorted(seeds, key=int))}"
+
     def record(self, line: Line, seed: int) -> RunRecord | None:
         """Where a run is there in several precisions, the one of the others."""
         found = self._records.get(identity(line.experiment(seed)), [])

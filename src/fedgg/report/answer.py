@@ -92,14 +92,20 @@ def _side_by_side(rows: Sequence[Row], comparison: Comparison) -> Answer:
     seeds = {difference.n for difference in differences}
     over = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(max(seeds))
     over += " seed" if seeds == {1} else " seeds"
-    method = f"Final test accuracy over {over}, paired by seed"
-    if any(SPLIT_APART in note for note in comparison.notes):
-        method += f" although {SPLIT_APART}"
+    method = f"Final test accuracy over {over}, {_pairing(differences)}"
     if any(difference.half_width is not None for difference in differences):
         method += "; ± is half of the 95 % confidence interval of the difference"
     if len(differences) > 4:
         method += f". No correction is made for looking at {len(differences)} differences"
     return Answer(_highest(rows, comparison) + _sentence("; ".join(told)), f"{method}.")
+
+
+def _pairing(differences: Sequence[PairedDifference]) -> str:
+    if all(difference.paired for difference in differences):
+        return "paired by seed"
+    if any(difference.paired for difference in differences):
+        return f"paired by seed, but for rows of another split than {quoted(differences[0].other)}'s"
+    return f"not paired by seed, since {SPLIT_APART}"
 
 
 def _sentence(text: str) -> str:

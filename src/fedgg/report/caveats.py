@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fedgg.report.folders import StudyRecord
 
@@ -30,14 +30,17 @@ def caveats(study: StudyRecord, ends: Mapping[str, Mapping[int, int]]) -> tuple[
         notes.append(f"The reference {study.reference} has no finished run, so there is no target.")
     if len({last for by_seed in ends.values() for last in by_seed.values()}) > 1:
         notes.append("The runs end at different rounds, so their final accuracies are not like for like.")
-    if apart := [seed for seed in study.seeds if _splits(study, seed) > 1]:
-        notes.append(f"{_seeds(apart).capitalize()}: {SPLIT_APART}, so pairing them by seed does not hold.")
+    if apart := [seed for seed in study.seeds if splits_of(study, seed, study.labels) > 1]:
+        notes.append(
+            f"{_seeds(apart).capitalize()}: {SPLIT_APART}; differences between them are not paired by seed, and have "
+            f"Welch's interval."
+        )
     return tuple(notes)
 
 
-def _splits(study: StudyRecord, seed: int) -> int:
-    """How many different splits the runs of a seed have."""
-    runs = (study.runs[label].get(seed) for label in study.labels)
+def splits_of(study: StudyRecord, seed: int, labels: Sequence[str]) -> int:
+    """How many different splits some rows' runs of a seed have."""
+    runs = (study.runs[label].get(seed) for label in labels)
     return len({run.partition.get("hash") for run in runs if run is not None and run.partition is not None})
 
 

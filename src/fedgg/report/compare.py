@@ -5,7 +5,8 @@ damaged ones (their history is not whole, or they cannot be read), are counted a
 test accuracy of the reference at its own last evaluated round with that seed, and a run reaches it at the first
 evaluated round that is at least as accurate. Smoothed, both sides are trailing averages over `WINDOW` evaluated rounds.
 
-Differences in final accuracy are paired by seed, since a seed fixes the split, the start and the batches for every row.
+Differences in final accuracy are paired by seed, since a seed fixes the split, the start and the batches for every row;
+where two rows have different splits they are not, and the interval is Welch's.
 A row is "higher" or "lower" when the 95 % confidence interval of the mean difference (Student's t with n - 1 degrees of
 freedom) does not contain zero. If it does, the row is "not distinguishable" when the mean difference is within one
 standard deviation of the differences, and "perhaps" higher or lower beyond it: with three seeds pure noise gets that
@@ -23,7 +24,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedgg.report.caveats import caveats
+from fedgg.report.caveats import caveats, splits_of
 from fedgg.report.folders import Floats, Ints, RunRecord, StudyRecord
 
 WINDOW = 5
@@ -62,7 +63,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Final accuracy of `label` minus that of `other`, paired by seed, with the half width of its 95 % interval."""
+    """Final accuracy of `label` minus that of `other`, with the half width of its 95 % interval."""
 
     label: str
     other: str
@@ -70,6 +71,7 @@ class PairedDifference:
     mean: float
     half_width: float | None
     verdict: Verdict
+    paired: bool = True  # by seed
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,8 @@ def compare(study: StudyRecord) -> Comparison:
                 highest=spread(highest),
                 raw=reach(curves[label], curves[study.reference], set(diverged)),
                 smoothed=reach(smooth[label], smooth[study.reference], set(diverged)),
-                against_reference=_against(label, study.reference, finals),
-                against_best=None if best is None else _against(label, best, finals),
+                against_reference=_against(study, label, study.reference, finals),
+                against_best=None if best is None else _against(study, label, best, finals),
                 epsilon=_largest_epsilon(study.runs[label]),
             )
         )
@@ -191,23 +193,50 @@ def paired_difference(label: str, other: str, ours: dict[int, float], theirs: di
     if n < FEWEST:
         return PairedDifference(label, other, n, mean, None, "too few seeds")
     sd = float(np.std(differences, ddof=1))
-    half_width = _T95[min(n - 1, len(_T95)) - 1] * sd / math.sqrt(n)
-    verdict: Verdict
+    half_width = _t95(n - 1) * sd / math.sqrt(n)
     if mean != 0 and sd < ALIKE:
         return PairedDifference(label, other, n, mean, None, "perhaps higher" if mean > 0 else "perhaps lower")
+    return PairedDifference(label, other, n, mean, half_width, _verdict(mean, sd, half_width))
+
+
+def unpaired_difference(label: str, other: str, ours: Sequence[float], theirs: Sequence[float]) -> PairedDifference:
+    """Compare two rows that have nothing but their numbers in common; there must be at least one of each."""
+    n, mean = min(len(ours), len(theirs)), float(np.mean(ours) - np.mean(theirs))
+    if n < FEWEST:
+        return PairedDifference(label, other, n, mean, None, "too few seeds", paired=False)
+    one, two = (float(np.var(values, ddof=1)) for values in (ours, theirs))
+    a, b = one / len(ours), two / len(theirs)  # variances of the means
+    if a + b < ALIKE**2:
+        verdict: Verdict = "not distinguishable" if mean == 0 else "perhaps higher" if mean > 0 else "perhaps lower"
+        return PairedDifference(label, other, n, mean, None, verdict, paired=False)
+    freedom = (a + b) ** 2 / (a**2 / (len(ours) - 1) + b**2 / (len(theirs) - 1))  # Welch and Satterthwaite
+    half_width = _t95(int(freedom)) * math.sqrt(a + b)
+    verdict = _verdict(mean, math.sqrt(one + two), half_width)
+    return PairedDifference(label, other, n, mean, half_width, verdict, paired=False)
+
+
+def _t95(freedom: int) -> float:
+    return _T95[min(freedom, len(_T95)) - 1]
+
+
+def _verdict(mean: float, sd: float, half_width: float) -> Verdict:
     if abs(mean) > half_width:
-        verdict = "higher" if mean > 0 else "lower"
-    elif abs(mean) > sd:
-        verdict = "perhaps higher" if mean > 0 else "perhaps lower"
-    else:
-        verdict = "not distinguishable"
-    return PairedDifference(label, other, n, mean, half_width, verdict)
+        return "higher" if mean > 0 else "lower"
+    if abs(mean) > sd:
+        return "perhaps higher" if mean > 0 else "perhaps lower"
+    return "not distinguishable"
 
 
-def _against(label: str, other: str, finals: dict[str, dict[int, float]]) -> PairedDifference | None:
-    if label == other or not finals[label].keys() & finals[other].keys():
+def _against(
+    study: StudyRecord, label: str, other: str, finals: dict[str, dict[int, float]]
+) -> PairedDifference | None:
+    ours, theirs = finals[label], finals[other]
+    both = [seed for seed in ours if seed in theirs]
+    if label == other or not both:
         return None
-    return paired_difference(label, other, finals[label], finals[other])
+    if any(splits_of(study, seed, (label, other)) > 1 for seed in both):
+        return unpaired_difference(label, other, list(ours.values()), list(theirs.values()))
+    return paired_difference(label, other, ours, theirs)
 
 
 def _finished_curves(runs: dict[int, RunRecord]) -> dict[int, Curve]:

@@ -25,6 +25,15 @@ _ENDED = ("finished", "diverged", "spent")
 _OWN = ("format", "experiment", "model")  # of versions.json: a run's own, not its surroundings
 
 
+def is_folded(file: Path) -> bool:
+    """Whether it is such a file, by its first word."""
+    try:
+        with file.open("rb") as content:
+            return content.read(16).startswith(b'{"format":')
+    except OSError:
+        return False
+
+
 def fold(records: Iterable[RunRecord], note: str = "") -> dict[str, Any]:
     """The runs that have ended, compactly."""
     ended = [record for record in records if record.status in _ENDED]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.errors import UserError
-from fedgg.report.folded import read_folded
+from fedgg.report.folded import is_folded, read_folded
 from fedgg.report.folders import RunRecord, StudyPlan, StudyRecord, read_plan
 from fedgg.report.following import FollowedRun, Stamp, stamp
 from fedgg.report.labels import labelled
@@ -88,7 +88,10 @@ class Gathering:
             self._trouble(path, "there is no such folder (yet)")
             return set()
         found = list(_below(path))
-        if not found:
+        folded = [] if found else [file for file in sorted(path.glob("*.json")) if is_folded(file)]
+        for file in folded:
+            self._add_folded(file)
+        if not found and not folded:
             self._trouble(path, "it holds no run (yet): there is neither a config.toml nor a study.json in it or below")
         seen, loose = set[Path](), list[RunRecord]()
         for place in found:

@@ -65,7 +65,8 @@ def target_table(comparison: Comparison) -> Table:
     reference = comparison.reference
     notes = (
         f"The target of each seed is {reference}'s test accuracy at its last evaluated round; counted is the first "
-        "evaluated round that reaches it, on average over the seeds that did: 2/3 says that two of three did.",
+        "evaluated round that reaches it, on average over the seeds that did: 2/3 says that two of three did, and "
+        "there is no speed-up then.",
         f"Speed-up: {reference}'s total rounds over these rounds. {reference}'s own row follows the same rule, so what "
         "it has above 1.0× is what the rule itself gives away.",
         f"* the same on averages over the last {WINDOW} evaluated rounds, the target being {reference}'s last average.",
@@ -148,10 +149,13 @@ def as_latex(table: Table) -> str:
 
 
 def _accuracy_notes(comparison: Comparison) -> tuple[str, ...]:
+    differences = [one for row in comparison.rows for one in (row.against_reference, row.against_best) if one]
+    but = "" if all(difference.paired for difference in differences) else " where splits are the same"
     rule = (
-        "± is the sample standard deviation over seeds. Differences are in percentage points, paired by seed, with the "
-        "half width of their 95 % confidence interval (Student's t). ↑ ↓: beyond it. (↑) (↓): beyond the spread only, "
-        "so more seeds are needed to say. ≈: within the spread, not distinguishable. 1 seed, 2 seeds: too few to tell."
+        f"± is the sample standard deviation over seeds. Differences are in percentage points, paired by seed{but}, "
+        "with the half width of their 95 % confidence interval (Student's t). ↑ ↓: beyond it. (↑) (↓): beyond the "
+        "spread only, so more seeds are needed to say. ≈: within the spread, not distinguishable. 1 seed, 2 seeds: too "
+        "few to tell."
     )
     alike = [
         row.label
@@ -207,7 +211,10 @@ def _reach(reach: Reach) -> tuple[str, str, str]:
     if reach.rounds is None or reach.megabytes is None or reach.speed_up is None:
         return ("never" if reach.asked else NONE), NONE, NONE
     some = "" if reach.reached == reach.asked else f" ({reach.reached}/{reach.asked})"
-    return f"{reach.rounds:.1f}{some}", shown_megabytes(reach.megabytes), f"{reach.speed_up:.1f}×"
+    faster = (
+        NONE if some else f"{reach.speed_up:.1f}×"
+    )  # a mean over the seeds that reach it flatters those that do not
+    return f"{reach.rounds:.1f}{some}", shown_megabytes(reach.megabytes), faster
 
 
 def _listed(seeds: tuple[int, ...]) -> str:

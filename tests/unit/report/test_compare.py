@@ -11,7 +11,16 @@ from written_folders import write_run, write_study
 
 from fedgg.report import compare as module
 from fedgg.report.answer import answer
-from fedgg.report.compare import Comparison, Row, compare, first_reaching, paired_difference, spread, trailing_average
+from fedgg.report.compare import (
+    Comparison,
+    Row,
+    compare,
+    first_reaching,
+    paired_difference,
+    spread,
+    trailing_average,
+    unpaired_difference,
+)
 from fedgg.report.folders import read_study
 
 
@@ -118,7 +127,7 @@ def test_unlike_splits_and_lengths_are_told(tmp_path: Path) -> None:
     study = read_study(folder)
     comparison = compare(study)
     notes = " ".join(comparison.notes)
-    assert "paired by seed although the runs have different splits" in answer(study, comparison).method
+    assert "not paired by seed, since the runs have different splits" in answer(study, comparison).method
     assert "different splits" in notes
     assert "different rounds" in notes
 
@@ -167,7 +176,36 @@ def test_what_several_rows_have_alike_is_said_once(tmp_path: Path) -> None:
     notes = compare(read_study(folder)).notes
     assert "B; C: seeds 1, 2 not finished (or never evaluated) and left out of the means." in notes
     assert "Not run yet: D." in notes
-    assert "Seeds 0, 1, 2: the runs have different splits, so pairing them by seed does not hold." in notes
+    assert any(note.startswith("Seeds 0, 1, 2: the runs have different splits; differences") for note in notes)
+
+
+def test_rows_of_different_splits_are_not_paired(tmp_path: Path) -> None:
+    """Each beta's FedAvg and FedProx share a split; across betas only the numbers can be compared."""
+    curves: dict[str, list[list[float] | None]] = {
+        "A": [[0.5], [0.6], [0.7]],
+        "B": [[0.52], [0.621], [0.72]],
+        "C": [None, None, None],
+    }
+    folder = write_study(tmp_path, curves, reference="A")
+    others = [0.9, 0.91, 0.95]
+    for seed, accuracy in enumerate(others):
+        write_run(folder / "run-2" / f"seed-{seed}", [accuracy], split_hash="another")
+    study = read_study(folder)
+    result = compare(study)
+    b, c = (row(result, label).against_reference for label in "BC")
+    assert b is not None
+    assert c is not None
+    assert (b.paired, b.verdict) == (True, "higher")
+    assert (c.paired, c.verdict) == (False, "higher")
+    exact = stats.ttest_ind(others, [0.5, 0.6, 0.7], equal_var=False).confidence_interval(0.95)
+    assert c.half_width is not None
+    assert c.mean - c.half_width <= exact.low  # degrees of freedom are rounded down
+    assert c.mean - c.half_width == pytest.approx(exact.low, abs=0.08)
+    assert "paired by seed, but for rows of another split than A's" in answer(study, result).method
+    few = unpaired_difference("a", "b", [0.5, 0.6], [0.1, 0.2, 0.3])
+    assert (few.n, few.half_width, few.verdict) == (2, None, "too few seeds")
+    same = unpaired_difference("a", "b", [0.5, 0.5, 0.5], [0.4, 0.4, 0.4])
+    assert (same.half_width, same.verdict) == (None, "perhaps higher")
 
 
 def test_the_table_of_t_is_right() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,13 @@ def test_folded_runs(tmp_path: Path) -> None:
     write_folded([run for by_seed in study.runs.values() for run in by_seed.values()], file)
     (group,) = looked(file).groups
     assert sum(len(by_seed) for by_seed in group.study.runs.values()) == 2
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "other.json").write_text("{}")
+    assert "it holds no run" in looked(results).problems[0].why
+    shutil.copy(file, results / "one.json")
+    assert len(looked(results).groups) == 1
+    assert looked(results).problems == []
     file.write_text("{}")
     assert "no file of folded runs" in looked(file).problems[0].why
 

@@ -176,10 +176,12 @@ function resultNotes(view) {
   const key = WHAT[view.what].percent ? view.what : "test_accuracy";
   const many = group.labels.length > 1;
   const averaged = view.window > 1 ? `, averaged over ${view.window} rounds as in the chart,` : "";
+  const apart = group.rows.some((row) => row.against_reference?.paired === false);
+  const but = apart ? " where splits are the same" : "";
   const told = [
     "± beside an accuracy is the sample standard deviation over seeds." +
       (many
-        ? ` Points against ${group.reference}: final accuracy, paired by seed, ± half of the 95 % confidence interval; ` +
+        ? ` Points against ${group.reference}: final accuracy, paired by seed${but}, ± half of the 95 % confidence interval; ` +
           "“higher” and “lower” lie beyond it, “perhaps” only beyond the spread, so that more seeds are needed."
         : ""),
     `To the target: the first evaluated round at which the ${WHAT[key].name}${averaged} is at least ` +
