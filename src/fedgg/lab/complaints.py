@@ -37,6 +37,10 @@ def _describe(problem: Any, model: type[BaseModel]) -> str:
             return (
                 f"unknown key {key!r}: a setting is 'algorithm.{setting}', its algorithm is said by --algorithm {name}"
             )
+        if len(place) > 1 and place[-1] == "name":  # which other sections have: none of theirs is meant
+            return (
+                f"unknown key {key!r}: choose from {', '.join(f'{place[0]}.{own}' for own in _keys(model, place[:-1]))}"
+            )
         elsewhere = [full for full in _all_keys(model) if full.endswith(f".{place[-1]}")]
         if elsewhere:
             return f"unknown key {key!r}: did you mean {elsewhere[0]!r}?"

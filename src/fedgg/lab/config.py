@@ -282,8 +282,11 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def load_experiment(path: Path) -> Experiment:
+    content = read_toml(path)
+    if isinstance(content.get("variants"), dict):
+        raise UserError(f"{path} is a study of several experiments, not one: fedgg compare {path}")
     try:
-        return Experiment(**read_toml(path))
+        return Experiment(**content)
     except UserError as error:
         raise UserError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
 

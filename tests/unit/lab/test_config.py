@@ -254,3 +254,15 @@ def test_a_section_can_be_switched_off_by_a_word() -> None:
     trimmed = Experiment(robust={"rule": "trimmed_mean", "trim": 0.1})
     assert trimmed.changed({"robust.rule": "none"}) == plain
     assert Experiment(robust={"rule": "none"}, attack={"kind": "none"}) == plain
+
+
+def test_a_name_where_there_is_none_is_answered_with_the_sections_own_keys() -> None:
+    with pytest.raises(UserError, match=r"unknown key 'data\.name': choose from data\.source, data\.normalise"):
+        Experiment(data={"name": "digits"})
+
+
+def test_a_study_is_not_an_experiment(tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text("seeds = [0]\n[variants.a]\nlocal.lr = 0.1\n")
+    with pytest.raises(UserError, match=r"is a study of several experiments, not one: fedgg compare"):
+        load_experiment(file)
