@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -146,14 +147,19 @@ def _show(folder: Path) -> None:
     from fedgg.report.compare import compare as compare_runs
     from fedgg.report.figures import accuracy_figure, save
     from fedgg.report.folders import read_study
+    from fedgg.report.parts import parts_of
     from fedgg.report.split_pictures import split_pictures
     from fedgg.report.tables import as_csv, as_markdown, comparison_tables
 
     record = read_study(folder)
-    tables = comparison_tables(compare_runs(record))
+    parts, tables = parts_of(record), []
+    for number, part in enumerate(parts, start=1):
+        for name, table in zip(("accuracy", "target"), comparison_tables(compare_runs(part.study)), strict=True):
+            told = replace(table, title=f"{table.title}; {part.title}") if part.title else table
+            tables.append(told)
+            file = f"{name}-{number}.csv" if part.title else f"{name}.csv"
+            (folder / file).write_text(as_csv(told), encoding="utf-8")
     (folder / "tables.md").write_text("\n".join(as_markdown(table) for table in tables), encoding="utf-8")
-    for name, table in zip(("accuracy", "target"), tables, strict=True):
-        (folder / f"{name}.csv").write_text(as_csv(table), encoding="utf-8")
     save(accuracy_figure(record), folder / "accuracy.png")
     for name, figure in split_pictures(record):
         save(figure, folder / f"{name}.png")

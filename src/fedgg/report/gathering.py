@@ -1,8 +1,9 @@
 """Whatever was named on the command line, as groups of runs that can be laid side by side.
 
-A comparison or sweep is a group. Runs that lie loose (named one by one, or below a folder such as `fedgg reproduce`
-writes) are put together where they can be compared: those named one by one by their data, those found below a folder by
-their data and split. What cannot be read, or not wholly, is a problem with a name; the rest stands.
+A comparison or sweep is a group; one of algorithms on several splits is a group for each of them. Runs that lie loose
+(named one by one, or below a folder such as `fedgg reproduce` writes) are put together where they can be compared:
+those named one by one by their data, those found below a folder by their data and split. What cannot be read, or not
+wholly, is a problem with a name; the rest stands.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fedgg.report.folders import RunRecord, StudyPlan, StudyRecord, read_plan
 from fedgg.report.following import FollowedRun, Stamp, stamp
 from fedgg.report.labels import labelled
 from fedgg.report.page_runs import run_data
+from fedgg.report.parts import parts_of
 from fedgg.report.settings import flat
 
 DEPTH = 5  # folders below the one named: reproductions lie three down
@@ -39,7 +41,7 @@ class Group:
     """Runs side by side. A single run is a group of one label and one seed."""
 
     study: StudyRecord
-    loose: str | None = None  # put together here, rather than by whoever ran them: because of this
+    loose: str | None = None  # put together or taken apart here, rather than by whoever ran them: because of this
 
 
 class Gathering:
@@ -135,7 +137,7 @@ class Gathering:
                     else:
                         unreadable.append((label, seed))
         study = StudyRecord(plan.path, plan.labels, plan.seeds, plan.reference, runs, tuple(unreadable))
-        self.groups.append(Group(study))
+        self.groups += [Group(part.study, part.title or None) for part in parts_of(study)]
         return seen
 
     def _followed(self, path: Path) -> RunRecord | None:

@@ -180,10 +180,17 @@ def _versions(records: list[RunRecord]) -> list[Data]:
     """Each surrounding that runs came about in, once, with how many there were."""
     found: dict[str, Data] = {}
     for record in records:
-        own = {k: v for k, v in (record.versions or {}).items() if k not in ("format", "experiment", "model")}
+        told = {k: v for k, v in (record.versions or {}).items() if k not in ("format", "experiment", "model")}
+        worded = {k: _in_words(v) if isinstance(v, dict) else v for k, v in told.items()}
+        own = {k: v for k, v in worded.items() if v != ""}
         entry = found.setdefault(json.dumps(own, sort_keys=True, default=str), {"runs": 0, "facts": own})
         entry["runs"] += 1
     return list(found.values())
+
+
+def _in_words(facts: dict[str, Any]) -> str:
+    """Of a model or algorithm of one's own, what its code was; of the library's there is nothing to tell."""
+    return ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None)
 
 
 def _listed(content: dict[str, tuple[Any, ...]]) -> dict[str, list[Any]]:

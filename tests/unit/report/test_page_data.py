@@ -190,3 +190,15 @@ def test_splits_of_one_seed_are_told_apart_by_a_row() -> None:
         "two": (1, None),
         "other": (0, "C"),
     }
+
+
+def test_facts_of_several_parts_are_words() -> None:
+    def told(code: dict[str, str | None]) -> dict[str, Any]:
+        versions = {"format": 1, "torch": "2", "code": code}
+        one = RunRecord(Path("x"), {"seed": 0}, [], None, None, versions)
+        data = group_data(Group(StudyRecord(Path("s"), ("A",), (0,), "A", {"A": {0: one}})))
+        (entry,) = data["versions"]
+        return dict(entry["facts"])
+
+    assert told({"algorithm": None, "model": None}) == {"torch": "2"}
+    assert told({"algorithm": "abc", "model": None}) == {"torch": "2", "code": "algorithm abc"}
