@@ -25,6 +25,12 @@ class Finding:
     what: str
 
 
+_REWRITTEN = (
+    "the bytes are not the publisher's: the files were written anew, so that counts and labels are checked and pixels "
+    "are not; `fedgg data fetch {}` brings the original"
+)
+
+
 def check(
     name: str, folder: str | Path, strict: bool = False, publications: Mapping[str, Publication] = PUBLICATIONS
 ) -> list[Finding]:
@@ -66,7 +72,7 @@ def _check_cifar(folder: Path, publication: Publication, strict: bool) -> Iterat
             bool(members) and all(_md5(copy.path / member) == md5 for member, md5 in members.items())
         )
         # Toronto publishes no checksums of single files, and those of the binary version are not on record.
-        doubt = "the bytes are not the publisher's" if members else "single files of this version have no checksums"
+        doubt = _REWRITTEN.format(publication.name) if members else "single files of this version have no checksums"
         yield _judge(copy.path, _summary(dataset), gaps, original, doubt, strict)
 
 
@@ -82,7 +88,7 @@ def _check_svhn(folder: Path, publication: Publication, strict: bool) -> Iterato
         gaps = _gaps("training" if name == svhn.TRAIN else "test", labels, counts[name])
         summary = f"{len(images):,} images {_shape(images)}"
         original = _md5(path) == publication.file(name).md5
-        yield _judge(path, summary, gaps, original, "the bytes are not the publisher's", strict)
+        yield _judge(path, summary, gaps, original, _REWRITTEN.format(publication.name), strict)
     for name in counts.keys() - present.keys() if present else ():
         yield Finding(str(folder / name), False, "missing; run `fedgg data fetch svhn`")
 
