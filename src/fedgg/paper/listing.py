@@ -25,9 +25,10 @@ def items_table(plan: Plan, out: Path, processes: int) -> Table:
 
 
 def _what(plan: Plan, item: Item) -> str:
-    """A study of ours with its data set: several ask the same of others."""
+    """A study of one data set with its name: several ask the same of others."""
     what = item.title.partition(": ")[2]
-    return f"{what}; {shown_dataset(QUICK if plan.quick else item.datasets[0])}" if item.ours else what
+    alone = item.ours and len(item.datasets) == 1
+    return f"{what}; {shown_dataset(QUICK if plan.quick else item.datasets[0])}" if alone else what
 
 
 def readings_table() -> Table:

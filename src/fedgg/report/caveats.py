@@ -11,7 +11,7 @@ SPLIT_APART = "the runs have different splits"
 
 def caveats(study: StudyRecord, ends: Mapping[str, Mapping[int, int]]) -> tuple[str, ...]:
     """Runs that are in no mean, and means that are not like for like; `ends` are the last rounds of those that are."""
-    begun = [label for label in study.labels if study.runs[label]]
+    begun = [label for label in study.labels if study.runs[label] or study.damaged(label)]
     left_out: dict[str, list[str]] = {}  # by what is to be said, the labels it is true of
     for label in begun:
         diverged, damaged = study.diverged(label), study.damaged(label)

@@ -22,6 +22,7 @@ from fedgg.report.compare import (
     unpaired_difference,
 )
 from fedgg.report.folders import read_study
+from fedgg.report.gathering import Gathering
 
 
 def row(comparison: Comparison, label: str) -> Row:
@@ -177,6 +178,16 @@ def test_what_several_rows_have_alike_is_said_once(tmp_path: Path) -> None:
     assert "B; C: seeds 1, 2 not finished (or never evaluated) and left out of the means." in notes
     assert "Not run yet: D." in notes
     assert any(note.startswith("Seeds 0, 1, 2: the runs have different splits; differences") for note in notes)
+
+
+def test_a_row_of_which_nothing_can_be_read_has_begun(tmp_path: Path) -> None:
+    folder = write_study(tmp_path, {"Avg": [[0.5]], "B": [[0.6]]}, reference="Avg")
+    (folder / "run-1" / "seed-0" / "config.toml").write_text("not = [toml")
+    gathering = Gathering([folder])
+    gathering.look()
+    notes = compare(gathering.groups[0].study).notes
+    assert "B: seed 0 damaged (not whole, or unreadable) and left out of the means." in notes
+    assert not any("Not run yet" in note for note in notes)
 
 
 def test_rows_of_different_splits_are_not_paired(tmp_path: Path) -> None:
