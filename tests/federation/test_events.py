@@ -146,7 +146,8 @@ def test_a_server_that_is_killed_goes_on(up: Up, tmp_path: Path, program: str) -
     up.hurt("SuperLink", program, signal.SIGKILL)
     finish(up)
     resumed = [json.loads(line) for line in (up.out / "resumes.jsonl").read_text().splitlines()]
-    assert [told["after_round"] >= 2 for told in resumed] == [True]
+    # A kill between a round's line and its checkpoint takes the run back to the round before.
+    assert [told["after_round"] >= 1 for told in resumed] == [True]
     assert any(("ServerApp" in event) or ("SuperLink" in event) for event in events(up.out))
     assert_as_embedded(EXPERIMENT, up.out, tmp_path)
 
