@@ -1,0 +1,74 @@
+"""Run folders written by an earlier commit (`tests/fixtures/format-1`, ad897b8) open, resume to the same numbers, and
+appear in the report.
+
+`killed` and `arrays` were killed with SIGKILL after round 3 of 6; `expected.json` holds what uninterrupted runs of that
+commit ended with, in float64.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedgg
+from fedgg.lab.store import Store
+from fedgg.report.folders import read_study
+
+FOLDERS = Path(__file__).parents[1] / "fixtures" / "format-1"
+EXPECTED: dict[str, dict[str, Any]] = json.loads((FOLDERS / "expected.json").read_text())
+
+
+def arrays() -> tuple[np.ndarray[Any, Any], ...]:
+    """The examples that `arrays` was run with."""
+    rng = np.random.default_rng(5)
+    x = 50 + 20 * rng.normal(size=(160, 6))
+    y = (x[:, 0] + x[:, 1] > 100).astype(int) + (x[:, 2] > 60)
+    return x[:120], y[:120], x[120:], y[120:]
+
+
+def module() -> nn.Module:
+    """The model that `arrays` was run with."""
+    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("name", ["killed", "arrays"])
+def test_a_killed_run_of_an_earlier_commit_resumes_to_its_numbers(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    shutil.copytree(FOLDERS / name, folder)
+    brought: dict[str, Any] = {}
+    if name == "arrays":
+        brought = {"model": module, "data": arrays(), "algorithm": fedgg.FedGG(mu=0.1)}
+    resumed_after = []
+    watcher = fedgg.Watcher(started=lambda done, _: resumed_after.append(done))
+
+    finished = fedgg.run(Store(folder).experiment(), out=folder, watcher=watcher, **brought)
+
+    assert resumed_after == [3]
+    expected = EXPECTED[name]
+    assert finished.test_accuracy == expected["test_accuracy"]
+    assert finished.summary["bytes"] == expected["bytes"]
+    row = torch.cat([finished.weights[key].reshape(-1).double() for key in sorted(finished.weights)])
+    wave = torch.arange(len(row), dtype=torch.float64).sin()
+    for key, value in (("sum", row.sum()), ("length", row.norm()), ("wave", (row * wave).sum())):
+        assert float(value) == pytest.approx(expected[key], rel=1e-10, abs=1e-10)
+
+
+def test_a_study_of_an_earlier_commit_appears_in_the_report() -> None:
+    study = read_study(FOLDERS / "study")
+    assert {label: sorted(by_seed) for label, by_seed in study.runs.items()} == {
+        "FedAvg": [0, 1],
+        "SCAFFOLD": [0, 1],
+        "FedGG mu=0.1": [0, 1],
+    }
+    for by_seed in study.runs.values():
+        for record in by_seed.values():
+            rounds, accuracy = record.accuracy()
+            assert list(rounds) == [1, 2, 3]
+            assert all(0 <= value <= 1 for value in accuracy)
