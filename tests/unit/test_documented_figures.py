@@ -12,6 +12,7 @@ from benchmark_scripts import script
 
 from fedgg.errors import UserError
 from fedgg.report.folded import read_folded
+from fedgg.report.folders import RunRecord
 
 HOME = Path(__file__).parents[2]
 ENGINES = (HOME / "docs" / "engines.md").read_text(encoding="utf-8")
@@ -114,6 +115,31 @@ def test_vgg_with_batch_norm_in_three_precisions() -> None:
         assert max(apart) < 1.55, "within a point and a half"
     widest = max(max(some) - min(some) for some in zip(*(curves["tf32", seed] for seed in range(3)), strict=True))
     assert f"up to {widest:.1f} points apart" in text
+
+
+def test_how_often_scaffold_diverges() -> None:
+    text = (HOME / "docs" / "decisions" / "0003-scaffold-default.md").read_text(encoding="utf-8")
+    runs: dict[str, dict[int, RunRecord]] = {}
+    smallest = {}
+    for record in read_folded(HOME / "results" / "scaffold-stability.json"):
+        runs.setdefault(record.config["name"], {})[record.config["seed"]] = record
+        smallest[record.config["seed"]] = min(sum(counts) for counts in (record.partition or {})["counts"])
+    fedavg = runs.pop("FedAvg")
+    lost_seeds = {}
+    for label, by_seed in runs.items():
+        behind = {seed: fedavg[seed].accuracy()[1][-1] - run.accuracy()[1][-1] for seed, run in by_seed.items()}
+        lost = sorted(seed for seed, run in by_seed.items() if run.status != "finished" or behind[seed] > 0.1)
+        highest = {seed: 100 * max(run.accuracy()[1]) for seed, run in by_seed.items() if seed not in lost}
+        over = statistics.mean(highest[seed] - 100 * max(fedavg[seed].accuracy()[1]) for seed in highest)
+        spread = f"{statistics.mean(highest.values()):.1f} ± {statistics.stdev(highest.values()):.1f}"
+        correction, mean = label.split(", ")
+        seeds = ", ".join(map(str, lost))
+        assert f"| `{correction}`, `{mean}` | {len(lost)} | {seeds} | {spread} | {over:+.1f} |" in text
+        lost_seeds[label] = set(lost)
+    small = {seed for seed, examples in smallest.items() if examples < 300}
+    assert small == lost_seeds["after, uniform"] == lost_seeds["exact, uniform"] - {26}
+    assert smallest[26] == 777
+    assert min(examples for seed, examples in smallest.items() if seed not in small) == 626
 
 
 def test_seconds_beside_other_frameworks() -> None:
