@@ -106,7 +106,7 @@ class Hub:
     """What the server may read."""
 
     memory: Rows
-    clients: int  # how many there are, in this round's cohort or not
+    clients: int  # how many hold examples and can be drawn, in this round's cohort or not
     coverage: float  # share of all examples that this round's cohort holds
     round: int
     probe: Probe | None = None  # measurements on the server's own examples (`data.proxy`), where it has any

@@ -28,7 +28,7 @@ from fedgg.lab.arithmetic import DTYPES
 from fedgg.lab.batches import check_batches, check_single_examples
 from fedgg.lab.choice import EngineName, channels_last, choose, products
 from fedgg.lab.config import Experiment
-from fedgg.lab.holdings import holdings
+from fedgg.lab.holdings import Population, holdings
 from fedgg.lab.origin import Origin, WholeData, described_split
 from fedgg.lab.parts import build_algorithm, build_model, check_needs, load_start
 from fedgg.lab.wrapping import NOTHING, Wrappers, wrappers_of
@@ -53,7 +53,7 @@ class Federation:
 
     @property
     def cohort_size(self) -> int:
-        return self.experiment.cohort_of(self.experiment.split.clients)
+        return self.experiment.cohort_of(len(self.filled))
 
     @cached_property
     def last_round(self) -> int:
@@ -69,8 +69,8 @@ class Federation:
         return [len(client) for client in self.feed.clients]
 
     @cached_property
-    def all_examples(self) -> int:
-        return sum(self.examples)
+    def population(self) -> Population:
+        return Population(len(self.filled), sum(self.examples))
 
     @cached_property
     def filled(self) -> NDArray[np.int64]:
@@ -173,8 +173,7 @@ def examined(
     batches = check_batches(experiment, work, sizes)
     net = examined_net(experiment, algorithm, shape, classes, sample, model)
     check_single_examples(net, work, sizes)
-    filled = sum(size > 0 for size in sizes)
-    wrappers, about = wrappers_of(experiment, net, filled, experiment.cohort_of(filled))
+    wrappers, about = wrappers_of(experiment, net, np.flatnonzero(sizes))
     return Examined(net, work, wrappers, batches, about)
 
 

@@ -68,7 +68,9 @@ class Attack(Section):
     kind: Literal["sign_flip", "noise", "nan"] = Field(
         description="sign_flip (-scale times the update), noise (normal numbers instead) or nan; none: no such section"
     )
-    clients: int = Field(1, ge=1, description="how many of all clients attack, in every round; drawn from the seed")
+    clients: int = Field(
+        1, ge=1, description="how many of the clients that hold examples attack, in every round; drawn from the seed"
+    )
     scale: float = Field(1.0, gt=0, description="sign_flip: factor; noise: standard deviation of each coordinate")
 
     @field_validator("kind", mode="before")
