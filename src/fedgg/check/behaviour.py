@@ -47,10 +47,10 @@ def neutral_is_fedavg(algorithm: Algorithm) -> None:
     if neutral is None:
         raise Skipped("neutral() names no setting under which it is FedAvg")
     _demand_runnable(neutral)
-    for cohort in (None, 3):
-        ours = _play(build(digits(algorithm, 3, cohort), algorithm=neutral), 3)
-        fedavg = _play(build(digits(algorithm, 3, cohort), algorithm=FedAvg()), 3)
-        demand_equal(ours.server.w, fedavg.server.w, "the model after three rounds")
+    for cohort, decay in ((None, 0.0), (3, 0.001)):  # with momentum, without and with weight decay beside it
+        experiment = digits(algorithm, 3, cohort).changed({"local.weight_decay": decay})
+        ours, fedavg = (_play(build(experiment, algorithm=one), 3) for one in (neutral, FedAvg()))
+        demand_equal(ours.server.w, fedavg.server.w, f"the model after three rounds (weight decay {decay:g})")
 
 
 def _demand_runnable(neutral: Algorithm) -> None:
