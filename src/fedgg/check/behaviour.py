@@ -71,7 +71,7 @@ def resumed_is_uninterrupted(algorithm: Algorithm) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state.safetensors"
         write_checkpoint(path, halfway, "check")
-        restored = read_checkpoint(path, "check", torch.device("cpu"))
+        restored = read_checkpoint(path, ["check"], torch.device("cpu"))
     resumed = _play(build(digits(algorithm, 4, cohort=3), algorithm=algorithm), 2, restored)
     demand_equal(resumed.server.w, straight.server.w, "the model after four rounds")
     for name, rows in straight.server.memory.items():

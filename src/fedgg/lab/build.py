@@ -108,6 +108,7 @@ def build(
     origin = WholeData(dataset, split, held.proxy)
     federation = assemble(experiment, feed, origin, model=model, algorithm=algorithm)
     notices = (
+        *_threads_of_workers(experiment),
         *_empty_classes(dataset),
         *_unused_owners(experiment, dataset),
         *_without_effect(experiment),
@@ -295,6 +296,13 @@ def _without_effect(experiment: Experiment) -> list[str]:
         for key, read in readers.items()
         if not read and getattr(split, key) != getattr(usual, key)
     ]
+
+
+def _threads_of_workers(experiment: Experiment) -> list[str]:
+    engine = experiment.engine
+    if engine.threads == engine.threads_in_use:
+        return []
+    return [f"engine.threads = {engine.threads} has no effect under engine 'workers': each of its processes has one"]
 
 
 def _empty_classes(dataset: Dataset) -> list[str]:

@@ -21,7 +21,9 @@ from fedgg.errors import UserError
 from fedgg.lab.complaints import one_line, section_in
 from fedgg.lab.sections import OFF_UNLESS_THERE, SWITCHES, Attack, Privacy, Robust, Section
 
-HANDS = {"threads", "workers", "lost_clients"}  # who does the work; clients that were lost are named in the history
+# Not part of an identity: how many processes work on it, and lost clients, which the history names. Threads have rules
+# of their own (`_with_arithmetic`).
+HANDS = {"threads", "workers", "lost_clients"}
 
 
 class Named(Section):
@@ -105,7 +107,11 @@ class Engine(Section):
         "fp32", description="fp32 (without TF32) or fp64; on a GPU also tf32 and bf16, for products only"
     )
     deterministic: bool = Field(True, description="on a GPU, whether a run repeats bit for bit; False lets cuDNN try")
-    threads: int = Field(1, ge=1, description="torch threads; one is fastest for small models, and what a worker has")
+    threads: int = Field(
+        1,
+        ge=1,
+        description="torch threads, whose number changes last bits; one is fastest for small models; workers have one",
+    )
     workers: int | None = Field(None, ge=1, description="processes of the engine workers; one for each core by default")
     lost_clients: Literal["stop", "leave_out"] = Field(
         "stop", description="a client on which three workers died: stop the run, or leave it out of the round"
@@ -133,6 +139,11 @@ class Engine(Section):
     def arithmetic_of(self) -> str:
         """On a CPU `auto`, `loop` and `workers` have the same bits: to a run's identity they are one."""
         return "loop" if self.device == "cpu" and self.name in ("auto", "workers") else self.name
+
+    @property
+    def threads_in_use(self) -> int:
+        """Every process of the engine `workers` has one thread, the one that aggregates included."""
+        return 1 if self.name == "workers" else self.threads
 
 
 class Experiment(Section):
@@ -213,21 +224,36 @@ class Experiment(Section):
     def hash(self) -> str:
         """Identity of the numbers: everything but the name, how many work on it, and how it is kept."""
         keeping = {"checkpoint_every", "memory_limit_mb"}
-        content = _without_what_is_off(self.plain({"name": True, "engine": HANDS, "server": keeping}))
-        content["engine"]["name"] = self.engine.arithmetic_of
+        content = self._with_arithmetic(self.plain({"name": True, "engine": HANDS, "server": keeping}))
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def trajectory(self) -> str:
         """Identity of the path through the models: not how far it is followed, nor how often it is looked at."""
         return hashlib.sha256(json.dumps(self._path(), sort_keys=True).encode()).hexdigest()
 
+    def trajectories(self) -> tuple[str, ...]:
+        """Under which names run folders may know it: older versions of fedgg left `engine.threads` out."""
+        path = self._path()
+        path["engine"].pop("threads", None)
+        older = hashlib.sha256(json.dumps(path, sort_keys=True).encode()).hexdigest()
+        return tuple(dict.fromkeys((self.trajectory(), older)))
+
     def _path(self) -> dict[str, Any]:
         watching = {"evaluate_every", "checkpoint_every", "memory_limit_mb"}
         hidden: Any = {"name": True, "rounds": True, "engine": HANDS, "server": watching}
         hidden["privacy"] = {"epsilon_limit"}  # as rounds do, it says how far the path is followed
-        path = _without_what_is_off(self.plain(hidden))
-        path["engine"]["name"] = self.engine.arithmetic_of
-        return path
+        return self._with_arithmetic(self.plain(hidden))
+
+    def _with_arithmetic(self, content: dict[str, Any]) -> dict[str, Any]:
+        """An identity's content with the engine as far as it changes bits, and without sections that are off.
+
+        Sums of several threads are added up in another order; one thread, the default, leaves no trace.
+        """
+        content = _without_what_is_off(content)
+        content["engine"]["name"] = self.engine.arithmetic_of
+        if self.engine.threads_in_use > 1:
+            content["engine"]["threads"] = self.engine.threads_in_use
+        return content
 
     def differences(self, other: Experiment) -> str:
         """The first few settings in which the paths of two experiments differ, for people."""

@@ -107,10 +107,10 @@ def test_a_setting_that_cannot_be_written_is_named() -> None:
             write()
 
 
-def test_hash_ignores_name_and_threads_and_nothing_else() -> None:
+def test_hash_ignores_name_and_processes_and_nothing_else() -> None:
     base = Experiment()
     assert base.changed({"name": "other"}).hash() == base.hash()
-    assert base.changed({"engine.threads": 4}).hash() == base.hash()
+    assert base.changed({"engine.workers": 4}).hash() == base.hash()
     different = {
         "seed": 1,
         "rounds": 7,
@@ -123,9 +123,22 @@ def test_hash_ignores_name_and_threads_and_nothing_else() -> None:
         "server.cohort": 3,
         "server.evaluate_every": 2,
         "engine.precision": "fp64",
+        "engine.threads": 4,
     }
     hashes = {base.hash(), *(base.changed({key: value}).hash() for key, value in different.items())}
     assert len(hashes) == 1 + len(different)
+
+
+def test_threads_are_part_of_a_runs_identity_unless_workers_have_one_each() -> None:
+    """Two threads add up in another order than one."""
+    loop = Experiment(engine={"name": "loop"})
+    threads = loop.changed({"engine.threads": 2})
+    assert threads.trajectory() != loop.trajectory()
+    assert loop.differences(threads) == "engine.threads = its default there, 2 here"
+    assert threads.changed({"engine.name": "auto"}).trajectory() == threads.trajectory()
+    workers = threads.changed({"engine.name": "workers"})
+    assert (workers.hash(), workers.trajectory()) == (loop.hash(), loop.trajectory())
+    assert workers.engine.threads_in_use == 1
 
 
 @pytest.mark.parametrize(
