@@ -325,6 +325,16 @@ class AlmostNeutral(Algorithm):
 
 
 @dataclass(frozen=True)
+class RefusedNeutral(FedProx):
+    """Its neutral setting is infinite, and the setting is not declared as one that may be."""
+
+    floor: Number = setting(1.0, "a number", "a test")
+
+    def neutral(self) -> RefusedNeutral:
+        return replace(self, mu=0.0, floor=float("inf"))
+
+
+@dataclass(frozen=True)
 class NoColumns(Algorithm):
     """A setting that cannot differ from row to row."""
 
@@ -402,6 +412,7 @@ CAUGHT: list[tuple[type[Algorithm], str]] = [
     (DividesByExamplesLessOne, "a client of one example"),
     (WrongNeutral, "neutral setting is FedAvg, bit for bit"),
     (AlmostNeutral, "neutral setting is FedAvg, bit for bit"),
+    (RefusedNeutral, "neutral setting is FedAvg, bit for bit"),
     (NoColumns, "settings may differ from row to row"),
     (NotDecorated, "fields are documented settings"),
     (FieldIsAList, "fields are documented settings"),

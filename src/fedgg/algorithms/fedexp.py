@@ -36,6 +36,7 @@ class FedExP(Algorithm):
         "floor under the mean update's squared length",
         "the authors' code: 0.001 for CIFAR, 0.1 for EMNIST",
         positive=True,
+        may_be_infinite=True,
     )
 
     def neutral(self) -> FedExP:

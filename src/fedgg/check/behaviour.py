@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgg.algorithms import FedAvg
-from fedgg.check.verdict import Skipped, demand, demand_equal
+from fedgg.check.verdict import Broken, Skipped, demand, demand_equal
 from fedgg.core import plan
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.plan import Work
@@ -19,9 +20,12 @@ from fedgg.core.sgd import SGD
 from fedgg.data.worlds import Quadratics
 from fedgg.engines import Engine, Loop, RoundJob, Workers
 from fedgg.engines.job import Optimiser
+from fedgg.errors import UserError
 from fedgg.lab.build import Federation, build
 from fedgg.lab.checkpoint import read_checkpoint, write_checkpoint
 from fedgg.lab.config import Experiment
+from fedgg.lab.parts import given_algorithm
+from fedgg.lab.runner import with_names
 from fedgg.lab.state import State, begin, close, hub_of, play_round, train
 
 
@@ -42,10 +46,21 @@ def neutral_is_fedavg(algorithm: Algorithm) -> None:
     neutral = algorithm.neutral()
     if neutral is None:
         raise Skipped("neutral() names no setting under which it is FedAvg")
-    for cohort in (None, 3):
-        ours = _play(build(digits(algorithm, 3, cohort), algorithm=neutral), 3)
-        fedavg = _play(build(digits(algorithm, 3, cohort), algorithm=FedAvg()), 3)
-        demand_equal(ours.server.w, fedavg.server.w, "the model after three rounds")
+    _demand_runnable(neutral)
+    for cohort, decay in ((None, 0.0), (3, 0.001)):  # with momentum, without and with weight decay beside it
+        experiment = digits(algorithm, 3, cohort).changed({"local.weight_decay": decay})
+        ours, fedavg = (_play(build(experiment, algorithm=one), 3) for one in (neutral, FedAvg()))
+        demand_equal(ours.server.w, fedavg.server.w, f"the model after three rounds (weight decay {decay:g})")
+
+
+def _demand_runnable(neutral: Algorithm) -> None:
+    """Its settings are accepted, and come back from a config.toml as they were."""
+    try:
+        asked = with_names(Experiment(), None, None, given_algorithm(neutral))
+    except UserError as error:
+        raise Broken(f"neutral() cannot be run: {error}") from error
+    settings = Experiment(**tomllib.loads(asked.to_toml())).algorithm.settings
+    demand(settings == vars(neutral), f"of neutral()'s settings {vars(neutral)} a config.toml keeps {settings}")
 
 
 def resumed_is_uninterrupted(algorithm: Algorithm) -> None:
@@ -56,7 +71,7 @@ def resumed_is_uninterrupted(algorithm: Algorithm) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state.safetensors"
         write_checkpoint(path, halfway, "check")
-        restored = read_checkpoint(path, "check", torch.device("cpu"))
+        restored = read_checkpoint(path, ["check"], torch.device("cpu"))
     resumed = _play(build(digits(algorithm, 4, cohort=3), algorithm=algorithm), 2, restored)
     demand_equal(resumed.server.w, straight.server.w, "the model after four rounds")
     for name, rows in straight.server.memory.items():

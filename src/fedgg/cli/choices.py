@@ -58,10 +58,28 @@ def key_and_value(text: str) -> tuple[str, Any]:
 def parsed(value: str) -> Any:
     """A value as TOML reads it; what TOML cannot read is text."""
     try:
-        read = tomllib.loads(f"value = {value}")["value"]
+        return tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return value
-    return value if read != read else read  # no setting is a NaN, and attack.kind may be that word
+
+
+def split_values(text: str) -> list[str]:
+    """What stands between commas; those within brackets, braces and quotes separate nothing."""
+    parts, depth, quote = [""], 0, ""
+    for sign in text:
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "\"'":
+            quote = sign
+        elif sign in "[{":
+            depth += 1
+        elif sign in "]}":
+            depth -= 1
+        elif sign == "," and depth <= 0:
+            parts.append("")
+            continue
+        parts[-1] += sign
+    return parts
 
 
 def seeds(text: str) -> tuple[int, ...]:
@@ -88,7 +106,7 @@ def variant(text: str) -> tuple[str, dict[str, Any]]:
     """`[LABEL@]NAME[:KEY=VALUE,...]`, for instance `fedgg:mu=0.1` or `as printed@fedgg:gradient=printed`."""
     label, at, rest = text.rpartition("@")
     name, settings = _name_and_settings(rest)
-    pairs = dict(key_and_value(part) for part in settings.split(",")) if settings else {}
+    pairs = dict(key_and_value(part) for part in split_values(settings)) if settings else {}
     shown = " ".join([name, *(f"{key}={value}" for key, value in pairs.items())])
     return (label if at else shown), {"algorithm.name": name, **{f"algorithm.{k}": v for k, v in pairs.items()}}
 

@@ -49,7 +49,8 @@ def _settings(kind: type[Algorithm]) -> tuple[tuple[str, str, str, str], ...]:
     for field in fields(kind):
         about, origin = (str(field.metadata.get(key, "not said")) for key in ("about", "origin"))
         names = _names(types[field.name])
-        choices = f" (one of {', '.join(map(str, names))})" if names else ""
+        infinite = " (may be inf)" if field.metadata.get("may_be_infinite") else ""
+        choices = f" (one of {', '.join(map(str, names))})" if names else infinite
         rows.append((f"algorithm.{field.name}", str(field.default), about + choices, origin))
     return tuple(rows)
 

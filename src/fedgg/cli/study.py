@@ -102,7 +102,7 @@ def sweep(
             raise UserError(f"--grid {text!r} is not of the form KEY=VALUE,VALUE, for instance algorithm.mu=0.01,0.1")
         if key in axes:
             raise UserError(f"--grid {key} is named twice: put all its values into one, {key}=VALUE,VALUE")
-        axes[key] = [choices.parsed(value.strip()) for value in values.split(",")]
+        axes[key] = [choices.parsed(value.strip()) for value in choices.split_values(values)]
     changed = choices.changes(
         data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
     )

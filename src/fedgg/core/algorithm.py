@@ -26,12 +26,14 @@ Number = float | Tensor  # a hyper-parameter: one value, or one for each row [K,
 Weighing = Literal["examples", "clients"]  # how clients count in the problem that is solved
 
 
-def setting(default: Any, about: str, origin: str, *, positive: bool = False) -> Any:
+def setting(default: Any, about: str, origin: str, *, positive: bool = False, may_be_infinite: bool = False) -> Any:
     """A hyper-parameter with its meaning and where its default comes from (shown by `fedgg list`).
 
-    `positive`: zero is refused, because something is divided by it.
+    `positive`: zero is refused, because something is divided by it. `may_be_infinite`: infinity, refused elsewhere, has
+    a meaning.
     """
-    return field(default=default, metadata={"about": about, "origin": origin, "positive": positive})
+    metadata = {"about": about, "origin": origin, "positive": positive, "may_be_infinite": may_be_infinite}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Hub:
     """What the server may read."""
 
     memory: Rows
-    clients: int  # how many there are, in this round's cohort or not
+    clients: int  # how many hold examples and can be drawn, in this round's cohort or not
     coverage: float  # share of all examples that this round's cohort holds
     round: int
     probe: Probe | None = None  # measurements on the server's own examples (`data.proxy`), where it has any

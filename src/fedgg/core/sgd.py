@@ -1,6 +1,6 @@
 """The local optimiser on rows: stochastic gradient descent with momentum and weight decay, as in PyTorch.
 
-    v <- b v + (gradient + weight_decay w)
+    v <- b v + gradient + weight_decay w
     w <- w - lr v
 
 Momentum starts at zero in every round: a client is a fresh optimiser each time it is called, as in the paper's setting.
@@ -32,10 +32,14 @@ class SGD:
         return cls(column(lr), column(momentum), column(weight_decay), momentum != 0, weight_decay != 0)
 
     def move(self, grad: Tensor, w: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
-        """The step `w_new - w` and the new velocity."""
-        if self.has_decay:
-            grad = grad + self.weight_decay * w
+        """The step `w_new - w` and the new velocity.
+
+        Weight decay is added last, as the fused steps do (`core.in_place`, `kernels.advance`): whichever of them trains
+        an algorithm at its neutral setting, the sum is rounded in the same order and has FedAvg's bits.
+        """
         velocity = self.momentum * velocity + grad if self.has_momentum else grad
+        if self.has_decay:
+            velocity = velocity + self.weight_decay * w
         return -self.lr * velocity, velocity
 
     def effective_steps(self, steps: Tensor) -> Tensor:

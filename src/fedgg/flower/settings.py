@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,6 +102,8 @@ def _checked(key: str, value: Any) -> Any:
     fits = isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
     if not fits:
         raise UserError(f"run configuration: {key} = {value!r} must be {_WORDS[kind]}")
+    if kind is not str and not math.isfinite(value):
+        raise UserError(f"run configuration: {key} = {value!r} must be finite")
     if kind is not str and value < (1 if key == "attempts" else 0):
         raise UserError(f"run configuration: {key} = {value!r} is too small")
     return value

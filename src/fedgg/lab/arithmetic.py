@@ -21,7 +21,7 @@ def arithmetic(experiment: Experiment) -> Iterator[None]:
         (matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark),
     )
     coarse = engine.precision in ("tf32", "bf16")
-    torch.set_num_threads(engine.threads)
+    torch.set_num_threads(engine.threads_in_use)
     matmul.allow_tf32, cudnn.allow_tf32 = coarse, coarse
     cudnn.deterministic, cudnn.benchmark = engine.deterministic, not engine.deterministic
     try:

@@ -9,11 +9,14 @@ from fedgg.lab.config import Experiment
 
 
 def check_batches(experiment: Experiment, work: Work, sizes: list[int]) -> list[str]:
-    """What is worth knowing of clients smaller than a batch; UserError where they are refused, or all are."""
+    """What is worth knowing of clients that are empty or smaller than a batch; UserError where the latter are refused,
+    or all are."""
+    empty = sizes.count(0)
+    notices = [f"{empty} of {len(sizes)} clients hold no examples and never take part"] if empty else []
     if work.batch is None:
-        return []
-    small = [client for client, size in enumerate(sizes) if size < work.batch]
-    if len(small) == len(sizes):
+        return notices
+    small = [client for client, size in enumerate(sizes) if 0 < size < work.batch]
+    if len(small) + empty == len(sizes):
         raise UserError(
             f"local.batch = {work.batch} is larger than every client (the largest holds {max(sizes)} examples): "
             f"take a smaller batch or fewer clients"
@@ -25,10 +28,10 @@ def check_batches(experiment: Experiment, work: Work, sizes: list[int]) -> list[
             f"smaller batch, a larger split.min_examples, or local.small_clients = 'whole'"
         )
     if small:
-        return [
+        notices.append(
             f"{len(small)} of {len(sizes)} clients hold less than a batch of {work.batch}: they train on all they have"
-        ]
-    return []
+        )
+    return notices
 
 
 def check_single_examples(net: Net, work: Work, sizes: list[int]) -> None:
@@ -37,7 +40,7 @@ def check_single_examples(net: Net, work: Work, sizes: list[int]) -> None:
         return
     for client, size in enumerate(sizes):
         last = size if work.batch is None else (size - 1) % work.batch + 1
-        if last == 1:
+        if size and last == 1:
             raise UserError(
                 f"client {client} holds {size} examples, so its last batch has one, and batch statistics need two: "
                 f"take another local.batch, a larger split.min_examples or model.statistics = 'frozen'"

@@ -28,7 +28,7 @@ from fedgg.lab.arithmetic import DTYPES
 from fedgg.lab.batches import check_batches, check_single_examples
 from fedgg.lab.choice import EngineName, channels_last, choose, products
 from fedgg.lab.config import Experiment
-from fedgg.lab.holdings import holdings
+from fedgg.lab.holdings import Population, holdings
 from fedgg.lab.origin import Origin, WholeData, described_split
 from fedgg.lab.parts import build_algorithm, build_model, check_needs, load_start
 from fedgg.lab.wrapping import NOTHING, Wrappers, wrappers_of
@@ -53,7 +53,7 @@ class Federation:
 
     @property
     def cohort_size(self) -> int:
-        return self.experiment.cohort_of(self.experiment.split.clients)
+        return self.experiment.cohort_of(len(self.filled))
 
     @cached_property
     def last_round(self) -> int:
@@ -69,8 +69,8 @@ class Federation:
         return [len(client) for client in self.feed.clients]
 
     @cached_property
-    def all_examples(self) -> int:
-        return sum(self.examples)
+    def population(self) -> Population:
+        return Population(len(self.filled), sum(self.examples))
 
     @cached_property
     def filled(self) -> NDArray[np.int64]:
@@ -108,6 +108,7 @@ def build(
     origin = WholeData(dataset, split, held.proxy)
     federation = assemble(experiment, feed, origin, model=model, algorithm=algorithm)
     notices = (
+        *_threads_of_workers(experiment),
         *_empty_classes(dataset),
         *_unused_owners(experiment, dataset),
         *_without_effect(experiment),
@@ -173,8 +174,7 @@ def examined(
     batches = check_batches(experiment, work, sizes)
     net = examined_net(experiment, algorithm, shape, classes, sample, model)
     check_single_examples(net, work, sizes)
-    filled = sum(size > 0 for size in sizes)
-    wrappers, about = wrappers_of(experiment, net, filled, experiment.cohort_of(filled))
+    wrappers, about = wrappers_of(experiment, net, np.flatnonzero(sizes))
     return Examined(net, work, wrappers, batches, about)
 
 
@@ -296,6 +296,13 @@ def _without_effect(experiment: Experiment) -> list[str]:
         for key, read in readers.items()
         if not read and getattr(split, key) != getattr(usual, key)
     ]
+
+
+def _threads_of_workers(experiment: Experiment) -> list[str]:
+    engine = experiment.engine
+    if engine.threads == engine.threads_in_use:
+        return []
+    return [f"engine.threads = {engine.threads} has no effect under engine 'workers': each of its processes has one"]
 
 
 def _empty_classes(dataset: Dataset) -> list[str]:

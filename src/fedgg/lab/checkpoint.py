@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def write_checkpoint(path: Path, state: State, experiment_hash: str) -> None:
     write_atomically(path, save(tensors, metadata=facts | {"checksum": _checksum(tensors, facts)}))
 
 
-def read_checkpoint(path: Path, experiment_hash: str, device: torch.device) -> State:
+def read_checkpoint(path: Path, experiment_hashes: Collection[str], device: torch.device) -> State:
     try:
         with safe_open(path, framework="pt") as file:
             facts = file.metadata() or {}
@@ -63,7 +63,7 @@ def read_checkpoint(path: Path, experiment_hash: str, device: torch.device) -> S
         raise BadCheckpoint(f"it has format {facts.get('format')}, this fedgg reads {FORMAT} and {WITH_PLACES}")
     if facts.pop("checksum", None) != _checksum(tensors, facts):
         raise BadCheckpoint("its checksum does not fit its content")
-    if facts.get("experiment") != experiment_hash:
+    if facts.get("experiment") not in experiment_hashes:
         raise BadCheckpoint("it belongs to another experiment")
     shelved = _shelved(path.parent, json.loads(facts.get("records", "{}")), tensors, device)
     # At addresses of torch's own: where a tensor lies in the file, products would be summed in another order.

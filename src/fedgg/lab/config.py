@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import PydanticUndefined
+from pydantic_core import PydanticSerializationError, PydanticUndefined, to_jsonable_python
 
 from fedgg.core.buffers import BufferPolicy
 from fedgg.data.augment import Augmentation
@@ -21,13 +21,15 @@ from fedgg.errors import UserError
 from fedgg.lab.complaints import one_line, section_in
 from fedgg.lab.sections import OFF_UNLESS_THERE, SWITCHES, Attack, Privacy, Robust, Section
 
-HANDS = {"threads", "workers", "lost_clients"}  # who does the work; clients that were lost are named in the history
+# Not part of an identity: how many processes work on it, and lost clients, which the history names. Threads have rules
+# of their own (`_with_arithmetic`).
+HANDS = {"threads", "workers", "lost_clients"}
 
 
 class Named(Section):
     """A part chosen by name; every other key is one of its own settings, checked when the part is built."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow")
     name: str
 
     @property
@@ -105,7 +107,11 @@ class Engine(Section):
         "fp32", description="fp32 (without TF32) or fp64; on a GPU also tf32 and bf16, for products only"
     )
     deterministic: bool = Field(True, description="on a GPU, whether a run repeats bit for bit; False lets cuDNN try")
-    threads: int = Field(1, ge=1, description="torch threads; one is fastest for small models, and what a worker has")
+    threads: int = Field(
+        1,
+        ge=1,
+        description="torch threads, whose number changes last bits; one is fastest for small models; workers have one",
+    )
     workers: int | None = Field(None, ge=1, description="processes of the engine workers; one for each core by default")
     lost_clients: Literal["stop", "leave_out"] = Field(
         "stop", description="a client on which three workers died: stop the run, or leave it out of the round"
@@ -133,6 +139,11 @@ class Engine(Section):
     def arithmetic_of(self) -> str:
         """On a CPU `auto`, `loop` and `workers` have the same bits: to a run's identity they are one."""
         return "loop" if self.device == "cpu" and self.name in ("auto", "workers") else self.name
+
+    @property
+    def threads_in_use(self) -> int:
+        """Every process of the engine `workers` has one thread, the one that aggregates included."""
+        return 1 if self.name == "workers" else self.threads
 
 
 class Experiment(Section):
@@ -177,6 +188,18 @@ class Experiment(Section):
         return self
 
     @model_validator(mode="after")
+    def _settings_can_be_kept(self) -> Experiment:
+        """A NaN differs from itself, and TOML has no None: neither would come back from config.toml as it was."""
+        for section in ("model", "algorithm"):
+            for key, value in getattr(self, section).settings.items():
+                where = f"{section}.{key} = {value!r}: a setting cannot be"
+                if _holds(value, lambda one: one is None):
+                    raise ValueError(f"{where} None; leave it out for its default")
+                if _holds(value, lambda one: isinstance(one, float) and one != one):
+                    raise ValueError(f"{where} NaN; give a number, or put the word into quotes")
+        return self
+
+    @model_validator(mode="after")
     def _cohort_exists(self) -> Experiment:
         cohort = self.server.cohort
         if cohort is not None and not (cohort >= 1 and cohort == int(cohort)) and not 0 < cohort < 1:
@@ -201,23 +224,36 @@ class Experiment(Section):
     def hash(self) -> str:
         """Identity of the numbers: everything but the name, how many work on it, and how it is kept."""
         keeping = {"checkpoint_every", "memory_limit_mb"}
-        content = _without_what_is_off(
-            self.model_dump(mode="json", exclude={"name": True, "engine": HANDS, "server": keeping})
-        )
-        content["engine"]["name"] = self.engine.arithmetic_of
+        content = self._with_arithmetic(self.plain({"name": True, "engine": HANDS, "server": keeping}))
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def trajectory(self) -> str:
         """Identity of the path through the models: not how far it is followed, nor how often it is looked at."""
         return hashlib.sha256(json.dumps(self._path(), sort_keys=True).encode()).hexdigest()
 
+    def trajectories(self) -> tuple[str, ...]:
+        """Under which names run folders may know it: older versions of fedgg left `engine.threads` out."""
+        path = self._path()
+        path["engine"].pop("threads", None)
+        older = hashlib.sha256(json.dumps(path, sort_keys=True).encode()).hexdigest()
+        return tuple(dict.fromkeys((self.trajectory(), older)))
+
     def _path(self) -> dict[str, Any]:
         watching = {"evaluate_every", "checkpoint_every", "memory_limit_mb"}
         hidden: Any = {"name": True, "rounds": True, "engine": HANDS, "server": watching}
         hidden["privacy"] = {"epsilon_limit"}  # as rounds do, it says how far the path is followed
-        path = _without_what_is_off(self.model_dump(mode="json", exclude=hidden))
-        path["engine"]["name"] = self.engine.arithmetic_of
-        return path
+        return self._with_arithmetic(self.plain(hidden))
+
+    def _with_arithmetic(self, content: dict[str, Any]) -> dict[str, Any]:
+        """An identity's content with the engine as far as it changes bits, and without sections that are off.
+
+        Sums of several threads are added up in another order; one thread, the default, leaves no trace.
+        """
+        content = _without_what_is_off(content)
+        content["engine"]["name"] = self.engine.arithmetic_of
+        if self.engine.threads_in_use > 1:
+            content["engine"]["threads"] = self.engine.threads_in_use
+        return content
 
     def differences(self, other: Experiment) -> str:
         """The first few settings in which the paths of two experiments differ, for people."""
@@ -226,12 +262,25 @@ class Experiment(Section):
         shown = ", ".join(f"{key} = {_said(mine, key)} there, {_said(theirs, key)} here" for key in keys[:3])
         return shown + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
 
+    def plain(self, exclude: Any = None) -> dict[str, Any]:
+        """Every setting as TOML and JSON have it: numbers, infinite ones too, texts, switches, None and lists."""
+        try:
+            return self.model_dump(mode="json", exclude=exclude)
+        except PydanticSerializationError as error:
+            for key, value in flat(self.model_dump()).items():
+                try:
+                    to_jsonable_python(value)
+                except PydanticSerializationError:
+                    kinds = "a number, a text, true or false, or a list of those"
+                    raise UserError(f"{key} is a {type(value).__name__}: a setting is {kinds}") from error
+            raise
+
     def to_toml(self) -> str:
-        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+        return tomli_w.dumps(_without_none(self.plain()))
 
     def changed(self, changes: dict[str, Any]) -> Experiment:
         """A copy with dotted keys replaced, as {"local.lr": 0.1}; another name or rule drops the old one's settings."""
-        content = _without_none(self.model_dump(mode="json"))
+        content = _without_none(self.plain())
         for key, value in sorted(changes.items(), key=lambda change: not change[0].endswith((".name", ".rule"))):
             place = content
             *path, last = key.split(".")
@@ -297,6 +346,15 @@ def flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in content.items():
         dotted |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return dotted
+
+
+def _holds(value: Any, condition: Callable[[Any], bool]) -> bool:
+    """Whether the value, or anything within it, is such."""
+    if isinstance(value, dict):
+        return any(_holds(inner, condition) for inner in value.values())
+    if isinstance(value, list | tuple):
+        return any(_holds(inner, condition) for inner in value)
+    return condition(value)
 
 
 def _said(settings: Mapping[str, Any], key: str) -> Any:

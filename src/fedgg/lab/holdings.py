@@ -16,6 +16,14 @@ from fedgg.lab.config import Experiment
 Positions = NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class Population:
+    """The clients that hold examples, which are those that can be drawn."""
+
+    clients: int
+    examples: int  # all of theirs
+
+
 @dataclass(frozen=True, eq=False)
 class Holdings:
     """Positions in the training set, each in one place only; nothing of it is in the test set."""

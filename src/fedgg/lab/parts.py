@@ -84,10 +84,14 @@ def given_algorithm(given: Any) -> Algorithm:
 
 def _checked(kind: type[Algorithm], values: dict[str, Any]) -> dict[str, Any]:
     """The values, numbers as floats: experiments that differ in a number train as one program, 1 or 1.0."""
-    types, needed = get_type_hints(kind), {field.name for field in fields(kind) if field.metadata.get("positive")}
+    types = get_type_hints(kind)
+    positive, infinite = (
+        {field.name for field in fields(kind) if field.metadata.get(mark)} for mark in ("positive", "may_be_infinite")
+    )
     for key, value in values.items():
-        _check_setting(f"algorithm.{key}", value, types[key])
-        if key in needed and not isinstance(value, Tensor) and value == 0:
+        if not (key in infinite and isinstance(value, float) and value == float("inf")):
+            _check_setting(f"algorithm.{key}", value, types[key])
+        if key in positive and not isinstance(value, Tensor) and value == 0:
             raise UserError(f"algorithm.{key} = {value!r}: must be above zero")
     numbers = {key for key, value in values.items() if types[key] in (Number, float) and isinstance(value, int)}
     return values | {key: float(values[key]) for key in numbers}
@@ -108,10 +112,11 @@ def _check_setting(key: str, value: Any, kind: Any) -> None:
     elif kind is int:
         if not isinstance(value, int) or isinstance(value, bool):
             raise UserError(f"{key} = {value!r}: must be a whole number")
-    elif not isinstance(value, Tensor) and (
-        not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf")
-    ):
-        raise UserError(f"{key} = {value!r}: must be a number, zero or more")
+    elif not isinstance(value, Tensor):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+            raise UserError(f"{key} = {value!r}: must be a number, zero or more")
+        if value == float("inf"):
+            raise UserError(f"{key} = {value!r}: must be a finite number")
 
 
 def extra_work(experiment: Experiment) -> float:

@@ -22,10 +22,15 @@ def run_all(jobs: list[Job], processes: int, tell: Tell) -> None:
     engine = jobs[0].experiment.engine
     if _go_together(jobs):
         run_together(jobs, tell)
-    elif engine.name == "workers" or (engine.name == "auto" and 1 < len(jobs) < processes):
+    elif engine.name == "workers" or (engine.name == "auto" and 1 < len(jobs) < processes and _one_thread_each(jobs)):
         run_interleaved([job.under("workers") for job in jobs], processes, tell)
     else:
         run_jobs([job.under("loop") for job in jobs] if len(jobs) > 1 else jobs, processes, tell)
+
+
+def _one_thread_each(jobs: list[Job]) -> bool:
+    """As workers have."""
+    return all(job.experiment.engine.threads == 1 for job in jobs)
 
 
 def _go_together(jobs: list[Job]) -> bool:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=False)
+    # "constants": without it pydantic writes an infinite setting as None, and the setting is lost.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants", strict=False
+    )
 
 
 class Privacy(Section):
@@ -65,8 +68,16 @@ class Attack(Section):
     kind: Literal["sign_flip", "noise", "nan"] = Field(
         description="sign_flip (-scale times the update), noise (normal numbers instead) or nan; none: no such section"
     )
-    clients: int = Field(1, ge=1, description="how many of all clients attack, in every round; drawn from the seed")
+    clients: int = Field(
+        1, ge=1, description="how many of the clients that hold examples attack, in every round; drawn from the seed"
+    )
     scale: float = Field(1.0, gt=0, description="sign_flip: factor; noise: standard deviation of each coordinate")
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _nan_is_a_kind(cls, kind: Any) -> Any:
+        """TOML reads the bare word nan as a number."""
+        return "nan" if isinstance(kind, float) and kind != kind else kind
 
 
 OFF_UNLESS_THERE = ("privacy", "robust", "attack")

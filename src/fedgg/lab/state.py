@@ -20,6 +20,7 @@ from fedgg.core.server import Lost, ServerState, close_round, first_state, healt
 from fedgg.engines import Engine, RoundJob
 from fedgg.engines.job import ClientData, Look, Optimiser, Scorer, score_here
 from fedgg.lab.build import Federation
+from fedgg.lab.holdings import Population
 from fedgg.lab.record import Played, is_finite, looks_due, round_record
 from fedgg.lab.shelf import ClientRows
 from fedgg.lab.wrapping import NOTHING, Wrappers
@@ -59,8 +60,8 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     filled = federation.filled
     drawn = plan.cohort(experiment.seed, number, len(filled), experiment.cohort_of(len(filled)))
     cohort = [int(client) for client in filled[drawn]]
-    examples, everything = federation.examples, federation.all_examples
-    hub = hub_of(state, federation.net, federation.feed, examples, cohort, everything, federation.wrappers)
+    examples, population = federation.examples, federation.population
+    hub = hub_of(state, federation.net, federation.feed, examples, cohort, population, federation.wrappers)
     return RoundJob(
         algorithm=federation.algorithm,
         net=federation.net,
@@ -95,10 +96,10 @@ def close(
     examples: Sequence[int],
     ends: Ends,
     train_seconds: float = 0.0,
-    all_examples: int | None = None,
+    population: Population | None = None,
     wrappers: Wrappers = NOTHING,
 ) -> tuple[State, Played]:
-    """Leave out what is not finite, aggregate the rest. `all_examples` saves counting the whole population's."""
+    """Leave out what is not finite, aggregate the rest. `population` saves counting all clients."""
     started = time.perf_counter()
     if wrappers.attack is not None:
         ends = wrappers.attack.act(ends, job.round)
@@ -108,7 +109,7 @@ def close(
         raise Diverged(f"no client of round {number} sent a finite update", lost)
     # Who was lost is known of clients one by one: where that is private, the hub is told of those asked.
     there = job.cohort if wrappers.budget is not None else list(kept)
-    hub = hub_of(state, job.net, job.data, examples, there, all_examples, wrappers)
+    hub = hub_of(state, job.net, job.data, examples, there, population, wrappers)
     counts = {client: examples[client] for client in kept}
     collector, asked = wrappers.collector, len(job.cohort)
     server, share = close_round(job.algorithm, state.server, hub, kept, counts, job.policy, collector, asked)
@@ -138,7 +139,7 @@ def close_before_looking(
     federation: Federation, state: State, job: RoundJob, ends: Ends, train_seconds: float
 ) -> Closed:
     wrappers = federation.wrappers
-    new, played = close(state, job, federation.examples, ends, train_seconds, federation.all_examples, wrappers)
+    new, played = close(state, job, federation.examples, ends, train_seconds, federation.population, wrappers)
     looks = looks_due(federation, new.rounds_done, new.server, new.kept_buffers)
     return Closed(job, played, new, looks, time.perf_counter())
 
@@ -176,12 +177,14 @@ def hub_of(
     data: ClientData,
     examples: Sequence[int],
     cohort: list[int],
-    all_examples: int | None = None,
+    population: Population | None = None,
     wrappers: Wrappers = NOTHING,
 ) -> Hub:
     """What the server may read: nothing is measured until an algorithm asks for it."""
-    coverage = sum(examples[client] for client in cohort) / (sum(examples) if all_examples is None else all_examples)
+    population = population or Population(sum(count > 0 for count in examples), sum(examples))
     if wrappers.collector.counts_equally:
-        coverage = len(cohort) / len(examples)
+        coverage = len(cohort) / population.clients
+    else:
+        coverage = sum(examples[client] for client in cohort) / population.examples
     probe = Probe(net, state.server.buffers, lambda row: data.proxy_chunks()) if data.proxy_examples() else None
-    return Hub(state.server.memory, len(examples), coverage, state.rounds_done, probe)
+    return Hub(state.server.memory, population.clients, coverage, state.rounds_done, probe)

@@ -148,7 +148,7 @@ class Store:
         """Refuse to go on with other settings, data or split; name what else has changed since."""
         versions = self._facts("versions.json", "experiment", "data", "model", "fedgg", "torch", "machine", "device")
         self.refuse_another(federation.experiment)
-        if versions["experiment"] != federation.experiment.trajectory():
+        if versions["experiment"] not in federation.experiment.trajectories():
             raise UserError(
                 f"{self.folder / 'config.toml'} was changed since the run began: it is another experiment now"
             )
@@ -234,7 +234,7 @@ class Store:
         paths = self._checkpoints()
         for number, path in reversed(list(enumerate(paths))):
             try:
-                state = read_checkpoint(path, experiment.trajectory(), device)
+                state = read_checkpoint(path, experiment.trajectories(), device)
                 pin(state, {_round_of(older): older for older in paths[:number]})
                 return state, refused
             except BadCheckpoint as reason:

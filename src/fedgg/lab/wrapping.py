@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedgg.core.collect import PLAIN, Collector
 from fedgg.core.net import Net
 from fedgg.errors import UserError
@@ -25,12 +28,18 @@ class Wrappers:
 NOTHING = Wrappers()
 
 
-def wrappers_of(experiment: Experiment, net: Net, population: int, cohort: int) -> tuple[Wrappers, list[str]]:
-    """The wrappers and what is worth knowing of them; `population` are the clients that can be drawn."""
+def wrappers_of(experiment: Experiment, net: Net, clients: NDArray[np.int64]) -> tuple[Wrappers, list[str]]:
+    """The wrappers and what is worth knowing of them; `clients` are those that hold examples and can be drawn."""
     privacy, robust, attack = experiment.privacy, experiment.robust, experiment.attack
+    cohort = experiment.cohort_of(len(clients))
     collector, attackers, budget, notices = PLAIN, None, None, list[str]()
     if attack is not None:
-        attackers = Attack.draw(attack.kind, attack.scale, attack.clients, experiment.split.clients, experiment.seed)
+        if attack.clients > len(clients):
+            raise UserError(
+                f"attack.clients = {attack.clients} but only {len(clients)} of {experiment.split.clients} clients hold "
+                f"examples: take {len(clients)} or fewer"
+            )
+        attackers = Attack.draw(attack.kind, attack.scale, attack.clients, clients, experiment.seed)
         several = "s" if attack.clients > 1 else ""
         notices.append(f"attack: {attack.kind} by client{several} {', '.join(map(str, sorted(attackers.clients)))}")
     if robust is not None:
@@ -44,7 +53,7 @@ def wrappers_of(experiment: Experiment, net: Net, population: int, cohort: int) 
     if privacy is not None:
         _refuse_statistics(experiment, net)
         collector = ClientPrivacy(privacy.clip, privacy.noise, experiment.seed)
-        budget = Budget(population, cohort, privacy.noise, privacy.delta, privacy.epsilon_limit)
+        budget = Budget(len(clients), cohort, privacy.noise, privacy.delta, privacy.epsilon_limit)
         notices += _about(budget, experiment.rounds)
     return Wrappers(collector, attackers, budget), notices
 

@@ -88,7 +88,7 @@ class NoRuns:
 def identity(experiment: Experiment) -> str:
     """What was trained: every setting but the name, the engine and the keeping, the algorithm's defaults included."""
     keeping = {"checkpoint_every", "memory_limit_mb"}
-    content = experiment.model_dump(mode="json", exclude={"name": True, "engine": True, "server": keeping})
+    content = experiment.plain({"name": True, "engine": True, "server": keeping})
     algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
     content["algorithm"] = {"name": experiment.algorithm.name, **vars(algorithm)}
     return json.dumps(_floats(content), sort_keys=True)

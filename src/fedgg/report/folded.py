@@ -10,6 +10,7 @@ and runs that have not ended or are damaged, are left out.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -141,4 +142,19 @@ def _short(value: float | None) -> float | None:
 
 
 def _compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    try:
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return _with_infinities(value)
+
+
+def _with_infinities(value: Any) -> str:
+    """JSON has no word for infinity; a number too large for a float is read as one, in Python and elsewhere."""
+    if isinstance(value, dict):
+        pairs = (f"{json.dumps(key, ensure_ascii=False)}:{_with_infinities(inner)}" for key, inner in value.items())
+        return f"{{{','.join(pairs)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_with_infinities, value))}]"
+    if isinstance(value, float) and math.isinf(value):
+        return "1e999" if value > 0 else "-1e999"
+    return json.dumps(value, ensure_ascii=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from dataclasses import asdict
 from typing import Any
@@ -46,7 +47,7 @@ def group_data(group: Group, comparison: Comparison | None = None) -> Data:
         "private": bool(comparison.deltas),
         "notes": [*privacy_notes(comparison), *comparison.notes],
         "conditions": list(conditions(records)),
-        "axes": None if axes is None else {"values": _listed(axes.values), "places": _listed(axes.places)},
+        "axes": None if axes is None else {"values": _values(axes.values), "places": _listed(axes.places)},
         "splits": _splits(study),
         "settings": _settings(study),
         "versions": _versions(records),
@@ -191,6 +192,12 @@ def _versions(records: list[RunRecord]) -> list[Data]:
 def _in_words(facts: dict[str, Any]) -> str:
     """Of a model or algorithm of one's own, what its code was; of the library's there is nothing to tell."""
     return ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None)
+
+
+def _values(content: dict[str, tuple[Any, ...]]) -> dict[str, list[Any]]:
+    """JSON has no infinite number: here it is a word."""
+    infinite = (math.inf, -math.inf)
+    return {key: [str(value) if value in infinite else value for value in values] for key, values in content.items()}
 
 
 def _listed(content: dict[str, tuple[Any, ...]]) -> dict[str, list[Any]]:

@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgg.core.local import LocalEnd
@@ -33,9 +34,9 @@ class Attack:
     seed: int
 
     @classmethod
-    def draw(cls, kind: Kind, scale: float, count: int, population: int, seed: int) -> Attack:
-        """The same attackers in every round, drawn from all clients."""
-        drawn = stream(seed, "attack").choice(population, size=count, replace=False)
+    def draw(cls, kind: Kind, scale: float, count: int, clients: NDArray[np.int64], seed: int) -> Attack:
+        """The same attackers in every round, drawn from these clients: all that can take part."""
+        drawn = stream(seed, "attack").choice(clients, size=count, replace=False)
         return cls(kind, scale, frozenset(int(client) for client in drawn), seed)
 
     def act(self, ends: Mapping[int, LocalEnd | Lost], round_: int) -> dict[int, LocalEnd | Lost]:

@@ -4,13 +4,42 @@ from __future__ import annotations
 
 import pytest
 
-from fedgg.cli.choices import parsed
+from fedgg.cli.choices import parsed, split_values, variant
+from fedgg.errors import UserError
+from fedgg.lab.config import Experiment
 
 
 @pytest.mark.parametrize(
     ("typed", "value"),
-    [("0.1", 0.1), ("3", 3), ("true", True), ("inf", float("inf")), ("median", "median"), ("nan", "nan"), ('"3"', "3")],
+    [
+        ("0.1", 0.1),
+        ("3", 3),
+        ("true", True),
+        ("inf", float("inf")),
+        ("median", "median"),
+        ("[1, inf]", [1, float("inf")]),
+        ('"3"', "3"),
+        ('"nan"', "nan"),
+    ],
 )
 def test_values_are_read_as_toml_and_words_as_text(typed: str, value: object) -> None:
     assert parsed(typed) == value
     assert type(parsed(typed)) is type(value)
+
+
+def test_nan_is_a_kind_of_attack_and_otherwise_refused() -> None:
+    attacked = Experiment().changed({"attack.kind": parsed("nan")})
+    assert attacked.attack is not None
+    assert attacked.attack.kind == "nan"
+    for key in ("algorithm.mu", "model.scale", "local.lr"):
+        with pytest.raises(UserError, match=f"{key} = nan"):
+            Experiment().changed({key: parsed("nan")})
+
+
+def test_commas_within_lists_and_quotes_separate_no_values() -> None:
+    assert split_values("1,2, 3") == ["1", "2", " 3"]
+    assert split_values("[16,16],[32]") == ["[16,16]", "[32]"]
+    assert split_values('"a,b",c') == ['"a,b"', "c"]
+    assert split_values("") == [""]
+    own = variant("own.py:Own:widths=[16,[8,inf]],lr=0.1")[1]
+    assert own == {"algorithm.name": "own.py:Own", "algorithm.widths": [16, [8, float("inf")]], "algorithm.lr": 0.1}

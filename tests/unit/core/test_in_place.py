@@ -167,6 +167,19 @@ def test_in_place_is_step_by_step(
     assert torch.equal(start.w, before)
 
 
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0.0)], ids=str)
+@pytest.mark.parametrize(("momentum", "decay"), [(0.9, 0.0), (0.0, 0.01), (0.9, 0.01)])
+def test_without_terms_every_bit_is_the_same(algorithm: Algorithm, momentum: float, decay: float) -> None:
+    """Momentum, gradient and weight decay are added in the same order."""
+    net, start, batches = client(algorithm)
+    sgd = SGD.of(0.1, momentum, decay, start.w)
+    fused, plain_steps = (
+        local_round(algorithm, net, sgd, start, batches),
+        step_by_step(algorithm, net, sgd, start, batches),
+    )
+    assert torch.equal(fused.up["delta"], plain_steps.up["delta"])
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
 def test_parameters_that_share_a_gradient(

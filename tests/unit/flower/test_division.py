@@ -89,6 +89,8 @@ def test_what_is_told_from_outside(tmp_path: Path) -> None:
         ({}, "name the run folder"),
         ({"out": "a", "deadline": "soon"}, "deadline = 'soon' must be a number of seconds"),
         ({"out": "a", "attempts": 0}, "attempts = 0 is too small"),
+        ({"out": "a", "deadline": float("nan")}, "deadline = nan must be finite"),
+        ({"out": "a", "wait": float("inf")}, "wait = inf must be finite"),
         ({"out": "a", "min-clients": 2}, "unknown key 'min-clients'"),
     ):
         with pytest.raises(UserError, match=complaint):

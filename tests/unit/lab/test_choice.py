@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +11,12 @@ from torch import nn
 
 from fedgg.core.net import Net
 from fedgg.errors import UserError
+from fedgg.lab import run_all
+from fedgg.lab.arithmetic import arithmetic
+from fedgg.lab.build import build
 from fedgg.lab.choice import choose
 from fedgg.lab.config import Experiment
+from fedgg.lab.jobs import Job
 from fedgg.models import cnn, mlp, vgg16
 
 IMAGE = (3, 32, 32)
@@ -70,6 +75,24 @@ def test_auto_on_a_cpu_starts_processes_for_long_work_only(monkeypatch: pytest.M
     assert choose(Experiment(rounds=100, engine={"threads": 4}), net, 250_000).name == "loop"
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
     assert choose(Experiment(rounds=100), net, 250_000).name == "loop"
+
+
+def test_a_study_under_auto_keeps_the_threads_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers have one thread each: with fewer runs than cores they are taken where that is what was asked for."""
+    taken: list[str] = []
+    for way in ("run_jobs", "run_interleaved"):
+        monkeypatch.setattr(run_all, way, lambda jobs, processes, tell, way=way: taken.append(way))
+    for threads in (1, 2):
+        jobs = [Job(name, Experiment(engine={"threads": threads}), Path(name), None) for name in "ab"]
+        run_all.run_all(jobs, 3, lambda *_: None)
+    assert taken == ["run_interleaved", "run_jobs"]
+
+
+def test_threads_have_no_effect_under_workers_and_that_is_said() -> None:
+    experiment = Experiment(engine={"name": "workers", "threads": 3})
+    assert any(notice.startswith("engine.threads = 3 has no effect") for notice in build(experiment).notices)
+    with arithmetic(experiment):
+        assert torch.get_num_threads() == 1
 
 
 def test_what_was_named_and_cannot_be_is_said() -> None:

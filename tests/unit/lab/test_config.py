@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,10 +42,75 @@ def test_toml_round_trip(
     assert again.hash() == experiment.hash()
 
 
-def test_hash_ignores_name_and_threads_and_nothing_else() -> None:
+def test_hashes_of_ordinary_experiments_are_those_of_older_versions() -> None:
+    """Run folders and result files name experiments by them."""
+    settings = {"algorithm": {"name": "fedprox", "mu": 1}, "model": {"name": "mlp", "hidden": 7}}
+    wrapped = Experiment(**settings, robust={"rule": "median"})
+    found = [identity[:12] for one in (Experiment(), wrapped) for identity in (one.hash(), one.trajectory())]
+    assert found == ["efacc91555c4", "6c85a70c1891", "b00f0b0b1d9e", "aad188f13819"]
+
+
+INF = float("inf")
+
+
+def _unchecked_settings(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """What comes back of a model's settings, which stand unchecked until the model is built."""
+    experiment = Experiment(model={"name": "own.py:Own", **settings})
+    path.write_bytes(experiment.to_toml().encode())
+    again = load_experiment(path)
+    assert again == experiment == experiment.changed({})
+    assert again.hash() == experiment.hash() == experiment.changed({}).hash()
+    assert again.trajectory() == experiment.trajectory()
+    return again.model.settings
+
+
+@pytest.mark.parametrize("value", [INF, -INF, [1.0, INF], [[INF], [2.0, -INF]], [], 0.1, "inf"])
+def test_infinite_settings_and_lists_of_them_survive_every_copy(value: Any, tmp_path: Path) -> None:
+    assert _unchecked_settings(tmp_path / "config.toml", {"scale": value}) == {"scale": value}
+
+
+def test_an_infinite_setting_is_part_of_the_identity() -> None:
+    usual = Experiment(algorithm={"name": "fedexp"})
+    infinite = usual.changed({"algorithm.epsilon": INF})
+    assert infinite.algorithm.settings == {"epsilon": INF}
+    assert infinite.hash() != usual.hash()
+    assert infinite.trajectory() != usual.trajectory()
+    assert usual.differences(infinite) == "algorithm.epsilon = its default there, inf here"
+    study = Study(usual, grid({"algorithm.epsilon": [0.001, INF]}), (0,), "epsilon=0.001")
+    assert study.experiment("epsilon=inf", 0).algorithm.settings == {"epsilon": INF}
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "words"),
+    [
+        ("algorithm", float("nan"), "algorithm.x = nan: a setting cannot be NaN"),
+        ("model", float("nan"), "model.x = nan: a setting cannot be NaN"),
+        ("model", [1.0, [float("nan")]], "a setting cannot be NaN"),
+        ("model", None, "model.x = None: a setting cannot be None; leave it out for its default"),
+        ("model", [1, None], "model.x = [1, None]: a setting cannot be None"),
+    ],
+)
+def test_values_that_toml_cannot_keep_or_that_equal_nothing_are_refused(section: str, value: Any, words: str) -> None:
+    for refused in (
+        lambda: Experiment(**{section: {"name": "mlp", "x": value}}),
+        lambda: Experiment().changed({f"{section}.x": value}),
+    ):
+        with pytest.raises(UserError) as caught:
+            refused()
+        assert words in str(caught.value)
+
+
+def test_a_setting_that_cannot_be_written_is_named() -> None:
+    experiment = Experiment(model={"name": "own.py:Own", "start": None, "shape": torch.zeros(2)})
+    for write in (experiment.to_toml, experiment.hash, experiment.trajectory, lambda: experiment.changed({"seed": 1})):
+        with pytest.raises(UserError, match=r"model\.shape is a Tensor: a setting is a number, a text"):
+            write()
+
+
+def test_hash_ignores_name_and_processes_and_nothing_else() -> None:
     base = Experiment()
     assert base.changed({"name": "other"}).hash() == base.hash()
-    assert base.changed({"engine.threads": 4}).hash() == base.hash()
+    assert base.changed({"engine.workers": 4}).hash() == base.hash()
     different = {
         "seed": 1,
         "rounds": 7,
@@ -57,9 +123,22 @@ def test_hash_ignores_name_and_threads_and_nothing_else() -> None:
         "server.cohort": 3,
         "server.evaluate_every": 2,
         "engine.precision": "fp64",
+        "engine.threads": 4,
     }
     hashes = {base.hash(), *(base.changed({key: value}).hash() for key, value in different.items())}
     assert len(hashes) == 1 + len(different)
+
+
+def test_threads_are_part_of_a_runs_identity_unless_workers_have_one_each() -> None:
+    """Two threads add up in another order than one."""
+    loop = Experiment(engine={"name": "loop"})
+    threads = loop.changed({"engine.threads": 2})
+    assert threads.trajectory() != loop.trajectory()
+    assert loop.differences(threads) == "engine.threads = its default there, 2 here"
+    assert threads.changed({"engine.name": "auto"}).trajectory() == threads.trajectory()
+    workers = threads.changed({"engine.name": "workers"})
+    assert (workers.hash(), workers.trajectory()) == (loop.hash(), loop.trajectory())
+    assert workers.engine.threads_in_use == 1
 
 
 @pytest.mark.parametrize(

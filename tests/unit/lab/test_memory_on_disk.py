@@ -85,7 +85,9 @@ def test_a_run_moves_to_the_file_on_its_way_and_stays(tmp_path: Path) -> None:
     assert "000003" in notices[0]
     resumed(experiment.changed({"rounds": 8}), moving)
     assert_same(tmp_path / "straight", moving)
-    state = read_checkpoint(moving / "checkpoint" / "000008.safetensors", experiment.trajectory(), torch.device("cpu"))
+    state = read_checkpoint(
+        moving / "checkpoint" / "000008.safetensors", experiment.trajectories(), torch.device("cpu")
+    )
     assert isinstance(state.memory, RowsOnDisk)
 
 

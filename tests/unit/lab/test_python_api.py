@@ -54,6 +54,26 @@ def test_mistakes_in_one_line(given: dict[str, Any], word: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_an_infinite_setting_is_what_runs(tmp_path: Path) -> None:
+    """FedExP at its neutral setting is FedAvg: in a folder, taken up again, and in a study."""
+    skewed = SMALL | {"rounds": 4, "split": {"clients": 6, "beta": 0.1, "min_examples": 1}}
+    skewed |= {"local": {"epochs": 4, "batch": 8, "lr": 0.1}}
+    usual: dict[str, Any] = {"model": model, "data": table()}
+    fedavg = fedgg.run(skewed, **usual, algorithm="fedavg").weights
+    extrapolated = fedgg.run(skewed, **usual, algorithm="fedexp").weights
+    assert not all(torch.equal(extrapolated[name], rows) for name, rows in fedavg.items())
+    neutral = fedgg.FedExP().neutral()
+    fedgg.run(skewed | {"rounds": 2}, **usual, algorithm=neutral, out=tmp_path / "run")
+    assert "epsilon = inf\n" in (tmp_path / "run" / "config.toml").read_text()
+    resumed = fedgg.run(skewed, **usual, algorithm=neutral, out=tmp_path / "run").weights
+    rows = {"as object": neutral, "as settings": {"algorithm.name": "fedexp", "algorithm.epsilon": float("inf")}}
+    fedgg.compare(rows, skewed, seeds=[0], **usual, out=tmp_path / "study")
+    written = [load_file(file) for file in (tmp_path / "study").glob("*/*/model.safetensors")]
+    assert len(written) == 2
+    for weights in (resumed, *written):
+        assert all(torch.equal(weights[name], rows) for name, rows in fedavg.items())
+
+
 def test_clients_that_are_given(tmp_path: Path) -> None:
     """People's own clients, with a split from the data, whatever their sizes; and again from the folder."""
     names = np.array(["ann"] * 70 + ["bob"] * 48 + ["eve"] * 2)

@@ -144,7 +144,7 @@ class Lives(RuleBasedStateMachine):
     def every_checkpoint_is_whole(self) -> None:
         for path in self.store.checkpoint_folder.glob("*.safetensors"):
             if path not in self.torn:
-                state = read_checkpoint(path, EXPERIMENT.trajectory(), CPU)
+                state = read_checkpoint(path, EXPERIMENT.trajectories(), CPU)
                 assert same(state.memory, self.known[state.rounds_done])
 
 
@@ -255,7 +255,7 @@ def test_any_flipped_bit_of_the_places_is_noticed(tmp_path: Path) -> None:
         bad[place] ^= 1
         path.write_bytes(bad)
         try:
-            read = read_checkpoint(path, "hash", CPU)
+            read = read_checkpoint(path, ["hash"], CPU)
         except BadCheckpoint:
             continue
         assert same(read.memory, {0: 1, 3: 2}), f"byte {place}: {good[place : place + 1]!r}"

@@ -218,7 +218,7 @@ def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
         bad[place] ^= 1
         path.write_bytes(bad)
         try:
-            read = read_checkpoint(path, "hash", CPU)
+            read = read_checkpoint(path, ["hash"], CPU)
         except BadCheckpoint:
             continue
         except Exception as error:
@@ -243,7 +243,7 @@ def test_checkpoint_round_trip_shares_what_is_equal(tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
     write_checkpoint(path, state, "hash")
     assert path.stat().st_size < 2 * 4000 + 10000
-    again = read_checkpoint(path, "hash", CPU)
+    again = read_checkpoint(path, ["hash"], CPU)
     assert torch.equal(again.memory[49]["received"], w)
     assert again.kept_buffers[0]["a.b"].tolist() == [[1.0, 1.0]]
     assert again.server.buffers["n"].tolist() == [3]
@@ -327,6 +327,26 @@ def test_another_experiment_data_or_split(tmp_path: Path) -> None:
     (tmp_path / "partition.json").write_text(json.dumps({**facts, "hash": "other"}))
     with pytest.raises(UserError, match="another split"):
         run(small(), out=tmp_path)
+
+
+def test_another_number_of_threads_is_another_experiment(tmp_path: Path) -> None:
+    """Its bits differ. A folder of an older fedgg, which left threads out of its hashes, can be resumed."""
+    experiment = small(**{"engine.threads": 2})
+    run(experiment, out=tmp_path / "straight")
+    stopped(experiment, tmp_path / "run", 2)
+    with pytest.raises(UserError, match=r"engine\.threads = 2 there, its default here"):
+        run(small(), out=tmp_path / "run")
+    own, older = experiment.trajectories()
+    versions = tmp_path / "run" / "versions.json"
+    assert own in versions.read_text()
+    versions.write_text(versions.read_text().replace(own, older))
+    for file in (tmp_path / "run" / "checkpoint").glob("*.safetensors"):
+        write_checkpoint(file, read_checkpoint(file, [own], CPU), older)
+    with pytest.raises(UserError, match=r"engine\.threads = 2 there, 3 here"):
+        run(small(**{"engine.threads": 3}), out=tmp_path / "run")
+    _, _, start = resumed(experiment, tmp_path / "run")
+    assert start == 2
+    assert_same(tmp_path / "run", tmp_path / "straight")
 
 
 def test_data_changed_since(tmp_path: Path) -> None:
@@ -415,6 +435,6 @@ def test_what_is_read_lies_where_torch_would_put_it(tmp_path: Path) -> None:
     memory = {client: {"kept": torch.randn(1, 7), "one": torch.randn(1, 1)} for client in range(5)}
     state = State(1, ServerState(torch.randn(1, 7), {}, {}), memory, {})
     write_checkpoint(tmp_path / "checkpoint.safetensors", state, "hash")
-    read = read_checkpoint(tmp_path / "checkpoint.safetensors", "hash", CPU)
+    read = read_checkpoint(tmp_path / "checkpoint.safetensors", ["hash"], CPU)
     assert all(rows.data_ptr() % 64 == 0 for kept in read.memory.values() for rows in kept.values())
     assert read.server.w.data_ptr() % 64 == 0

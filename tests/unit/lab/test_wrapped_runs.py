@@ -141,6 +141,66 @@ def test_what_the_hub_says_of_the_cohort(wrapper: dict[str, Any], rows: list[int
     assert (downs == [4 / 6, 4 / 6]) == bool(wrapper)
 
 
+# Clients without examples ---------------------------------------------------------------------------------------------
+
+
+def sparse(**changes: Any) -> tuple[Experiment, tuple[Any, ...], list[int]]:
+    """An experiment on 12 clients of which some hold nothing, its data, and the clients that hold something."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 5)), np.arange(60) % 3
+    split = {"scheme": "dirichlet_unbalanced", "clients": 12, "beta": 0.05, "min_examples": 0, "allow_empty": True}
+    asked = BASE.changed({f"split.{key}": value for key, value in split.items()}).changed(
+        {"engine.precision": "fp64", "server.cohort": None, "local.momentum": 0.0, **changes}
+    )
+    federation = build(asked.changed({"local.batch": 1}), data=(x, y, x, y))
+    asked = asked.changed({"local.batch": max(federation.examples)})  # one batch a client, whatever its number
+    owners = np.empty(60, int)
+    for number, client in enumerate(federation.filled):
+        owners[federation.feed.clients[client]] = number
+    return asked, (x, y, x, y, owners), [int(client) for client in federation.filled]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm.name": "scaffold", "algorithm.variate_mean": "uniform"},
+        {"algorithm.name": "scaffold", "robust.rule": "median"},
+        {"algorithm.name": "scaffold", "privacy.noise": 0.0},
+        {"algorithm.name": "feddyn", "algorithm.mean": "uniform"},
+        {"algorithm.name": "feddyn", "robust.rule": "trimmed_mean"},
+        {"algorithm.name": "scaffold", "algorithm.variate_mean": "uniform", "server.cohort": 0.5},
+    ],
+    ids=str,
+)
+def test_clients_without_examples_change_no_result(changes: dict[str, Any]) -> None:
+    """The same federation without them, but for the order in which a client's one batch is added up."""
+    asked, data, filled = sparse(**changes)
+    assert 3 < len(filled) < 12
+    without = asked.changed({"split.scheme": "given", "split.clients": len(filled)})
+    one, two = (run(e, data=d) for e, d in ((asked, data[:4]), (without, data)))
+    for key, tensor in two.weights.items():
+        assert torch.allclose(one.weights[key], tensor, rtol=0, atol=1e-9), key
+
+
+def test_attackers_are_drawn_from_clients_that_take_part() -> None:
+    asked, data, filled = sparse(**{"attack.kind": "sign_flip", "attack.clients": 1})
+    for count in range(1, len(filled) + 1):
+        attack = build(asked.changed({"attack.clients": count}), data=data[:4]).wrappers.attack
+        assert attack is not None
+        assert len(attack.clients) == count
+        assert attack.clients <= set(filled)
+    with pytest.raises(UserError, match=f"attack.clients = 12 but only {len(filled)} of 12 clients hold examples"):
+        build(asked.changed({"attack.clients": 12}), data=data[:4])
+
+
+def test_clients_without_examples_are_named_and_are_not_small() -> None:
+    asked, data, filled = sparse(**{"local.small_clients": "refuse"})
+    smallest = min(size for size in build(asked.changed({"local.batch": 1}), data=data[:4]).examples if size)
+    federation = build(asked.changed({"local.batch": smallest}), data=data[:4])
+    assert f"{12 - len(filled)} of 12 clients hold no examples and never take part" in federation.notices
+    assert federation.cohort_size == len(filled)
+
+
 # Neutral settings -----------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,8 @@ from fedgg.report.compare import compare
 from fedgg.report.folded import fold, read_folded, unfold, write_folded
 from fedgg.report.folders import RunRecord, StudyRecord, read_run, read_study
 
+INF = float("inf")
+
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[RunRecord]:
@@ -97,6 +99,16 @@ def test_the_file_has_a_line_for_each_run(tmp_path: Path, runs: list[RunRecord])
     empty = tmp_path / "empty.json"
     write_folded([], empty)
     assert read_folded(empty) == []
+
+
+def test_infinite_settings_fold_to_plain_json(tmp_path: Path, runs: list[RunRecord]) -> None:
+    """`Infinity`, which Python's json writes, is refused by other readers."""
+    for mu, record in zip((INF, -INF, [0.5, INF]), runs, strict=True):
+        record.config["algorithm"]["mu"] = mu
+    file = tmp_path / "folded.json"
+    write_folded(runs, file)
+    json.loads(file.read_text(), parse_constant=pytest.fail)
+    assert [record.config["algorithm"]["mu"] for record in read_folded(file)] == [INF, -INF, [0.5, INF]]
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ def test_the_command_makes_the_same_runs(tmp_path: Path) -> None:
         "FedAvg": {"algorithm.name": "fedavg"},
         'odd "name" \\ END\nEND': {"algorithm.name": "fedgg", "algorithm.mu": 0.1, "local.lr": 0.5},
         "SCAFFOLD": {"algorithm.name": "scaffold", "server.cohort": 3},
+        "neutral": {"algorithm.name": "fedexp", "algorithm.epsilon": float("inf")},
     }
     asked = Study(Experiment(rounds=7, split={"beta": 0.25}), variants, (3, 1), "SCAFFOLD")
     command = command_again(study_of(asked))
@@ -53,6 +54,14 @@ def test_the_command_makes_the_same_runs(tmp_path: Path) -> None:
     again = load_study(file)
     assert (again.seeds, again.reference, list(again.variants)) == (asked.seeds, asked.reference, list(variants))
     assert again.hash() == asked.hash()
+
+
+def test_an_infinite_value_is_shown_on_its_axis_and_among_the_settings() -> None:
+    rows = {"usual": {"algorithm.epsilon": 0.001}, "neutral": {"algorithm.epsilon": float("inf")}}
+    study = study_of(Study(Experiment(algorithm={"name": "fedexp"}), rows, (0,), "usual"))
+    shown = json.loads(as_json(group_data(Group(study))))
+    assert shown["axes"]["values"] == {"algorithm.epsilon": [0.001, "inf"]}
+    assert tomllib.loads(shown["settings"]["own"]["neutral"]) == {"algorithm": {"epsilon": float("inf")}}
 
 
 def test_one_row_again(tmp_path: Path) -> None:

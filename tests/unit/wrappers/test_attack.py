@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from messages import rows
@@ -20,11 +21,11 @@ ENDS: dict[int, LocalEnd | Lost] = {0: end([1, 2]), 1: end([3, 4]), 2: Lost(2, "
 
 
 def test_the_attackers_are_a_function_of_the_seed() -> None:
-    one = Attack.draw("nan", 1.0, 3, 10, seed=4)
+    one = Attack.draw("nan", 1.0, 3, np.arange(10), seed=4)
     assert len(one.clients) == 3
     assert one.clients <= set(range(10))
-    assert Attack.draw("noise", 2.0, 3, 10, seed=4).clients == one.clients
-    assert len({Attack.draw("nan", 1.0, 3, 10, seed=seed).clients for seed in range(8)}) > 4
+    assert Attack.draw("noise", 2.0, 3, np.arange(10), seed=4).clients == one.clients
+    assert len({Attack.draw("nan", 1.0, 3, np.arange(10), seed=seed).clients for seed in range(8)}) > 4
 
 
 def test_sign_flip() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from fedgg.algorithms import FedAvg
@@ -22,7 +23,7 @@ GOAL = WORLD.optimum()
 def left(collector: Collector, attackers: int, kind: str = "sign_flip", rounds: int = 25) -> float:
     """Of the way to the optimum, after so many rounds of four full-batch steps."""
     algorithm, net, feed, examples = FedAvg(), WORLD.net(), WORLD.feed(), [len(x) for x in WORLD.x]
-    attack = Attack.draw(kind, 10.0, attackers, 10, seed=0) if attackers else None  # type: ignore[arg-type]
+    attack = Attack.draw(kind, 10.0, attackers, np.arange(10), seed=0) if attackers else None  # type: ignore[arg-type]
     state = State(0, first_state(algorithm, net.start, {}), {}, {})
     for number in range(rounds):
         job = RoundJob(
