@@ -18,7 +18,7 @@ from fedgg.core.algorithm import Algorithm, Number, arithmetic_beside_fedavg
 from fedgg.core.seeds import torch_stream
 from fedgg.engines.strangers import read_module
 from fedgg.errors import UserError
-from fedgg.lab.complaints import nearest
+from fedgg.lab.complaints import elsewhere, nearest
 from fedgg.lab.config import Experiment
 from fedgg.models import MODELS
 
@@ -94,8 +94,9 @@ def _checked(kind: type[Algorithm], values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unknown_setting(section: str, name: str, key: str, known: list[str]) -> str:
-    said = nearest(key, known, section) if known else ": it has none"
-    return f"{section} {name} has no setting {key!r}{said}"
+    suggestion = nearest(key, known, section) if known else ": it has none"
+    others = elsewhere(Experiment, f"{section}.{key}")
+    return f"{section} {name} has no setting {key!r}{suggestion}" + (f"; elsewhere: {others}" if others else "")
 
 
 def _check_setting(key: str, value: Any, kind: Any) -> None:
