@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Hub, Number, Site, setting
-from fedgg.core.rows import Rows, dot
+from fedgg.core.rows import Rows, dot, length
 
 EPSILON = 1e-8  # the floor under both lengths in torch.nn.functional.cosine_similarity
 
@@ -68,7 +68,7 @@ class FedGG(Algorithm):
         return {"update": hub.memory["update"]} if self.direction == "sent" else {}
 
     def begin(self, w: Tensor, site: Site) -> Rows:
-        update = site.down["update"] if self.direction == "sent" else w - site.memory["received"]
+        update = self._last_update(w, site)
         reach = (dot(update, update) if self.scope == "model" else site.net.layout.layer_dot(update, update)).sqrt()
         return {"anchor": w, "direction": update * self._inverse(reach), "reach": reach}
 
@@ -84,15 +84,27 @@ class FedGG(Algorithm):
         return up, {} if self.direction == "sent" else {"received": site.notes["anchor"]}
 
     def readings(self, w: Tensor, site: Site) -> Rows:
-        """As they stand after the last local step, for the whole model: c, lambda, |u| and the last step's length."""
-        far, unit = (site.inner(name, name).sqrt() for name in ("drift", "direction"))
-        cosine = site.inner("direction", "drift") / (far * unit).clamp_min(torch.finfo(w.dtype).tiny)
+        """As they stand after the last local step: c, lambda, |u| and the last step's length.
+
+        Of the whole model, under `scope = "layer"` too: c is the cosine of the drift and the last global update.
+        """
+        far = site.inner("drift", "drift").sqrt()
+        if self.scope == "model":
+            along, reach = site.inner("direction", "drift"), site.inner("direction", "direction").sqrt()
+        else:  # every layer of the note `direction` has length 1, so that together they point another way than g
+            update = self._last_update(site.notes["anchor"], site)
+            along, reach = dot(update, site.vector("drift")), length(update)
+        cosine = along / (far * reach).clamp_min(torch.finfo(w.dtype).tiny)
         weight = self.mu * far * site.last_move if self.weight == "adaptive" else self.lam + 0 * far
         return {"cosine": cosine, "weight": weight, "drift": far, "step": site.last_move}
 
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
         new, memory = super().aggregate(w, up, share, hub)
         return new, {"update": new - w} if self.direction == "sent" else memory
+
+    def _last_update(self, anchor: Tensor, site: Site) -> Tensor:
+        """g, the last global update as this client knows it."""
+        return site.down["update"] if self.direction == "sent" else anchor - site.memory["received"]
 
     def _pull(self, inverse_drift: Tensor, site: Site) -> Tensor:
         """lambda / |u|, the length of the term: the first step has its own."""

@@ -10,9 +10,11 @@ Laws, each of them a test: functions leave their arguments alone; rows never loo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
@@ -29,11 +31,31 @@ Weighing = Literal["examples", "clients"]  # how clients count in the problem th
 def setting(default: Any, about: str, origin: str, *, positive: bool = False, may_be_infinite: bool = False) -> Any:
     """A hyper-parameter with its meaning and where its default comes from (shown by `fedgg list`).
 
-    `positive`: zero is refused, because something is divided by it. `may_be_infinite`: infinity, refused elsewhere, has
-    a meaning.
+    Numbers are zero or more and finite; `positive`: zero is refused too, because something is divided by it;
+    `may_be_infinite`: infinity has a meaning.
     """
     metadata = {"about": about, "origin": origin, "positive": positive, "may_be_infinite": may_be_infinite}
     return field(default=default, metadata=metadata)
+
+
+def what_it_must_be(value: Any, kind: Any, limits: Mapping[str, Any] | None = None) -> str | None:
+    """In words, where the value is not a setting of this type; None where it is. `limits`: what `setting` declares."""
+    limits = limits or {}
+    positive = limits.get("positive", False)
+    if get_origin(kind) is Literal:
+        return None if value in get_args(kind) else f"choose from {', '.join(map(str, get_args(kind)))}"
+    if kind is bool or kind is str:
+        return None if isinstance(value, kind) else f"must be {'true or false' if kind is bool else 'text'}"
+    if kind is int:
+        return None if isinstance(value, int) and not isinstance(value, bool) else "must be a whole number"
+    if isinstance(value, Tensor):
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and value == math.inf:
+        return None if limits.get("may_be_infinite") else "must be a finite number"
+    if is_number and value >= 0 and not (positive and value == 0):
+        return None
+    return "must be a number above zero" if positive else "must be a number, zero or more"
 
 
 @dataclass(frozen=True)
@@ -124,6 +146,13 @@ class Algorithm:
     needs_representation: ClassVar[bool] = False  # of the model: see `core.representation`
     needs_proxy: ClassVar[bool] = False  # examples at the server: `data.proxy`
 
+    def __post_init__(self) -> None:
+        """Refuse settings out of their range. Columns are taken as they are: engines make them in every round."""
+        for name, kind, limits in _settings(type(self)):
+            value = getattr(self, name)
+            if isinstance(value, _PLAIN) and (wrong := what_it_must_be(value, kind, limits)):
+                raise UserError(f"{type(self).__name__}({name}={value!r}): {wrong}")
+
     def neutral(self) -> Algorithm | None:
         """The same algorithm set so that it is FedAvg, bit for bit, where it has such a setting."""
         return None
@@ -193,6 +222,19 @@ class Algorithm:
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
         """The next global model `[1, P]` and the server's memory; `share` `[K, 1]` sums to one."""
         return w + weighted_sum(share, up["delta"]), hub.memory
+
+
+_PLAIN = (bool, int, float, str, list, tuple, dict, type(None))  # not tensors, nor what stands for them in a trace
+
+
+@cache
+def _settings(kind: type[Algorithm]) -> tuple[tuple[str, Any, Mapping[str, Any]], ...]:
+    """Name and type of every setting, and what `setting` declares of it."""
+    try:
+        types = get_type_hints(kind)
+    except Exception:  # of a user's own, whose annotations need not be importable
+        return ()
+    return tuple((f.name, types[f.name], f.metadata) for f in fields(kind))
 
 
 def arithmetic_beside_fedavg(algorithm: Algorithm | type[Algorithm], epochs: int) -> float:

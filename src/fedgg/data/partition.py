@@ -94,7 +94,7 @@ def partition(
         if smallest >= needed:
             return _by_owner(scheme, owners, sizes)
         best = max(best, smallest)
-    raise UserError(_exhausted(scheme, clients, beta, needed, best))
+    raise UserError(_exhausted(scheme, clients, beta, min_examples, best))
 
 
 def _by_owner(scheme: str, owners: Indices, sizes: Indices) -> Partition:
@@ -102,13 +102,26 @@ def _by_owner(scheme: str, owners: Indices, sizes: Indices) -> Partition:
     return Partition(scheme, tuple(np.split(order, np.cumsum(sizes)[:-1])))
 
 
-def _exhausted(scheme: str, clients: int, beta: float, needed: int, best: int) -> str:
+def _exhausted(scheme: str, clients: int, beta: float, min_examples: int, best: int) -> str:
     reached = f"the best smallest client had {best}" if best >= 0 else "no attempt gave a whole split"
-    setting, remedy = (f" with beta={beta:g}", "a larger beta") if scheme != "shards" else ("", "fewer clients")
-    return (
-        f"split {scheme!r}{setting} over {clients} clients never gave every client {needed} examples in "
-        f"{MAX_ATTEMPTS} attempts ({reached}); take {remedy} or a smaller min_examples"
+    setting, remedy = (
+        (f" with beta={beta:g}", "a larger beta, fewer clients") if scheme != "shards" else ("", "fewer clients")
     )
+    examples = f"{min_examples} examples" if min_examples > 1 else "an example"
+    return (
+        f"split {scheme!r}{setting} over {clients} clients never gave every client {examples} in {MAX_ATTEMPTS} "
+        f"attempts ({reached}); take {remedy}{_smaller_clients(min_examples, best)}"
+    )
+
+
+def _smaller_clients(min_examples: int, best: int) -> str:
+    """The way out by accepting smaller clients, where some attempt would have passed."""
+    if best < 0:
+        return ""
+    if best > 0:
+        return f", or split.min_examples = {best}"
+    also = "split.min_examples = 0 with " if min_examples else ""
+    return f", or let clients have no examples: {also}split.allow_empty = true"
 
 
 def _check(

@@ -41,16 +41,7 @@ def _describe(problem: Any, model: type[BaseModel]) -> str:
             return (
                 f"unknown key {key!r}: choose from {', '.join(f'{place[0]}.{own}' for own in _keys(model, place[:-1]))}"
             )
-        elsewhere = [full for full in _all_keys(model) if full.endswith(f".{place[-1]}")]
-        if elsewhere:
-            return f"unknown key {key!r}: did you mean {elsewhere[0]!r}?"
-        if len(place) == 1 and place[0] in _ALGORITHMS_KEYS:
-            return f"unknown key {key!r}: did you mean 'algorithm.{key}'?"
-        if len(place) == 1 and isinstance(problem["input"], dict):
-            whole = [f"{key}.{inner}" for inner in problem["input"]][:1]
-            if close := [one for full in whole for one in difflib.get_close_matches(full, _all_keys(model), n=1)]:
-                return f"unknown key {whole[0]!r}: did you mean {close[0]!r}?"
-        return f"unknown key {key!r}{nearest(place[-1], _keys(model, place[:-1]), '.'.join(place[:-1]))}"
+        return f"unknown key {_unknown(place, problem['input'], model)}"
     if problem["type"] in ("model_type", "model_attributes_type", "dict_type") and key in model.model_fields:
         inner = _keys(model, [key])
         return (
@@ -65,14 +56,57 @@ def _describe(problem: Any, model: type[BaseModel]) -> str:
     return f"{key} = {problem['input']!r}: {message[0].lower()}{message[1:]}"
 
 
-_ALGORITHMS_KEYS = {field.name for kind in ALGORITHMS.values() for field in fields(kind)}
+def _unknown(place: list[str], value: Any, model: type[BaseModel]) -> str:
+    """The key and what may have been meant: a similar key of the same section first, then the same word elsewhere."""
+    if len(place) == 1 and isinstance(value, dict) and value:  # an unknown section
+        full = f"{place[0]}.{next(iter(value))}"
+        close = difflib.get_close_matches(full, _all_keys(model), n=1)
+        meant = [repr(close[0])] if close else _elsewhere(model, full)
+        return (
+            f"{full!r}: did you mean {' or '.join(meant)}?"
+            if meant
+            else f"{place[0]!r}{nearest(place[0], _keys(model, []))}"
+        )
+    key, section, word = ".".join(place), ".".join(place[:-1]), place[-1]
+    if not section:
+        same_word = _elsewhere(model, word)
+        return f"{key!r}" + (
+            f": did you mean {' or '.join(same_word)}?" if same_word else nearest(word, _keys(model, []))
+        )
+    others, keys = elsewhere(model, key), _keys(model, place[:-1])
+    if not others:
+        return f"{key!r}{nearest(word, keys, section)}"
+    # A key of another section has another meaning: it does not stand before a similar one of this section.
+    close = difflib.get_close_matches(word, keys, n=1, cutoff=0.7)
+    if close:
+        return f"{key!r}: did you mean {f'{section}.{close[0]}'!r}? Elsewhere: {others}"
+    return f"{key!r}: [{section}] has {', '.join(keys)}; elsewhere: {others}"
 
 
-def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
-    keys = []
+def elsewhere(model: type[BaseModel], key: str) -> str:
+    """Keys of other sections with the same last word, each with its meaning; empty where there are none."""
+    return ", ".join(_elsewhere(model, key, described=True))
+
+
+def _elsewhere(model: type[BaseModel], key: str, *, described: bool = False) -> list[str]:
+    section, _, word = key.rpartition(".")
+    abouts = _all_keys(model)
+    same = [full for full in abouts if full.rpartition(".")[2] == word and full.rpartition(".")[0] != section]
+    keys = [f"{full!r} ({abouts[full].partition(';')[0]})" if described else repr(full) for full in same]
+    return [*_of_algorithms(f"{section}_{word}"), *keys, *_of_algorithms(word)]
+
+
+def _of_algorithms(setting: str) -> list[str]:
+    names = [name for name, kind in ALGORITHMS.items() if setting in {field.name for field in fields(kind)}]
+    return [f"'algorithm.{setting}' of {', '.join(names)}"] if names else []
+
+
+def _all_keys(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
+    """Every key with its description."""
+    keys = {}
     for name, field in model.model_fields.items():
         inner = section_in(field.annotation)
-        keys += [f"{prefix}{name}"] if inner is None else _all_keys(inner, f"{prefix}{name}.")
+        keys |= {f"{prefix}{name}": field.description or ""} if inner is None else _all_keys(inner, f"{prefix}{name}.")
     return keys
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_origin, get_type_hints
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedgg.algorithms import ALGORITHMS
-from fedgg.core.algorithm import Algorithm, Number, arithmetic_beside_fedavg
+from fedgg.core.algorithm import Algorithm, Number, arithmetic_beside_fedavg, what_it_must_be
 from fedgg.core.seeds import torch_stream
 from fedgg.engines.strangers import read_module
 from fedgg.errors import UserError
-from fedgg.lab.complaints import nearest
+from fedgg.lab.complaints import elsewhere, nearest
 from fedgg.lab.config import Experiment
 from fedgg.models import MODELS
 
@@ -84,39 +84,23 @@ def given_algorithm(given: Any) -> Algorithm:
 
 def _checked(kind: type[Algorithm], values: dict[str, Any]) -> dict[str, Any]:
     """The values, numbers as floats: experiments that differ in a number train as one program, 1 or 1.0."""
-    types = get_type_hints(kind)
-    positive, infinite = (
-        {field.name for field in fields(kind) if field.metadata.get(mark)} for mark in ("positive", "may_be_infinite")
-    )
+    types, limits = get_type_hints(kind), {field.name: field.metadata for field in fields(kind)}
     for key, value in values.items():
-        if not (key in infinite and isinstance(value, float) and value == float("inf")):
-            _check_setting(f"algorithm.{key}", value, types[key])
-        if key in positive and not isinstance(value, Tensor) and value == 0:
-            raise UserError(f"algorithm.{key} = {value!r}: must be above zero")
+        _check_setting(f"algorithm.{key}", value, types[key], limits[key])
     numbers = {key for key, value in values.items() if types[key] in (Number, float) and isinstance(value, int)}
     return values | {key: float(values[key]) for key in numbers}
 
 
 def _unknown_setting(section: str, name: str, key: str, known: list[str]) -> str:
-    said = nearest(key, known, section) if known else ": it has none"
-    return f"{section} {name} has no setting {key!r}{said}"
+    suggestion = nearest(key, known, section) if known else ": it has none"
+    others = elsewhere(Experiment, f"{section}.{key}")
+    return f"{section} {name} has no setting {key!r}{suggestion}" + (f"; elsewhere: {others}" if others else "")
 
 
-def _check_setting(key: str, value: Any, kind: Any) -> None:
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise UserError(f"{key} = {value!r}: choose from {', '.join(map(str, get_args(kind)))}")
-    elif kind is bool or kind is str:
-        if not isinstance(value, kind):
-            raise UserError(f"{key} = {value!r}: must be {'true or false' if kind is bool else 'text'}")
-    elif kind is int:
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise UserError(f"{key} = {value!r}: must be a whole number")
-    elif not isinstance(value, Tensor):
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-            raise UserError(f"{key} = {value!r}: must be a number, zero or more")
-        if value == float("inf"):
-            raise UserError(f"{key} = {value!r}: must be a finite number")
+def _check_setting(key: str, value: Any, kind: Any, limits: Mapping[str, Any] | None = None) -> None:
+    wrong = what_it_must_be(value, kind, limits)
+    if wrong is not None:
+        raise UserError(f"{key} = {value!r}: {wrong}")
 
 
 def extra_work(experiment: Experiment) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -142,20 +143,36 @@ def test_seventy_five_thousand_examples_are_dealt_quickly() -> None:
     assert time.perf_counter() - started < 3.0
 
 
-def test_retries_end_with_advice() -> None:
+def advice(labels: Indices, clients: int, beta: float, **changes: Any) -> str:
     with pytest.raises(UserError) as caught:
-        partition("dirichlet_unbalanced", balanced_labels(200, 2), 20, 0, beta=0.01)
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in ("dirichlet_unbalanced", "beta=0.01", "20 clients", "had 0", "larger beta", "smaller min_examples"):
+        partition("dirichlet_unbalanced", labels, clients, 0, beta=beta, **changes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_retries_end_with_advice_that_helps() -> None:
+    labels = balanced_labels(200, 2)
+    message = advice(labels, 20, 0.01)
+    for part in ("dirichlet_unbalanced", "beta=0.01", "20 clients", "10 examples", "had 0", "a larger beta"):
         assert part in message
+    assert message.endswith("let clients have no examples: split.min_examples = 0 with split.allow_empty = true")
+    partition("dirichlet_unbalanced", labels, 20, 0, beta=0.01, min_examples=0, allow_empty=True)
+
+    message = advice(labels, 20, 0.01, min_examples=0)
+    assert "every client an example" in message
+    assert message.endswith("or let clients have no examples: split.allow_empty = true")  # nothing is below 0
+
+    message = advice(labels, 5, 0.5, min_examples=40)
+    fewer = int(re.fullmatch(r".*fewer clients, or split.min_examples = (\d+)", message)[1])  # type: ignore[index]
+    assert fewer < 40
+    partition("dirichlet_unbalanced", labels, 5, 0, beta=0.5, min_examples=fewer)
 
 
 def test_a_client_is_empty_only_where_allowed() -> None:
     labels = balanced_labels(60, 2)
     split = partition("dirichlet_unbalanced", labels, 12, 0, beta=0.02, min_examples=0, allow_empty=True)
     assert split.sizes.min() == 0
-    with pytest.raises(UserError, match="every client 1 examples"):
+    with pytest.raises(UserError, match="every client an example"):
         partition("dirichlet_unbalanced", labels, 12, 0, beta=0.02, min_examples=0)
 
 

@@ -148,6 +148,34 @@ def test_threads_are_part_of_a_runs_identity_unless_workers_have_one_each() -> N
         ({"spilt.clients": 3}, ("'spilt.clients'", "did you mean 'split.clients'")),
         ({"round": 3}, ("'round'", "'rounds'")),
         ({"zzz": 3}, ("'zzz'", "choose from", "rounds")),
+        ({"lr": 3}, ("did you mean 'local.lr'?",)),
+        ({"clip": 3}, ("did you mean 'privacy.clip' or 'robust.clip'?",)),
+        ({"mu": 3}, ("did you mean 'algorithm.mu' of fedprox, ",)),
+        ({"momentum": 0.5}, ("did you mean 'local.momentum' or 'algorithm.momentum' of fedavgm, fedacg?",)),
+        ({"optimizer.lr": 3}, ("'optimizer.lr'", "did you mean 'local.lr'?")),
+        ({"split.seed": 3}, ("[split] has scheme, clients, ", "elsewhere: 'seed' (everything random")),
+        (
+            {"local.clients": 3},
+            ("did you mean 'local.small_clients'? Elsewhere: 'split.clients' (how many there are)",),
+        ),
+        ({"local.mu": 3}, ("[local] has epochs, ", "elsewhere: 'algorithm.mu' of fedprox, ")),
+        (
+            {"local.clip": 3},
+            (
+                "[local] has epochs, batch, ",
+                "elsewhere: 'privacy.clip' (length that no client's message",
+                "'robust.clip'",
+            ),
+        ),
+        (
+            {"server.lr": 3},
+            (
+                "[server] has cohort, ",
+                "elsewhere: 'algorithm.server_lr' of fedavgm, fedadagrad, fedadam, fedyogi",
+                "'local.lr' (learning rate",
+            ),
+        ),
+        ({"server.server_lr": 3}, ("elsewhere: 'algorithm.server_lr' of fedavgm, fedadagrad, fedadam, fedyogi",)),
         ({"split.clients": -1}, ("split.clients = -1", "greater than or equal to 1")),
         ({"local.batch": 0}, ("local.batch = 0",)),
         ({"local.lr": float("nan")}, ("local.lr",)),
@@ -172,6 +200,14 @@ def test_mistakes_in_one_line(changes: dict[str, Any], words: tuple[str, ...]) -
     assert "\n" not in str(caught.value)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(("key", "wrong"), [("local.clip", "privacy.clip"), ("server.lr", "local.lr")])
+def test_a_key_of_another_section_is_not_what_was_meant(key: str, wrong: str) -> None:
+    """It has the same last word and another meaning."""
+    with pytest.raises(UserError) as caught:
+        Experiment().changed({key: 1})
+    assert f"did you mean '{wrong}'" not in str(caught.value)
 
 
 def test_many_mistakes_are_not_all_listed() -> None:

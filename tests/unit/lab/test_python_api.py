@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,14 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(7, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
+@dataclass(frozen=True)
+class Unchecked(fedgg.FedProx):
+    """Differs from FedProx: its own `__post_init__` checks nothing."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize("algorithm", ["fedprox", fedgg.FedProx, fedgg.FedProx()])
 def test_an_algorithm_by_name_class_or_instance(algorithm: Any) -> None:
     done = fedgg.run(SMALL, model=model, data=table(), algorithm=algorithm)
@@ -41,7 +50,7 @@ def test_an_algorithm_by_name_class_or_instance(algorithm: Any) -> None:
     ("given", "word"),
     [
         ({"algorithm": 3}, "fedgg.FedGG"),
-        ({"algorithm": fedgg.FedGG(mu=-1.0)}, "algorithm.mu = -1.0"),
+        ({"algorithm": Unchecked(mu=-1.0)}, "algorithm.mu = -1.0"),
         ({"algorithm": "fedgb"}, "did you mean 'fedgg'"),
         ({"data": table()[:3]}, "x_train, y_train, x_test, y_test"),
         ({"data": "digits"}, "goes into the experiment"),
