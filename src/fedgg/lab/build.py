@@ -22,7 +22,7 @@ from fedgg.data.dataset import Dataset
 from fedgg.data.feed import Feed
 from fedgg.data.normalise import scaling
 from fedgg.data.partition import Partition, given_partition, partition
-from fedgg.data.sources import load
+from fedgg.data.sources import are_own_arrays, load
 from fedgg.errors import UserError
 from fedgg.lab.arithmetic import DTYPES
 from fedgg.lab.batches import check_batches, check_single_examples
@@ -34,6 +34,7 @@ from fedgg.lab.parts import build_algorithm, build_model, check_needs, load_star
 from fedgg.lab.wrapping import NOTHING, Wrappers, wrappers_of
 
 ModelGiven = nn.Module | Callable[..., nn.Module]
+LARGE_INPUTS = 30.0  # root mean square of a feature, above which a usual learning rate may be too much
 DataGiven = Dataset | tuple[Any, Any, Any, Any] | tuple[Any, Any, Any, Any, Any]
 
 
@@ -110,6 +111,7 @@ def build(
     notices = (
         *_empty_classes(dataset),
         *_unused_owners(experiment, dataset),
+        *_far_from_unit_scale(experiment, dataset, federation.net.module),
         *_without_effect(experiment),
         *federation.notices,
     )
@@ -285,6 +287,25 @@ def _unused_owners(experiment: Experiment, dataset: Dataset) -> list[str]:
     if dataset.owners is None or experiment.split.scheme == "given":
         return []
     return ["the data name the client of each example, and are split anew: split.scheme = 'given' keeps their clients"]
+
+
+def _far_from_unit_scale(experiment: Experiment, dataset: Dataset, module: nn.Module) -> list[str]:
+    """Own arrays reach the model as they are: where that may surprise it, how to have them scaled."""
+    if not are_own_arrays(experiment.data.source):
+        return []
+    embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in module.modules())
+    if experiment.data.normalise != "none":
+        whole = embeds and all(bool((x == x.round()).all()) for x in dataset.x_train.split(8192))
+        scaled = f"data.normalise = {experiment.data.normalise!r} scales them before the model sees them"
+        return [f"the inputs are whole numbers, and {scaled}: token ids need data.normalise = 'none'"] if whole else []
+    mean, deviation = dataset.moments
+    largest = float((mean.square() + deviation.square()).sqrt().max())
+    if embeds or largest < LARGE_INPUTS:
+        return []
+    return [
+        f"the inputs reach the model as they are, with a root mean square of up to {largest:.3g} in a feature: "
+        f"data.normalise = 'standard' would give each feature mean 0 and deviation 1"
+    ]
 
 
 def _without_effect(experiment: Experiment) -> list[str]:
