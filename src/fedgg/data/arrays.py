@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ def from_arrays(
     `clients` says who holds each training example, by numbers or names [N]: clients are then numbered in the order of
     these, for the split `given`, and keep them as their names.
     """
+    _refuse_several_inputs(x_train, y_train, "x_train", name)
+    _refuse_several_inputs(x_test, y_test, "x_test", name)
     inputs = {"x_train": input_tensor(x_train, "x_train", name), "x_test": input_tensor(x_test, "x_test", name)}
     words = [_words(y_train), _words(y_test)]
     if words[0] is not None and words[1] is not None:
@@ -99,6 +101,18 @@ def _as_array(values: Any, key: str, name: str) -> NDArray[Any]:
     if array.dtype.kind not in "buif":
         raise UserError(f"{name}: {key} holds {array.dtype}, not numbers; convert it first")
     return array
+
+
+def _refuse_several_inputs(x: Any, y: Any, key: str, name: str) -> None:
+    """A mapping, or arrays of which each has an entry for every example; a list of examples is one input."""
+    several = isinstance(x, Mapping)
+    if isinstance(x, tuple | list) and hasattr(y, "__len__"):
+        several = 0 < len(x) != len(y) and all(tuple(getattr(part, "shape", ()))[:1] == (len(y),) for part in x)
+    if several:
+        raise UserError(
+            f"{name}: {key} holds several arrays, and models with several inputs are not supported yet: give one "
+            f"array, for instance the inputs side by side (numpy.concatenate), and take it apart in forward()"
+        )
 
 
 def input_tensor(values: Any, key: str, name: str) -> Tensor:

@@ -165,11 +165,11 @@ def build_model(
         if key in settings:
             _check_setting(f"model.{key}", settings[key], kind)
     given = {key: value for key, value in offered.items() if key in accepted}
-    try:
-        with torch_stream(seed, "model"):
+    with torch_stream(seed, "model"):
+        try:
             module = maker(**given, **settings)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"model {title} cannot be built with {settings or 'its defaults'}: {error}") from error
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"model {title} cannot be built with {settings or 'its defaults'}: {error}") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model {title} is a {type(module).__name__}, not a torch.nn.Module")
     return module
