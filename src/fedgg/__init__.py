@@ -9,6 +9,8 @@ Names are looked up when they are first used, so that `fedgg --help` and the rep
 from __future__ import annotations
 
 import importlib
+from functools import cache
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from fedgg.errors import UserError
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from fedgg.lab.runner import Run, Watcher, run
     from fedgg.lab.study import Study, run_study
 
+OLDEST_NUMPY = (2, 0)
 _HOMES = {
     "fedgg.comparing": ("Compared", "compare"),
     "fedgg.core.algorithm": ("Algorithm", "Batch", "Hub", "Number", "Site", "setting"),
@@ -54,11 +57,23 @@ _HOMES = {
 __version__ = VERSION
 
 
+@cache
+def check_numpy() -> None:
+    """Refuse an older NumPy by name, before something else fails because of it. Nothing is imported for that."""
+    try:
+        found = metadata.version("numpy")
+    except metadata.PackageNotFoundError:
+        return  # the import will say so
+    if tuple(int(part) for part in found.split(".")[:2] if part.isdecimal()) < OLDEST_NUMPY:
+        raise UserError(f"fedgg needs NumPy 2.0 or newer, and this is {found}: pip install -U numpy")
+
+
 def __getattr__(name: str) -> Any:
     if name == "flower":
         return importlib.import_module("fedgg.flower")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'fedgg' has no attribute {name!r}")
+    check_numpy()
     return getattr(importlib.import_module(_HOME_OF[name]), name)
 
 

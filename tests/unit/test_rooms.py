@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -105,3 +106,17 @@ print([name for name in ("torch", "sklearn", "scipy") if name in sys.modules])
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert "torch" not in found.stdout
     assert "sklearn" not in found.stdout
+
+
+def test_an_older_numpy_is_named(tmp_path: Path) -> None:
+    """In one line, from the command line and from Python, before anything fails for another reason."""
+    info = tmp_path / "numpy-1.26.4.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 1.26.4\n")
+    older = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(HOME.parent)])}
+    code = "import fedgg; fedgg.run(fedgg.Experiment(rounds=1))"
+    for words, status in ((["-m", "fedgg", "list"], 2), (["-c", code], 1)):
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=older, timeout=60)
+        assert "fedgg needs NumPy 2.0 or newer, and this is 1.26.4: pip install -U numpy" in done.stderr
+        assert ("Traceback" in done.stderr) is (status == 1)
+        assert done.returncode == status

@@ -8,6 +8,7 @@ import sys
 import click
 import typer
 
+from fedgg import check_numpy
 from fedgg.cli import bench, data, flower, listing, report, reproduce, run, study
 from fedgg.cli.screen import complain
 from fedgg.errors import UserError
@@ -53,6 +54,7 @@ def main() -> None:
     """Exit codes: 0 done, 1 a check failed or a run diverged, 2 a mistake of the user's, 130 stopped by Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` and `timeout` stop as orderly as Ctrl-C does
     try:
+        check_numpy()
         code = app(standalone_mode=False)
     except UserError as error:
         complain(str(error))

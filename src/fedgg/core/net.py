@@ -196,6 +196,8 @@ def _hint(shape: tuple[int, ...], reason: str) -> str:
     """What happens to examples on their way to a model, where that may be the reason."""
     if "indices" in reason or "Long" in reason:
         return "; inputs arrive as floating point numbers: write x.long() in forward() and set data.normalise = 'none'"
+    if "index out of range" in reason or "device-side assert" in reason:
+        return "; token ids must reach an Embedding unscaled, and be less than its size: set data.normalise = 'none'"
     if len(shape) == 3 and shape[0] == 1:
         return "; examples of two dimensions arrive as images of one channel: write x.squeeze(1) in forward()"
     return ""

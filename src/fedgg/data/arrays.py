@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,11 @@ def from_arrays(
     of any type, [N] or [N, 1]; or words, which are the names of the classes. `classes` is their number or their names;
     without it, the largest label plus one, or the words in alphabetical order.
     `clients` says who holds each training example, by numbers or names [N]: clients are then numbered in the order of
-    these, for the split `given`.
+    these, for the split `given`, and keep them as their names.
     """
-    inputs = {"x_train": _inputs(x_train, "x_train", name), "x_test": _inputs(x_test, "x_test", name)}
+    _refuse_several_inputs(x_train, y_train, "x_train", name)
+    _refuse_several_inputs(x_test, y_test, "x_test", name)
+    inputs = {"x_train": input_tensor(x_train, "x_train", name), "x_test": input_tensor(x_test, "x_test", name)}
     words = [_words(y_train), _words(y_test)]
     if words[0] is not None and words[1] is not None:
         y_train, y_test, classes = _numbered(words[0], words[1], classes, name)
@@ -49,8 +51,20 @@ def from_arrays(
             raise UserError(f"{name}: the largest label is {classes - 1}; number the classes from 0 without gaps")
     names = tuple(str(i) for i in range(classes)) if isinstance(classes, int) else tuple(str(word) for word in classes)
     peak = 255.0 if inputs["x_train"].dtype == torch.uint8 else 1.0
-    owners = None if clients is None else _owners(clients, len(inputs["x_train"]), name)
-    return Dataset(name=name, classes=names, peak=peak, owners=owners, **inputs, **labels)
+    owners, client_names = (None, None) if clients is None else _owners(clients, len(inputs["x_train"]), name)
+    named = words[0] is not None and words[1] is not None
+    return Dataset(
+        name=name,
+        classes=names,
+        peak=peak,
+        owners=owners,
+        client_names=client_names,
+        words=named,
+        x_train=inputs["x_train"],
+        y_train=labels["y_train"],
+        x_test=inputs["x_test"],
+        y_test=labels["y_test"],
+    )
 
 
 def load_npz(path: str | Path) -> Dataset:
@@ -89,7 +103,20 @@ def _as_array(values: Any, key: str, name: str) -> NDArray[Any]:
     return array
 
 
-def _inputs(values: Any, key: str, name: str) -> Tensor:
+def _refuse_several_inputs(x: Any, y: Any, key: str, name: str) -> None:
+    """A mapping, or arrays of which each has an entry for every example; a list of examples is one input."""
+    several = isinstance(x, Mapping)
+    if isinstance(x, tuple | list) and hasattr(y, "__len__"):
+        several = 0 < len(x) != len(y) and all(tuple(getattr(part, "shape", ()))[:1] == (len(y),) for part in x)
+    if several:
+        raise UserError(
+            f"{name}: {key} holds several arrays, and models with several inputs are not supported yet: give one "
+            f"array, for instance the inputs side by side (numpy.concatenate), and take it apart in forward()"
+        )
+
+
+def input_tensor(values: Any, key: str, name: str) -> Tensor:
+    """Inputs as a data set holds them, in a copy."""
     array = _as_array(values, key, name)
     if array.dtype.kind == "f" and array.dtype.itemsize >= 8:
         wanted: type[np.generic] = np.float64
@@ -100,14 +127,18 @@ def _inputs(values: Any, key: str, name: str) -> Tensor:
     return tensor.unsqueeze(1) if tensor.ndim == 3 else tensor
 
 
-def _owners(clients: Any, examples: int, name: str) -> Tensor:
+def _owners(clients: Any, examples: int, name: str) -> tuple[Tensor, tuple[str, ...] | None]:
+    """The number of each example's client, and the clients' names where these are others than their numbers."""
     found = np.asarray(clients.detach().cpu() if isinstance(clients, Tensor) else clients)
     if found.shape != (examples,) or found.dtype.kind not in "iuUS":
         raise UserError(
             f"{name}: clients is {found.dtype} of shape {found.shape}; give a number or a name for each of the "
             f"{examples} training examples"
         )
-    return torch.from_numpy(np.unique(found, return_inverse=True)[1].astype(np.int64))
+    values, numbers = np.unique(found, return_inverse=True)
+    names = tuple(one.decode(errors="replace") if isinstance(one, bytes) else str(one) for one in values.tolist())
+    is_numbered = names == tuple(map(str, range(len(names))))
+    return torch.from_numpy(numbers.astype(np.int64)), None if is_numbered else names
 
 
 def _words(values: Any) -> NDArray[np.str_] | None:

@@ -25,6 +25,8 @@ class Dataset:
     classes: tuple[str, ...]
     peak: float = 1.0  # the value of a fully bright pixel: 255 for bytes, 16 for digits, 1 where inputs are no pixels
     owners: Tensor | None = None  # [N] int64: the client that holds each training example, where the data say so
+    client_names: tuple[str, ...] | None = None  # of the owners 0, 1, ..., where these are not their numbers
+    words: bool = False  # whether labels came as words, the names of the classes
 
     def __post_init__(self) -> None:
         for split, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):

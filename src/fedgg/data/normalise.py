@@ -2,7 +2,9 @@
 
 none      as the source has them;
 unit      divided by a fully bright pixel, so that images lie in 0..1 (what fits the paper's SVHN numbers);
-standard  each channel (or feature) with mean 0 and deviation 1 over the training set (the default).
+standard  each channel (or feature) with mean 0 and deviation 1 over the training set;
+auto      the default: standard for the data sets with a name, none for a user's own arrays. An experiment replaces it
+          by the one it stands for.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from fedgg.data.dataset import Dataset
 
-Normalisation = Literal["none", "unit", "standard"]
+Normalisation = Literal["auto", "none", "unit", "standard"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ def scaling(kind: Normalisation, dataset: Dataset, dtype: torch.dtype) -> Scalin
         return Scaling(torch.zeros(1, dtype=dtype), torch.ones(1, dtype=dtype))
     if kind == "unit":
         return Scaling(torch.zeros(1, dtype=dtype), torch.full((1,), 1 / dataset.peak, dtype=dtype))
+    assert kind == "standard", "an experiment knows what auto stands for"
     mean, deviation = dataset.moments
     spatial = [1] * (dataset.x_train.ndim - 2)
     steady = torch.where(deviation > 0, deviation, 1)  # a constant feature stays constant

@@ -20,6 +20,11 @@ SOURCES: dict[str, str] = {
 }
 
 
+def are_own_arrays(name: str) -> bool:
+    """Whether a source is a user's own arrays, from a file or from Python, rather than a data set with a name."""
+    return name.startswith(("npz:", "python:"))
+
+
 def load(name: str, folder: Path | None = None) -> Dataset:
     """The data set called `name`, from `folder` where it has files (without it, the folder `data_folder()` names)."""
     # Each source brings its own libraries; only the one asked for is imported.

@@ -32,6 +32,7 @@ class OnNodes:
     said: Said
     name: str
     keeper: Keeper = "nodes"
+    labels_are_words: bool = False  # the names of the classes tell
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,9 +21,9 @@ from fedgg.core.representation import head_of
 from fedgg.data.arrays import from_arrays
 from fedgg.data.dataset import Dataset
 from fedgg.data.feed import Feed
-from fedgg.data.normalise import scaling
+from fedgg.data.normalise import Scaling, scaling
 from fedgg.data.partition import Partition, given_partition, partition
-from fedgg.data.sources import load
+from fedgg.data.sources import are_own_arrays, load
 from fedgg.errors import UserError
 from fedgg.lab.arithmetic import DTYPES
 from fedgg.lab.batches import check_batches, check_single_examples
@@ -34,6 +35,7 @@ from fedgg.lab.parts import build_algorithm, build_model, check_needs, load_star
 from fedgg.lab.wrapping import NOTHING, Wrappers, wrappers_of
 
 ModelGiven = nn.Module | Callable[..., nn.Module]
+LARGE_INPUTS = 30.0  # root mean square of a feature, above which a usual learning rate may be too much
 DataGiven = Dataset | tuple[Any, Any, Any, Any] | tuple[Any, Any, Any, Any, Any]
 
 
@@ -107,10 +109,12 @@ def build(
     )
     origin = WholeData(dataset, split, held.proxy)
     federation = assemble(experiment, feed, origin, model=model, algorithm=algorithm)
+    _try_the_largest_inputs(federation.net.module, dataset, feed.scaling)
     notices = (
         *_threads_of_workers(experiment),
         *_empty_classes(dataset),
         *_unused_owners(experiment, dataset),
+        *_about_scale(experiment, dataset, feed.scaling, federation.net.module),
         *_without_effect(experiment),
         *federation.notices,
     )
@@ -285,6 +289,52 @@ def _unused_owners(experiment: Experiment, dataset: Dataset) -> list[str]:
     if dataset.owners is None or experiment.split.scheme == "given":
         return []
     return ["the data name the client of each example, and are split anew: split.scheme = 'given' keeps their clients"]
+
+
+def _embeds(module: nn.Module) -> bool:
+    return any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in module.modules())
+
+
+def _try_the_largest_inputs(module: nn.Module, dataset: Dataset, scaling: Scaling) -> None:
+    """An Embedding fails on ids beyond its size, which the first examples need not have: told before the first round.
+
+    On the CPU, where that is an error one can recover from.
+    """
+    if not _embeds(module):
+        return
+    chosen = []
+    for x in (dataset.x_train, dataset.x_test):
+        chosen += [x[int(x.flatten(1).amin(1).argmin())], x[int(x.flatten(1).amax(1).argmax())]]
+    extremes, here = torch.stack(chosen).cpu(), torch.device("cpu")
+    try:
+        with torch.no_grad():
+            copy.deepcopy(module).to(here).eval()(scaling.to(here)(extremes))
+    except IndexError as error:
+        raise UserError(
+            f"{type(module).__name__} cannot take all examples: {error}; the inputs lie between {extremes.min():g} and "
+            f"{extremes.max():g}, and token ids must be less than the size of their Embedding"
+        ) from error
+    except Exception:
+        return  # a module that is made for another device, for instance: where it trains is what counts
+
+
+def _about_scale(experiment: Experiment, dataset: Dataset, scaling: Scaling, module: nn.Module) -> list[str]:
+    """Own arrays reach the model as they are: where that may surprise it, how to have them scaled."""
+    if not are_own_arrays(experiment.data.source):
+        return []
+    is_scaled = bool((scaling.shift != 0).any() or (scaling.scale != 1).any())
+    if is_scaled:
+        whole = _embeds(module) and all(bool((x == x.round()).all()) for x in dataset.x_train.split(8192))
+        scaled = f"data.normalise = {experiment.data.normalise!r} scales them before the model sees them"
+        return [f"the inputs are whole numbers, and {scaled}: token ids need data.normalise = 'none'"] if whole else []
+    mean, deviation = dataset.moments
+    largest = float((mean.square() + deviation.square()).sqrt().max())
+    if _embeds(module) or largest < LARGE_INPUTS:
+        return []
+    return [
+        f"the inputs reach the model as they are, with a root mean square of up to {largest:.3g} in a feature: "
+        f"data.normalise = 'standard' would give each feature mean 0 and deviation 1"
+    ]
 
 
 def _without_effect(experiment: Experiment) -> list[str]:

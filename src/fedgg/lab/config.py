@@ -16,11 +16,13 @@ from pydantic_core import PydanticSerializationError, PydanticUndefined, to_json
 from fedgg.core.buffers import BufferPolicy
 from fedgg.data.augment import Augmentation
 from fedgg.data.normalise import Normalisation
+from fedgg.data.sources import are_own_arrays
 from fedgg.engines.precision import Precision
 from fedgg.errors import UserError
 from fedgg.lab.complaints import one_line, section_in
 from fedgg.lab.sections import OFF_UNLESS_THERE, SWITCHES, Attack, Privacy, Robust, Section
 
+FOLLOW_THE_DATA = ("data.normalise", "split.clients")  # where they are not set, whichever data those will be
 # Not part of an identity: how many processes work on it, and lost clients, which the history names. Threads have rules
 # of their own (`_with_arithmetic`).
 HANDS = {"threads", "workers", "lost_clients"}
@@ -39,10 +41,20 @@ class Named(Section):
 
 class Data(Section):
     source: str = Field("digits", description="digits, cifar10, cifar100, svhn or npz:FILE")
-    normalise: Normalisation = Field("standard", description="none, unit (pixels in 0..1) or standard")
+    normalise: Normalisation = Field(
+        "auto", description="none, unit (pixels in 0..1), standard, or auto: none for your own arrays, else standard"
+    )
     augment: Augmentation = Field("none", description="none, flip, crop or crop_flip; images only")
     proxy: int = Field(0, ge=0, description="training examples the server keeps; no client has them, nor the test set")
     holdout: float = Field(0.0, ge=0, lt=1, description="share of its examples each client keeps back to test on")
+
+    @model_validator(mode="after")
+    def _name_the_normalisation(self) -> Data:
+        """Hashes and config.toml have the kind that `auto` stands for; as a setting it stays unset."""
+        if self.normalise == "auto":
+            self.__dict__["normalise"] = "none" if are_own_arrays(self.source) else "standard"
+            self.__pydantic_fields_set__.discard("normalise")
+        return self
 
 
 class Split(Section):
@@ -293,6 +305,10 @@ class Experiment(Section):
             if key == "robust.rule" and place.get("rule") != value:
                 place.clear()
             place[last] = value
+        for key in FOLLOW_THE_DATA:
+            section, _, name = key.partition(".")
+            if name not in getattr(self, section).model_fields_set and not {key, section} & changes.keys():
+                content[section].pop(name)
         return Experiment(**content)
 
 

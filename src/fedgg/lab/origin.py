@@ -25,6 +25,8 @@ class Origin(Protocol):
     @property
     def classes(self) -> tuple[str, ...]: ...
     @property
+    def labels_are_words(self) -> bool: ...
+    @property
     def fingerprint(self) -> str:
         """A hash of the data, so that a resumed run notices others."""
 
@@ -60,6 +62,10 @@ class WholeData:
     @property
     def classes(self) -> tuple[str, ...]:
         return self.dataset.classes
+
+    @property
+    def labels_are_words(self) -> bool:
+        return self.dataset.words
 
     @property
     def fingerprint(self) -> str:

@@ -154,11 +154,11 @@ def build_model(
         if key in settings:
             _check_setting(f"model.{key}", settings[key], kind)
     given = {key: value for key, value in offered.items() if key in accepted}
-    try:
-        with torch_stream(seed, "model"):
+    with torch_stream(seed, "model"):
+        try:
             module = maker(**given, **settings)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"model {title} cannot be built with {settings or 'its defaults'}: {error}") from error
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"model {title} cannot be built with {settings or 'its defaults'}: {error}") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model {title} is a {type(module).__name__}, not a torch.nn.Module")
     return module
@@ -175,23 +175,37 @@ def _plain_hints(maker: Callable[..., Any]) -> dict[str, Any]:
 
 def load_start(module: nn.Module, path: Path) -> None:
     """Replace the module's weights by those of a safetensors file."""
+    try:
+        given = read_tensors(path)
+        load_weights(module, given, path)
+        for name, tensor in given.items():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise UserError(f"{path}: {name} holds NaN or infinity")
+    except UserError as error:
+        raise UserError(f"model.start: {error}") from error
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The content of a safetensors file."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        given = load_file(path)
+        return load_file(path)
     except FileNotFoundError:
-        raise UserError(f"model.start: there is no file {path}") from None
+        raise UserError(f"there is no file {path}") from None
     except (OSError, SafetensorError) as error:
-        raise UserError(f"model.start: {path} is not a readable safetensors file: {error}") from error
+        raise UserError(f"{path} is not a readable safetensors file: {error}") from error
+
+
+def load_weights(module: nn.Module, given: dict[str, Tensor], path: Path) -> None:
+    """Replace the module's weights by those of a file, which must be of the same names and shapes."""
     own = module.state_dict()
     missing, foreign = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
     if missing or foreign:
-        raise UserError(f"model.start: {path} does not fit the model: missing {missing[:3]}, unknown {foreign[:3]}")
+        raise UserError(f"{path} does not fit the model: missing {missing[:3]}, unknown {foreign[:3]}")
     for name, tensor in own.items():
         if tensor.shape != given[name].shape:
             shapes = f"{tuple(given[name].shape)}, the model needs {tuple(tensor.shape)}"
-            raise UserError(f"model.start: {path}: {name} has shape {shapes}")
-        if given[name].is_floating_point() and not bool(torch.isfinite(given[name]).all()):
-            raise UserError(f"model.start: {path}: {name} holds NaN or infinity")
+            raise UserError(f"{path}: {name} has shape {shapes}")
     module.load_state_dict(given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.evaluate import Score
@@ -19,13 +24,15 @@ from fedgg.core.server import Lost
 from fedgg.engines import Engine, Loop, RoundJob, Stacked, Streams
 from fedgg.engines.job import Look, Scorer, score_here
 from fedgg.errors import UserError
-from fedgg.lab.arithmetic import arithmetic
+from fedgg.lab.arithmetic import DTYPES, arithmetic
 from fedgg.lab.build import DataGiven, Federation, ModelGiven, build, dataset_of
+from fedgg.lab.code import structure_of
 from fedgg.lab.config import Experiment
 from fedgg.lab.losses import NamedOnce, by_reason
 from fedgg.lab.moving import moved
-from fedgg.lab.parts import given_algorithm
+from fedgg.lab.parts import build_model, given_algorithm, load_weights, read_tensors
 from fedgg.lab.players import hired, play_alone
+from fedgg.lab.predictions import Inputs, Output, RawInputModel, predict
 from fedgg.lab.rehearsal import rehearse
 from fedgg.lab.shelf import RowsOnDisk
 from fedgg.lab.state import Closed, Diverged, Ends, State, begin, close_before_looking, next_job, record_of, train
@@ -45,13 +52,51 @@ class Watcher:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run."""
+    """A finished run: its history, its weights, and the model they make."""
 
     experiment: Experiment
     folder: Path | None
     rounds: list[dict[str, Any]] = field(repr=False)
     summary: dict[str, Any]
-    weights: Rows = field(repr=False)  # the final model under the module's own names
+    weights: Rows = field(repr=False)  # the final model under the module's own names, for inputs scaled as in the run
+    inputs: Inputs = field(repr=False)  # the shape of an example, its scaling, the classes
+    _module: Callable[[], nn.Module] = field(repr=False)  # a new copy of the trained module
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], model: ModelGiven | None = None) -> Run:
+        """A finished run from its folder.
+
+        `model` is needed for `model()` and `predict()` of a run that was given a module from Python: the same module,
+        or what makes it. Models that the experiment names are built from their names.
+        """
+        store = Store(Path(folder))
+        if (store.folder / "study.json").exists():
+            first = next((path.parent for path in sorted(store.folder.glob("*/seed-*/config.toml"))), None)
+            example = f": load one of its runs, for instance {first}" if first else ""
+            raise UserError(f"{store.folder} holds a comparison{example}")
+        experiment, summary = store.experiment(), store.summary()
+        if summary is None:
+            raise UserError(f"the run in {store.folder} is not finished: go on with fedgg resume {store.folder}")
+        inputs = store.inputs(DTYPES[experiment.engine.precision])
+        weights = read_tensors(store.folder / "model.safetensors")
+        rebuild = partial(_rebuilt, store, experiment, inputs, weights, model)
+        return cls(experiment, store.folder, store.rounds(), summary, weights, inputs, rebuild)
+
+    def model(self) -> nn.Module:
+        """The trained model, a new copy in evaluation mode on the CPU, which takes inputs as the data had them.
+
+        Their scaling (`data.normalise`) is inside, as the buffers `shift` and `scale`; `.module` is the bare module.
+        """
+        return RawInputModel(self._module(), self.inputs).eval()
+
+    def predict(
+        self, x: Any, *, output: Output = "labels", chunk: int = 1024, device: str | torch.device = "cpu"
+    ) -> NDArray[Any]:
+        """The labels of examples as the data had them, in the data's own terms: words where those were words.
+
+        `output` may be "probabilities" or "logits" [N, classes] instead. `chunk` examples are computed at a time.
+        """
+        return predict(self.model(), self.inputs, x, output, chunk, device)
 
     @property
     def status(self) -> str:
@@ -236,11 +281,15 @@ class Session:
                 rows.shelf.file.close()
 
     def finish(self) -> Run:
-        weights = _weights(self.federation, self.state)
-        summary = summary_of(self.federation, self.rounds, self.diverged)
+        federation = self.federation
+        weights, unsaved = _weights(federation, self.state), _unsaved_buffers(federation, self.state)
+        summary = summary_of(federation, self.rounds, self.diverged)
         if self.store and not _says(self.store.summary(), summary):
-            self.store.finish(weights, summary)
-        return Run(self.experiment, self.store.folder if self.store else None, self.rounds, summary, weights)
+            self.store.finish(weights, unsaved, summary)
+        inputs = Inputs.of(federation.origin, self.experiment.data.normalise, federation.feed.scaling)
+        trained = partial(_trained, federation.net.module, weights, unsaved)
+        folder = self.store.folder if self.store else None
+        return Run(self.experiment, folder, self.rounds, summary, weights, inputs, trained)
 
 
 def _open(store: Store | None, federation: Federation, watcher: Watcher) -> tuple[State, list[dict[str, Any]]]:
@@ -284,6 +333,50 @@ def _weights(federation: Federation, state: State) -> Rows:
     name_of = {id(tensor): name for name, tensor in named}
     own = net.module.state_dict(keep_vars=True)
     return {name: current.get(name_of.get(id(tensor), ""), tensor.detach()) for name, tensor in own.items()}
+
+
+def _unsaved_buffers(federation: Federation, state: State) -> Rows:
+    """Buffers that the module's state_dict leaves out, where training changed them."""
+    net = federation.net
+    saved = net.module.state_dict().keys()
+    return {
+        name: rows[0]
+        for name, rows in state.server.buffers.items()
+        if name not in saved and not torch.equal(rows, net.start_buffers[name])
+    }
+
+
+def _trained(module: nn.Module, weights: Rows, unsaved: Rows) -> nn.Module:
+    """A copy of the module, on the CPU, with these weights."""
+    own = copy.deepcopy(module).cpu()
+    own.load_state_dict(weights)
+    for name, values in unsaved.items():
+        own.get_buffer(name).copy_(values)
+    return own
+
+
+def _rebuilt(
+    store: Store, experiment: Experiment, inputs: Inputs, weights: Rows, given: ModelGiven | None
+) -> nn.Module:
+    """The same from a run folder."""
+    name, folder = experiment.model.name, store.folder
+    if given is None and name.startswith("python:"):
+        raise UserError(
+            f"{folder} was run with a module from Python ({name.removeprefix('python:')}): "
+            f"load it with fedgg.Run.load({str(folder)!r}, model=...)"
+        )
+    module = build_model(
+        given or name, experiment.model.settings, inputs.shape, len(inputs.classes), experiment.seed
+    ).to(device="cpu", dtype=inputs.scaling.shift.dtype)
+    file = folder / "model.safetensors"
+    load_weights(module, weights, file)
+    structure, under = store.structure()
+    if ":" in name and under == torch.__version__ and structure not in (None, structure_of(module)):
+        raise UserError(f"{file} is of a model of other layers: give the one that was trained")
+    if (buffers := folder / "buffers.safetensors").exists():
+        for buffer, values in read_tensors(buffers).items():
+            module.get_buffer(buffer).copy_(values)
+    return module
 
 
 def with_names(

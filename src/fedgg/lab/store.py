@@ -3,13 +3,14 @@
 config.toml       the experiment, complete
 versions.json     format of this folder; fedgg, its commit, torch, Python, machine; hash of experiment and data
 attackers.json    the clients that attack, where some do
-inputs.json       what the final model expects of its inputs: shape, scaling, classes
+inputs.json       what the final model expects of its inputs: shape, scaling, classes and how they are labelled
 partition.npz     the examples of all clients in a row, and how many each has; partition.json: hash and counts by class
 rounds.jsonl      one line a round
 resumes.jsonl     one line each time the run was taken up again, where it was
 flower.json       of a run over Flower: its name on messages, its clients; exchanges.jsonl: what went over the network
 checkpoint/       the two latest states; *.slots: what clients keep between rounds, where that is much
-summary.json      how it ended; model.safetensors: the final model under the module's own names
+summary.json      how it ended; model.safetensors: the final model under the module's own names; buffers.safetensors:
+                  what training changed of the buffers that a module's state_dict leaves out, where it did
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from fedgg.lab.code import code_of, structure_of
 from fedgg.lab.commit import commit
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.files import write_atomically, write_json, writing_to
+from fedgg.lab.predictions import Inputs
 from fedgg.lab.shelf import RowsOnDisk
 from fedgg.lab.state import State
 from fedgg.version import VERSION
@@ -126,7 +128,8 @@ class Store:
             write_json(self.folder / "versions.json", _versions(federation))
             # On one line: a line for each number would be megabytes where clients are many.
             write_atomically(self.folder / "partition.json", json.dumps(origin.described()).encode() + b"\n")
-            write_json(self.folder / "inputs.json", _inputs(federation))
+            inputs = Inputs.of(origin, federation.experiment.data.normalise, federation.feed.scaling)
+            write_json(self.folder / "inputs.json", inputs.to_json())
             if (attack := federation.wrappers.attack) is not None:
                 write_json(self.folder / "attackers.json", {"kind": attack.kind, "clients": sorted(attack.clients)})
             with (self.folder / "partition.npz").open("wb") as file:
@@ -252,11 +255,27 @@ class Store:
 
     # How it ended -----------------------------------------------------------------------------------------------------
 
-    def finish(self, weights: Rows, summary: dict[str, Any]) -> None:
-        content = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
+    def finish(self, weights: Rows, unsaved: Rows, summary: dict[str, Any]) -> None:
+        """`unsaved`: buffers that are not among the weights and that training changed."""
         with writing_to(self.folder):
-            write_atomically(self.folder / "model.safetensors", save(content))
+            if unsaved:
+                write_atomically(self.folder / "buffers.safetensors", _packed(unsaved))
+            write_atomically(self.folder / "model.safetensors", _packed(weights))
             write_json(self.folder / "summary.json", summary)
+
+    def inputs(self, dtype: torch.dtype) -> Inputs:
+        """What the final model expects of its inputs."""
+        try:
+            return Inputs.from_json(self._json("inputs.json"), dtype)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{self.folder / 'inputs.json'} is not what fedgg wrote ({error!r}): this is no run folder"
+            ) from error
+
+    def structure(self) -> tuple[str | None, str]:
+        """A hash of the layers of the model that was trained, and the torch version that made it."""
+        versions = self._facts("versions.json", "torch")
+        return versions.get("structure"), str(versions["torch"])
 
     def summary(self) -> dict[str, Any] | None:
         return self._json("summary.json") if (self.folder / "summary.json").exists() else None
@@ -298,16 +317,8 @@ def _shape_of(layout: Layout) -> str:
     return hashlib.sha256(" ".join(described).encode()).hexdigest()
 
 
-def _inputs(federation: Federation) -> dict[str, Any]:
-    """What the final model expects: examples of this shape, as (x - shift) * scale."""
-    scaling = federation.feed.scaling
-    return {
-        "shape": list(federation.origin.shape),
-        "classes": list(federation.origin.classes),
-        "normalise": federation.experiment.data.normalise,
-        "shift": scaling.shift.tolist(),
-        "scale": scaling.scale.tolist(),
-    }
+def _packed(tensors: Rows) -> bytes:
+    return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
 
 
 def _changed_code(then: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -227,3 +227,31 @@ def test_labels_may_be_words() -> None:
         from_arrays(x, ["a", "b", "c"], x, ["a"] * 3, classes=2)
     with pytest.raises(UserError, match="y_test holds <U1, not numbers"):
         from_arrays(x, [0, 1, 0], x, ["a", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        (np.zeros((4, 3)), np.zeros((4, 3))),
+        [np.zeros((4, 3)), np.zeros((4, 5, 5)), torch.zeros(4, 1)],
+        {"text": np.zeros((4, 3)), "image": np.zeros((4, 5, 5))},
+    ],
+)
+def test_several_inputs_are_refused_by_name(x: Any) -> None:
+    with pytest.raises(UserError, match=r"x_train holds several arrays.*not supported yet.*give one array") as caught:
+        make(x)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_list_of_examples_is_one_input() -> None:
+    assert make([np.zeros(3), np.ones(3), np.zeros(3), np.ones(3)]).shape == (3,)
+    assert make([torch.zeros(3)] * 4).shape == (3,)
+    assert make([np.zeros(2), np.ones(2)], [0, 1]).shape == (2,)  # as many arrays as examples
+
+
+def test_clients_keep_their_names() -> None:
+    x = np.zeros((4, 3))
+    assert make(x, clients=["mayo", "charite", "mayo", "charite"]).client_names == ("charite", "mayo")
+    assert make(x, clients=np.array([b"mayo", b"charite", b"mayo", b"mayo"])).client_names == ("charite", "mayo")
+    assert make(x, clients=[205, 101, 101, 205]).client_names == ("101", "205")
+    assert make(x, clients=[1, 0, 2, 1]).client_names is None

@@ -214,3 +214,14 @@ def test_a_run_starts_from_given_weights(tmp_path: Path) -> None:
     expected = load_file(path)
     for name, rows in federation.net.layout.unflatten(federation.net.start).items():
         assert torch.equal(rows[0], expected[name])
+
+
+def test_a_failure_of_the_library_is_not_blamed_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes wrong before the model's own code is called keeps its own name."""
+
+    def broken(*_: Any) -> int:
+        raise TypeError("ufunc 'right_shift' not supported for the input types")
+
+    monkeypatch.setattr("fedgg.core.seeds.torch_seed", broken)
+    with pytest.raises(TypeError, match="right_shift"):
+        build_model("mlp", {}, (3,), 2, 0)

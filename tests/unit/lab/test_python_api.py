@@ -151,7 +151,8 @@ def test_classes_without_an_example_are_mentioned() -> None:
 
 def test_the_saved_model_and_its_inputs_give_the_accuracy_of_the_run(tmp_path: Path) -> None:
     data = table()
-    done = fedgg.run(SMALL | {"rounds": 6}, model=model, data=data, out=tmp_path)
+    settings = SMALL | {"rounds": 6, "data": {"normalise": "standard"}}
+    done = fedgg.run(settings, model=model, data=data, out=tmp_path)
     module = model()
     module.load_state_dict(load_file(tmp_path / "model.safetensors"))
     expects = json.loads((tmp_path / "inputs.json").read_text())
@@ -269,3 +270,43 @@ def test_a_study_keeps_the_rows_it_has(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()  # before anything is run
     with pytest.raises(UserError, match="unknown model 'cnm'"):
         Study(fedgg.Experiment(), {"a": {}, "b": {"model.name": "cnm"}}, (0,), "a")
+
+
+class Tokens(nn.Module):
+    def __init__(self, vocabulary: int = 60) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(vocabulary, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.embedding(x.long()).mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8])
+def test_token_ids_reach_an_embedding_unscaled(kind: type[np.generic]) -> None:
+    numbers = np.random.default_rng(0)
+    y = np.arange(120) % 2
+    x = (numbers.integers(1, 25, (120, 6)) + 30 * y[:, None]).astype(kind)
+    said: list[str] = []
+    watcher = fedgg.Watcher(notice=said.append)
+    settings = SMALL | {"rounds": 4, "local": {"epochs": 3, "batch": 8, "lr": 0.5}}
+    done = fedgg.run(settings, model=Tokens, data=(x, y, x, y), watcher=watcher)
+    assert done.test_accuracy[-1] > 0.9
+    assert (done.predict(x) == y).mean() == pytest.approx(done.test_accuracy[-1])
+    assert not any("normalise" in sentence for sentence in said)
+    with pytest.raises(UserError, match=r"index out of range.*data\.normalise = 'none'") as caught:
+        fedgg.run(SMALL | {"data": {"normalise": "standard"}}, model=Tokens, data=(x, y, x, y))
+    assert "\n" not in str(caught.value)
+    fedgg.run(SMALL | {"data": {"normalise": "unit"}}, model=Tokens, data=(x, y, x, y), watcher=watcher)
+    becomes_fractions = kind is np.uint8  # whole numbers that are no bytes have no brightest pixel
+    assert any("token ids need data.normalise = 'none'" in sentence for sentence in said) is becomes_fractions
+
+
+def test_token_ids_beyond_the_embedding_are_told_before_the_first_round(tmp_path: Path) -> None:
+    """The first examples, with which a model is tried out, need not hold the largest id."""
+    x, y = np.zeros((120, 6), np.int64), np.arange(120) % 2
+    x[77, 3] = 59
+    for train, test in ((x, x[:9]), (x[:70], x)):
+        data = (train, y[: len(train)], test, y[: len(test)])
+        with pytest.raises(UserError, match=r"index out of range.*the inputs lie between 0 and 59"):
+            fedgg.run(SMALL, model=lambda: Tokens(10), data=data, out=tmp_path)
+    assert not list(tmp_path.iterdir())
