@@ -14,23 +14,24 @@ import fedgg
 HOME = Path(fedgg.__file__).parent
 MAY: dict[str, set[str]] = {
     "errors": set(),
+    "files": set(),
     "version": set(),
     "core": {"errors"},
     "algorithms": {"core"},
     "wrappers": {"core", "errors"},
     "models": {"errors"},
     "kernels": set(),
-    "data": {"core", "errors", "kernels"},
-    "engines": {"core", "errors", "kernels"},
-    "lab": {"core", "algorithms", "wrappers", "models", "data", "engines", "errors", "version"},
-    "check": {"lab", "core", "algorithms", "models", "data", "engines", "errors", "version"},
-    "bench": {"lab", "core", "data", "errors", "version"},
-    "report": {"errors"},
-    "comparing": {"lab", "core", "report", "errors"},
-    "paper": {"lab", "report", "errors"},
-    "flower": {"core", "lab", "engines", "data", "errors", "version"},
+    "data": {"core", "errors", "files", "kernels"},
+    "engines": {"core", "errors", "files", "kernels"},
+    "lab": {"core", "algorithms", "wrappers", "models", "data", "engines", "errors", "files", "version"},
+    "check": {"lab", "core", "algorithms", "models", "data", "engines", "errors", "files", "version"},
+    "bench": {"lab", "core", "data", "errors", "files", "version"},
+    "report": {"errors", "files"},
+    "comparing": {"lab", "core", "report", "errors", "files"},
+    "paper": {"lab", "report", "errors", "files"},
+    "flower": {"core", "lab", "engines", "data", "errors", "files", "version"},
 }
-WITHOUT_TORCH = ("report", "errors", "version")
+WITHOUT_TORCH = ("report", "errors", "files", "version")
 FILES = sorted(path for path in HOME.rglob("*.py"))
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import fedgg
 from fedgg.errors import UserError
+from fedgg.files import open_log, write_text
 
 ENVIRONMENTS = ".bench"
 PIP_INSTALL = ("-m", "pip", "install", "--disable-pip-version-check")
@@ -110,13 +111,13 @@ def install(peer: Peer, tell: Callable[[str], None], python: str = sys.executabl
     shutil.rmtree(peer.environment, ignore_errors=True)
     peer.environment.parent.mkdir(parents=True, exist_ok=True)
     constraint = peer.environment.with_suffix(".constraint")
-    constraint.write_text(f"torch=={torch}\n", encoding="utf-8")
+    write_text(constraint, f"torch=={torch}\n")
     steps = (
         (python, "-m", "venv", str(peer.environment)),
         *((str(peer.python), *PIP_INSTALL, "--constraint", str(constraint), *words) for words in peer.requirements),
     )
     tell(f"{peer.name}: installing into {peer.environment} (log: {log})")
-    with log.open("w", encoding="utf-8") as said:
+    with open_log(log) as said:
         for words in steps:
             if subprocess.run(words, stdout=said, stderr=subprocess.STDOUT, check=False).returncode:
                 raise UserError(f"{peer.name} could not be installed: {_complaint(log)}; the log is {log}")
@@ -124,7 +125,7 @@ def install(peer: Peer, tell: Callable[[str], None], python: str = sys.executabl
     seconds = round(time.perf_counter() - started, 1)
     size = _size(peer.environment)
     receipt = {"requirements": peer.fingerprint(), "torch": torch, "seconds": seconds, "bytes": size}
-    (peer.environment / RECEIPT).write_text(json.dumps(receipt, indent=2), encoding="utf-8")
+    write_text(peer.environment / RECEIPT, json.dumps(receipt, indent=2))
     tell(f"{peer.name}: installed in {seconds:.0f} s, {size / 1e9:.1f} GB")
 
 

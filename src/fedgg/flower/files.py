@@ -22,9 +22,9 @@ from torch import Tensor
 from fedgg.data.dataset import Dataset
 from fedgg.data.normalise import Scaling
 from fedgg.errors import UserError
+from fedgg.files import write_atomically
 from fedgg.lab.arithmetic import DTYPES
 from fedgg.lab.config import Experiment
-from fedgg.lab.files import write_atomically
 
 FORMAT = 1
 PRIVATE = 0o600

@@ -25,8 +25,9 @@ from safetensors.torch import save
 
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
+from fedgg.files import check_lock, make_folder, write_atomically
 from fedgg.flower.letters import NEVER, About
-from fedgg.lab.files import write_atomically, writing_to
+from fedgg.lab.files import writing_to
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 RUN_NAMES = re.compile(r"[0-9a-z]{1,64}")
@@ -92,7 +93,8 @@ class NodeMemory:
     def _locked(self) -> Iterator[None]:
         with writing_to(self.folder):
             self.folder.parent.mkdir(parents=True, exist_ok=True, mode=PRIVATE_FOLDER)
-            self.folder.mkdir(exist_ok=True, mode=PRIVATE_FOLDER)
+            make_folder(self.folder, self.folder.parent, PRIVATE_FOLDER)
+            check_lock(self.folder / "lock")
             with FileLock(self.folder / "lock", mode=PRIVATE_FILE):
                 yield
 

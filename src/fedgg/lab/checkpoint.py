@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedgg.core.rows import Rows
 from fedgg.core.server import ServerState
-from fedgg.lab.files import write_atomically
+from fedgg.files import write_atomically
 from fedgg.lab.moving import FILES
 from fedgg.lab.shelf import NOWHERE, Places, RowsOnDisk, Shelf
 from fedgg.lab.slots import Record, SlotFile

@@ -32,12 +32,13 @@ from safetensors.torch import save
 from fedgg.core.layout import Layout
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
+from fedgg.files import append_line, check_lock, make_folder, open_to_append, replacing, write_atomically
 from fedgg.lab.build import Federation
 from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint, write_checkpoint
 from fedgg.lab.code import code_of, structure_of
 from fedgg.lab.commit import commit
 from fedgg.lab.config import Experiment, load_experiment
-from fedgg.lab.files import write_atomically, write_json, writing_to
+from fedgg.lab.files import write_json, writing_to
 from fedgg.lab.shelf import RowsOnDisk
 from fedgg.lab.state import State
 from fedgg.version import VERSION
@@ -60,7 +61,8 @@ class Store:
     def locked(self) -> Iterator[Store]:
         """Creates the folder and keeps every other process out; a kill releases it."""
         with writing_to(self.folder):
-            self.checkpoint_folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.checkpoint_folder, self.folder)
+            check_lock(self.folder / "lock")
             lock = FileLock(self.folder / "lock")
             try:
                 lock.acquire(timeout=0)
@@ -129,7 +131,7 @@ class Store:
             write_json(self.folder / "inputs.json", _inputs(federation))
             if (attack := federation.wrappers.attack) is not None:
                 write_json(self.folder / "attackers.json", {"kind": attack.kind, "clients": sorted(attack.clients)})
-            with (self.folder / "partition.npz").open("wb") as file:
+            with replacing(self.folder / "partition.npz") as file:
                 np.savez_compressed(file, allow_pickle=False, **origin.positions())
             write_atomically(self.folder / "config.toml", federation.experiment.to_toml().encode())
 
@@ -174,8 +176,8 @@ class Store:
     # What happened ----------------------------------------------------------------------------------------------------
 
     def append(self, record: dict[str, Any]) -> None:
-        with writing_to(self.folder), (self.folder / "rounds.jsonl").open("ab") as file:
-            file.write((json.dumps(record) + "\n").encode())
+        with writing_to(self.folder):
+            append_line(self.folder / "rounds.jsonl", json.dumps(record))
 
     def rounds(self) -> list[dict[str, Any]]:
         """The history; a last line torn by a kill does not count."""
@@ -206,16 +208,16 @@ class Store:
     def note_resume(self, rounds_done: int, notes: list[str]) -> None:
         """That an unfinished run was taken up again, after which round, when, and what was said of it."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        line = json.dumps({"after_round": rounds_done, "when": now, "notes": notes}) + "\n"
-        with writing_to(self.folder), (self.folder / "resumes.jsonl").open("ab") as file:
-            file.write(line.encode())
+        with writing_to(self.folder):
+            line = {"after_round": rounds_done, "when": now, "notes": notes}
+            append_line(self.folder / "resumes.jsonl", json.dumps(line))
 
     # Where to go on ---------------------------------------------------------------------------------------------------
 
     def save(self, state: State, experiment: Experiment) -> None:
         """The history goes onto the disk first: what a checkpoint stands on is not played again."""
         with writing_to(self.folder):
-            with (self.folder / "rounds.jsonl").open("ab") as history:
+            with open_to_append(self.folder / "rounds.jsonl") as history:
                 os.fsync(history.fileno())
             write_checkpoint(
                 self.checkpoint_folder / f"{state.rounds_done:06d}.safetensors", state, experiment.trajectory()

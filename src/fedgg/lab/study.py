@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.errors import UserError
+from fedgg.files import check_folder
 from fedgg.lab.config import Experiment, flat, read_toml
 from fedgg.lab.files import write_json, writing_to
 from fedgg.lab.jobs import Job, Tell
@@ -110,6 +111,8 @@ def open_index(index: Index, folder: Path, jobs: Sequence[Job], command: str | N
     build_on_trial(jobs)
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        for job in jobs:
+            check_folder(job.folder, folder)
         content = {
             "format": FORMAT,
             "labels": list(index.labels),

@@ -17,6 +17,7 @@ from typing import Any
 from fedgg.errors import UserError
 from fedgg.report.folders import RunRecord
 from fedgg.report.settings import common, flat, nested
+from fedgg.report.writing import write_text
 
 FORMAT = 1
 EXACT = ("test_accuracy", "holdout_accuracy", "bytes_up", "bytes_down")
@@ -84,11 +85,7 @@ def write_folded(records: Iterable[RunRecord], file: Path, note: str = "") -> in
     runs = content.pop("runs")
     head = "".join(f"{json.dumps(key)}:{_compact(value)},\n" for key, value in content.items())
     body = ",\n".join(map(_compact, runs))
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f'{{{head}"runs":[\n{body}\n]}}\n', encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{file} cannot be written: {error.strerror or error}; choose another place") from error
+    write_text(file, f'{{{head}"runs":[\n{body}\n]}}\n')
     return len(runs)
 
 
