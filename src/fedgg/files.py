@@ -76,29 +76,21 @@ def open_regular(path: Path, limit: int | None = None) -> IO[bytes]:
 
 
 def read_bytes(path: Path, limit: int | None = None, start: int = 0) -> bytes:
-    """The content from the byte `start`; by default the limit is that of the file's suffix in LIMITS."""
-    limit = LIMITS[path.suffix] if limit is None else limit
+    """The content from the byte `start`, as it was when it was opened; by default the limit is that of its suffix."""
     try:
-        with open_regular(path, limit) as file:
+        with open_regular(path, LIMITS[path.suffix] if limit is None else limit) as file:
             file.seek(start)
-            content = file.read(limit + 1)  # no more, if it has grown since
+            return file.read(max(0, os.fstat(file.fileno()).st_size - start))
     except MemoryError:
         raise RefusedFile(path, "does not fit into memory") from None
-    if len(content) > limit:
-        raise RefusedFile(path, f"grew beyond {limit // MEGABYTE:,} MiB while it was read")
-    return content
-
-
-def read_text(path: Path, limit: int | None = None) -> str:
-    return _text(read_bytes(path, limit))
 
 
 def read_json(path: Path, limit: int | None = None) -> Any:
-    return parse_json(read_bytes(path, limit))
+    return parse_json(read_bytes(path, limit or LIMITS[".json"]))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    return parse_toml(read_bytes(path))
+    return parse_toml(read_bytes(path, LIMITS[".toml"]))
 
 
 def parse_json(content: bytes | str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -13,8 +14,11 @@ from pathlib import Path
 
 import pytest
 
+import fedgg
 from fedgg import files
 from fedgg.files import RefusedFile
+
+HOME = Path(fedgg.__file__).parent
 
 
 @pytest.fixture
@@ -207,3 +211,54 @@ def test_lines_are_told_apart() -> None:
     assert told[0][1] == {"round": 1}
     assert isinstance(told[1][1], ValueError)
     assert isinstance(told[3][1], ValueError)
+
+
+# Nothing else opens files ---------------------------------------------------------------------------------------------
+
+ALONE = {
+    "files.py",
+    "flower/cell.py",  # is run by its path in a process of its own, and writes to /proc
+    "bench/kit/bench_kit.py",  # goes into the environments of other frameworks
+}
+REASONS = {  # by file, the calls that are in order there
+    "report/document.py": {"read_text"},  # our own assets
+    "engines/strangers.py": {"read_text"},  # the user's code, which is to be run anyway
+    "bench/machine.py": {"read_text"},  # /proc/cpuinfo
+    "flower/control.py": {"json.loads"},  # what a program of ours prints
+    "bench/entrant.py": {"json.loads", "read_text"},
+    "bench/runners/fedgg_engine.py": {"json.loads"},
+    "lab/checkpoint.py": {"json.loads"},  # facts that a checksum covers
+    "flower/memory.py": {"json.loads"},
+    "data/cifar.py": {"gzip.open", "tarfile.open"},  # on a file that was opened here
+}
+CALLS = {"write_text", "write_bytes", "read_text", "read_bytes", "copyfile", "copy2", "fdopen"}
+NAMED = {"json.load", "json.loads", "tomllib.load", "tomllib.loads", "open", "gzip.open", "tarfile.open"}
+INTO_A_BUFFER = {"savefig", "savez", "savez_compressed", "np.load", "zipfile.ZipFile", "loadmat"}
+BUFFERS = {"content", "sink", "file"}
+
+
+def _strays(path: Path) -> list[str]:
+    place, strays = path.relative_to(HOME).as_posix(), []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            owner, _, name = called.rpartition(".")
+            first = ast.unparse(node.args[0]) if node.args else ""
+            own = owner in ("files", "shutil.", "copy") or not owner
+            stray = name in CALLS and not own and owner != "os"
+            stray |= called in NAMED
+            stray |= bool({name, called} & INTO_A_BUFFER) and first not in BUFFERS
+            stray |= name == "open" and re.match(r"'[rwax]b?\+?b?'", first) is not None
+            if stray and not {name, called} & REASONS.get(place, set()):
+                strays.append(f"{place}, line {node.lineno}: {ast.unparse(node)[:80]}")
+    return strays
+
+
+def test_no_other_file_opens_files() -> None:
+    """Files come from `fedgg.files`, buffers in memory are no files; exceptions have a reason above."""
+    assert not [
+        stray
+        for path in HOME.rglob("*.py")
+        if path.relative_to(HOME).as_posix() not in ALONE
+        for stray in _strays(path)
+    ]

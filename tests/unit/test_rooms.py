@@ -15,6 +15,7 @@ HOME = Path(fedgg.__file__).parent
 MAY: dict[str, set[str]] = {
     "errors": set(),
     "files": set(),
+    "run_records": {"files"},
     "version": set(),
     "core": {"errors"},
     "algorithms": {"core"},
@@ -23,15 +24,15 @@ MAY: dict[str, set[str]] = {
     "kernels": set(),
     "data": {"core", "errors", "files", "kernels"},
     "engines": {"core", "errors", "files", "kernels"},
-    "lab": {"core", "algorithms", "wrappers", "models", "data", "engines", "errors", "files", "version"},
+    "lab": {"core", "algorithms", "wrappers", "models", "data", "engines", "errors", "files", "run_records", "version"},
     "check": {"lab", "core", "algorithms", "models", "data", "engines", "errors", "files", "version"},
     "bench": {"lab", "core", "data", "errors", "files", "version"},
-    "report": {"errors", "files"},
+    "report": {"errors", "files", "run_records"},
     "comparing": {"lab", "core", "report", "errors", "files"},
-    "paper": {"lab", "report", "errors", "files"},
-    "flower": {"core", "lab", "engines", "data", "errors", "files", "version"},
+    "paper": {"lab", "report", "errors", "files", "run_records"},
+    "flower": {"core", "lab", "engines", "data", "errors", "files", "run_records", "version"},
 }
-WITHOUT_TORCH = ("report", "errors", "files", "version")
+WITHOUT_TORCH = ("report", "errors", "files", "run_records", "version")
 FILES = sorted(path for path in HOME.rglob("*.py"))
 
 

@@ -25,7 +25,7 @@ from safetensors.torch import save
 
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
-from fedgg.files import check_lock, make_folder, write_atomically
+from fedgg.files import MEGABYTE, check_lock, check_regular, make_folder, read_bytes, write_atomically
 from fedgg.flower.letters import NEVER, About
 from fedgg.lab.files import writing_to
 
@@ -70,7 +70,7 @@ class NodeMemory:
 
     def keep(self, about: About, ticket: str, kept: Kept) -> None:
         with self._locked():
-            if (self.folder / "newest").read_bytes() != ticket.encode():
+            if read_bytes(self.folder / "newest", MEGABYTE) != ticket.encode():
                 raise Overtaken(f"round {about.round}: a newer message has come in")
             _write(self._file(about.round), kept)
 
@@ -107,6 +107,7 @@ def _write(path: Path, kept: Kept) -> None:
 
 
 def _read(path: Path, device: torch.device) -> Kept:
+    check_regular(path)
     with safe_open(path, framework="pt") as file:
         facts = file.metadata() or {}
         content = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)

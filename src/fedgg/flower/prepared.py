@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import tomllib
 from pathlib import Path
 
 import tomli_w
 
 from fedgg.errors import UserError
-from fedgg.files import refuse_links, write_atomically, write_text
+from fedgg.files import MEGABYTE, read_bytes, read_toml, refuse_links, write_atomically, write_text
 from fedgg.flower.app_folder import write_app
 from fedgg.flower.certificates import make_certificates
 from fedgg.flower.division import divide
@@ -45,7 +44,7 @@ def prepare(
             place = places.node(client)
             place.memory.mkdir(mode=0o700, exist_ok=True)
             if listening.tls:
-                write_atomically(place.authority, places.certificates.authority.read_bytes())
+                write_atomically(place.authority, read_bytes(places.certificates.authority, MEGABYTE))
             own = {"client-id": client, "data": str(place.data), "memory": str(place.memory)}
             write_text(place.settings, tomli_w.dumps(own))
 
@@ -53,8 +52,8 @@ def prepare(
 def _said_before(places: Places) -> dict[str, int | float]:
     """The settings of the run that is taken up again; those given now come before them."""
     try:
-        before = tomllib.loads(places.run_settings.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError):
+        before = read_toml(places.run_settings)
+    except (OSError, ValueError):
         return {}
     return {key: value for key, value in before.items() if isinstance(value, int | float)}
 

@@ -18,6 +18,7 @@ from fedgg.core.algorithm import Algorithm, Number, arithmetic_beside_fedavg
 from fedgg.core.seeds import torch_stream
 from fedgg.engines.strangers import read_module
 from fedgg.errors import UserError
+from fedgg.files import check_regular
 from fedgg.lab.complaints import nearest
 from fedgg.lab.config import Experiment
 from fedgg.models import MODELS
@@ -190,6 +191,7 @@ def load_start(module: nn.Module, path: Path) -> None:
     from safetensors.torch import load_file
 
     try:
+        check_regular(path)
         given = load_file(path)
     except FileNotFoundError:
         raise UserError(f"model.start: there is no file {path}") from None

@@ -32,7 +32,18 @@ from safetensors.torch import save
 from fedgg.core.layout import Layout
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
-from fedgg.files import append_line, check_lock, make_folder, open_to_append, replacing, write_atomically
+from fedgg.files import (
+    LARGE,
+    append_line,
+    check_lock,
+    make_folder,
+    open_to_append,
+    parse_lines,
+    read_bytes,
+    read_json,
+    replacing,
+    write_atomically,
+)
 from fedgg.lab.build import Federation
 from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint, write_checkpoint
 from fedgg.lab.code import code_of, structure_of
@@ -41,6 +52,7 @@ from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.files import write_json, writing_to
 from fedgg.lab.shelf import RowsOnDisk
 from fedgg.lab.state import State
+from fedgg.run_records import check_round, check_summary
 from fedgg.version import VERSION
 
 FORMAT = 1
@@ -184,12 +196,17 @@ class Store:
         path = self.folder / "rounds.jsonl"
         if not path.exists():
             return []
-        records = []
-        for line in path.read_bytes().split(b"\n")[:-1]:
+        try:
+            content = read_bytes(path)
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror or error}): this is no run folder") from error
+        records: list[dict[str, Any]] = []
+        for _, line in parse_lines(content[: content.rfind(b"\n") + 1]):
             try:
-                records.append(json.loads(line))
+                check_round(line)
             except ValueError:
                 break
+            records.append(line)
         return records
 
     def cut_history(self, rounds: int) -> list[dict[str, Any]]:
@@ -261,7 +278,16 @@ class Store:
             write_json(self.folder / "summary.json", summary)
 
     def summary(self) -> dict[str, Any] | None:
-        return self._json("summary.json") if (self.folder / "summary.json").exists() else None
+        if not (self.folder / "summary.json").exists():
+            return None
+        summary = self._facts("summary.json", "status", "rounds_done")
+        try:
+            check_summary(summary)
+        except ValueError as error:
+            raise UserError(
+                f"{self.folder / 'summary.json'} {error}: delete the file and resume the run, and it is written again"
+            ) from error
+        return summary
 
     def _facts(self, name: str, *keys: str) -> dict[str, Any]:
         content = self._json(name)
@@ -273,7 +299,7 @@ class Store:
     def _json(self, name: str) -> dict[str, Any]:
         path = self.folder / name
         try:
-            content = json.loads(path.read_text())
+            content = read_json(path, LARGE if name == "partition.json" else None)
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read ({error}): this is no complete run folder") from error
         if not isinstance(content, dict):

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedgg.errors import UserError
+from fedgg.files import LARGE, open_regular, read_json
 from fedgg.report.folders import RunRecord
 from fedgg.report.settings import common, flat, nested
 from fedgg.report.writing import write_text
@@ -29,7 +30,7 @@ _OWN = ("format", "experiment", "model")  # of versions.json: a run's own, not i
 def is_folded(file: Path) -> bool:
     """Whether it is such a file, by its first word."""
     try:
-        with file.open("rb") as content:
+        with open_regular(file) as content:
             return content.read(16).startswith(b'{"format":')
     except OSError:
         return False
@@ -91,7 +92,7 @@ def write_folded(records: Iterable[RunRecord], file: Path, note: str = "") -> in
 
 def read_folded(file: Path) -> list[RunRecord]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file, LARGE)
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read as folded runs: {error}") from error
     try:
