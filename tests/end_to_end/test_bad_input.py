@@ -7,61 +7,20 @@ process of their own, or show that the real thing behaves the same, start one.
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import subprocess
-import sys
-import warnings
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from calling import call, process
 
 from fedgg.lab.config import Experiment
 from fedgg.lab.runner import run
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer uses names that click is about to drop
-    import fedgg.cli
-    from fedgg.cli import screen
-
-COMMAND = str(Path(sys.executable).with_name("fedgg"))
 QUICK = ["--rounds", "1", "--model", "linear", "--set", "local.epochs=1"]
-
-
-def call(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str, str]:
-    """`fedgg WORDS` in this process."""
-    out, errors = StringIO(), StringIO()
-    monkeypatch.setattr(sys, "argv", ["fedgg", *words])
-    monkeypatch.setattr(screen.console, "_file", out)  # `file` would leave it bound to today's standard output
-    monkeypatch.setattr(screen.errors, "_file", errors)
-    with redirect_stdout(out), redirect_stderr(errors):
-        try:
-            fedgg.cli.main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return code, out.getvalue(), errors.getvalue()
-
-
-def process(words: list[str], limit: int | None = None, **environment: str) -> tuple[int, str, str]:
-    def small_files() -> None:
-        if limit is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    done = subprocess.run(
-        [COMMAND, *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        preexec_fn=small_files,
-        env={**os.environ, **environment},
-    )
-    return done.returncode, done.stdout, done.stderr
 
 
 def assert_one_line(found: tuple[int, str, str], *words: str) -> None:

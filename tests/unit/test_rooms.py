@@ -15,23 +15,25 @@ import fedgg
 HOME = Path(fedgg.__file__).parent
 MAY: dict[str, set[str]] = {
     "errors": set(),
+    "files": set(),
+    "run_records": {"files"},
     "version": set(),
     "core": {"errors"},
     "algorithms": {"core"},
     "wrappers": {"core", "errors"},
     "models": {"errors"},
     "kernels": set(),
-    "data": {"core", "errors", "kernels"},
-    "engines": {"core", "errors", "kernels"},
-    "lab": {"core", "algorithms", "wrappers", "models", "data", "engines", "errors", "version"},
-    "check": {"lab", "core", "algorithms", "models", "data", "engines", "errors", "version"},
-    "bench": {"lab", "core", "data", "errors", "version"},
-    "report": {"errors"},
-    "comparing": {"lab", "core", "report", "errors"},
-    "paper": {"lab", "report", "errors"},
-    "flower": {"core", "lab", "engines", "data", "errors", "version"},
+    "data": {"core", "errors", "files", "kernels"},
+    "engines": {"core", "errors", "files", "kernels"},
+    "lab": {"core", "algorithms", "wrappers", "models", "data", "engines", "errors", "files", "run_records", "version"},
+    "check": {"lab", "core", "algorithms", "models", "data", "engines", "errors", "files", "version"},
+    "bench": {"lab", "core", "data", "errors", "files", "version"},
+    "report": {"errors", "files", "run_records"},
+    "comparing": {"lab", "core", "report", "errors", "files"},
+    "paper": {"lab", "report", "errors", "files", "run_records"},
+    "flower": {"core", "lab", "engines", "data", "errors", "files", "run_records", "version"},
 }
-WITHOUT_TORCH = ("report", "errors", "version")
+WITHOUT_TORCH = ("report", "errors", "files", "run_records", "version")
 FILES = sorted(path for path in HOME.rglob("*.py"))
 
 

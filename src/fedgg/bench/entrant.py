@@ -15,6 +15,7 @@ from pathlib import Path
 from fedgg.bench import kit
 from fedgg.bench.contenders import Contender
 from fedgg.bench.processes import MARK, PATIENCE, Peak, busy_seconds, end_family, processor_seconds
+from fedgg.files import open_log
 
 GRACE = 20.0  # seconds to leave when asked: Ray takes its time
 LAST_WORDS = 3  # lines of its log that are quoted when it fails
@@ -32,7 +33,7 @@ class Entrant:
         self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         log.parent.mkdir(parents=True, exist_ok=True)
         self._started = time.perf_counter()
-        with log.open("w", encoding="utf-8") as said:
+        with open_log(log) as said:
             try:
                 self._process = subprocess.Popen(
                     contender.words,

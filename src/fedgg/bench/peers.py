@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import fedgg
 from fedgg.errors import UserError
+from fedgg.files import LARGE, MEGABYTE, open_log, read_bytes, read_json, read_toml, write_text
 
 ENVIRONMENTS = ".bench"
 PIP_INSTALL = ("-m", "pip", "install", "--disable-pip-version-check")
@@ -68,12 +68,13 @@ class Peer:
         receipt = self.environment / RECEIPT
         if not receipt.exists() or not self.python.exists():
             return f"not installed; run `fedgg bench setup {self.name}`"
-        if json.loads(receipt.read_text(encoding="utf-8"))["requirements"] != self.fingerprint():
+        if read_json(receipt)["requirements"] != self.fingerprint():
             return f"its requirements have changed; run `fedgg bench setup {self.name}`"
         return None
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(b"".join(Path(words[-1]).read_bytes() for words in self.requirements)).hexdigest()
+        files = [read_bytes(Path(words[-1]), MEGABYTE) for words in self.requirements]
+        return hashlib.sha256(b"".join(files)).hexdigest()
 
 
 def peers_folder() -> Path | None:
@@ -110,13 +111,13 @@ def install(peer: Peer, tell: Callable[[str], None], python: str = sys.executabl
     shutil.rmtree(peer.environment, ignore_errors=True)
     peer.environment.parent.mkdir(parents=True, exist_ok=True)
     constraint = peer.environment.with_suffix(".constraint")
-    constraint.write_text(f"torch=={torch}\n", encoding="utf-8")
+    write_text(constraint, f"torch=={torch}\n")
     steps = (
         (python, "-m", "venv", str(peer.environment)),
         *((str(peer.python), *PIP_INSTALL, "--constraint", str(constraint), *words) for words in peer.requirements),
     )
     tell(f"{peer.name}: installing into {peer.environment} (log: {log})")
-    with log.open("w", encoding="utf-8") as said:
+    with open_log(log) as said:
         for words in steps:
             if subprocess.run(words, stdout=said, stderr=subprocess.STDOUT, check=False).returncode:
                 raise UserError(f"{peer.name} could not be installed: {_complaint(log)}; the log is {log}")
@@ -124,24 +125,24 @@ def install(peer: Peer, tell: Callable[[str], None], python: str = sys.executabl
     seconds = round(time.perf_counter() - started, 1)
     size = _size(peer.environment)
     receipt = {"requirements": peer.fingerprint(), "torch": torch, "seconds": seconds, "bytes": size}
-    (peer.environment / RECEIPT).write_text(json.dumps(receipt, indent=2), encoding="utf-8")
+    write_text(peer.environment / RECEIPT, json.dumps(receipt, indent=2))
     tell(f"{peer.name}: installed in {seconds:.0f} s, {size / 1e9:.1f} GB")
 
 
 def _read(file: Path, environments: Path) -> Peer:
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        content = read_toml(file)
         entries = tuple(
             Entry(str(entry["name"]), str(entry["label"]), tuple(map(str, entry.get("words", ()))))
             for entry in content["contender"]
         )
-    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} cannot be read ({error!r}); each [[contender]] has a name and a label") from error
     return Peer(file.parent, environments / file.parent.name, entries)
 
 
 def _complaint(log: Path) -> str:
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [line for line in read_bytes(log, LARGE).decode("utf-8", "replace").splitlines() if line.strip()]
     return next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no word")
 
 

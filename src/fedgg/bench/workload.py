@@ -20,6 +20,7 @@ from fedgg.data.cifar import find_copies
 from fedgg.data.dataset import Dataset
 from fedgg.data.normalise import scaling
 from fedgg.data.sources import load
+from fedgg.files import replacing
 
 Source = Literal["auto", "cifar10", "stand-in"]
 
@@ -71,19 +72,20 @@ def write_workload(file: Path, source: Source = "auto", folder: Path | None = No
     standard = scaling("standard", dataset, torch.float32)
     with torch_stream(0, "bench model"):
         start = cnn().state_dict()
-    np.savez(
-        file,
-        x_train=dataset.x_train.numpy(),
-        y_train=dataset.y_train.numpy(),
-        x_test=dataset.x_test[: TEST // share].numpy(),
-        y_test=dataset.y_test[: TEST // share].numpy(),
-        shift=standard.shift.numpy(),
-        scale=standard.scale.numpy(),
-        sizes=np.array(sizes),
-        members=members,
-        settings=np.array(json.dumps(asdict(settings))),
-        **{f"start/{name}": value.numpy() for name, value in start.items()},
-    )
+    with replacing(file) as sink:
+        np.savez(
+            sink,
+            x_train=dataset.x_train.numpy(),
+            y_train=dataset.y_train.numpy(),
+            x_test=dataset.x_test[: TEST // share].numpy(),
+            y_test=dataset.y_test[: TEST // share].numpy(),
+            shift=standard.shift.numpy(),
+            scale=standard.scale.numpy(),
+            sizes=np.array(sizes),
+            members=members,
+            settings=np.array(json.dumps(asdict(settings))),
+            **{f"start/{name}": value.numpy() for name, value in start.items()},
+        )
     steps = settings.epochs * sum(-(-size // settings.batch) for size in sizes)
     name = "cifar10" if real else "stand-in"
     return Described(name, not real, quick, sizes, steps, CLASSES, asdict(settings))

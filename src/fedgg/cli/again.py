@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
 
 from fedgg.errors import UserError
+from fedgg.files import read_json
 
 
 def called_as() -> str | None:
@@ -23,7 +23,7 @@ def refuse_a_study(folder: Path) -> None:
     if not file.is_file():
         return
     try:
-        command = json.loads(file.read_text(encoding="utf-8")).get("command")
+        command = read_json(file).get("command")
     except (OSError, ValueError, AttributeError):
         command = None
     again = f"call again: {command}" if isinstance(command, str) else (

@@ -131,11 +131,12 @@ def _show(file: Path) -> None:
     from fedgg.report.figures import save
     from fedgg.report.speed import bench_figure, bench_table, read_bench
     from fedgg.report.tables import as_markdown
+    from fedgg.report.writing import write_text
 
     record = read_bench(file)
     table = bench_table(record)
     print_table(table)
-    file.with_suffix(".md").write_text(as_markdown(table), encoding="utf-8")
+    write_text(file.with_suffix(".md"), as_markdown(table))
     if record.standings:
         for kind in (".png", ".svg"):
             save(bench_figure(record), file.with_suffix(kind))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedgg.errors import UserError
+from fedgg.files import parse_toml
 
 DataOption = Annotated[str | None, typer.Option(help="digits, cifar10, cifar100, svhn or npz:FILE.")]
 ModelOption = Annotated[str | None, typer.Option(help="linear, mlp, cnn, vgg16, or FILE.py:CLASS.")]
@@ -58,8 +58,8 @@ def key_and_value(text: str) -> tuple[str, Any]:
 def parsed(value: str) -> Any:
     """A value as TOML reads it; what TOML cannot read is text."""
     try:
-        return tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {value}")["value"]
+    except ValueError:
         return value
 
 

@@ -150,6 +150,7 @@ def _show(folder: Path) -> None:
     from fedgg.report.parts import parts_of
     from fedgg.report.split_pictures import split_pictures
     from fedgg.report.tables import as_csv, as_markdown, comparison_tables
+    from fedgg.report.writing import write_text
 
     record = read_study(folder)
     parts, tables = parts_of(record), []
@@ -158,8 +159,8 @@ def _show(folder: Path) -> None:
             told = replace(table, title=f"{table.title}; {part.title}") if part.title else table
             tables.append(told)
             file = f"{name}-{number}.csv" if part.title else f"{name}.csv"
-            (folder / file).write_text(as_csv(told), encoding="utf-8")
-    (folder / "tables.md").write_text("\n".join(as_markdown(table) for table in tables), encoding="utf-8")
+            write_text(folder / file, as_csv(told))
+    write_text(folder / "tables.md", "\n".join(as_markdown(table) for table in tables))
     save(accuracy_figure(record), folder / "accuracy.png")
     for name, figure in split_pictures(record):
         save(figure, folder / f"{name}.png")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
+from fedgg.files import open_regular
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 _MOST_CLASSES = 1_000_000  # beyond this, labels are surely identifiers rather than class numbers
@@ -72,15 +73,17 @@ def load_npz(path: str | Path) -> Dataset:
     path = Path(path).expanduser()
     key = ""
     try:
-        with zipfile.ZipFile(path) as archive:
-            held = {name.removesuffix(".npy") for name in archive.namelist()}
-        absent = [wanted for wanted in KEYS if wanted not in held]
-        if absent:
-            raise UserError(f"{path}: no array {absent[0]!r}; an .npz data set holds {', '.join(KEYS)}")
         arrays = {}
-        with np.load(path, allow_pickle=False) as archive:
-            for key in (*KEYS, *(["clients"] if "clients" in held else [])):
-                arrays[key] = archive[key]
+        with open_regular(path) as file:
+            with zipfile.ZipFile(file) as archive:
+                held = {name.removesuffix(".npy") for name in archive.namelist()}
+            absent = [wanted for wanted in KEYS if wanted not in held]
+            if absent:
+                raise UserError(f"{path}: no array {absent[0]!r}; an .npz data set holds {', '.join(KEYS)}")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as content:
+                for key in (*KEYS, *(["clients"] if "clients" in held else [])):
+                    arrays[key] = content[key]
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file; give the path of an .npz file as npz:FILE") from error
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, OSError, MemoryError, NotImplementedError) as error:

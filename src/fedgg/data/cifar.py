@@ -19,6 +19,7 @@ from fedgg.data.catalog import CIFAR10, CIFAR100, CIFAR100_SUPERCLASSES, CIFAR_F
 from fedgg.data.dataset import Dataset
 from fedgg.data.safe_pickle import load_pickle
 from fedgg.errors import UserError
+from fedgg.files import LARGE, open_regular, read_bytes
 
 PIXELS = 3 * 32 * 32
 
@@ -128,8 +129,13 @@ class Copy:
         files = {}
         try:
             if not self.archived:
-                return {name: (self.path / name).read_bytes() for name in names if (self.path / name).is_file()}
-            with gzip.open(self.path) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
+                there = [name for name in names if (self.path / name).is_file()]
+                return {name: read_bytes(self.path / name, LARGE) for name in there}
+            with (
+                open_regular(self.path) as file,
+                gzip.open(file) as stream,
+                tarfile.open(fileobj=stream, mode="r:") as archive,
+            ):
                 for member in archive:
                     name = wanted.get(str(PurePosixPath(member.name)))
                     content = archive.extractfile(member) if name and member.isreg() else None

@@ -16,6 +16,7 @@ from filelock import FileLock
 
 from fedgg.data.catalog import PUBLICATIONS, Publication, PublishedFile, find_publication
 from fedgg.errors import UserError
+from fedgg.files import check_lock, open_to_append
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all where the server says so
 
@@ -41,6 +42,7 @@ def fetch(
         missing = [file for file, path in zip(publication.files, paths, strict=True) if not _is_intact(path, file.md5)]
         if missing:
             folder.mkdir(parents=True, exist_ok=True)
+            check_lock(folder / ".fetch.lock")
             with FileLock(folder / ".fetch.lock"):
                 for file in missing:
                     url = f"{mirror.rstrip('/')}/{file.name}" if mirror else file.url
@@ -113,7 +115,9 @@ class _ResumingDownload:
     def _write(self, response: requests.Response, done: int) -> None:
         length = response.headers.get("Content-Length", "")
         total = done + int(length) if length.isdecimal() else None
-        with self._part.open("ab" if done else "wb") as sink:
+        if not done:
+            self._part.unlink(missing_ok=True)
+        with open_to_append(self._part) as sink:
             for chunk in response.raw.stream(_CHUNK, decode_content=False):
                 sink.write(chunk)
                 done += len(chunk)
@@ -152,4 +156,5 @@ def _disk_trouble(error: OSError, folder: Path, publication: Publication) -> str
             f"{folder}: the disk is full, {publication.name} needs {needed:,.0f} MB; "
             "make room and call again to resume, or choose another folder"
         )
-    return f"{error.filename or folder}: cannot be used ({error.strerror}); choose another folder or change its rights"
+    reason = error.strerror or error
+    return f"{error.filename or folder}: cannot be used ({reason}); choose another folder or change its rights"

@@ -12,6 +12,7 @@ from fedgg.data.cache import places_to_look
 from fedgg.data.catalog import SVHN
 from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
+from fedgg.files import open_regular
 
 TRAIN, TEST = (file.name for file in SVHN.files)
 
@@ -45,7 +46,8 @@ def read_split(path: Path) -> tuple[Tensor, Tensor]:
     from scipy.io import loadmat
 
     try:
-        content = loadmat(path, variable_names=["X", "y"])
+        with open_regular(path) as file:
+            content = loadmat(file, variable_names=["X", "y"])
     except Exception as error:  # damaged bytes make scipy fail in any of a dozen ways
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{path}: damaged or not a MATLAB file ({reason}); fetch svhn again") from error

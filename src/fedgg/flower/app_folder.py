@@ -10,6 +10,7 @@ from pathlib import Path
 import tomli_w
 
 from fedgg.errors import UserError
+from fedgg.files import make_folder, write_text
 from fedgg.lab.config import Experiment
 from fedgg.lab.files import writing_to
 from fedgg.lab.parts import build_algorithm, check_model_name, check_needs
@@ -63,13 +64,13 @@ def new_app(folder: Path, experiment: Experiment, out: Path) -> AppNames:
 def write_app(folder: Path, experiment: Experiment, settings: Mapping[str, str | int | float]) -> AppNames:
     names = AppNames.of(folder)
     package = folder / names.package
-    package.mkdir(parents=True, exist_ok=True)
-    (folder / "pyproject.toml").write_text(_project(names, SETTINGS | dict(settings)), encoding="utf-8")
-    (folder / "README.md").write_text(_readme(folder, names, experiment), encoding="utf-8")
-    (package / "__init__.py").write_text('"""A Flower app made by `fedgg flower new`."""\n', encoding="utf-8")
+    make_folder(package, folder)
+    write_text(folder / "pyproject.toml", _project(names, SETTINGS | dict(settings)))
+    write_text(folder / "README.md", _readme(folder, names, experiment))
+    write_text(package / "__init__.py", '"""A Flower app made by `fedgg flower new`."""\n')
     for name, what in (("client_app", "A client's side"), ("server_app", "The server's side")):
-        (package / f"{name}.py").write_text(SIDE.format(what=what, maker=name), encoding="utf-8")
-    (package / "experiment.toml").write_text(experiment.to_toml(), encoding="utf-8")
+        write_text(package / f"{name}.py", SIDE.format(what=what, maker=name))
+    write_text(package / "experiment.toml", experiment.to_toml())
     return names
 
 

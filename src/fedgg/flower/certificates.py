@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedgg.flower.keys import new_key, private_pem, write_private
+from fedgg.files import write_atomically
+from fedgg.flower.keys import PRIVATE, new_key, private_pem
 
 VALID_FOR = timedelta(days=365)
 BEFORE_NOW = timedelta(minutes=5)  # clocks of other machines may be a little late
@@ -59,9 +60,9 @@ def make_certificates(folder: Path, addresses: Sequence[str]) -> Certificates:
         .sign(authority_key, hashes.SHA384())
     )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    files.authority.write_bytes(_pem(authority))
-    files.certificate.write_bytes(_pem(server))
-    write_private(files.key, private_pem(server_key))
+    write_atomically(files.authority, _pem(authority))
+    write_atomically(files.certificate, _pem(server))
+    write_atomically(files.key, private_pem(server_key), PRIVATE)
     return files
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import tomli_w
 
 from fedgg.errors import UserError
+from fedgg.files import write_text
 
 CONNECTION = "here"
 TIMEOUT = 60.0  # seconds for one question
@@ -29,7 +30,7 @@ class Control:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         trust = {"insecure": True} if authority is None else {"root-certificates": str(authority)}
         connections = {"superlink": {"default": CONNECTION, CONNECTION: {"address": address, **trust}}}
-        (home / "config.toml").write_text(tomli_w.dumps(connections), encoding="utf-8")
+        write_text(home / "config.toml", tomli_w.dumps(connections))
         return cls(environment)
 
     def register(self, public_key: Path, name: str) -> int:

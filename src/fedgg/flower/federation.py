@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from fedgg.data.sources import load
 from fedgg.errors import UserError
+from fedgg.files import append_line, check_lock, make_folder, write_text
 from fedgg.flower.control import Control
 from fedgg.flower.flower_processes import (
     TO_START,
@@ -182,7 +183,7 @@ class LocalFederation:
 
     def stopped(self, state: str, why: str) -> UserError:
         """The ServerApp has ended by itself, and Flower knows what it said."""
-        self.places.app_log.write_text(self.control.log(self.run), encoding="utf-8")
+        write_text(self.places.app_log, self.control.log(self.run))
         reason = why.removeprefix("ServerApp failed with exception:").strip() or f"Flower says {state}, and no more"
         return UserError(
             f"the run stopped before its last round: {reason} (the log of its ServerApp is {self.places.app_log}; "
@@ -245,8 +246,7 @@ class LocalFederation:
         """For whoever watches, and into the run folder."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         line = json.dumps({"when": now, "after_round": self.history.rounds.told, "who": who, "what": what})
-        with self.places.events.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        append_line(self.places.events, line)
         self.tell("notice", f"{who}: {what}")
 
 
@@ -254,7 +254,8 @@ class LocalFederation:
 def _held(places: Places) -> Iterator[None]:
     """One federation for one run folder."""
     with writing_to(places.out):
-        places.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(places.folder, places.out, 0o700)
+        check_lock(places.lock)
     lock = FileLock(places.lock)
     try:
         lock.acquire(timeout=0)

@@ -22,9 +22,9 @@ from torch import Tensor
 from fedgg.data.dataset import Dataset
 from fedgg.data.normalise import Scaling
 from fedgg.errors import UserError
+from fedgg.files import open_regular, write_atomically
 from fedgg.lab.arithmetic import DTYPES
 from fedgg.lab.config import Experiment
-from fedgg.lab.files import write_atomically
 
 FORMAT = 1
 PRIVATE = 0o600
@@ -103,7 +103,7 @@ def read_server(path: Path, experiment: Experiment) -> ServerFile:
 
 def _read(path: Path, *needed: str) -> Arrays:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise UserError(

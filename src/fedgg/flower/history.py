@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedgg.errors import UserError
+from fedgg.files import parse_lines, read_bytes, read_json
 from fedgg.lab.config import Experiment
+from fedgg.run_records import check_summary
 
 
 @dataclass
@@ -23,15 +25,14 @@ class Lines:
     def news(self) -> list[dict[str, Any]]:
         """What was written since the last look; a line that is not whole yet comes with the next one."""
         try:
-            lines = self.file.read_bytes().split(b"\n")[:-1]
+            lines = read_bytes(self.file).split(b"\n")[:-1]
         except FileNotFoundError:
             return []
-        new = []
-        for line in lines[self.told :]:
-            try:
-                new.append(json.loads(line))
-            except ValueError:
+        new: list[dict[str, Any]] = []
+        for _, line in parse_lines(b"\n".join(lines[self.told :])):
+            if not isinstance(line, dict):
                 break
+            new.append(line)
         self.told += len(new)
         return new
 
@@ -49,14 +50,17 @@ class History:
             gone["client"]: exchange["round"]
             for exchange in self.exchanges.news()
             for gone in exchange["lost"]
-            if gone["why"].startswith("no answer")
+            if str(gone["why"]).startswith("no answer")
         }
 
     def summary(self, experiment: Experiment) -> dict[str, Any] | None:
         """How the run ended, once it has; the end of a shorter run that is to be followed further is none."""
         try:
-            told: dict[str, Any] = json.loads(self._summary.read_text())
-        except (FileNotFoundError, ValueError):
+            told: dict[str, Any] = read_json(self._summary)
+            check_summary(told)
+        except FileNotFoundError:
             return None
+        except (OSError, ValueError, AttributeError) as error:
+            raise UserError(f"{self._summary} cannot be read ({error}): delete it, and it is written again") from error
         over = told["status"] != "finished" or told["rounds_done"] >= experiment.rounds
         return told if over else None

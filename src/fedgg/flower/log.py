@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedgg.core.server import Lost
+from fedgg.files import append_line
 from fedgg.flower.exchange import Exchange, Traffic
 from fedgg.lab.files import writing_to
 
@@ -44,5 +45,5 @@ class ExchangeLog:
                 "seconds": round(time.monotonic() - started, 3),
                 "when": datetime.now(UTC).isoformat(timespec="seconds"),
             }
-            with writing_to(self.folder), (self.folder / "exchanges.jsonl").open("ab") as file:
-                file.write((json.dumps(told) + "\n").encode())
+            with writing_to(self.folder):
+                append_line(self.folder / "exchanges.jsonl", json.dumps(told))

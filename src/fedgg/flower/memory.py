@@ -25,8 +25,9 @@ from safetensors.torch import save
 
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
+from fedgg.files import MEGABYTE, check_lock, check_regular, make_folder, read_bytes, write_atomically
 from fedgg.flower.letters import NEVER, About
-from fedgg.lab.files import write_atomically, writing_to
+from fedgg.lab.files import writing_to
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 RUN_NAMES = re.compile(r"[0-9a-z]{1,64}")
@@ -69,7 +70,7 @@ class NodeMemory:
 
     def keep(self, about: About, ticket: str, kept: Kept) -> None:
         with self._locked():
-            if (self.folder / "newest").read_bytes() != ticket.encode():
+            if read_bytes(self.folder / "newest", MEGABYTE) != ticket.encode():
                 raise Overtaken(f"round {about.round}: a newer message has come in")
             _write(self._file(about.round), kept)
 
@@ -92,7 +93,8 @@ class NodeMemory:
     def _locked(self) -> Iterator[None]:
         with writing_to(self.folder):
             self.folder.parent.mkdir(parents=True, exist_ok=True, mode=PRIVATE_FOLDER)
-            self.folder.mkdir(exist_ok=True, mode=PRIVATE_FOLDER)
+            make_folder(self.folder, self.folder.parent, PRIVATE_FOLDER)
+            check_lock(self.folder / "lock")
             with FileLock(self.folder / "lock", mode=PRIVATE_FILE):
                 yield
 
@@ -105,6 +107,7 @@ def _write(path: Path, kept: Kept) -> None:
 
 
 def _read(path: Path, device: torch.device) -> Kept:
+    check_regular(path)
     with safe_open(path, framework="pt") as file:
         facts = file.metadata() or {}
         content = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)

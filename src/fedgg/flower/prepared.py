@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import tomllib
 from pathlib import Path
 
 import tomli_w
 
 from fedgg.errors import UserError
+from fedgg.files import MEGABYTE, read_bytes, read_toml, refuse_links, write_atomically, write_text
 from fedgg.flower.app_folder import write_app
 from fedgg.flower.certificates import make_certificates
 from fedgg.flower.division import divide
@@ -25,6 +25,7 @@ def prepare(
     """Data in the hands of their owners, the app, its settings; certificates anew each time."""
     clients = experiment.split.clients
     with writing_to(places.out):
+        refuse_links(places.folder)  # Flower's processes write below it, too
         if Store(places.out).holds_a_run():
             settings = _said_before(places) | settings
         else:
@@ -38,21 +39,21 @@ def prepare(
             make_certificates(places.certificates.key.parent, listening.names)
         write_app(places.app, experiment, {})
         whole = {"out": str(places.out), "data": str(places.server_data), **settings}
-        places.run_settings.write_text(tomli_w.dumps(whole), encoding="utf-8")
+        write_text(places.run_settings, tomli_w.dumps(whole))
         for client in range(clients):
             place = places.node(client)
             place.memory.mkdir(mode=0o700, exist_ok=True)
             if listening.tls:
-                shutil.copyfile(places.certificates.authority, place.authority)
+                write_atomically(place.authority, read_bytes(places.certificates.authority, MEGABYTE))
             own = {"client-id": client, "data": str(place.data), "memory": str(place.memory)}
-            place.settings.write_text(tomli_w.dumps(own), encoding="utf-8")
+            write_text(place.settings, tomli_w.dumps(own))
 
 
 def _said_before(places: Places) -> dict[str, int | float]:
     """The settings of the run that is taken up again; those given now come before them."""
     try:
-        before = tomllib.loads(places.run_settings.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError):
+        before = read_toml(places.run_settings)
+    except (OSError, ValueError):
         return {}
     return {key: value for key, value in before.items() if isinstance(value, int | float)}
 

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from fedgg.errors import UserError
+from fedgg.files import open_regular, open_to_append
 
 MARK = "FEDGG_FEDERATION"
 PATIENCE = 4.0  # seconds to leave by oneself
@@ -75,7 +76,7 @@ class Running:
 
 def _start(part: Part) -> Running:
     """In a session of its own, so that Ctrl-C reaches nobody but us; what it says goes into its log."""
-    with part.log.open("ab") as log:
+    with open_to_append(part.log) as log:
         process = subprocess.Popen(
             part.command,
             env=part.environment | {MARK: part.mark},
@@ -152,7 +153,7 @@ def watched_over(federation: str) -> Iterator[Callable[[Part], Running]]:
 def tail(log: Path, lines: int = TAIL) -> str:
     """The end of a log, for an error message."""
     try:
-        with log.open("rb") as file:
+        with open_regular(log) as file:
             file.seek(max(0, log.stat().st_size - 20_000))
             said = file.read().decode("utf-8", "replace").splitlines()
     except OSError:

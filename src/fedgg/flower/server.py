@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedgg.errors import UserError
+from fedgg.files import read_json
 from fedgg.flower.engine import OverMessages
 from fedgg.flower.exchange import Exchange
 from fedgg.flower.letters import FORMAT, Hello
@@ -84,7 +84,7 @@ class Passport:
         if not path.exists():
             return None
         try:
-            content = json.loads(path.read_text())
+            content = read_json(path)
             if content["format"] != FORMAT:
                 raise UserError(f"{path} has format {content['format']}; this fedgg reads {FORMAT}")
             return cls(str(content["run"]), {told["client"]: Hello(**told) for told in content["clients"]})

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedgg.core.rows import Rows
 from fedgg.core.server import ServerState
-from fedgg.lab.files import write_atomically
+from fedgg.files import check_regular, write_atomically
 from fedgg.lab.moving import FILES
 from fedgg.lab.shelf import NOWHERE, Places, RowsOnDisk, Shelf
 from fedgg.lab.slots import Record, SlotFile
@@ -54,6 +54,7 @@ def write_checkpoint(path: Path, state: State, experiment_hash: str) -> None:
 
 def read_checkpoint(path: Path, experiment_hashes: Collection[str], device: torch.device) -> State:
     try:
+        check_regular(path)
         with safe_open(path, framework="pt") as file:
             facts = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -93,6 +94,7 @@ def pin(state: State, older: Mapping[int, Path]) -> None:
 
 def _places_in(path: Path, name: str) -> Places | None:
     try:
+        check_regular(path)
         with safe_open(path, framework="pt") as file:
             return _places({key: file.get_tensor(f"places/{name}/{key}") for key in PLACES_KEYS})
     except (OSError, SafetensorError, ValueError, IndexError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +12,7 @@ import tomli_w
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticSerializationError, PydanticUndefined, to_jsonable_python
 
+from fedgg import files
 from fedgg.core.buffers import BufferPolicy
 from fedgg.data.augment import Augmentation
 from fedgg.data.normalise import Normalisation
@@ -337,12 +337,12 @@ def _shown(default: Any) -> str:
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return files.read_toml(path)
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from error
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, Literal, get_origin, get_type_hints
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm, Number, arithmetic_beside_fedavg, what_it_must_be
 from fedgg.core.seeds import torch_stream
 from fedgg.engines.strangers import read_module
 from fedgg.errors import UserError
+from fedgg.files import check_regular
 from fedgg.lab.complaints import elsewhere, nearest
 from fedgg.lab.config import Experiment
 from fedgg.models import MODELS
@@ -191,6 +192,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
+        check_regular(path)
         return load_file(path)
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
-from fedgg.lab.files import sync_folder, writing_to
+from fedgg.files import open_existing, open_new, sync_folder
+from fedgg.lab.files import writing_to
 
 ALIGNMENT = 64  # bytes, as torch aligns what it allocates: a row read back is computed with in the same way
 
@@ -92,13 +93,15 @@ class SlotFile:
         self.size = size
         self.path = path
         self._folder_knows = path is None or not fresh
+        # Unbuffered: what is written is at once with the operating system, and a full disk is noticed at once.
         with self._writing():
-            # Unbuffered: what is written is at once with the operating system, and a full disk is noticed at once.
-            self._file: IO[bytes] = (
-                tempfile.TemporaryFile(prefix="fedgg-", buffering=0)  # noqa: SIM115 (closed by close)
-                if path is None
-                else path.open("w+b" if fresh else "r+b", buffering=0)
-            )
+            if path is None:
+                self._file: IO[bytes] = tempfile.TemporaryFile(prefix="fedgg-", buffering=0)  # noqa: SIM115 (by close)
+            elif fresh:
+                path.unlink(missing_ok=True)
+                self._file = open_new(path, buffering=0)
+            else:
+                self._file = open_existing(path, buffering=0)
         self.close = weakref.finalize(self, self._file.close)
 
     def __str__(self) -> str:

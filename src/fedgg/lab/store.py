@@ -33,15 +33,28 @@ from safetensors.torch import save
 from fedgg.core.layout import Layout
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
+from fedgg.files import (
+    LARGE,
+    append_line,
+    check_lock,
+    make_folder,
+    open_to_append,
+    parse_lines,
+    read_bytes,
+    read_json,
+    replacing,
+    write_atomically,
+)
 from fedgg.lab.build import Federation
 from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint, write_checkpoint
 from fedgg.lab.code import code_of, structure_of
 from fedgg.lab.commit import commit
 from fedgg.lab.config import Experiment, load_experiment
-from fedgg.lab.files import write_atomically, write_json, writing_to
+from fedgg.lab.files import write_json, writing_to
 from fedgg.lab.predictions import Inputs
 from fedgg.lab.shelf import RowsOnDisk
 from fedgg.lab.state import State
+from fedgg.run_records import check_round, check_summary
 from fedgg.version import VERSION
 
 FORMAT = 1
@@ -62,7 +75,8 @@ class Store:
     def locked(self) -> Iterator[Store]:
         """Creates the folder and keeps every other process out; a kill releases it."""
         with writing_to(self.folder):
-            self.checkpoint_folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.checkpoint_folder, self.folder)
+            check_lock(self.folder / "lock")
             lock = FileLock(self.folder / "lock")
             try:
                 lock.acquire(timeout=0)
@@ -132,7 +146,7 @@ class Store:
             write_json(self.folder / "inputs.json", inputs.to_json())
             if (attack := federation.wrappers.attack) is not None:
                 write_json(self.folder / "attackers.json", {"kind": attack.kind, "clients": sorted(attack.clients)})
-            with (self.folder / "partition.npz").open("wb") as file:
+            with replacing(self.folder / "partition.npz") as file:
                 np.savez_compressed(file, allow_pickle=False, **origin.positions())
             write_atomically(self.folder / "config.toml", federation.experiment.to_toml().encode())
 
@@ -177,20 +191,25 @@ class Store:
     # What happened ----------------------------------------------------------------------------------------------------
 
     def append(self, record: dict[str, Any]) -> None:
-        with writing_to(self.folder), (self.folder / "rounds.jsonl").open("ab") as file:
-            file.write((json.dumps(record) + "\n").encode())
+        with writing_to(self.folder):
+            append_line(self.folder / "rounds.jsonl", json.dumps(record))
 
     def rounds(self) -> list[dict[str, Any]]:
         """The history; a last line torn by a kill does not count."""
         path = self.folder / "rounds.jsonl"
         if not path.exists():
             return []
-        records = []
-        for line in path.read_bytes().split(b"\n")[:-1]:
+        try:
+            content = read_bytes(path)
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror or error}): this is no run folder") from error
+        records: list[dict[str, Any]] = []
+        for _, line in parse_lines(content[: content.rfind(b"\n") + 1]):
             try:
-                records.append(json.loads(line))
+                check_round(line)
             except ValueError:
                 break
+            records.append(line)
         return records
 
     def cut_history(self, rounds: int) -> list[dict[str, Any]]:
@@ -209,16 +228,16 @@ class Store:
     def note_resume(self, rounds_done: int, notes: list[str]) -> None:
         """That an unfinished run was taken up again, after which round, when, and what was said of it."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        line = json.dumps({"after_round": rounds_done, "when": now, "notes": notes}) + "\n"
-        with writing_to(self.folder), (self.folder / "resumes.jsonl").open("ab") as file:
-            file.write(line.encode())
+        with writing_to(self.folder):
+            line = {"after_round": rounds_done, "when": now, "notes": notes}
+            append_line(self.folder / "resumes.jsonl", json.dumps(line))
 
     # Where to go on ---------------------------------------------------------------------------------------------------
 
     def save(self, state: State, experiment: Experiment) -> None:
         """The history goes onto the disk first: what a checkpoint stands on is not played again."""
         with writing_to(self.folder):
-            with (self.folder / "rounds.jsonl").open("ab") as history:
+            with open_to_append(self.folder / "rounds.jsonl") as history:
                 os.fsync(history.fileno())
             write_checkpoint(
                 self.checkpoint_folder / f"{state.rounds_done:06d}.safetensors", state, experiment.trajectory()
@@ -278,7 +297,16 @@ class Store:
         return versions.get("structure"), str(versions["torch"])
 
     def summary(self) -> dict[str, Any] | None:
-        return self._json("summary.json") if (self.folder / "summary.json").exists() else None
+        if not (self.folder / "summary.json").exists():
+            return None
+        summary = self._facts("summary.json", "status", "rounds_done")
+        try:
+            check_summary(summary)
+        except ValueError as error:
+            raise UserError(
+                f"{self.folder / 'summary.json'} {error}: delete the file and resume the run, and it is written again"
+            ) from error
+        return summary
 
     def _facts(self, name: str, *keys: str) -> dict[str, Any]:
         content = self._json(name)
@@ -290,7 +318,7 @@ class Store:
     def _json(self, name: str) -> dict[str, Any]:
         path = self.folder / name
         try:
-            content = json.loads(path.read_text())
+            content = read_json(path, LARGE if name == "partition.json" else None)
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read ({error}): this is no complete run folder") from error
         if not isinstance(content, dict):

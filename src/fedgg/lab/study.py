@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.errors import UserError
+from fedgg.files import check_folder, read_json
 from fedgg.lab.config import Experiment, flat, read_toml
 from fedgg.lab.files import write_json, writing_to
 from fedgg.lab.jobs import Job, Tell
@@ -110,6 +110,8 @@ def open_index(index: Index, folder: Path, jobs: Sequence[Job], command: str | N
     build_on_trial(jobs)
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        for job in jobs:
+            check_folder(job.folder, folder)
         content = {
             "format": FORMAT,
             "labels": list(index.labels),
@@ -124,7 +126,7 @@ def open_index(index: Index, folder: Path, jobs: Sequence[Job], command: str | N
 def _refuse_another_study(index: Index, folder: Path) -> None:
     """A folder's index may grow; it does not lose rows or seeds of which rounds were played."""
     try:
-        there = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+        there = read_json(folder / "study.json")
         begun = {
             (label, int(seed))
             for label, by_seed in there["runs"].items()

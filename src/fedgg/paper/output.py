@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedgg.files import write_text
 from fedgg.lab.files import writing_to
 from fedgg.paper.drawn import Drawn
 from fedgg.paper.figures import drawn
@@ -114,5 +115,5 @@ def lead(plan: Plan) -> list[str]:
 
 
 def _written(file: Path, content: str) -> Path:
-    file.write_text(content, encoding="utf-8")
+    write_text(file, content)
     return file

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedgg.files import check_folder
 from fedgg.lab.build import check_data
+from fedgg.lab.files import writing_to
 from fedgg.lab.jobs import Job, Tell
 from fedgg.lab.run_all import run_all
 from fedgg.paper.items import shown_dataset
@@ -15,7 +17,7 @@ from fedgg.paper.results import RunFolders
 def missing_jobs(plan: Plan, out: Path, data_folder: Path | None) -> list[Job]:
     """The runs that have not ended yet, in the order they are to be run."""
     folders = RunFolders(out)
-    return [
+    jobs = [
         Job(
             f"{shown_dataset(line.dataset)}, {line.base.name}, seed {seed}",
             line.experiment(seed),
@@ -25,6 +27,10 @@ def missing_jobs(plan: Plan, out: Path, data_folder: Path | None) -> list[Job]:
         for line, seed in plan.runs()
         if not folders.ended(line, seed)
     ]
+    with writing_to(out):
+        for job in jobs:
+            check_folder(job.folder, out)
+    return jobs
 
 
 def run_missing(jobs: list[Job], processes: int, tell: Tell) -> None:

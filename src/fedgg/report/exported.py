@@ -27,14 +27,14 @@ def write_figures(groups: Sequence[Group], folder: Path, tell: Callable[[str], N
     for group, place in _places(groups, folder):
         for name, figure in _figures(group):
             tell(f"drawing {name}")
-            files += [save(figure, place / f"{name}.{kind}") for kind in ("png", "svg")]
+            files += [save(figure, place / f"{name}.{kind}", folder) for kind in ("png", "svg")]
     return files
 
 
 def write_tables(groups: Sequence[Group], folder: Path) -> list[Path]:
     """accuracy, target and runs, in three forms each."""
     return [
-        write_text(place / f"{name}.{kind}", written(table))
+        write_text(place / f"{name}.{kind}", written(table), folder)
         for group, place in _places(groups, folder)
         for name, table in _tables(group).items()
         for kind, written in FORMS.items()

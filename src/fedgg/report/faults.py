@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any
 
 NAMED = 3  # of a kind; more are counted
-STATUSES = ("finished", "diverged", "spent", "stopped")
 
 
 @dataclass(frozen=True)
@@ -59,13 +58,6 @@ def summary_fault(why: str, counted: dict[str, Any] | None) -> Fault:
     as_what = "finished, since its history has all rounds" if counted else "unfinished"
     return Fault(f"summary.json is broken ({why}), so the run counts as {as_what}; delete the file and resume the run, "
                  "and it is written again")  # fmt: skip
-
-
-def checked_summary(summary: dict[str, Any]) -> dict[str, Any]:
-    """A summary that says how the run ended, or a ValueError."""
-    if summary.get("status") not in STATUSES:
-        raise ValueError(f"its status is {summary.get('status')!r}, and not one of {', '.join(STATUSES)}")
-    return summary
 
 
 def _gaps(rounds: Sequence[dict[str, Any]]) -> list[tuple[int, int]]:

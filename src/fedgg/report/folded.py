@@ -16,8 +16,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedgg.errors import UserError
+from fedgg.files import LARGE, open_regular, read_json
 from fedgg.report.folders import RunRecord
 from fedgg.report.settings import common, flat, nested
+from fedgg.report.writing import write_text
 
 FORMAT = 1
 EXACT = ("test_accuracy", "holdout_accuracy", "bytes_up", "bytes_down")
@@ -29,7 +31,7 @@ _OWN = ("format", "experiment", "model")  # of versions.json: a run's own, not i
 def is_folded(file: Path) -> bool:
     """Whether it is such a file, by its first word."""
     try:
-        with file.open("rb") as content:
+        with open_regular(file) as content:
             return content.read(16).startswith(b'{"format":')
     except OSError:
         return False
@@ -85,17 +87,13 @@ def write_folded(records: Iterable[RunRecord], file: Path, note: str = "") -> in
     runs = content.pop("runs")
     head = "".join(f"{json.dumps(key)}:{_compact(value)},\n" for key, value in content.items())
     body = ",\n".join(map(_compact, runs))
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f'{{{head}"runs":[\n{body}\n]}}\n', encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{file} cannot be written: {error.strerror or error}; choose another place") from error
+    write_text(file, f'{{{head}"runs":[\n{body}\n]}}\n')
     return len(runs)
 
 
 def read_folded(file: Path) -> list[RunRecord]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file, LARGE)
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read as folded runs: {error}") from error
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -12,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgg.errors import UserError
+from fedgg.files import LARGE
 from fedgg.report.faults import Fault, history_faults
-from fedgg.report.reading import add_rounds, broken, read_bytes, read_object, read_resumes, read_toml
+from fedgg.report.reading import broken, parsed_object, read_bytes, read_config, read_object, read_resumes
+from fedgg.run_records import add_rounds, check_partition, check_summary, is_number
 
 UNFINISHED = "unfinished"  # at work, or killed: its folder does not tell
 
@@ -86,12 +89,12 @@ class RunRecord:
     def epsilon(self) -> float | None:
         """The privacy spent by the end or so far; infinite without noise, None where the run is not private."""
         told = [place["epsilon"] for place in self._privacy()]
-        return max((float(one) if _is_number(one) else math.inf for one in told), default=None)
+        return max((float(one) if is_number(one) else math.inf for one in told), default=None)
 
     @property
     def delta(self) -> float | None:
         """The delta beside it."""
-        return next((float(place["delta"]) for place in self._privacy() if _is_number(place.get("delta"))), None)
+        return next((float(place["delta"]) for place in self._privacy() if is_number(place.get("delta"))), None)
 
     def _privacy(self) -> list[dict[str, Any]]:
         """Round by round what is spent grows, and a history may be shorter than its end."""
@@ -106,13 +109,13 @@ class RunRecord:
 
     def reading(self, name: str) -> tuple[Ints, Floats]:
         """The rounds in which the algorithm told this of itself, and the mean over its clients."""
-        told = [line for line in self.rounds if _is_number((line.get("readings") or {}).get(name))]
+        told = [line for line in self.rounds if is_number((line.get("readings") or {}).get(name))]
         rounds = np.array([line["round"] for line in told], dtype=np.int64)
         return rounds, np.array([line["readings"][name] for line in told], dtype=np.float64)
 
     def numbers(self, key: str) -> tuple[Ints, Floats]:
         """The rounds that have a number under `key` ("train_loss", "holdout_accuracy", ...), and those numbers."""
-        told = [line for line in self.rounds if _is_number(line.get(key))]
+        told = [line for line in self.rounds if is_number(line.get(key))]
         rounds = np.array([line["round"] for line in told], dtype=np.int64)
         return rounds, np.array([line[key] for line in told], dtype=np.float64)
 
@@ -165,10 +168,10 @@ def read_run(path: str | Path) -> RunRecord:
         raise UserError(f"{folder} is not a run folder: it has no config.toml; give a folder that a run has written")
     return RunRecord(
         path=folder,
-        config=read_toml(folder / "config.toml"),
+        config=read_config(folder / "config.toml"),
         rounds=_read_rounds(folder / "rounds.jsonl"),
-        partition=_read_optional(folder / "partition.json"),
-        summary=_read_optional(folder / "summary.json"),
+        partition=_read_optional(folder / "partition.json", check_partition),
+        summary=_read_optional(folder / "summary.json", check_summary),
         versions=_read_optional(folder / "versions.json"),
         resumes=read_resumes(folder / "resumes.jsonl"),
         processes=read_resumes(folder / PROCESSES),
@@ -222,21 +225,29 @@ def read_study(path: str | Path) -> StudyRecord:
 def _inside(folder: Path, relative: object, file: Path) -> Path | None:
     if relative is None:
         return None
-    if not isinstance(relative, str) or PurePosixPath(relative).is_absolute() or ".." in PurePosixPath(relative).parts:
+    if (
+        not isinstance(relative, str)
+        or PurePosixPath(relative).is_absolute()
+        or ".." in PurePosixPath(relative).parts
+        or "\0" in relative
+    ):
         raise broken(file, f"{relative!r} is not a path inside the comparison folder")
     return folder / relative
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _evaluated(line: dict[str, Any]) -> bool:
-    return _is_number(line.get("test_accuracy"))
+    return is_number(line.get("test_accuracy"))
 
 
-def _read_optional(file: Path) -> dict[str, Any] | None:
-    return read_object(file) if file.exists() else None
+def _read_optional(file: Path, check: Callable[[dict[str, Any]], None] = lambda content: None) -> dict[str, Any] | None:
+    if not file.exists():
+        return None
+    try:
+        content = parsed_object(read_bytes(file, LARGE))
+        check(content)
+    except ValueError as error:
+        raise broken(file, str(error)) from error
+    return content
 
 
 def _read_rounds(file: Path) -> list[dict[str, Any]]:

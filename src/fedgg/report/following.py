@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fedgg.errors import UserError
-from fedgg.report.faults import Fault, checked_summary, line_faults, summary_by_history, summary_fault
+from fedgg.files import LARGE
+from fedgg.report.faults import Fault, line_faults, summary_by_history, summary_fault
 from fedgg.report.folders import PROCESSES, RunRecord
-from fedgg.report.page_runs import split_data
-from fedgg.report.reading import add_rounds, parsed_object, read_bytes, read_resumes, read_toml
+from fedgg.report.reading import parsed_object, read_bytes, read_config, read_resumes
+from fedgg.run_records import add_rounds, check_partition, check_summary
 
 Stamp = tuple[int, int, int] | None  # inode, date, size; None where there is no file
 
@@ -21,7 +20,7 @@ _WITHOUT = {  # what is not known of a run that lacks this file
     "partition.json": "who holds what, and whether this is the split of the other runs, is not known",
     "versions.json": "the conditions of this run are not known",
 }
-_ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError)  # what well-formed files of odd content lead to
+_CHECKS = {"partition.json": check_partition, "summary.json": check_summary}
 
 
 def stamp(file: Path) -> Stamp:
@@ -111,35 +110,28 @@ class FollowedRun:
         """What is in it; None of a file that a run can be shown without and that cannot be read."""
         file = self.path / name
         if name == "config.toml":
-            return read_toml(file)
+            return read_config(file)
         if name in ("resumes.jsonl", PROCESSES):
             return read_resumes(file)
         try:
-            content = parsed_object(read_bytes(file))
-            if name == "partition.json":
-                split_data(content)
-            return checked_summary(content) if name == "summary.json" else content
-        except UserError as error:
-            self._wrong[name] = str(error)
-        except _ODD as error:
-            said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            self._wrong[name] = " ".join(said.split())
-        return None
+            content = parsed_object(read_bytes(file, LARGE if name == "partition.json" else None))
+            if name in _CHECKS:
+                _CHECKS[name](content)
+        except (UserError, ValueError) as error:
+            self._wrong[name] = " ".join(str(error).split())
+            return None
+        return content
 
     def _read_rounds(self) -> None:
         file = self.path / "rounds.jsonl"
-        with suppress(FileNotFoundError):  # gone between two glances
-            try:
-                with file.open("rb") as lines:
-                    lines.seek(self._read_to)
-                    content = lines.read()
-            except PermissionError as error:
-                raise UserError(f"{file} cannot be read: {os.strerror(error.errno or 0)}; check who may") from error
-            whole = content[: content.rfind(b"\n") + 1]  # a line on its way has no end yet
-            if whole:
-                # The history so far belongs to an older record: leave it as it was.
-                self._rounds = [*self._rounds]
-                complaints = add_rounds(self._rounds, whole, self._lines + 1, may_be_torn=False)
-                self._complaints = [*self._complaints, *complaints]
-                self._read_to += len(whole)
-                self._lines += whole.count(b"\n")
+        if not file.exists():
+            return  # gone between two looks
+        content = read_bytes(file, start=self._read_to)
+        whole = content[: content.rfind(b"\n") + 1]  # a line on its way has no end yet
+        if whole:
+            # The history so far belongs to an older record: leave it as it was.
+            self._rounds = [*self._rounds]
+            complaints = add_rounds(self._rounds, whole, self._lines + 1, may_be_torn=False)
+            self._complaints = [*self._complaints, *complaints]
+            self._read_to += len(whole)
+            self._lines += whole.count(b"\n")

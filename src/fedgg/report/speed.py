@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from fedgg.errors import UserError
+from fedgg.files import read_json
 from fedgg.report.style import COLOURS, blank, short, styled
 from fedgg.report.tables import NONE, Table
 
@@ -62,7 +62,7 @@ class BenchRecord:
 
 def read_bench(file: Path) -> BenchRecord:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read ({error}): it is no record of `fedgg bench`") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedgg.errors import UserError
+from fedgg.files import write_atomically
+from fedgg.report.writing import writing
 
 Parameters = ParamSpec("Parameters")
 
@@ -77,19 +80,16 @@ def blank(width: float, height: float) -> Figure:
     return figure
 
 
-def save(figure: Figure, path: str | Path) -> Path:
-    """Write a figure as .png (150 dpi) or .svg; the same figure gives the same bytes."""
+def save(figure: Figure, path: str | Path, within: Path | None = None) -> Path:
+    """Write a figure as .png (150 dpi) or .svg; the same figure gives the same bytes. `within` as for `write_text`."""
     file = Path(path)
     kind = file.suffix.lower()
     if kind not in {".png", ".svg"}:
         raise UserError(f"{file} cannot be written as a figure: give a name that ends in .png or .svg")
     metadata: dict[str, str | None] = {"Software": None} if kind == ".png" else {"Date": None, "Creator": None}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with house_style():
-            figure.savefig(file, dpi=150, format=kind[1:], metadata=metadata)
-    except OSError as error:
-        raise UserError(
-            f"{file} cannot be written: {error.strerror or error}; check the folder and its space"
-        ) from error
+    content = io.BytesIO()
+    with house_style():
+        figure.savefig(content, dpi=150, format=kind[1:], metadata=metadata)
+    with writing(file, within):
+        write_atomically(file, content.getvalue())
     return file

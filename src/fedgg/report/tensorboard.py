@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.errors import UserError
+from fedgg.files import make_folder
 from fedgg.report.folders import RunRecord
 from fedgg.report.gathering import Group
 from fedgg.report.page_runs import short
@@ -37,10 +38,12 @@ def write_events(groups: Sequence[Group], folder: Path, tell: Callable[[str], No
                 names = [f"group-{number}"] if len(groups) > 1 else []
                 place = folder.joinpath(*names, safe[label], f"seed-{seed}")
                 try:
-                    place.mkdir(parents=True, exist_ok=True)
+                    make_folder(place, folder)
                     writer = file_writer(str(place))
                 except OSError as error:
-                    raise UserError(f"{place} cannot be written: {error.strerror}; choose another place") from error
+                    raise UserError(
+                        f"{place} cannot be written: {error.strerror or error}; choose another place"
+                    ) from error
                 for when, step, values in scalars(record):
                     told = [summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
                     writer.add_event(event(wall_time=when, step=step, summary=summary(value=told)))

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from fedgg import files
 from fedgg.errors import UserError
 
 
-def write_text(file: Path, content: str) -> Path:
-    """Beside its place first: whoever has the old page open never meets half of the new one."""
-    beside = file.with_name(file.name + ".tmp")
+def write_text(file: Path, content: str, within: Path | None = None) -> Path:
+    """A page that somebody has open is never half of the new one. `within`: the folder that the user named."""
+    with writing(file, within):
+        files.write_text(file, content)
+    return file
+
+
+@contextmanager
+def writing(file: Path, within: Path | None = None) -> Iterator[None]:
+    """Makes the file's folder, and turns what goes wrong in the block into one line."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(content, encoding="utf-8")
-        beside.replace(file)
+        files.make_folder(file.parent, within or file.parent)
+        yield
     except OSError as error:
         raise UserError(
             f"{file} cannot be written: {error.strerror or error}; choose another place, or make room"
         ) from error
-    return file
 
 
 def file_name(words: str) -> str:

@@ -21,9 +21,9 @@ from fedgg.core.algorithm import Algorithm, Site
 from fedgg.core.rows import Rows
 from fedgg.core.server import ServerState
 from fedgg.errors import UserError
+from fedgg.files import write_atomically
 from fedgg.lab.checkpoint import BadCheckpoint, read_checkpoint, write_checkpoint
 from fedgg.lab.config import Experiment
-from fedgg.lab.files import write_atomically
 from fedgg.lab.runner import Run, Session, Watcher, run
 from fedgg.lab.state import State
 from fedgg.lab.store import Store

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from written_folders import write_run
 
 from fedgg.report.following import FollowedRun
+from fedgg.report.reading import read_bytes
 
 
 def line(number: int) -> str:
@@ -29,32 +29,15 @@ def test_only_what_is_new_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not followed.look()
     before = followed.record
     read: list[int] = []
-    opened = Path.open
 
-    class Counted:
-        def __init__(self, file: Any) -> None:
-            self.file = file
-
-        def __enter__(self) -> Counted:
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            self.file.close()
-
-        def seek(self, place: int) -> None:
-            self.file.seek(place)
-
-        def read(self) -> bytes:
-            content: bytes = self.file.read()
-            read.append(len(content))
-            return content
-
-    def counting(path: Path, *words: Any, **more: Any) -> Any:
-        return Counted(opened(path, *words, **more)) if path.name == "rounds.jsonl" else opened(path, *words, **more)
+    def counting(file: Path, limit: int | None = None, start: int = 0) -> bytes:
+        content = read_bytes(file, limit, start)
+        read.append(len(content))
+        return content
 
     with (folder / "rounds.jsonl").open("a") as file:
         file.write(line(3))
-    monkeypatch.setattr(Path, "open", counting)
+    monkeypatch.setattr("fedgg.report.following.read_bytes", counting)
     assert followed.look()
     assert rounds(followed) == [1, 2, 3]
     assert read == [len(line(3))]

@@ -114,8 +114,10 @@ def test_what_no_run_writes_is_a_problem(tmp_path: Path, line: dict[str, Any]) -
     folder = write_run(tmp_path / "run", [0.1])
     (folder / "rounds.jsonl").write_text(json.dumps(line) + "\n")
     gathering = looked(folder)
-    assert not gathering.groups
-    assert "something no run writes" in gathering.problems[0].why
+    (problem,) = gathering.problems
+    assert problem.shown
+    assert "rounds.jsonl is broken: line 1" in problem.why
+    assert gathering.groups[0].study.damaged("demo") == [0]
     assert not gathering.look()
 
 

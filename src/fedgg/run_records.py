@@ -1,0 +1,221 @@
+"""What the files of a run folder hold, checked as they are read: one reader for whoever needs a history.
+
+A file may be well-formed and still hold what no run writes (an infinite number of bytes, a client that is a list).
+It is refused here, with the key and the value in a ValueError, so that nothing behind it has to expect it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedgg.files import parse_lines
+
+LARGEST = 2**53  # above it, whole numbers are no longer exact in JavaScript, nor in a float
+SECTIONS = ("data", "split", "model", "algorithm", "local", "server", "engine", "privacy", "robust", "attack")
+STATUSES = ("finished", "diverged", "spent", "stopped")
+
+Spec = Mapping[str, tuple[Callable[[Any], bool], str]]
+
+
+def add_rounds(
+    rounds: list[dict[str, Any]], content: bytes, first_line: int = 1, *, may_be_torn: bool = True
+) -> list[str]:
+    """Append the rounds that some lines of rounds.jsonl hold to those already known; what is wrong with the others.
+
+    Lines are only ever appended, so a kill can tear the last one and no other: that one, if it may be torn, is left out
+    without a complaint.
+    """
+    complaints = []
+    last = content.rstrip().count(b"\n") + 1
+    for number, line in parse_lines(content):
+        at = f"line {first_line + number - 1}"
+        if isinstance(line, ValueError):
+            if number < last or not may_be_torn:
+                complaints.append(f"{at}: {' '.join(str(line).split())}")
+            continue
+        try:
+            check_round(line)
+        except ValueError as error:
+            complaints.append(f"{at} {error}")
+            continue
+        if rounds and line["round"] <= rounds[-1]["round"]:
+            complaints.append(f"{at} tells round {line['round']} after round {rounds[-1]['round']}")
+        else:
+            rounds.append(line)
+    return complaints
+
+
+def check_round(line: Any) -> None:
+    """A line of rounds.jsonl, or a ValueError."""
+    if not isinstance(line, dict) or type(line.get("round")) is not int:
+        raise ValueError("is not a round")
+    _check(line, _ROUND)
+    for client in line.get("clients") or ():
+        if "client" not in client:
+            raise ValueError("does not say which client it tells of")
+        _check(client, _CLIENT)
+    for key in ("lost", "notes"):
+        for told in line.get(key) or ():
+            _check(told, _TOLD)
+
+
+def check_summary(summary: Mapping[str, Any]) -> None:
+    """A summary that says how the run ended, or a ValueError."""
+    if summary.get("status") not in STATUSES:
+        raise ValueError(f"its status is {_shown(summary.get('status'))}, and not one of {', '.join(STATUSES)}")
+    _check(summary, _SUMMARY)
+
+
+def check_partition(partition: Mapping[str, Any]) -> None:
+    """Who holds what: clients by classes; or a ValueError."""
+    _check(partition, _PARTITION)
+    counts, classes = partition.get("counts"), partition.get("classes")
+    widths = {len(row) for row in counts or ()}
+    if len(widths) > 1 or (counts and widths == {0}):
+        raise ValueError("its counts are not a table of clients by classes")
+    if classes and widths and widths != {len(classes)}:
+        raise ValueError(f"it names {len(classes)} classes and counts {widths.pop()}")
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """The settings of a run as far as they are shown, or a ValueError; `Experiment` checks all of them."""
+    for name in SECTIONS:
+        if not isinstance(config.get(name, {}), dict):
+            raise ValueError(f"{name} is {_shown(config[name])}, not a table")
+    _check(config, _CONFIG)
+    for section, spec in _IN_SECTION.items():
+        _check(config.get(section, {}), spec, f"{section}.")
+
+
+def _check(content: Mapping[str, Any], spec: Spec, prefix: str = "") -> None:
+    for key, (fits, what) in spec.items():
+        if key in content and not fits(content[key]):
+            raise ValueError(f"has {prefix}{key} = {_shown(content[key])}, not {what}")
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 40 else f"{shown[:37]}..."
+
+
+def is_number(value: Any) -> bool:
+    """A finite one that a float holds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _any_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _share(value: Any) -> bool:
+    return _any_number(value) and (not is_number(value) or 0 <= value <= 1)
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST
+
+
+def _amount(value: Any) -> bool:
+    return value is None or (is_number(value) and 0 <= value <= LARGEST)
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _text_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _numbers(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and all(map(_any_number, value.values())))
+
+
+def _amounts(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, dict) and all(one is not None and _amount(one) for one in value.values())
+    )
+
+
+def _shares_by_client(value: Any) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, dict) and all(
+        key.isascii() and key.isdigit() and len(key) < 16 and _share(one) for key, one in value.items()
+    )
+
+
+def _objects(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(isinstance(one, dict) for one in value))
+
+
+def _table(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, list)
+        and all(isinstance(row, list) and all(type(one) is int and 0 <= one <= LARGEST for one in row) for row in value)
+    )
+
+
+def _texts(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(map(_text, value)))
+
+
+_NUMBER, _SHARE = (_any_number, "a number"), (_share, "a number from 0 to 1")
+_ROUND: Spec = {
+    "round": (lambda value: _whole(value) and value > 0, "a whole number from 1"),
+    "test_accuracy": _SHARE,
+    "holdout_accuracy": _SHARE,
+    "holdout_accuracy_by_client": (_shares_by_client, "a number from 0 to 1 for each client"),
+    "test_loss": _NUMBER,
+    "train_loss": _NUMBER,
+    "epsilon": _NUMBER,
+    "delta": _NUMBER,
+    "bytes_up": (_amount, "a number of bytes"),
+    "bytes_down": (_amount, "a number of bytes"),
+    "seconds": (_amounts, "a table of seconds"),
+    "readings": (_numbers, "a table of numbers"),
+    "clients": (_objects, "a list of clients"),
+    "lost": (_objects, "a list of clients"),
+    "notes": (_objects, "a list of clients"),
+}
+_CLIENT: Spec = {
+    "client": (_whole, "the number of a client"),
+    "examples": (_amount, "a number of examples"),
+    "loss": _NUMBER,
+}
+_TOLD: Spec = {
+    "client": (lambda value: _whole(value) or _text(value), "the number or the name of a client"),
+    "why": (_text_or_none, "text"),
+    "what": (_text_or_none, "text"),
+}
+_SUMMARY: Spec = {
+    "why": (_text_or_none, "text"),
+    "rounds_done": (_whole, "a number of rounds"),
+    "final_test_accuracy": _SHARE,
+    "highest_test_accuracy": _SHARE,
+    "highest_at_round": (lambda value: value is None or _whole(value), "a round"),
+    "bytes": (_amount, "a number of bytes"),
+    "seconds": (_amount, "a number of seconds"),
+    "epsilon": _NUMBER,
+    "delta": _NUMBER,
+}
+_PARTITION: Spec = {
+    "hash": (_text_or_none, "text"),
+    "scheme": (_text_or_none, "text"),
+    "classes": (_texts, "a list of names"),
+    "counts": (_table, "a table of clients by classes"),
+}
+_CONFIG: Spec = {
+    "name": (_text, "text"),
+    "seed": (lambda value: type(value) is int and value >= 0, "a whole number from 0"),
+    "rounds": (_whole, "a whole number"),
+}
+_IN_SECTION: dict[str, Spec] = {
+    "data": {"source": (_text, "text")},
+    "split": {"scheme": (_text, "text"), "beta": (is_number, "a number"), "clients": (_whole, "a whole number")},
+    "model": {"name": (_text, "text")},
+    "algorithm": {"name": (_text, "text")},
+    "engine": {"precision": (_text, "text"), "device": (_text, "text"), "name": (_text, "text")},
+}
