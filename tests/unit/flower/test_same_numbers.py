@@ -40,6 +40,7 @@ def test_every_algorithm_and_it_resumes(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["fedgg", "fedcurv"])
 def test_every_treatment_of_buffers(policy: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "normed.py").write_text(MODEL)
+    fedgg.trust(tmp_path / "normed.py")
     model = f"{tmp_path / 'normed.py'}:Normed"
     experiment = of(name, model__name=model, model__statistics=policy, data__holdout=0.2, server__cohort=2, rounds=5)
     federation = Federation(experiment, tmp_path)
@@ -69,6 +70,7 @@ def test_other_settings(changes: dict[str, Any], tmp_path: Path) -> None:
 
 def test_bytes_on_the_wire_are_the_simulators(tmp_path: Path) -> None:
     (tmp_path / "normed.py").write_text(MODEL)
+    fedgg.trust(tmp_path / "normed.py")
     experiment = of(
         "scaffold", model__name=f"{tmp_path / 'normed.py'}:Normed", model__statistics="local", server__cohort=2
     )
