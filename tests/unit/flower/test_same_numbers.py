@@ -11,6 +11,7 @@ from post_office import Federation, same, small
 
 import fedgg
 from fedgg.algorithms import ALGORITHMS
+from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 
 MODEL = """
@@ -91,3 +92,16 @@ def test_the_server_keeps_nothing_of_what_clients_remember(tmp_path: Path) -> No
     newest = max((federation.out / "checkpoint").glob("*.safetensors"))
     with safe_open(newest, framework="pt") as file:
         assert not [name for name in file.keys() if name.startswith("client")]  # noqa: SIM118 (not a dict)
+
+
+def test_a_node_runs_only_code_that_its_owner_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server allows it, each node is asked for itself; a refusal reaches the server in words."""
+    file = tmp_path / "normed.py"
+    file.write_text(f"{MODEL}\nfrom pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n")
+    federation = Federation(small(model__name=f"{file}:Normed"), tmp_path)
+    with pytest.raises(UserError, match=r"node \d+ says: this experiment runs the code of .*normed\.py"):
+        federation.run()
+    assert not (tmp_path / "ran").exists()
+    monkeypatch.setenv("FEDGG_TRUST", str(file))
+    federation.run()
+    assert (tmp_path / "ran").exists()
