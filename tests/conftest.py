@@ -4,10 +4,15 @@ And Ctrl-C is heard, also where the tests were started in the background by a sh
 """
 
 import importlib.util
+import os
 import signal
 import threading
+from collections.abc import Iterator
 
+import pytest
 import torch
+
+from fedgg.lab import trust
 
 pytest_plugins = ["browsing"]
 collect_ignore_glob = [] if importlib.util.find_spec("flwr") else ["unit/flower/*"]  # an extra, part of `test`
@@ -15,3 +20,23 @@ collect_ignore_glob = [] if importlib.util.find_spec("flwr") else ["unit/flower/
 torch.set_num_threads(1)
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Neither what the user of this machine trusts nor what a test does is seen by the other; processes inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.delenv(trust.VARIABLE, raising=False)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_trusted(monkeypatch: pytest.MonkeyPatch, own_state_folder: None) -> None:
+    """Every test begins as a new user's first call."""
+    monkeypatch.setattr(trust, "_trusted", set())
+    monkeypatch.setattr(trust, "_ask", None)
+    record = trust.record_file()
+    assert record is not None
+    assert str(record).startswith(os.environ["XDG_STATE_HOME"])
+    record.unlink(missing_ok=True)

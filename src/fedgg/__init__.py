@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from fedgg.lab.config import Experiment
     from fedgg.lab.runner import Run, Watcher, run
     from fedgg.lab.study import Study, run_study
+    from fedgg.lab.trust import trust
 
 OLDEST_NUMPY = (2, 0)
 _HOMES = {
@@ -53,6 +54,7 @@ _HOMES = {
     "fedgg.lab.config": ("Experiment",),
     "fedgg.lab.runner": ("Run", "Watcher", "run"),
     "fedgg.lab.study": ("Study", "run_study"),
+    "fedgg.lab.trust": ("trust",),
 }
 __version__ = VERSION
 
@@ -119,6 +121,7 @@ __all__ = [
     "run",
     "run_study",
     "setting",
+    "trust",
 ]
 
 # Everything that has no other home is an algorithm.

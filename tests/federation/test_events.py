@@ -19,6 +19,7 @@ pytest.importorskip("flwr")
 
 from federations import PATIENCE, Up, assert_as_embedded, events, lost, members, start
 
+import fedgg
 from fedgg.flower.keys import make_node_key
 from fedgg.flower.places import Places
 from fedgg.flower.ports import free_ports
@@ -125,9 +126,11 @@ def test_a_client_process_that_hangs_does_no_harm(up: Up, tmp_path: Path) -> Non
 
 def test_a_node_that_computes_nan_is_left_out_and_named(tmp_path: Path) -> None:
     flag = tmp_path / "ill"
-    model = {"name": f"{Path(__file__).with_name('poisoned.py')}:Poisoned", "client": 1, "flag": str(flag)}
+    code = Path(__file__).with_name("poisoned.py")
+    fedgg.trust(code)  # here; the federation is asked by its own words
+    model = {"name": f"{code}:Poisoned", "client": 1, "flag": str(flag)}
     experiment = EXPERIMENT.changed({"model.name": model["name"]} | {f"model.{key}": model[key] for key in model})
-    up = start(experiment, tmp_path / "run")
+    up = start(experiment, tmp_path / "run", "--trust", str(code))
     try:
         up.until_round(1)
         flag.touch()

@@ -150,6 +150,7 @@ def _environment(contender: Contender, workload: Path, device: str, mark: str) -
     own = dict(os.environ)
     if contender.folder is not None:  # a peer finds the kit and its own packages, and nothing of fedgg's
         own["PYTHONPATH"] = str(Path(kit.__file__).parent)
+        own.pop("PYTHONSAFEPATH", None)  # its script has modules beside it
     return own | {
         "FEDGG_BENCH_WORKLOAD": str(workload),
         "FEDGG_BENCH_DEVICE": device,

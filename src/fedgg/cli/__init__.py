@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -10,8 +11,9 @@ import typer
 
 from fedgg import check_numpy
 from fedgg.cli import bench, data, flower, listing, report, reproduce, run, study
-from fedgg.cli.screen import complain
+from fedgg.cli.screen import complain, confirm
 from fedgg.errors import UserError
+from fedgg.lab.trust import ask_with
 from fedgg.version import VERSION
 
 app = typer.Typer(
@@ -48,11 +50,13 @@ def options(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Federated learning on non-IID data: FedGG and the algorithms around it."""
+    ask_with(confirm if sys.stdin.isatty() and sys.stderr.isatty() else None)
 
 
 def main() -> None:
     """Exit codes: 0 done, 1 a check failed or a run diverged, 2 a mistake of the user's, 130 stopped by Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` and `timeout` stop as orderly as Ctrl-C does
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # processes we start import nothing from the folder we were called in
     try:
         check_numpy()
         code = app(standalone_mode=False)

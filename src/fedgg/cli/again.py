@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
+from itertools import pairwise
 from pathlib import Path
 
+from fedgg.cli import choices
 from fedgg.errors import UserError
 from fedgg.files import read_json
 
@@ -26,10 +28,34 @@ def refuse_a_study(folder: Path) -> None:
         command = read_json(file).get("command")
     except (OSError, ValueError, AttributeError):
         command = None
-    again = f"call again: {command}" if isinstance(command, str) else (
-        f"call the same `fedgg compare` or `fedgg sweep` again, with --out {shlex.quote(str(folder))}"
-    )  # fmt: skip
+    again = _again(command, folder) if isinstance(command, str) else None
+    again = again or f"call the same `fedgg compare` or `fedgg sweep` again, with --out {shlex.quote(str(folder))}"
     raise UserError(
         f"{folder} holds a comparison or sweep, which needs no resume; to go on, {again} (finished runs are kept, "
         "the others go on where they stopped)"
     )
+
+
+def _again(command: str, folder: Path) -> str | None:
+    """What the folder says was called, if it is such a call and nothing else: folders also come from other people."""
+    if command.startswith("fedgg.compare("):
+        return f"call again: fedgg.compare(..., out={str(folder)!r}), from Python, with the same rows"
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return None
+    if words[:2] not in (["fedgg", "compare"], ["fedgg", "sweep"]) or not command.isprintable():
+        return None
+    warning = ", which runs code from outside fedgg" if _names_code(words) else ""
+    return f"call again{warning}: {shlex.join(words)}"
+
+
+def _names_code(words: list[str]) -> bool:
+    """Whether a command line says FILE.py:CLASS or MODULE:CLASS, which then runs without a question."""
+    data = ("--data=npz:", "data.source=npz:")
+    named = [
+        word
+        for before, word in pairwise(words)
+        if before != "--data" and not word.startswith(data) and ":" in choices.name_and_settings(word)[0]
+    ]
+    return bool(named) or any(word.partition("=")[0] == "--trust" for word in words)

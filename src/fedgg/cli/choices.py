@@ -9,6 +9,7 @@ import typer
 
 from fedgg.errors import UserError
 from fedgg.files import parse_toml
+from fedgg.lab.trust import trust, trust_named
 
 DataOption = Annotated[str | None, typer.Option(help="digits, cifar10, cifar100, svhn or npz:FILE.")]
 ModelOption = Annotated[str | None, typer.Option(help="linear, mlp, cnn, vgg16, or FILE.py:CLASS.")]
@@ -22,6 +23,10 @@ DataFolderOption = Annotated[
 ]
 OutOption = Annotated[Path | None, typer.Option(help="Folder to write to.")]
 SeedsOption = Annotated[str | None, typer.Option(help="Seeds, as 0,1,2 or 0-4.")]
+TrustOption = Annotated[
+    list[str] | None,
+    typer.Option("--trust", help="FILE.py or PACKAGE whose code the experiment may run; may be repeated."),
+]
 JobsOption = Annotated[int | None, typer.Option(help="Runs at a time; by default one for each core.", min=1)]
 
 
@@ -35,7 +40,7 @@ def changes(
     device: str | None = None,
     settings: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Dotted keys and their values; `--set` has the last word."""
+    """Dotted keys and their values; `--set` has the last word. Code that is typed here may run."""
     short = {
         "data.source": data,
         "model.name": model,
@@ -45,7 +50,14 @@ def changes(
         "engine.device": device,
     }
     given = {key: value for key, value in short.items() if value is not None}
-    return given | dict(key_and_value(text) for text in settings or [])
+    given |= dict(key_and_value(text) for text in settings or [])
+    trust_named(given)
+    return given
+
+
+def trust_all(places: list[str] | None) -> None:
+    """What `--trust` allows."""
+    trust(*places or [])
 
 
 def key_and_value(text: str) -> tuple[str, Any]:
@@ -105,9 +117,10 @@ def seeds_or_count(text: str) -> tuple[int, ...]:
 def variant(text: str) -> tuple[str, dict[str, Any]]:
     """`[LABEL@]NAME[:KEY=VALUE,...]`, for instance `fedgg:mu=0.1` or `as printed@fedgg:gradient=printed`."""
     label, at, rest = text.rpartition("@")
-    name, settings = _name_and_settings(rest)
+    name, settings = name_and_settings(rest)
     pairs = dict(key_and_value(part) for part in split_values(settings)) if settings else {}
     shown = " ".join([name, *(f"{key}={value}" for key, value in pairs.items())])
+    trust_named({"algorithm.name": name})
     return (label if at else shown), {"algorithm.name": name, **{f"algorithm.{k}": v for k, v in pairs.items()}}
 
 
@@ -121,7 +134,7 @@ def variants(texts: list[str]) -> dict[str, dict[str, Any]]:
     return dict(labelled)
 
 
-def _name_and_settings(text: str) -> tuple[str, str]:
+def name_and_settings(text: str) -> tuple[str, str]:
     """Split at the colon before the settings; a user's own class has one colon more in its name."""
     head, colon, tail = text.rpartition(":")
     return (head, tail) if colon and "=" in tail else (text, "")

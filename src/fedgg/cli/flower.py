@@ -35,6 +35,7 @@ def new(
     experiment: ExperimentArgument,
     settings: choices.SetOption = None,
     out: choices.OutOption = None,
+    trust: choices.TrustOption = None,
 ) -> None:
     """Write a Flower app that runs an experiment: in Flower's simulation at once, and against any deployment.
 
@@ -47,6 +48,7 @@ def new(
     from fedgg.flower.app_folder import new_app
     from fedgg.lab.config import load_experiment
 
+    choices.trust_all(trust)
     chosen = load_experiment(experiment).changed(choices.changes(settings=settings))
     names = new_app(folder, chosen, out or Path("runs") / folder.name)
     say(f"written: {folder / 'pyproject.toml'}, {folder / names.package}, {folder / 'README.md'}")
@@ -72,6 +74,7 @@ def up(
         bool,
         typer.Option("--insecure-beyond-loopback", help="Allow either of them where other machines can listen."),
     ] = False,
+    trust: choices.TrustOption = None,
 ) -> None:
     """Start a whole federation on this machine, run an experiment on it, and take everything down again.
 
@@ -88,6 +91,7 @@ def up(
     from fedgg.flower.ports import Listening
     from fedgg.lab.config import load_experiment
 
+    choices.trust_all(trust)
     listening = Listening(host, not no_tls, not (no_authentication or no_tls), insecure_beyond_loopback)
     changed = choices.changes(clients=clients, rounds=rounds, settings=settings)
     chosen = load_experiment(experiment).changed(changed)
@@ -114,8 +118,10 @@ def run_up(
     from fedgg.core.server import Lost
     from fedgg.flower.federation import up as run_federation
     from fedgg.lab.losses import NamedOnce
+    from fedgg.lab.parts import check_code
     from fedgg.lab.store import Store
 
+    check_code(experiment)
     named = NamedOnce()
     with progress() as bar:
         beat, lost = Heartbeat(), LostClients()

@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 
 from fedgg.cli.screen import console, print_table, progress, say
+from fedgg.lab.trust import trust_named
 from fedgg.report.tables import Table
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def list_parts(
     if algorithm is not None:
         from fedgg.cli.one_algorithm import show_algorithm
 
+        trust_named({"algorithm.name": algorithm})
         show_algorithm(algorithm)
         return
     from fedgg.algorithms import ALGORITHMS
@@ -122,6 +124,7 @@ def check(
     from fedgg.lab.parts import algorithm_class
 
     torch.set_num_threads(1)
+    trust_named({"algorithm.name": algorithm})
     kind = algorithm_class(algorithm)
     broken = skipped = 0
     said: set[str] = set()

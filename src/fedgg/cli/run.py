@@ -31,6 +31,7 @@ def run(
     settings: choices.SetOption = None,
     data_folder: choices.DataFolderOption = None,
     out: choices.OutOption = None,
+    trust: choices.TrustOption = None,
 ) -> None:
     """Run one experiment; called again with the same folder it goes on where it stopped.
 
@@ -43,6 +44,7 @@ def run(
     """
     from fedgg.lab.config import Experiment, load_experiment
 
+    choices.trust_all(trust)
     base = load_experiment(experiment) if experiment else Experiment()
     changed = choices.changes(
         data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
@@ -62,6 +64,7 @@ def resume(
         float | None, typer.Option(help="Spend this much privacy, more than was allowed at first.")
     ] = None,
     data_folder: choices.DataFolderOption = None,
+    trust: choices.TrustOption = None,
 ) -> None:
     """Go on with a run that was stopped or killed; it ends with the same bits as if it had not been.
 
@@ -75,6 +78,7 @@ def resume(
     from fedgg.lab.store import Store
 
     refuse_a_study(folder)
+    choices.trust_all(trust)
     if (folder / "federation").is_dir() and not Store(folder).holds_a_run():
         raise UserError(
             f"{folder} holds a federation that never began: call `fedgg flower up` again with the same experiment and "
@@ -92,6 +96,7 @@ def resume(
         raise UserError(
             f"{folder} was run with objects from Python: call fedgg.run(..., out={str(folder)!r}) with them again"
         )
+    _check_code_is_the_same(experiment, folder)
     if (folder / "federation").is_dir():
         from fedgg.cli.flower import resume_up
 
@@ -100,10 +105,22 @@ def resume(
     _run(experiment, folder, data_folder)
 
 
+def _check_code_is_the_same(experiment: Experiment, folder: Path) -> None:
+    """A folder may come from somebody else: its code runs if the user allows it, and has not changed or is named."""
+    from fedgg.lab.parts import code_of_parts
+    from fedgg.lab.store import Store
+    from fedgg.lab.trust import check_trusted, doubt_about
+
+    for part, code in code_of_parts(experiment).items():
+        check_trusted(code, doubt_about(code, Store(folder).code_files().get(part)))
+
+
 def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None:
+    from fedgg.lab.parts import check_code
     from fedgg.lab.runner import Watcher
     from fedgg.lab.runner import run as run_experiment
 
+    check_code(experiment)
     say(f"{experiment.algorithm.name}, {described(experiment)}, seed {experiment.seed}")
     with progress() as bar:
         beat, lost = Heartbeat(), LostClients()

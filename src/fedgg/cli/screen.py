@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -36,6 +37,11 @@ def complain(sentence: str) -> None:
 
 def note(sentence: str) -> None:
     errors.print(f"[yellow]note:[/] {escape(sentence)}", soft_wrap=True)
+
+
+def confirm(question: str) -> bool:
+    """Answered with y on a terminal; everything else is no."""
+    return typer.confirm(question, default=False, err=True)
 
 
 def say(sentence: str) -> None:

@@ -15,6 +15,7 @@ from fedgg.cli.report import PAGE, write_report
 from fedgg.cli.screen import print_table, say
 from fedgg.cli.watching import processes_for, watched
 from fedgg.errors import UserError
+from fedgg.lab.trust import trust_named
 
 if TYPE_CHECKING:
     from fedgg.lab.study import Study
@@ -38,6 +39,7 @@ def compare(
     jobs: choices.JobsOption = None,
     data_folder: choices.DataFolderOption = None,
     out: choices.OutOption = None,
+    trust: choices.TrustOption = None,
 ) -> None:
     """Run algorithms side by side on the same splits, and say what the seeds can tell apart.
 
@@ -53,6 +55,7 @@ def compare(
     """
     from fedgg.lab.study import Study, demo_study, load_study
 
+    choices.trust_all(trust)
     chosen = load_study(study) if study else demo_study()
     variants = choices.variants(algorithm) if algorithm else chosen.variants
     changed = choices.changes(
@@ -82,6 +85,7 @@ def sweep(
     jobs: choices.JobsOption = None,
     data_folder: choices.DataFolderOption = None,
     out: choices.OutOption = None,
+    trust: choices.TrustOption = None,
 ) -> None:
     """Run every combination of some settings; the first combination is the reference of the table.
 
@@ -103,6 +107,9 @@ def sweep(
         if key in axes:
             raise UserError(f"--grid {key} is named twice: put all its values into one, {key}=VALUE,VALUE")
         axes[key] = [choices.parsed(value.strip()) for value in choices.split_values(values)]
+        for value in axes[key]:
+            trust_named({key: value})
+    choices.trust_all(trust)
     changed = choices.changes(
         data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
     )

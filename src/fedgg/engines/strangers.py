@@ -17,9 +17,8 @@ PREFIX = "fedgg_user_"
 Stranger = tuple[str, str, str]  # name of the module, path, text
 
 
-def read_module(path: Path) -> ModuleType:
-    """The file as a module; whatever goes wrong in it is raised."""
-    text = path.read_text(encoding="utf-8")
+def module_of(path: Path, text: str) -> ModuleType:
+    """The text of the file as a module; whatever goes wrong in it is raised."""
     version = hashlib.sha256(f"{path.resolve()}\n{text}".encode()).hexdigest()[:8]
     return meet((f"{PREFIX}{path.stem}_{version}", str(path), text))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from fedgg.files import make_folder, write_text
 from fedgg.lab.config import Experiment
 from fedgg.lab.files import writing_to
 from fedgg.lab.parts import build_algorithm, check_model_name, check_needs
+from fedgg.lab.trust import VARIABLE, names_code
 
 LONGEST_NAME = 32  # letters that Flower allows
 SETTINGS: dict[str, str | int | float] = {
@@ -124,6 +127,24 @@ def _project(names: AppNames, settings: Mapping[str, str | int | float]) -> str:
     )
 
 
+def _code_section(experiment: Experiment) -> str:
+    """On which machines somebody must allow what; empty where the experiment is all the library's."""
+    names = (experiment.model.name, experiment.algorithm.name)
+    places = [name.rpartition(":")[0] for name in names if names_code(name)]
+    if not places:
+        return ""
+    return f"""## Code of your own
+
+The experiment names code that is not part of fedgg. The server and every node need it under the same name, and run it
+only where their owner allows it, in the environment of the SuperLink and of the SuperNode:
+
+```
+export {VARIABLE}={shlex.quote(os.pathsep.join(dict.fromkeys(places)))}
+```
+
+"""
+
+
 def _readme(folder: Path, names: AppNames, experiment: Experiment) -> str:
     clients = experiment.split.clients
     return f"""# {names.project}
@@ -172,7 +193,7 @@ flwr run {folder.name} ours --stream --run-config 'out="/server/runs/one" data="
 The paths are those of the machine on which the SuperLink runs. Started again with the same `out`, it goes on after the
 last finished round. fedgg's documentation, "Flower on several machines", has every command.
 
-## Settings of a run
+{_code_section(experiment)}## Settings of a run
 
 They stand under `[tool.flwr.app.config]` in `pyproject.toml`, and `--run-config` changes them:
 

@@ -126,7 +126,18 @@ class Places:
         return all(file.is_file() for file in files)
 
     def forget_the_last_time(self) -> None:
-        """Numbers that Flower gave out, and a half-finished division, mean nothing to the next start."""
+        """Numbers that Flower gave out, and a half-finished division, mean nothing to the next start.
+
+        Nor do files of the app: all of them are written again, and Flower would run a module put beside them.
+        """
         for file in self.server.glob("superlink.db*"):
             file.unlink()
-        shutil.rmtree(self.folder / "dividing", ignore_errors=True)
+        homes = [self.home, self.server / FLOWER_HOME, *self.nodes.glob(f"*/{FLOWER_HOME}")]
+        for folder in (self.folder / "dividing", self.app, *homes):
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    if folder.is_symlink():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)

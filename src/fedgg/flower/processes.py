@@ -22,6 +22,7 @@ from typing import Any
 
 from fedgg.errors import UserError
 from fedgg.files import open_regular, open_to_append
+from fedgg.lab.trust import environment_for_children
 
 MARK = "FEDGG_FEDERATION"
 PATIENCE = 4.0  # seconds to leave by oneself
@@ -169,6 +170,7 @@ def surroundings(home: Path, host: str) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": "1",  # many processes share this machine
         **inherited,
+        **environment_for_children(),
         "PATH": os.pathsep.join([own_folder, os.environ.get("PATH", os.defpath)]),
         "NO_PROXY": direct,
         "no_proxy": direct,

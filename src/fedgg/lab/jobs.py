@@ -23,6 +23,7 @@ from fedgg.errors import UserError
 from fedgg.lab.build import DataGiven, ModelGiven
 from fedgg.lab.config import Experiment
 from fedgg.lab.runner import Watcher, run
+from fedgg.lab.trust import inherit, trusted_here
 
 ATTEMPTS = 3  # a run whose worker died this often is given up
 
@@ -82,7 +83,7 @@ class _Pool:
 
     def _start(self) -> tuple[Connection, BaseProcess]:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(theirs,), daemon=True)
+        process = self._context.Process(target=_work, args=(theirs, trusted_here()), daemon=True)
         process.start()
         theirs.close()  # so that the worker's death closes the pipe
         return ours, process
@@ -143,8 +144,9 @@ def _next_attempt(job: Job, attempt: int, tell: Tell) -> int:
     return attempt + 1
 
 
-def _work(pipe: Connection) -> None:
+def _work(pipe: Connection, trusted: frozenset[str]) -> None:
     """The worker: one job after another until the pipe closes. Ctrl-C is the parent's business."""
+    inherit(trusted)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         while True:

@@ -16,35 +16,50 @@ from torch import Tensor, nn
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm, Number, arithmetic_beside_fedavg, what_it_must_be
 from fedgg.core.seeds import torch_stream
-from fedgg.engines.strangers import read_module
+from fedgg.engines.strangers import PREFIX, module_of
 from fedgg.errors import UserError
 from fedgg.files import check_regular
 from fedgg.lab.complaints import elsewhere, nearest
 from fedgg.lab.config import Experiment
+from fedgg.lab.trust import HANDED_IN, Code, check_trusted, code_at, names_code, note_use
 from fedgg.models import MODELS
 
 
 def find_object(address: str) -> Any:
-    """The object behind `package.module:Name` or `path/to/file.py:Name`."""
-    place, _, name = address.rpartition(":")
-    if place in ALGORITHMS or place in MODELS:
-        raise UserError(f"{address!r}: a setting needs a value, as in {address}=1")
+    """The object behind `package.module:Name` or `path/to/file.py:Name`; only code that the user allows is loaded."""
+    code, name = _code_and_name(address)
+    allowed = check_trusted(code)
     try:
-        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except UserError:
-        raise
+        module = importlib.import_module(code.place) if code.text is None else module_of(Path(code.place), code.text)
     except Exception as error:
-        raise UserError(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
+        raise UserError(f"{code.place} cannot be imported: {type(error).__name__}: {error}") from error
+    note_use(code, allowed)
     if not hasattr(module, name):
         public = [n for n, thing in vars(module).items() if isinstance(thing, type) and not n.startswith("_")]
-        raise UserError(f"{place} has no {name!r}{nearest(name, public)}")
+        raise UserError(f"{code.place} has no {name!r}{nearest(name, public)}")
     return getattr(module, name)
 
 
-def _load_file(path: Path) -> Any:
-    if not path.is_file():
-        raise UserError(f"there is no file {path}")
-    return read_module(path)
+def _code_and_name(address: str) -> tuple[Code, str]:
+    """Found without running any of it."""
+    place, _, name = address.rpartition(":")
+    if place in ALGORITHMS or place in MODELS:
+        raise UserError(f"{address!r}: a setting needs a value, as in {address}=1")
+    if address.startswith(f"{HANDED_IN}:"):
+        raise UserError(f"{address} was handed in as an object from Python: hand it in again, as to fedgg.run")
+    return code_at(place), name
+
+
+def code_of_parts(experiment: Experiment) -> dict[str, Code]:
+    """The code that the experiment's model and algorithm would run, where they are not the library's."""
+    names = {"model": experiment.model.name, "algorithm": experiment.algorithm.name}
+    return {part: _code_and_name(name)[0] for part, name in names.items() if names_code(name)}
+
+
+def check_code(experiment: Experiment) -> None:
+    """UserError, or a question to the user, before anything begins, where the experiment runs code not yet allowed."""
+    for code in code_of_parts(experiment).values():
+        check_trusted(code)
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
@@ -122,8 +137,37 @@ def check_needs(algorithm: Algorithm, experiment: Experiment) -> None:
 def check_model_name(name: str) -> None:
     if name.endswith(".py"):
         raise UserError(f"{name}: name the class too, as in {name}:MyModel")
-    if ":" not in name and name not in MODELS:
+    if names_code(name):
+        check_trusted(_code_and_name(name)[0])
+    elif name not in MODELS:
         raise UserError(f"unknown model {name!r}{nearest(name, MODELS)}")
+
+
+def model_maker(name: str) -> Callable[..., nn.Module]:
+    """The library's model, or a user's class; nothing of another type is called with an experiment's settings."""
+    check_model_name(name)
+    if name in MODELS:
+        return MODELS[name]
+    maker = find_object(name)
+    if isinstance(maker, type) and issubclass(maker, nn.Module):
+        return maker
+    if inspect.isfunction(maker) and _is_factory(maker, name.rpartition(":")[0]):
+        return maker
+    raise UserError(
+        f"model {name} must be a subclass of torch.nn.Module, or a function of {name.rpartition(':')[0]} that is "
+        f"annotated to return one"
+    )
+
+
+def _is_factory(function: Callable[..., Any], place: str) -> bool:
+    """Whether a function belongs to the named file or package, and its annotation says that it makes modules."""
+    home = function.__module__
+    own = home.startswith(PREFIX) if place.endswith(".py") else home.partition(".")[0] == place.partition(".")[0]
+    try:
+        made = get_type_hints(function).get("return")
+    except Exception:  # annotations of a user's own can name anything
+        return False
+    return own and isinstance(made, type) and issubclass(made, nn.Module)
 
 
 def build_model(
@@ -136,11 +180,7 @@ def build_model(
     """A module whose starting weights are a function of the seed (a module handed in keeps the weights it has)."""
     if isinstance(name, nn.Module):
         return copy.deepcopy(name)  # it is moved to the run's device and precision; the user's stays as it is
-    if isinstance(name, str):
-        check_model_name(name)
-        maker = MODELS[name] if name in MODELS else find_object(name)
-    else:
-        maker = name
+    maker = model_maker(name) if isinstance(name, str) else name
     title = name if isinstance(name, str) else getattr(name, "__name__", "model")
     offered = {"shape": shape, "classes": classes}
     try:

@@ -54,6 +54,7 @@ from fedgg.lab.files import write_json, writing_to
 from fedgg.lab.predictions import Inputs
 from fedgg.lab.shelf import RowsOnDisk
 from fedgg.lab.state import State
+from fedgg.lab.trust import used_code
 from fedgg.run_records import check_round, check_summary
 from fedgg.version import VERSION
 
@@ -160,6 +161,11 @@ class Store:
             ended = summary and summary["status"] in ("finished", "spent")
             if summary and ended and summary["rounds_done"] < experiment.rounds:
                 (self.folder / "summary.json").unlink()
+
+    def code_files(self) -> dict[str, Any]:
+        """By part: path and SHA-256 of the code it began with, as the folder says it."""
+        files = self._json("versions.json").get("code_files")
+        return files if isinstance(files, dict) else {}
 
     def check_same(self, federation: Federation) -> list[str]:
         """Refuse to go on with other settings, data or split; name what else has changed since."""
@@ -358,6 +364,12 @@ def _changed_code(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     ]
 
 
+def _code_files(experiment: Experiment) -> dict[str, Any]:
+    """The files of code that the experiment names, where it does."""
+    files = used_code({"algorithm": experiment.algorithm.name, "model": experiment.model.name})
+    return {"code_files": files} if files else {}
+
+
 def _versions(federation: Federation) -> dict[str, Any]:
     device = federation.net.start.device
     return {
@@ -368,6 +380,7 @@ def _versions(federation: Federation) -> dict[str, Any]:
         "model": _shape_of(federation.net.layout),
         "structure": structure_of(federation.net.module),
         "code": {"algorithm": code_of(federation.algorithm), "model": code_of(federation.net.module)},
+        **_code_files(federation.experiment),
         "fedgg": VERSION,
         **commit(),
         "torch": torch.__version__,

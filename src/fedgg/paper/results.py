@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.parts import build_algorithm
+from fedgg.lab.trust import names_code
 from fedgg.paper.plan import Line, Plan
 from fedgg.report.folded import read_folded
 from fedgg.report.folders import RunRecord, read_run
@@ -89,8 +90,9 @@ def identity(experiment: Experiment) -> str:
     """What was trained: every setting but the name, the engine and the keeping, the algorithm's defaults included."""
     keeping = {"checkpoint_every", "memory_limit_mb"}
     content = experiment.plain({"name": True, "engine": True, "server": keeping})
-    algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
-    content["algorithm"] = {"name": experiment.algorithm.name, **vars(algorithm)}
+    if not names_code(experiment.algorithm.name):  # code in a file of results is not loaded; no line of a plan has it
+        algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
+        content["algorithm"] = {"name": experiment.algorithm.name, **vars(algorithm)}
     return json.dumps(_floats(content), sort_keys=True)
 
 

@@ -12,6 +12,8 @@ from fedgg.report.settings import OWN, common, flat, nested
 
 FILE = "again.toml"
 FROM_PYTHON = "python:"
+NAMES = ("model.name", "algorithm.name")  # what can name code: FILE.py:CLASS or MODULE:CLASS
+ALLOWED_BY = "Read it first; fedgg asks before it runs it, or takes --trust."
 
 
 def command_again(study: StudyRecord) -> str | None:
@@ -19,8 +21,11 @@ def command_again(study: StudyRecord) -> str | None:
     settings = settings_by_label(study)
     if not settings or any(str(v).startswith(FROM_PYTHON) for own in settings.values() for v in own.values()):
         return None
-    # TOML escapes line breaks within a name, so that no name can end the document early.
-    return f"cat > {FILE} <<'END'\n{study_toml(study, settings)}END\nfedgg compare {FILE}"
+    # TOML escapes line breaks within a name, so that no name can end the document early; and ascii() so that none can
+    # end the comment.
+    code = sorted({str(own.get(key)) for own in settings.values() for key in NAMES if ":" in str(own.get(key))})
+    warning = f"# It runs code from outside fedgg: {', '.join(map(ascii, code))}. {ALLOWED_BY}\n" if code else ""
+    return f"{warning}cat > {FILE} <<'END'\n{study_toml(study, settings)}END\nfedgg compare {FILE}"
 
 
 def study_toml(study: StudyRecord, settings: Mapping[str, Mapping[str, Any]]) -> str:

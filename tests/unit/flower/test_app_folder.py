@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
 
+import fedgg
 from fedgg.cli import app as fedgg_app
 from fedgg.cli import screen
 from fedgg.errors import UserError
@@ -86,6 +87,17 @@ def test_files_are_found_from_everywhere() -> None:
     assert full.algorithm.name == f"{here / 'rules.py'}:Own"
     assert full.algorithm.settings == {"mu": 0.5}
     assert with_full_paths(EXPERIMENT) == EXPERIMENT
+
+
+def test_the_readme_says_what_nodes_must_allow(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text("from torch import nn\nclass Mine(nn.Linear): ...\n")
+    named = EXPERIMENT.changed({"model.name": f"{tmp_path / 'nets.py'}:Mine"})
+    with pytest.raises(UserError, match="--trust"):
+        new_app(tmp_path / "app", named, tmp_path / "run")
+    assert not (tmp_path / "app").exists()
+    fedgg.trust(tmp_path / "nets.py")
+    new_app(tmp_path / "app", named, tmp_path / "run")
+    assert f"export FEDGG_TRUST={tmp_path / 'nets.py'}\n" in (tmp_path / "app" / "README.md").read_text()
 
 
 def test_the_command_says_how_to_run_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

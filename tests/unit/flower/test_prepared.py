@@ -48,3 +48,19 @@ def test_a_run_that_never_began_leaves_no_memory_and_one_that_did_keeps_it(tmp_p
     assert kept.exists()
     said = tomllib.loads(places.run_settings.read_text())
     assert (said["deadline"], said["min_clients"]) == (5.0, 1)
+
+
+def test_nothing_that_lay_beside_the_app_travels_with_it(tmp_path: Path) -> None:
+    """Flower puts the app's folder before all others from which Python imports."""
+    places = Places(tmp_path / "run")
+    prepare(places, EXPERIMENT, Listening(), {}, None)
+    written = sorted(file.relative_to(places.app) for file in places.app.rglob("*"))
+    (places.out / "config.toml").write_text(EXPERIMENT.to_toml())
+    for folder in (places.app / "fedgg", places.home / "apps", places.node(0).home, places.server / ".flwr"):
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+    prepare(places, EXPERIMENT, Listening(), {}, None)
+    assert sorted(file.relative_to(places.app) for file in places.app.rglob("*")) == written
+    assert not places.home.exists()
+    assert not places.node(0).home.exists()
+    assert not (places.server / ".flwr").exists()

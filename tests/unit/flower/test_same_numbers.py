@@ -11,6 +11,7 @@ from post_office import Federation, same, small
 
 import fedgg
 from fedgg.algorithms import ALGORITHMS
+from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 
 MODEL = """
@@ -40,6 +41,7 @@ def test_every_algorithm_and_it_resumes(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["fedgg", "fedcurv"])
 def test_every_treatment_of_buffers(policy: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "normed.py").write_text(MODEL)
+    fedgg.trust(tmp_path / "normed.py")
     model = f"{tmp_path / 'normed.py'}:Normed"
     experiment = of(name, model__name=model, model__statistics=policy, data__holdout=0.2, server__cohort=2, rounds=5)
     federation = Federation(experiment, tmp_path)
@@ -69,6 +71,7 @@ def test_other_settings(changes: dict[str, Any], tmp_path: Path) -> None:
 
 def test_bytes_on_the_wire_are_the_simulators(tmp_path: Path) -> None:
     (tmp_path / "normed.py").write_text(MODEL)
+    fedgg.trust(tmp_path / "normed.py")
     experiment = of(
         "scaffold", model__name=f"{tmp_path / 'normed.py'}:Normed", model__statistics="local", server__cohort=2
     )
@@ -89,3 +92,16 @@ def test_the_server_keeps_nothing_of_what_clients_remember(tmp_path: Path) -> No
     newest = max((federation.out / "checkpoint").glob("*.safetensors"))
     with safe_open(newest, framework="pt") as file:
         assert not [name for name in file.keys() if name.startswith("client")]  # noqa: SIM118 (not a dict)
+
+
+def test_a_node_runs_only_code_that_its_owner_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server allows it, each node is asked for itself; a refusal reaches the server in words."""
+    file = tmp_path / "normed.py"
+    file.write_text(f"{MODEL}\nfrom pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n")
+    federation = Federation(small(model__name=f"{file}:Normed"), tmp_path)
+    with pytest.raises(UserError, match=r"node \d+ says: this experiment runs the code of .*normed\.py"):
+        federation.run()
+    assert not (tmp_path / "ran").exists()
+    monkeypatch.setenv("FEDGG_TRUST", str(file))
+    federation.run()
+    assert (tmp_path / "ran").exists()

@@ -16,6 +16,7 @@ from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.parts import algorithm_class, build_algorithm, build_model, find_object, given_algorithm, load_start
 from fedgg.lab.runner import run
+from fedgg.lab.trust import trust
 
 
 def test_algorithms_by_name() -> None:
@@ -54,7 +55,8 @@ def test_algorithms_by_name() -> None:
         ("nosuchmodule:Thing", {}, ("nosuchmodule", "cannot be imported")),
         ("nosuch.py:Thing", {}, ("no file nosuch.py",)),
         ("fedgg.algorithms:FedGB", {}, ("no 'FedGB'", "'FedGG'")),
-        ("fedgg.errors:UserError", {}, ("no algorithm",)),
+        ("fedgg.algorithms:ALGORITHMS", {}, ("no algorithm",)),
+        ("fedgg.models:MODELS", {}, ("no algorithm",)),
         (":", {}, ()),
         ("a:", {}, ()),
         (":b", {}, ()),
@@ -72,6 +74,7 @@ def test_a_file_that_does_not_parse_or_raises(tmp_path: Path) -> None:
     for content in ("def (", "1 / 0", "raise KeyError"):
         path = tmp_path / "own.py"
         path.write_text(content)
+        trust(path)
         with pytest.raises(UserError, match="cannot be imported"):
             find_object(f"{path}:Own")
 
@@ -83,6 +86,7 @@ def test_a_users_own_algorithm(tmp_path: Path) -> None:
         "@dataclass(frozen=True)\nclass Own(Algorithm):\n    '''Own.'''\n    depth: int = setting(3, 'a', 'b')\n"
         "    loud: bool = setting(False, 'a', 'b')\n"
     )
+    trust(path)
     assert algorithm_class(f"{path}:Own").__name__ == "Own"
     assert build_algorithm(f"{path}:Own", {"depth": 2, "loud": True}) is not None
     for wrong in ({"depth": 1.5}, {"depth": True}, {"loud": 1}):
@@ -96,6 +100,7 @@ def test_two_files_of_the_same_name_are_two_modules(tmp_path: Path) -> None:
     for folder, value in (("a", 1), ("b", 2)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "own.py").write_text(f"VALUE = {value}\n")
+        trust(tmp_path / folder / "own.py")
         found.append(find_object(f"{tmp_path / folder / 'own.py'}:VALUE"))
     assert found == [1, 2]
 
@@ -114,12 +119,15 @@ def test_two_files_of_the_same_name_are_two_modules(tmp_path: Path) -> None:
         ("cnn", {}, ("16 x 16", "mlp")),
         ("vgg16", {}, ("32 x 32",)),
         ("torch.nn:nosuch", {}, ("no 'nosuch'",)),
-        ("math:pi", {}, ()),
-        ("builtins:dict", {}, ()),
-        ("collections:OrderedDict", {}, ()),
+        ("math:pi", {}, ("part of Python",)),
+        ("builtins:dict", {}, ("part of Python",)),
+        ("torch.hub:load", {}, ("subclass of torch.nn.Module",)),
+        ("torch:Tensor", {}, ("subclass of torch.nn.Module",)),
+        ("torch.nn:functional", {}, ("subclass of torch.nn.Module",)),
     ],
 )
 def test_model_mistakes(name: str, settings: dict[str, Any], words: tuple[str, ...]) -> None:
+    trust("torch")
     with pytest.raises(UserError) as caught:
         build_model(name, settings, (1, 8, 8), 10, 0)
     assert "\n" not in str(caught.value)

