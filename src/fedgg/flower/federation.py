@@ -253,6 +253,7 @@ class LocalFederation:
 @contextmanager
 def _held(places: Places) -> Iterator[None]:
     """One federation for one run folder."""
+    places.refuse_links()
     with writing_to(places.out):
         places.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = FileLock(places.lock)
