@@ -253,6 +253,7 @@ class LocalFederation:
 @contextmanager
 def _held(places: Places) -> Iterator[None]:
     """One federation for one run folder."""
+    places.refuse_links()
     with writing_to(places.out):
         make_folder(places.folder, places.out, 0o700)
         check_lock(places.lock)

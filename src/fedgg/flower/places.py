@@ -13,6 +13,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedgg.errors import UserError
 from fedgg.flower.certificates import Certificates
 
 FLOWER_HOME = ".flwr"  # a dot: its config.toml is not a run's
@@ -125,6 +126,13 @@ class Places:
         files = [self.server_data, *(self.node(client).data for client in range(clients))]
         return all(file.is_file() for file in files)
 
+    def refuse_links(self) -> None:
+        """A folder may come from somebody else; what is cleared and written in it must not be elsewhere."""
+        nodes = sorted(self.nodes.iterdir()) if self.nodes.is_dir() and not self.nodes.is_symlink() else []
+        for place in (self.folder, self.server, self.nodes, self.app, self.home, self.server / FLOWER_HOME, *nodes):
+            if place.is_symlink():
+                raise UserError(f"{place} is a link, which no federation has: put the folder itself in its place")
+
     def forget_the_last_time(self) -> None:
         """Numbers that Flower gave out, and a half-finished division, mean nothing to the next start.
 
@@ -134,10 +142,4 @@ class Places:
             file.unlink()
         homes = [self.home, self.server / FLOWER_HOME, *self.nodes.glob(f"*/{FLOWER_HOME}")]
         for folder in (self.folder / "dividing", self.app, *homes):
-            _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    if folder.is_symlink():
-        folder.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)

@@ -24,6 +24,7 @@ def prepare(
 ) -> None:
     """Data in the hands of their owners, the app, its settings; certificates anew each time."""
     clients = experiment.split.clients
+    places.refuse_links()
     with writing_to(places.out):
         refuse_links(places.folder)  # Flower's processes write below it, too
         if Store(places.out).holds_a_run():

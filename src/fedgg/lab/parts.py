@@ -161,7 +161,7 @@ def model_maker(name: str) -> Callable[..., nn.Module]:
 
 def _is_factory(function: Callable[..., Any], place: str) -> bool:
     """Whether a function belongs to the named file or package, and its annotation says that it makes modules."""
-    home = function.__module__
+    home = function.__module__ or ""
     own = home.startswith(PREFIX) if place.endswith(".py") else home.partition(".")[0] == place.partition(".")[0]
     try:
         made = get_type_hints(function).get("return")

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from fedgg.errors import UserError
 from fedgg.flower.places import Places
 from fedgg.flower.ports import Listening
 from fedgg.flower.prepared import prepare
@@ -64,3 +65,15 @@ def test_nothing_that_lay_beside_the_app_travels_with_it(tmp_path: Path) -> None
     assert not places.home.exists()
     assert not places.node(0).home.exists()
     assert not (places.server / ".flwr").exists()
+
+
+@pytest.mark.parametrize("name", ["", "app", "server", "nodes", "nodes/client-0", ".flwr"])
+def test_a_link_in_a_received_folder_leads_nowhere(tmp_path: Path, name: str) -> None:
+    places, elsewhere = Places(tmp_path / "run"), tmp_path / "elsewhere"
+    (elsewhere / ".flwr").mkdir(parents=True)
+    link = places.folder / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(elsewhere)
+    with pytest.raises(UserError, match="is a link"):
+        prepare(places, EXPERIMENT, Listening(), {}, None)
+    assert [file.name for file in elsewhere.iterdir()] == [".flwr"]
