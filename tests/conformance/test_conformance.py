@@ -8,13 +8,16 @@ that train with momentum 0.9 to the end must find it broken: that is asserted, t
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import fedgg
 from fedgg.algorithms import (
     ALGORITHMS,
     MOON,
@@ -38,6 +41,7 @@ from fedgg.algorithms import (
 from fedgg.check import PROPERTIES, Broken, Skipped
 from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
 from fedgg.core.rows import Rows, length
+from fedgg.errors import UserError
 from fedgg.lab.state import Diverged
 
 # A push of fixed length does not die out near an optimum, and the paper's, made for models of 60,000 parameters, throws
@@ -210,6 +214,85 @@ class InPlaceServerMemory(Algorithm):
 
 
 @dataclass(frozen=True)
+class AssignsNotes(Algorithm):
+    """Momentum of its own in the notes of the round, put there by assignment."""
+
+    beta: Number = setting(0.5, "momentum", "ours")
+
+    def begin(self, w: Tensor, site: Site) -> Rows:
+        return super().begin(w, site) | {"m": torch.zeros_like(w)}
+
+    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+        site.notes["m"] = self.beta * site.notes["m"] + grad
+        return site.notes["m"]
+
+
+@dataclass(frozen=True)
+class AssignsInTerms(Algorithm):
+    """Changes its notes where it should only name terms."""
+
+    def terms(self, site: Site) -> dict[str, Number]:
+        site.notes["anchor"] = site.notes["anchor"] + 1
+        return {"drift": 0.1}
+
+
+@dataclass(frozen=True)
+class AssignsMemory(Algorithm):
+    """Puts a client's new memory where the old one was."""
+
+    def client_memory(self, w: Tensor) -> Rows:
+        return {"count": torch.zeros_like(w[:, :1])}
+
+    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
+        site.memory["count"] = site.memory["count"] + 1
+        return super().finish(w, site)[0], site.memory
+
+
+@dataclass(frozen=True)
+class AssignsDown(Algorithm):
+    """Takes out of the message what it has read."""
+
+    def send_down(self, w: Tensor, hub: Hub) -> Rows:
+        return {"w": w}
+
+    def begin(self, w: Tensor, site: Site) -> Rows:
+        return {"anchor": w, "again": site.down.pop("w")}
+
+
+@dataclass(frozen=True)
+class AssignsUp(Algorithm):
+    """Replaces what clients sent, past the dict's own protection."""
+
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+        dict.__setitem__(up, "delta", 0.5 * up["delta"])
+        return super().aggregate(w, up, share, hub)
+
+
+@dataclass(frozen=True)
+class AssignsServerMemory(Algorithm):
+    """Momentum by an update of the server's memory in place."""
+
+    def server_memory(self, w: Tensor) -> Rows:
+        return {"v": torch.zeros_like(w)}
+
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+        new, _ = super().aggregate(w, up, share, hub)
+        hub.memory.update(v=0.5 * hub.memory["v"] + new - w)
+        return w + hub.memory["v"], hub.memory
+
+
+@dataclass(frozen=True)
+class AssignsItsSetting(Algorithm):
+    """Lowers its own setting from round to round."""
+
+    mu: Number = setting(0.1, "weight", "ours")
+
+    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
+        object.__setattr__(self, "mu", 0.5 * self.mu)
+        return super().finish(w, site)
+
+
+@dataclass(frozen=True)
 class MixesGradients(Algorithm):
     """Looks at the other rows' gradients."""
 
@@ -266,6 +349,55 @@ class DrawsAtRandom(Algorithm):
 
     def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
         return grad + 0.01 * torch.randn_like(grad)
+
+
+@dataclass(frozen=True)
+class DrawsFromNumpy(Algorithm):
+    """Noise from NumPy's own generator, where the server adds up."""
+
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+        new, memory = super().aggregate(w, up, share, hub)
+        return new + 0.01 * float(np.random.standard_normal()), memory
+
+
+@dataclass(frozen=True)
+class DrawsFromPython(Algorithm):
+    """A coin of Python's own generator in a client's memory."""
+
+    def client_memory(self, w: Tensor) -> Rows:
+        return {"coin": torch.full_like(w[:, :1], random.random())}
+
+
+@dataclass(frozen=True)
+class SeedsTorch(Algorithm):
+    """The same noise each time, and everybody's generator set to a place of its own."""
+
+    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
+        torch.manual_seed(0)
+        return {"delta": w - site.notes["anchor"] + 0.01 * torch.randn_like(w)}, site.memory
+
+
+@dataclass(frozen=True)
+class HiddenBetweenHooks(Algorithm):
+    """A client leaves its update in a global, where the server looks for it."""
+
+    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
+        HIDDEN["last"] = (w - site.notes["anchor"])[:1]
+        return super().finish(w, site)
+
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+        new, memory = super().aggregate(w, up, share, hub)
+        return new + 0.1 * HIDDEN["last"], memory
+
+
+@dataclass(frozen=True)
+class HiddenFirstRun(Algorithm):
+    """Keeps the first update it ever saw: what comes out depends on what the process did before."""
+
+    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
+        up, memory = super().finish(w, site)
+        first = HIDDEN.setdefault("first", up["delta"][:1])
+        return {"delta": up["delta"] + 0.1 * first}, memory
 
 
 @dataclass(frozen=True)
@@ -391,6 +523,7 @@ class ForgetsAbsentees(Algorithm):
 
 ALONE = "rows never look at each other"
 ALWAYS = "arguments are left alone"
+AGAIN = "called again, the same comes out"
 CAUGHT: list[tuple[type[Algorithm], str]] = [
     (InPlaceW, ALWAYS),
     (InPlaceNotes, ALWAYS),
@@ -404,8 +537,22 @@ CAUGHT: list[tuple[type[Algorithm], str]] = [
     (MixesLoss, ALONE),
     (ScalarRows, ALONE),
     (ScalarReading, ALONE),
-    (HiddenCount, "called again, the same comes out"),
-    (DrawsAtRandom, "called again, the same comes out"),
+    (AssignsNotes, ALWAYS),
+    (AssignsInTerms, ALWAYS),
+    (AssignsMemory, ALWAYS),
+    (AssignsDown, ALWAYS),
+    (AssignsUp, ALWAYS),
+    (AssignsServerMemory, ALWAYS),
+    (AssignsItsSetting, ALWAYS),
+    (HiddenCount, AGAIN),
+    (DrawsAtRandom, AGAIN),
+    (DrawsFromNumpy, AGAIN),
+    (DrawsFromPython, AGAIN),
+    (SeedsTorch, AGAIN),
+    (HiddenBetweenHooks, AGAIN),
+    (HiddenFirstRun, AGAIN),
+    (HiddenServerMomentum, AGAIN),
+    (HiddenServerMomentum, "resumed is uninterrupted, bit for bit"),
     (HiddenServerMomentum, "resumed is uninterrupted, bit for bit"),
     (DividesByDrift, "finite where there is no gradient"),
     (DividesByUpdate, "finite where there is no gradient"),
@@ -432,6 +579,39 @@ def test_the_property_catches_what_breaks_it(kind: type[Algorithm], what: str) -
     except (Broken, Diverged, RuntimeError, ValueError, TypeError):
         return
     pytest.fail(f"{what} does not catch {kind.__name__}: {kind.__doc__}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "words"),
+    [
+        (InPlaceMemory, ALWAYS, r"^finish\(\) changes site\.memory\['count'\]: "),
+        (InPlaceNotes, ALWAYS, r"^steer\(\) assigns site\.notes\['anchor'\]: "),
+        (AssignsNotes, ALWAYS, r"^steer\(\) assigns site\.notes\['m'\]: "),
+        (AssignsInTerms, ALWAYS, r"^terms\(\) assigns site\.notes\['anchor'\]: "),
+        (AssignsMemory, ALWAYS, r"^finish\(\) assigns site\.memory\['count'\]: "),
+        (AssignsDown, ALWAYS, r"^begin\(\) assigns site\.down\['w'\]: "),
+        (AssignsUp, ALWAYS, r"^aggregate\(\) assigns up\['delta'\]: "),
+        (AssignsServerMemory, ALWAYS, r"^aggregate\(\) assigns hub\.memory\['v'\]: "),
+        (AssignsItsSetting, ALWAYS, r"^finish\(\) assigns self\.mu: "),
+        (HiddenServerMomentum, AGAIN, r"^aggregate\(\) gives something else when it is called again"),
+        (DrawsAtRandom, AGAIN, r"^steer\(\) draws from torch's global random numbers"),
+        (DrawsFromNumpy, AGAIN, r"^aggregate\(\) draws from NumPy's global random numbers"),
+        (DrawsFromPython, AGAIN, r"^client_memory\(\) draws from Python's global random numbers"),
+        (SeedsTorch, AGAIN, r"^finish\(\) draws from torch's global random numbers"),
+        (HiddenBetweenHooks, AGAIN, r"two runs side by side"),
+        (HiddenFirstRun, AGAIN, r"in a process that has run nothing else"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_breaks_a_law_is_named(kind: type[Algorithm], what: str, words: str) -> None:
+    HIDDEN.clear()
+    with pytest.raises(Broken, match=words):
+        PROPERTIES[what](kind())
+
+
+def test_a_run_refuses_an_algorithm_that_assigns_what_it_is_given() -> None:
+    with pytest.raises(UserError, match=r"assigns site\.notes\['m'\]: .* return new ones"):
+        fedgg.run({"rounds": 1}, algorithm=AssignsNotes())
 
 
 def test_a_setting_that_is_not_documented_is_noticed() -> None:

@@ -14,7 +14,7 @@ from fedgg.core.net import Net
 from fedgg.core.plan import Work
 from fedgg.core.probe import Probe
 from fedgg.core.representation import head_of
-from fedgg.core.rows import Rows, each_row, split, stack
+from fedgg.core.rows import Rows, each_row, read_only, split, stack
 from fedgg.core.seeds import torch_stream
 from fedgg.core.sgd import SGD
 
@@ -95,10 +95,18 @@ def play(
 ) -> tuple[Standing, LocalEnd]:
     """A whole round with everybody."""
     end = train_rows(algorithm, net, standing, clients, range(len(clients)), momentum)
+    return aggregated(algorithm, net, standing, clients, end), end
+
+
+def aggregated(
+    algorithm: Algorithm, net: Net, standing: Standing, clients: Sequence[Client], end: LocalEnd
+) -> Standing:
+    """Where the federation stands after the server's half of the round."""
     counts = torch.tensor([[float(len(client.x))] for client in clients], dtype=standing.w.dtype)
-    w, server = algorithm.aggregate(standing.w, end.up, counts / counts.sum(), hub_of(standing, net, clients))
+    hub = hub_of(standing, net, clients)
+    w, server = algorithm.aggregate(standing.w, read_only(end.up, "up"), counts / counts.sum(), hub)
     memories = split(end.memory, len(clients)) if end.memory else standing.clients
-    return Standing(w, server, memories, standing.rounds_done + 1), end
+    return Standing(w, server, memories, standing.rounds_done + 1)
 
 
 def hub_of(standing: Standing, net: Net, clients: Sequence[Client]) -> Hub:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedgg.check.bench import Client, Standing, play, small_net, train_rows
+from fedgg.check.bench import Client, Standing, aggregated, play, small_net, train_rows
 from fedgg.check.verdict import Broken, Skipped, demand, demand_equal_rows
 from fedgg.core.algorithm import Algorithm, Batch, Hub, Site
 from fedgg.core.local import LocalEnd
-from fedgg.core.rows import Rows
+from fedgg.core.rows import Assigned, Rows, assigns
 
 ROUNDING = 1e-12  # float64, a handful of steps, another order of summation
 HOOKS = ("broadcast", "send_down", "begin", "loss", "terms", "steer", "nudge", "finish", "readings", "aggregate")
+WATCHED = (*HOOKS, "server_memory", "client_memory")
+Hook = Callable[..., Any]
+Around = Callable[[str, Hook, Algorithm], Hook]  # by its name and its algorithm: a hook with a look at what it does
 
 
 def _clients() -> list[Client]:
@@ -26,11 +35,35 @@ def _clients() -> list[Client]:
 
 def _after_two_rounds(algorithm: Algorithm) -> Standing:
     """A standing in which there is a last global update and every memory has content."""
-    net, clients = small_net(), _clients()
+    return _after_rounds(algorithm, _clients())
+
+
+def _after_rounds(algorithm: Algorithm, clients: list[Client], rounds: int = 2) -> Standing:
+    net = small_net()
     standing = Standing.at_start(algorithm, net, len(clients))
-    for _ in range(2):
+    for _ in range(rounds):
         standing, _ = play(algorithm, net, standing, clients)
     return standing
+
+
+def _side_by_side(algorithm: Algorithm, worlds: list[list[Client]], rounds: int = 2) -> list[Standing]:
+    """Several runs in one process, in turns: the clients of all of them train before a server aggregates."""
+    net = small_net()
+    standings = [Standing.at_start(algorithm, net, len(clients)) for clients in worlds]
+    for _ in range(rounds):
+        both = list(zip(standings, worlds, strict=True))
+        ends = [train_rows(algorithm, net, at, clients, range(len(clients)), momentum=0.9) for at, clients in both]
+        standings = [
+            aggregated(algorithm, net, at, clients, end) for (at, clients), end in zip(both, ends, strict=True)
+        ]
+    return standings
+
+
+def _demand_same(one: Standing, other: Standing, what: str) -> None:
+    for name, a, b in (("w", {"w": one.w}, {"w": other.w}), ("the server's memory", one.server, other.server)):
+        demand_equal_rows(a, b, f"{what}: {name}")
+    for a, b in zip(one.clients, other.clients, strict=True):
+        demand_equal_rows(a, b, f"{what}: a client's memory")
 
 
 def fields_are_settings(algorithm: Algorithm) -> None:
@@ -53,18 +86,23 @@ def fields_are_settings(algorithm: Algorithm) -> None:
 
 def arguments_are_left_alone(algorithm: Algorithm) -> None:
     """No hook writes into what it is given: state that is shared must not change behind anybody's back."""
-    net, clients = small_net(), _clients()
-    watched = type(type(algorithm).__name__, (_Watched,), {})(algorithm)  # called as what it watches
+    net, clients, watched = small_net(), _clients(), _watched(algorithm, _comparing_arguments)
     standing = Standing.at_start(watched, net, len(clients))
     for _ in range(3):
         standing, _ = play(watched, net, standing, clients)
 
 
 def the_same_again(algorithm: Algorithm) -> None:
-    """Nothing is remembered outside the rows and nothing is drawn at random."""
-    standing = _after_two_rounds(algorithm)
-    first = _ends(algorithm, standing, [0, 1, 2])
-    demand_equal_rows(first, _ends(algorithm, standing, [0, 1, 2]), "a second call")
+    """Nothing is remembered outside the rows and nothing is drawn at random: hook by hook, and over whole runs."""
+    with _generators_at_rest():
+        _after_rounds(_watched(algorithm, _calling_twice), _clients())
+    worlds = [[Client.draw(3, 5), Client.draw(4, 8)], [Client.draw(5, 9), Client.draw(6, 4)]]
+    alone = [_after_rounds(algorithm, clients) for clients in worlds]
+    for one, beside in zip(alone, _side_by_side(algorithm, worlds), strict=True):
+        _demand_same(beside, one, "two runs side by side and one after the other")
+    again = _read_again(algorithm)
+    if again is not None:
+        _demand_same(_after_rounds(again, worlds[1]), alone[1], "in a process that has run nothing else, and here")
 
 
 def rows_are_independent(algorithm: Algorithm) -> None:
@@ -130,39 +168,142 @@ def _ends(algorithm: Algorithm, standing: Standing, rows: list[int]) -> Rows:
 
 @dataclass(frozen=True)
 class _Watched(Algorithm):
-    """Passes every call on, and looks whether the tensors handed over are the same afterwards."""
+    """Passes every call on, with a look at what the hook does."""
 
     inner: Algorithm
+    around: Around
 
     def __getattribute__(self, name: str) -> Any:
-        if name.startswith("_") or name == "inner" or not hasattr(Algorithm, name):
+        if name.startswith("_") or not hasattr(Algorithm, name):
             return object.__getattribute__(self, name)
-        hook = getattr(object.__getattribute__(self, "inner"), name)
-        return _watching(name, hook) if name in HOOKS else hook
+        inner = object.__getattribute__(self, "inner")
+        hook = getattr(inner, name)
+        if name not in WATCHED:
+            return hook
+        plain_steer = name == "steer" and type(inner).steer is Algorithm.steer  # which does no more than call terms()
+        around: Around = object.__getattribute__(self, "around")
+        return around("terms" if plain_steer else name, hook, inner)
 
 
-def _watching(name: str, hook: Any) -> Any:
+def _watched(algorithm: Algorithm, around: Around) -> Algorithm:
+    kind = type(type(algorithm).__name__, (_Watched,), {})  # messages call it as what it watches
+    watched: Algorithm = kind(algorithm, around)
+    return watched
+
+
+def _comparing_arguments(name: str, hook: Hook, algorithm: Algorithm) -> Hook:
     def call(*arguments: Any) -> Any:
-        before = [(label, tensor, tensor.detach().clone()) for label, tensor in _tensors(arguments)]
-        result = hook(*arguments)
-        for label, tensor, copy in before:
-            if not torch.allclose(tensor.detach(), copy, rtol=0, atol=0, equal_nan=True):
-                raise Broken(f"{name}() changes {label}: write `a = a + b`, not `a += b`")
+        tensors = [(label, tensor, tensor.detach().clone()) for label, tensor in _tensors(arguments)]
+        mappings = [(label, rows, dict(rows)) for label, rows in _mappings(arguments)]
+        settings = dict(vars(algorithm))
+        try:
+            result = hook(*arguments)
+        except Assigned as error:
+            raise Broken(f"{name}() {assigns(error.args[0])}") from error
+        for label, rows, before in mappings:
+            for key in before.keys() | rows.keys():
+                demand(rows.get(key) is before.get(key), f"{name}() {assigns(f'{label}[{key!r}]')}")
+        for label, tensor, copy in tensors:
+            same = torch.allclose(tensor.detach(), copy, rtol=0, atol=0, equal_nan=True)
+            demand(same, f"{name}() changes {label}: write `a = a + b`, not `a += b`")
+        for key, value in vars(algorithm).items():
+            demand(value is settings.get(key), f"{name}() assigns self.{key}: keep what changes in rows")
         return result
 
     return call
 
 
+def _calling_twice(name: str, hook: Hook, algorithm: Algorithm) -> Hook:
+    def call(*arguments: Any) -> Any:
+        before = _generator_states()
+        result = hook(*arguments)
+        moved = " and ".join(whose for whose, state in _generator_states().items() if state != before[whose])
+        demand(not moved, f"{name}() draws from {moved} global random numbers: runs would not repeat")
+        demand(
+            _same(result, hook(*arguments)),
+            f"{name}() gives something else when it is called again with the same arguments: nothing may be "
+            f"remembered outside the rows",
+        )
+        return result
+
+    return call
+
+
+@contextmanager
+def _generators_at_rest() -> Iterator[None]:
+    """The global generators at a place to which no algorithm would set them, and back."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    place = 20_220_725
+    torch.manual_seed(place)
+    np.random.seed(place)
+    random.seed(place)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+
+
+def _generator_states() -> dict[str, Any]:
+    _, key, *rest = np.random.get_state()
+    return {
+        "torch's": torch.get_rng_state().numpy().tobytes(),
+        "NumPy's": (np.asarray(key).tobytes(), *rest),
+        "Python's": random.getstate(),
+    }
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Bit for bit, NaN included, through dicts and tuples."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
+
+
+def _read_again(algorithm: Algorithm) -> Algorithm | None:
+    """The algorithm from its file read once more, so that its module remembers nothing; None where that cannot be."""
+    kind = type(algorithm)
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or kind.__qualname__ != kind.__name__:
+        return None
+    again = ModuleType(f"{module.__name__}_again")
+    vars(again).update(__file__=file, __package__=module.__package__)
+    sys.modules[again.__name__] = again  # dataclasses look their module up there
+    try:
+        text = getattr(module, "__text__", None) or Path(file).read_text(encoding="utf-8")
+        exec(compile(text, file, "exec"), vars(again))
+        made: Algorithm = getattr(again, kind.__name__)(**{f.name: getattr(algorithm, f.name) for f in fields(kind)})
+    except Exception:  # a file that can be read only once is no fault of the algorithm
+        return None
+    finally:
+        del sys.modules[again.__name__]
+    return made
+
+
+def _mappings(arguments: tuple[Any, ...]) -> Iterator[tuple[str, Rows]]:
+    for argument in arguments:
+        if isinstance(argument, dict):
+            yield getattr(argument, "label", "the rows it is given"), argument
+        elif isinstance(argument, Site | Hub):
+            named = ((field.name, getattr(argument, field.name)) for field in fields(argument))
+            yield from (
+                (f"{type(argument).__name__.lower()}.{name}", rows) for name, rows in named if isinstance(rows, dict)
+            )
+
+
 def _tensors(arguments: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
+    for label, rows in _mappings(arguments):
+        yield from ((f"{label}[{key!r}]", tensor) for key, tensor in rows.items())
     for argument in arguments:
         if isinstance(argument, Tensor):
             yield "a tensor it was given", argument
-        elif isinstance(argument, dict):
-            yield from ((f"[{key!r}]", tensor) for key, tensor in argument.items())
         elif isinstance(argument, Site | Hub | Batch):
             for field in fields(argument):
-                value = getattr(argument, field.name)
-                if isinstance(value, Tensor):
+                if isinstance(value := getattr(argument, field.name), Tensor):
                     yield f"{type(argument).__name__.lower()}.{field.name}", value
-                elif isinstance(value, dict):
-                    yield from ((f"{field.name}[{key!r}]", tensor) for key, tensor in value.items())

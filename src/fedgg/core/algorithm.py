@@ -21,7 +21,7 @@ from torch import Tensor
 from fedgg.core.forward import Forward
 from fedgg.core.plan import Work
 from fedgg.core.probe import Probe
-from fedgg.core.rows import Rows, dot, weighted_sum
+from fedgg.core.rows import Rows, dot, read_only, weighted_sum
 from fedgg.errors import UserError
 
 Number = float | Tensor  # a hyper-parameter: one value, or one for each row [K, 1]
@@ -88,6 +88,11 @@ class Site:
     last_step: Tensor | None  # [K, P] w - (w before the last local step); None where an engine keeps its sums only
     sums: Rows  # inner products an engine has at hand, `[K, 1]`; the others are computed when asked for
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "down", read_only(self.down, "site.down"))
+        object.__setattr__(self, "memory", read_only(self.memory, "site.memory"))
+        object.__setattr__(self, "notes", read_only(self.notes, "site.notes"))
+
     def vector(self, name: str) -> Tensor:
         """`drift` (w - anchor), `step` (the last local step, zero before the first), or a note by its name."""
         if name == "drift":
@@ -133,6 +138,9 @@ class Hub:
     round: int
     probe: Probe | None = None  # measurements on the server's own examples (`data.proxy`), where it has any
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "memory", read_only(self.memory, "hub.memory"))
+
 
 @dataclass(frozen=True)
 class Algorithm:
@@ -148,10 +156,11 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         """Refuse settings out of their range. Columns are taken as they are: engines make them in every round."""
-        for name, kind, limits in _settings(type(self)):
+        class_: Any = type(self)
+        for name, kind, limits in _settings(class_):
             value = getattr(self, name)
             if isinstance(value, _PLAIN) and (wrong := what_it_must_be(value, kind, limits)):
-                raise UserError(f"{type(self).__name__}({name}={value!r}): {wrong}")
+                raise UserError(f"{class_.__name__}({name}={value!r}): {wrong}")
 
     def neutral(self) -> Algorithm | None:
         """The same algorithm set so that it is FedAvg, bit for bit, where it has such a setting."""
@@ -228,13 +237,15 @@ _PLAIN = (bool, int, float, str, list, tuple, dict, type(None))  # not tensors, 
 
 
 @cache
-def _settings(kind: type[Algorithm]) -> tuple[tuple[str, Any, Mapping[str, Any]], ...]:
-    """Name and type of every setting, and what `setting` declares of it."""
+def _settings(kind: Any) -> tuple[tuple[str, Any, Mapping[str, Any]], ...]:
+    """Name and type of every setting that is a number, a switch or a word, and what `setting` declares of it."""
     try:
         types = get_type_hints(kind)
     except Exception:  # of a user's own, whose annotations need not be importable
         return ()
-    return tuple((f.name, types[f.name], f.metadata) for f in fields(kind))
+    known = {name for name, type_ in types.items() if type_ in (Number, float, int, bool, str)}
+    known |= {name for name, type_ in types.items() if get_origin(type_) is Literal}
+    return tuple((f.name, types[f.name], f.metadata) for f in fields(kind) if f.name in known)
 
 
 def arithmetic_beside_fedavg(algorithm: Algorithm | type[Algorithm], epochs: int) -> float:

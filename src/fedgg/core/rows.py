@@ -8,13 +8,72 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from fedgg.errors import UserError
+
 Rows = dict[str, Tensor]
 T = TypeVar("T")
+
+
+class Assigned(UserError):
+    """An algorithm has assigned what it was given, at this place."""
+
+    def __str__(self) -> str:
+        return f"the algorithm {assigns(str(self.args[0]))}"
+
+
+def assigns(place: str) -> str:
+    """What is wrong with it, and the way out."""
+    return f"assigns {place}: what it is given is read-only; return new ones from begin(), finish() or aggregate()"
+
+
+class ReadOnlyRows(Rows):
+    """Rows as an algorithm is given them. Copies (`dict(rows)`, `rows | {...}`, a pickle) are plain dicts."""
+
+    __slots__ = ("label",)
+
+    def __init__(self, rows: Rows, label: str):
+        super().__init__(rows)
+        self.label = label
+
+    def _refuse(self, name: object = "") -> NoReturn:
+        raise Assigned(f"{self.label}[{name!r}]" if name else self.label)
+
+    def __setitem__(self, name: str, rows: Tensor) -> NoReturn:
+        self._refuse(name)
+
+    def __delitem__(self, name: str) -> NoReturn:
+        self._refuse(name)
+
+    def __ior__(self, other: Any) -> NoReturn:  # type: ignore[misc]
+        self._refuse(next(iter(dict(other)), ""))
+
+    def update(self, *others: Any, **rows: Tensor) -> NoReturn:
+        self._refuse(next(iter(dict(*others, **rows)), ""))
+
+    def setdefault(self, name: str, default: Any = None) -> Tensor:
+        return self[name] if name in self else self._refuse(name)
+
+    def pop(self, name: str, *default: Any) -> NoReturn:
+        self._refuse(name)
+
+    def popitem(self) -> NoReturn:
+        self._refuse()
+
+    def clear(self) -> NoReturn:
+        self._refuse()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+def read_only(rows: Rows, label: str) -> Rows:
+    """The same rows under a name that a refusal gives; what is read-only under that name already is not copied."""
+    return rows if getattr(rows, "label", None) == label else ReadOnlyRows(rows, label)
 
 
 def stack(parts: Sequence[Rows]) -> Rows:
@@ -32,7 +91,7 @@ def split(rows: Rows, clients: int) -> list[Rows]:
 
 
 def check(rows: object, clients: int, what: str) -> Rows:
-    """`rows` itself if it is flat, made of tensors, and has one row for each of `clients`."""
+    """`rows` as a plain dict, if it is flat, made of tensors, and has one row for each of `clients`."""
     if not isinstance(rows, dict):
         raise TypeError(f"{what} must be a dict of tensors, got {type(rows).__name__}")
     for name, tensor in rows.items():
@@ -42,7 +101,7 @@ def check(rows: object, clients: int, what: str) -> Rows:
             raise ValueError(
                 f"{what}[{name!r}] must be [{clients}, ...] (scalars [{clients}, 1]), got {tuple(tensor.shape)}"
             )
-    return rows
+    return dict(rows)
 
 
 def each_row(thing: T, which: slice | Tensor) -> T:

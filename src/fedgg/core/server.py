@@ -12,7 +12,7 @@ from fedgg.core.algorithm import Algorithm, Hub
 from fedgg.core.buffers import BufferPolicy, close_buffers
 from fedgg.core.collect import PLAIN, Collector, Sent, shares
 from fedgg.core.local import LocalEnd
-from fedgg.core.rows import Rows, check, stack
+from fedgg.core.rows import Rows, check, read_only, stack
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def close_round(
     share = shares([examples[client] for client in order], state.w, equally=collector.counts_equally)
     up = stack([ends[client].up for client in order])
     collector.check(up, state.w.shape[1])
-    handed_on = collector.collect(Sent(up, share, hub.round, len(order) if asked is None else asked))
-    w, memory = algorithm.aggregate(state.w, *handed_on, hub)
+    rows, weights = collector.collect(Sent(up, share, hub.round, len(order) if asked is None else asked))
+    w, memory = algorithm.aggregate(state.w, read_only(rows, "up"), weights, hub)
     if w.shape != state.w.shape:
         raise ValueError(f"aggregate() must return a model {tuple(state.w.shape)}, got {tuple(w.shape)}")
     buffers = close_buffers(policy, state.buffers, stack([ends[client].buffers for client in order]), share)

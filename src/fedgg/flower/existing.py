@@ -23,7 +23,7 @@ from fedgg.core.algorithm import Algorithm, Hub
 from fedgg.core.buffers import close_buffers
 from fedgg.core.collect import shares
 from fedgg.core.layout import Layout
-from fedgg.core.rows import Rows, stack
+from fedgg.core.rows import Rows, read_only, stack
 from fedgg.errors import UserError
 from fedgg.flower.guidance import ALGORITHM, BUFFERS, DOWN, UP, guidable
 from fedgg.flower.letters import arrays_of
@@ -84,7 +84,7 @@ class Guiding(FlowerFedAvg):
         with torch.no_grad():
             w, share = self._w(), shares(counts, self._w(), equally=False)
             up = stack([healthy[node][0] for node in order])
-            new, self.memory = self.algorithm.aggregate(w, up, share, self._hub)
+            new, self.memory = self.algorithm.aggregate(w, read_only(up, "up"), share, self._hub)
             self._set(new)
             buffers = stack([healthy[node][1] for node in order])
             for name, rows in close_buffers("average", self._buffers(), buffers, share).items():

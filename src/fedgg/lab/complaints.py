@@ -103,7 +103,7 @@ def _of_algorithms(setting: str) -> list[str]:
 
 def _all_keys(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
     """Every key with its description."""
-    keys = {}
+    keys: dict[str, str] = {}
     for name, field in model.model_fields.items():
         inner = section_in(field.annotation)
         keys |= {f"{prefix}{name}": field.description or ""} if inner is None else _all_keys(inner, f"{prefix}{name}.")

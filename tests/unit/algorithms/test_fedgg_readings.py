@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedgg.algorithms import FedGG
+from fedgg.core.local import LocalEnd
 from fedgg.engines import Loop, Stacked
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
@@ -35,6 +36,7 @@ def test_the_cosine_is_that_of_drift_and_last_global_update(reading: dict[str, A
         state, _ = close(state, job, federation.examples, ends)
     update = models[1] - models[0]
     for end in ends.values():
+        assert isinstance(end, LocalEnd)
         drift = end.up["delta"][0]
         expected = torch.dot(update, drift) / (update.norm() * drift.norm())
         assert float(end.readings["cosine"]) == pytest.approx(float(expected), rel=1e-9)

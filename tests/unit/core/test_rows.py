@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgg.core.rows import check, dot, length, payload, split, stack
+from fedgg.core.rows import ReadOnlyRows, check, dot, length, payload, split, stack
 
 
 @given(clients=st.integers(1, 5), width=st.integers(0, 4), names=st.sets(st.text(min_size=1, max_size=3), max_size=3))
@@ -51,7 +51,8 @@ def test_check_says_what_is_wrong(rows: Any, kind: type[Exception], word: str) -
 
 def test_check_hands_back_what_is_right() -> None:
     rows = {"a": torch.zeros(2, 1), "b": torch.zeros(2, 3, 4)}
-    assert check(rows, 2, "x") is rows
+    assert check(rows, 2, "x") == rows
+    assert type(check(ReadOnlyRows(rows, "site.notes"), 2, "x")) is dict
     assert check({}, 2, "x") == {}
 
 
