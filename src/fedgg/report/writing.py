@@ -7,6 +7,8 @@ from pathlib import Path
 
 from fedgg.errors import UserError
 
+PAGE = "report.html"
+
 
 def write_text(file: Path, content: str) -> Path:
     """Beside its place first: whoever has the old page open never meets half of the new one."""
