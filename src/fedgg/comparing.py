@@ -13,7 +13,7 @@ from typing import Any
 
 from fedgg.core.algorithm import Algorithm
 from fedgg.errors import UserError
-from fedgg.lab.build import DataGiven, ModelGiven, chosen_device, dataset_of
+from fedgg.lab.build import DataGiven, ModelGiven, chosen_device, dataset_of, with_given_clients
 from fedgg.lab.config import Experiment, flat
 from fedgg.lab.jobs import Given, Job
 from fedgg.lab.parts import build_algorithm, check_needs, given_algorithm
@@ -24,7 +24,9 @@ from fedgg.report.answer import answer
 from fedgg.report.compare import Comparison
 from fedgg.report.compare import compare as compare_runs
 from fedgg.report.folders import StudyRecord, read_study
+from fedgg.report.report_page import write_page
 from fedgg.report.tables import Table, as_markdown, comparison_tables
+from fedgg.report.writing import PAGE
 
 Row = Algorithm | type[Algorithm] | str | Mapping[str, Any]  # an algorithm, or settings under dotted keys
 
@@ -84,7 +86,7 @@ def compare(
     A row is an algorithm, or settings (`{"algorithm.name": "fedgg", "local.lr": 0.1}`; what it does not set, the
     algorithm too, is the experiment's), by its label; without labels algorithms are called as their classes are. The
     first is the reference, unless another is named.
-    `model` and `data` are as in `run`, and shared. With `out` every run is kept, and `fedgg report OUT` makes a page of
+    `model` and `data` are as in `run`, and shared. With `out` every run is kept, and `report.html` there is a page of
     them. `tell` hears of each run that begins or ends: `print`, for instance. On a GPU runs train together where they
     can.
     """
@@ -95,7 +97,7 @@ def compare(
     labels, chosen = tuple(labelled), reference or next(iter(labelled), "")
     check_labels(labels, chosen_seeds, chosen)
     shared = None if data is None else dataset_of(data).to(chosen_device(base))
-    parts = {label: _parts(base, label, row, model, data) for label, row in labelled.items()}
+    parts = {label: _parts(base, label, row, model, data, data_folder) for label, row in labelled.items()}
     home: AbstractContextManager[str | os.PathLike[str]] = (
         tempfile.TemporaryDirectory() if out is None else nullcontext(out)
     )
@@ -116,6 +118,11 @@ def compare(
         open_index(Index(labels, chosen_seeds, chosen), folder, jobs, again)
         run_here(jobs, _teller(tell))
         record = read_study(folder)
+        if out is not None:
+            page = folder / PAGE
+            write_page([folder], page)
+            if tell is not None:
+                tell(f"page: {page}")
     return Compared(None if out is None else folder, record, compare_runs(record))
 
 
@@ -149,7 +156,12 @@ def _labelled(rows: Mapping[str, Row] | Iterable[Row]) -> dict[str, Row]:
 
 
 def _parts(
-    base: Experiment, label: str, row: Row, model: ModelGiven | None, data: DataGiven | None
+    base: Experiment,
+    label: str,
+    row: Row,
+    model: ModelGiven | None,
+    data: DataGiven | None,
+    data_folder: Path | None,
 ) -> tuple[Experiment, Algorithm | None]:
     """A row's experiment and, if it is one of Python's, its algorithm; mistakes that settings show are told here."""
     settings = flat(dict(row)) if isinstance(row, Mapping) else {}
@@ -160,7 +172,7 @@ def _parts(
         if key in settings and given is not None:
             raise UserError(f"{label}: a row cannot set {key} where {key.partition('.')[0]}=... is handed in for all")
     own = base.changed(settings)
-    own = with_names(own, model, data, algorithm)
+    own = with_given_clients(with_names(own, model, data, algorithm), data, data_folder)
     check_needs(algorithm or build_algorithm(own.algorithm.name, own.algorithm.settings), own)
     return own, algorithm
 

@@ -15,6 +15,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 with warnings.catch_warnings():
@@ -309,6 +310,37 @@ def test_check_on_a_broken_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     text = fedgg_("check", "own.py:Own", code=1)
     assert text.count("ValueError: [/nope] [bold] not a tag (own.py, line 10, in steer)") == 1
     assert text.count("the same as above") > 3
+
+
+def test_clients_named_by_the_data() -> None:
+    """Every command finds out how many there are, and calls them by their names."""
+    numbers = np.random.default_rng(0)
+    x, y = numbers.normal(size=(160, 7)), np.arange(160) % 3
+    owners = np.array(["charite"] * 60 + ["mayo"] * 40 + ["ucsf"] * 20)
+    np.savez("wards.npz", x_train=x[:120], y_train=y[:120], x_test=x[120:], y_test=y[120:], clients=owners)
+    given = ["--set", "split.scheme=given"]
+    for words in (["--scheme", "given"], given):
+        text = fedgg_("data", "show", "npz:wards.npz", *words)
+        assert "split over 3 clients, 20 to 60 examples each" in text
+        assert "charite 60, mayo 40, ucsf 20" in text
+    quick = ["--data", "npz:wards.npz", "--rounds", "1", "--model", "linear", "--set", "local.batch=8", *given]
+    assert "3 clients" in fedgg_("run", *quick, "--set", "server.cohort=2", "--out", "one")
+    assert json.loads(Path("one/partition.json").read_text())["names"] == ["charite", "mayo", "ucsf"]
+    assert "clients = 3" in Path("one/config.toml").read_text()
+    fedgg_("run", *quick, "--set", "server.cohort=2", "--out", "one")  # all rounds are there
+    fedgg_("compare", *quick, "--algorithm", "fedavg", "--algorithm", "fedprox", "--seeds", "0", "--out", "two")
+    page = Path("two/report.html").read_text(encoding="utf-8")
+    assert all(name in page for name in ("charite", "mayo", "ucsf"))
+    fedgg_("sweep", *quick, "--algorithm", "fedprox", "--grid", "algorithm.mu=0,1", "--seeds", "0", "--out", "three")
+    heard = CliRunner().invoke(fedgg.cli.app, ["run", *quick, "--clients", "5", "--out", "four"])
+    assert "the data name 3 clients" in str(heard.exception)
+
+
+def test_data_show_takes_the_settings_of_an_experiment() -> None:
+    text = fedgg_("data", "show", "digits", "--set", "split.scheme=shards", "--set", "split.shards_per_client=3")
+    assert "split over 10 clients" in text
+    text = fedgg_("data", "show", "digits", "--clients", "7", "--set", "split.scheme=iid", "--set", "seed=3")
+    assert "split over 7 clients, 205 to 206 examples each" in text
 
 
 def test_quickstart_runs() -> None:

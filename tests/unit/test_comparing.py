@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -118,7 +119,7 @@ def test_code_that_has_changed_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     play(OWN)
     play(OWN)
     assert "own, seed 0: all rounds are there" in told
-    assert not any("code" in line for line in told)
+    assert not any("the code of" in line for line in told)
     play(OWN.replace("0.1", "-0.25"))
     assert any("the code of the algorithm has changed since this run began" in line for line in told)
 
@@ -185,3 +186,15 @@ def test_its_folder_says_how_to_go_on(tmp_path: Path) -> None:
     fedgg.compare([fedgg.FedAvg(), fedgg.FedGG()], SMALL, seeds=[0], data=table(), model=model, out=tmp_path / "kept")
     with pytest.raises(UserError, match=r"to go on, call again: fedgg\.compare\(\.\.\., out='.*kept'\), from Python"):
         refuse_a_study(tmp_path / "kept")
+
+
+def test_clients_that_the_data_name(tmp_path: Path) -> None:
+    """Their number is found out for every row, and twelve of them may be a cohort of eleven."""
+    owners = np.array([f"ward {number % 12:02d}" for number in range(120)])
+    settings = {"rounds": 1, "local": {"epochs": 1, "batch": 8}}
+    base = fedgg.Experiment(**settings, server={"cohort": 11}, split={"scheme": "given"})
+    rows = {"FedAvg": {"algorithm.name": "fedavg"}, "slow": {"algorithm.name": "fedavg", "local.lr": 0.001}}
+    fedgg.compare(rows, base, seeds=[0], model=model, data=(*table(), owners), out=tmp_path)
+    told = json.loads((tmp_path / "slow" / "seed-0" / "partition.json").read_text())
+    assert told["names"][:2] == ["ward 00", "ward 01"]
+    assert "ward 07" in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from fedgg.cli import choices
 from fedgg.cli.screen import errors, say
+from fedgg.errors import UserError
 
 app = typer.Typer(
     help="Fetch, check and look at data sets.",
@@ -17,6 +18,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+NAMED = 30  # clients in a line
 NameArgument = Annotated[str, typer.Argument(help="digits, cifar10, cifar100, svhn or npz:FILE.")]
 
 
@@ -74,7 +76,6 @@ def check(
     """
     from fedgg.data.cache import data_folder as folder_of
     from fedgg.data.verify import check as check_files
-    from fedgg.errors import UserError
 
     findings = check_files(name, folder_of(data_folder), strict)
     for finding in findings:
@@ -87,43 +88,54 @@ def check(
 @app.command()
 def show(
     name: NameArgument,
-    clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
+    clients: choices.ClientsOption = None,
     scheme: Annotated[
-        str, typer.Option(help="dirichlet, dirichlet_unbalanced, dirichlet_client, iid, shards, given.")
-    ] = "dirichlet",
-    beta: Annotated[float, typer.Option(help="Dirichlet concentration.")] = 0.5,
-    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
-    min_examples: Annotated[int, typer.Option(help="The smallest client holds at least this many.")] = 10,
+        str | None, typer.Option(help="dirichlet, dirichlet_unbalanced, dirichlet_client, iid, shards, given.")
+    ] = None,
+    beta: choices.BetaOption = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the split.")] = None,
+    min_examples: Annotated[int | None, typer.Option(help="The smallest client holds at least this many.")] = None,
+    settings: choices.SetOption = None,
     data_folder: choices.DataFolderOption = None,
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("runs/data"),
 ) -> None:
-    """Draw samples of a data set and how it splits over clients (the paper's Fig. 1).
+    """Draw samples of a data set and how it splits over clients (the paper's Fig. 1), as `fedgg run` would split it.
 
     Examples:
 
     - `fedgg data show digits --beta 0.1`
     - `fedgg data show cifar10 --clients 20 --scheme dirichlet_client`
+    - `fedgg data show digits --set split.scheme=shards --set split.shards_per_client=3`
     """
     from fedgg.data.sources import load
-    from fedgg.lab.build import split_of
+    from fedgg.lab.build import split_of, with_given_clients
     from fedgg.lab.config import Experiment
     from fedgg.lab.files import writing_to
+    from fedgg.lab.origin import names_of
     from fedgg.report.figures import samples_figure, save, split_figure
 
+    short = {"split.scheme": scheme, "seed": seed, "split.min_examples": min_examples}
+    changed = {key: value for key, value in short.items() if value is not None}
+    experiment = Experiment().changed(
+        changed | choices.changes(data=name, clients=clients, beta=beta, settings=settings)
+    )
+    if experiment.data.source != name:
+        raise UserError(f"--set data.source={experiment.data.source}: the data set to show is {name}")
     dataset = load(name, data_folder)
-    labels = dataset.y_train.numpy()
-    if scheme == "given" and dataset.owners is not None:
-        clients = int(dataset.owners.max()) + 1
-    drawn = {"scheme": scheme, "clients": clients, "beta": beta, "min_examples": min_examples}
-    split = split_of(Experiment(seed=seed, split=drawn), dataset)
+    experiment = with_given_clients(experiment, dataset)
+    split, chosen = split_of(experiment, dataset), experiment.split
+    labels, names = dataset.y_train.numpy(), names_of(split, dataset)
     counts = split.counts(labels, len(dataset.classes))
     with writing_to(out):
         out.mkdir(parents=True, exist_ok=True)
         picture = out / f"{dataset.name}-split.png"
-        how = f", beta {beta}, seed {seed}" if scheme.startswith("dirichlet") else f", seed {seed}"
-        how = "" if scheme == "given" else how
-        save(split_figure(counts, dataset.classes, f"{dataset.name}: {scheme}{how}"), picture)
-        say(f"split over {clients} clients, {min(split.sizes)} to {max(split.sizes)} examples each: {picture}")
+        how = f", beta {chosen.beta}" if chosen.scheme.startswith("dirichlet") else ""
+        how = "" if chosen.scheme == "given" else f"{how}, seed {experiment.seed}"
+        save(split_figure(counts, dataset.classes, f"{dataset.name}: {chosen.scheme}{how}", names), picture)
+        say(f"split over {chosen.clients} clients, {min(split.sizes)} to {max(split.sizes)} examples each: {picture}")
+        if names is not None:
+            told = [f"{client} {size}" for client, size in zip(names, split.sizes, strict=True)]
+            say(f"{', '.join(told[:NAMED])}{' ...' if len(told) > NAMED else ''}")
         if len(dataset.shape) == 3:
             picture = out / f"{dataset.name}-samples.png"
             save(

@@ -18,7 +18,7 @@ def described(experiment: Experiment, swept: Collection[str] = ()) -> str:
     words = {
         "data.source": data.source,
         "data.augment": "" if data.augment == "none" else data.augment,
-        "split.clients": counted(split.clients, "client"),
+        "split.clients": counted(split.clients, "client") if experiment.clients_are_known else "clients of the data",
         "split.scheme": f"{split.scheme}{beta}",
         "model.name": experiment.model.name,
         "rounds": counted(experiment.rounds, "round"),

@@ -46,10 +46,11 @@ def new(
     """
     _need_flower()
     from fedgg.flower.app_folder import new_app
+    from fedgg.lab.build import with_given_clients
     from fedgg.lab.config import load_experiment
 
     choices.trust_all(trust)
-    chosen = load_experiment(experiment).changed(choices.changes(settings=settings))
+    chosen = with_given_clients(load_experiment(experiment).changed(choices.changes(settings=settings)))
     names = new_app(folder, chosen, out or Path("runs") / folder.name)
     say(f"written: {folder / 'pyproject.toml'}, {folder / names.package}, {folder / 'README.md'}")
     say(f"run it in Flower's simulation: flwr run {shlex.quote(str(folder))} --stream")
@@ -89,12 +90,13 @@ def up(
     """
     _need_flower()
     from fedgg.flower.ports import Listening
+    from fedgg.lab.build import with_given_clients
     from fedgg.lab.config import load_experiment
 
     choices.trust_all(trust)
     listening = Listening(host, not no_tls, not (no_authentication or no_tls), insecure_beyond_loopback)
     changed = choices.changes(clients=clients, rounds=rounds, settings=settings)
-    chosen = load_experiment(experiment).changed(changed)
+    chosen = with_given_clients(load_experiment(experiment).changed(changed), data_folder=data_folder)
     given = {"deadline": deadline, "min_clients": min_clients}
     run_settings = {key: value for key, value in given.items() if value is not None}
     run_up(chosen, out or Path("runs") / f"{folder_name(chosen)}-flower", data_folder, listening, run_settings)
@@ -115,7 +117,6 @@ def run_up(
     listening: Listening,
     settings: dict[str, int | float],
 ) -> None:
-    from fedgg.core.server import Lost
     from fedgg.flower.federation import up as run_federation
     from fedgg.lab.losses import NamedOnce
     from fedgg.lab.parts import check_code
@@ -139,7 +140,7 @@ def run_up(
                 told = news(what, lost.heard(what))
                 beat(f"round {what['round']} of {experiment.rounds}: {told}")
                 bar.update(task, completed=what["round"], news=told)
-                for sentence in named.sentences(what["round"], [Lost(**gone) for gone in what["lost"]]):
+                for sentence in named.sentences(what["round"], what["lost"]):
                     note(sentence)
 
         for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -13,12 +13,14 @@ class LostClients:
     """Counts the rounds that a run went on without a client, as far as this process has played them."""
 
     def __init__(self) -> None:
-        self._rounds: dict[tuple[int, str], int] = {}
+        self._rounds: dict[tuple[str, str], int] = {}
         self._with_losses = 0
 
     def heard(self, record: dict[str, Any]) -> str:
         """The round's part of the line that goes on; nothing where nobody was lost."""
-        lost = [(gone["client"], gone["why"]) for gone in record["lost"]]
+        from fedgg.lab.losses import client_name
+
+        lost = [(client_name(gone), gone["why"]) for gone in record["lost"]]
         for gone in lost:
             self._rounds[gone] = self._rounds.get(gone, 0) + 1
         self._with_losses += bool(lost)
@@ -28,7 +30,7 @@ class LostClients:
 
     def ended(self) -> list[str]:
         """What stays to be said at the end of a run, for those that were lost more than once: most often first."""
-        alike: dict[tuple[int, str], list[int]] = {}
+        alike: dict[tuple[int, str], list[str]] = {}
         for (client, why), count in self._rounds.items():
             if count > 1:
                 alike.setdefault((count, why), []).append(client)
@@ -38,5 +40,5 @@ class LostClients:
         return told[:NAMED] + more
 
 
-def _named(clients: list[int], why: str) -> str:
-    return f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))} left out ({why})"
+def _named(clients: list[str], why: str) -> str:
+    return f"client{'s' if len(clients) > 1 else ''} {', '.join(clients)} left out ({why})"

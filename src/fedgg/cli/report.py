@@ -5,17 +5,14 @@ from __future__ import annotations
 import threading
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedgg.cli.screen import Heartbeat, counted, note, progress, say
 from fedgg.errors import UserError
+from fedgg.report.writing import PAGE
 
-if TYPE_CHECKING:
-    from fedgg.report.gathering import Gathering
-
-PAGE = "report.html"
 PAPER = "paper.html"
 BESIDE_PAPER = "The paper's tables and figures beside ours"
 Folders = Annotated[
@@ -111,9 +108,7 @@ def write_report(
     beside: dict[str, str] | None = None,
 ) -> Path:
     """Write the page and what else was asked for, and say where it lies; also the last step of compare and sweep."""
-    from fedgg.report.gathering import Gathering
-    from fedgg.report.report_page import report_html
-    from fedgg.report.writing import write_text
+    from fedgg.report.report_page import write_page
 
     with progress() as bar:
         beat = Heartbeat(seconds=2.0)
@@ -123,13 +118,9 @@ def write_report(
             bar.update(task, description=what)
             beat(what)
 
-        gathering = Gathering(folders)
-        gathering.look()
-        _complain_of_nothing(gathering)
-        doing("writing the page")
         if beside is None and (file.parent / PAPER).exists():
             beside = {PAPER: BESIDE_PAPER}
-        write_text(file, report_html(gathering, beside))
+        gathering = write_page(folders, file, beside, doing)
         written = [f"page: {file}"]
         if figures is not None:
             from fedgg.report.exported import write_figures
@@ -159,13 +150,6 @@ def open_in_browser(address: str) -> None:
         shown = False
     if not shown:
         note(f"no browser could be started: open {address} yourself, or name one in the variable BROWSER")
-
-
-def _complain_of_nothing(gathering: Gathering) -> None:
-    if not any(any(group.study.runs.values()) for group in gathering.groups):
-        why = "; ".join(f"{problem.path}: {problem.why}" for problem in gathering.problems)
-        named = ", ".join(map(str, gathering.paths))
-        raise UserError(f"there is nothing to report: {why or f'none of the runs of {named} has begun'}")
 
 
 def _named(runs: list[Path] | None, example: str) -> list[Path]:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgg.cli import choices
-from fedgg.cli.report import BESIDE_PAPER, PAGE, write_report
+from fedgg.cli.report import BESIDE_PAPER, write_report
 from fedgg.cli.screen import note, print_table, say
 from fedgg.cli.watching import processes_for, watched
 from fedgg.errors import UserError
+from fedgg.report.writing import PAGE
 
 if TYPE_CHECKING:
     from fedgg.paper.output import Made

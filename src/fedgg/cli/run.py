@@ -42,6 +42,7 @@ def run(
     - `fedgg run --data cifar10 --model cnn --set data.augment=crop_flip --out runs/cifar`
     - `fedgg run my.toml --set local.lr=0.05`
     """
+    from fedgg.lab.build import with_given_clients
     from fedgg.lab.config import Experiment, load_experiment
 
     choices.trust_all(trust)
@@ -53,7 +54,7 @@ def run(
         changed = choices.variant(algorithm)[1] | changed
     if seed is not None:
         changed["seed"] = seed
-    chosen = base.changed(changed)
+    chosen = with_given_clients(base.changed(changed), data_folder=data_folder)
     _run(chosen, out or Path("runs") / folder_name(chosen), data_folder)
 
 
@@ -181,7 +182,9 @@ def _draw(folder: Path) -> None:
     record = read_run(folder)
     if record.partition and "counts" in record.partition:
         save(
-            split_figure(record.partition["counts"], record.partition["classes"], record.split_title()),
+            split_figure(
+                record.partition["counts"], record.partition["classes"], record.split_title(), record.client_names
+            ),
             folder / "split.png",
         )
     if len(record.accuracy()[0]):

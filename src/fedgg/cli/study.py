@@ -11,11 +11,12 @@ import typer
 from fedgg.cli import choices
 from fedgg.cli.again import called_as
 from fedgg.cli.describe import described
-from fedgg.cli.report import PAGE, write_report
+from fedgg.cli.report import write_report
 from fedgg.cli.screen import print_table, say
 from fedgg.cli.watching import processes_for, watched
 from fedgg.errors import UserError
 from fedgg.lab.trust import trust_named
+from fedgg.report.writing import PAGE
 
 if TYPE_CHECKING:
     from fedgg.lab.study import Study

@@ -11,17 +11,20 @@ from fedgg.data.dataset import Dataset
 from fedgg.data.normalise import scaling
 from fedgg.data.sources import load
 from fedgg.flower.files import scales, write_arrays
-from fedgg.lab.build import split_of
+from fedgg.lab.build import split_of, with_given_clients
 from fedgg.lab.config import Experiment
 from fedgg.lab.files import writing_to
 from fedgg.lab.holdings import Positions, holdings
+from fedgg.lab.origin import names_of
 
 
 def divide(experiment: Experiment, folder: Path, data_folder: Path | None = None) -> list[Path]:
     """Write `server.npz` and `client-0.npz`, `client-1.npz` ..., by the experiment's own split; their paths."""
     dataset = load(experiment.data.source, data_folder)
+    experiment = with_given_clients(experiment, dataset)
     split = split_of(experiment, dataset)
     held = holdings(experiment, split)
+    names = names_of(split, dataset)
     shared = {
         "classes": np.array(dataset.classes, dtype=np.str_),
         **scales(scaling(experiment.data.normalise, dataset, torch.float64)),
@@ -38,6 +41,7 @@ def divide(experiment: Experiment, folder: Path, data_folder: Path | None = None
                 **_named("proxy", dataset, held.proxy),
                 "split_scheme": split.scheme,
                 "split_hash": split.hash(),
+                **({} if names is None else {"client_names": np.array(names, dtype=np.str_)}),
                 **shared,
             },
         )

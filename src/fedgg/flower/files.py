@@ -69,6 +69,7 @@ class ServerFile:
     classes: tuple[str, ...]
     scaling: Scaling
     split: dict[str, str]  # `scheme` and `hash`, where the file tells them
+    client_names: tuple[str, ...] | None = None  # by client, where the data give them names
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -98,7 +99,10 @@ def read_server(path: Path, experiment: Experiment) -> ServerFile:
     proxy = _examples(path, arrays, "x_proxy", "y_proxy", classes, like=test)
     clients = int(arrays["clients"]) if "clients" in arrays else experiment.split.clients
     split = {key: str(arrays[f"split_{key}"]) for key in ("scheme", "hash") if f"split_{key}" in arrays}
-    return ServerFile(clients, test, proxy, classes, _scaling(path, arrays, experiment, test), split)
+    names = tuple(str(name) for name in arrays["client_names"]) if "client_names" in arrays else None
+    if names is not None and len(names) != clients:
+        raise UserError(f"{path}: client_names has {len(names)} names for {clients} clients")
+    return ServerFile(clients, test, proxy, classes, _scaling(path, arrays, experiment, test), split, names)
 
 
 def _read(path: Path, *needed: str) -> Arrays:

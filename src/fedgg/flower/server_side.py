@@ -43,6 +43,10 @@ class OnNodes:
         return self.file.classes
 
     @property
+    def client_names(self) -> tuple[str, ...] | None:
+        return self.file.client_names
+
+    @property
     def fingerprint(self) -> str:
         parts = [self.file.test.fingerprint(), self.file.proxy.fingerprint()]
         parts += [self.said[client].data for client in sorted(self.said)]
@@ -53,8 +57,9 @@ class OnNodes:
 
     def described(self) -> dict[str, Any]:
         """Who holds which class is the clients' own business."""
-        scheme = self.file.split.get("scheme", "by its owners")
-        return {"scheme": scheme, "hash": self.split_hash(), "classes": list(self.classes), "sizes": self._sizes()}
+        scheme, names = self.file.split.get("scheme", "by its owners"), self.client_names
+        told = {"scheme": scheme, "hash": self.split_hash(), "classes": list(self.classes), "sizes": self._sizes()}
+        return told | ({} if names is None else {"names": list(names)})
 
     def positions(self) -> dict[str, NDArray[np.int64]]:
         return {"sizes": np.array(self._sizes(), np.int64)}
@@ -68,7 +73,8 @@ def federation_of(experiment: Experiment, data: Path | None, said: Said) -> Fede
     if data is None:
         federation = build(experiment)
         assert isinstance(federation.origin, WholeData)
-        federation = replace(federation, origin=replace(federation.origin, keeper="nodes"))
+        notices = tuple(sentence for sentence in federation.notices if sentence != federation.engine.notice)
+        federation = replace(federation, origin=replace(federation.origin, keeper="nodes"), notices=notices)
     else:
         file = read_server(data, experiment)
         if file.clients != experiment.split.clients:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fedgg.core.net import Net
 from fedgg.core.plan import Work
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 
 
-def check_batches(experiment: Experiment, work: Work, sizes: list[int]) -> list[str]:
+def check_batches(experiment: Experiment, work: Work, sizes: list[int], names: Sequence[str]) -> list[str]:
     """What is worth knowing of clients that are empty or smaller than a batch; UserError where the latter are refused,
     or all are."""
     empty = sizes.count(0)
@@ -24,8 +26,8 @@ def check_batches(experiment: Experiment, work: Work, sizes: list[int]) -> list[
     if small and experiment.local.small_clients == "refuse":
         first = small[0]
         raise UserError(
-            f"local.batch = {work.batch} is larger than client {first}, which holds {sizes[first]} examples: take a "
-            f"smaller batch, a larger split.min_examples, or local.small_clients = 'whole'"
+            f"local.batch = {work.batch} is larger than client {names[first]}, which holds {sizes[first]} examples: "
+            f"take a smaller batch, a larger split.min_examples, or local.small_clients = 'whole'"
         )
     if small:
         notices.append(
@@ -34,7 +36,7 @@ def check_batches(experiment: Experiment, work: Work, sizes: list[int]) -> list[
     return notices
 
 
-def check_single_examples(net: Net, work: Work, sizes: list[int]) -> None:
+def check_single_examples(net: Net, work: Work, sizes: list[int], names: Sequence[str]) -> None:
     """UserError where a client's last batch has one example and the model cannot take that."""
     if not net.needs_two_examples:
         return
@@ -42,6 +44,6 @@ def check_single_examples(net: Net, work: Work, sizes: list[int]) -> None:
         last = size if work.batch is None else (size - 1) % work.batch + 1
         if size and last == 1:
             raise UserError(
-                f"client {client} holds {size} examples, so its last batch has one, and batch statistics need two: "
-                f"take another local.batch, a larger split.min_examples or model.statistics = 'frozen'"
+                f"client {names[client]} holds {size} examples, so its last batch has one, and batch statistics need "
+                f"two: take another local.batch, a larger split.min_examples or model.statistics = 'frozen'"
             )

@@ -27,7 +27,7 @@ from fedgg.data.sources import are_own_arrays, load
 from fedgg.errors import UserError
 from fedgg.lab.arithmetic import DTYPES
 from fedgg.lab.batches import check_batches, check_single_examples
-from fedgg.lab.choice import EngineName, channels_last, choose, products
+from fedgg.lab.choice import Choice, channels_last, choose, products
 from fedgg.lab.config import Experiment
 from fedgg.lab.holdings import Population, holdings
 from fedgg.lab.origin import Origin, WholeData, described_split
@@ -49,9 +49,14 @@ class Federation:
     feed: Feed
     origin: Origin
     work: Work
-    engine: EngineName  # who trains it
+    engine: Choice  # who trains it, and why
     notices: tuple[str, ...]
     wrappers: Wrappers = NOTHING  # what happens between clients and algorithm
+
+    def named(self, client: int) -> dict[str, Any]:
+        """A client as the history writes it: its number, and its name where it has one."""
+        names = self.origin.client_names
+        return {"client": client} | ({} if names is None else {"name": names[client]})
 
     @property
     def cohort_size(self) -> int:
@@ -92,8 +97,12 @@ def build(
     data: DataGiven | None = None,
     algorithm: Algorithm | None = None,
     data_folder: Path | None = None,
+    engine_reason: str | None = None,
 ) -> Federation:
-    """Objects handed in take the place of those the experiment names."""
+    """Objects handed in take the place of those the experiment names.
+
+    `engine_reason`: why the experiment names the engine it names, where a study chose it in the place of `auto`.
+    """
     dtype = DTYPES[experiment.engine.precision]
     dataset = dataset_for(experiment, data, data_folder)
     split = split_of(experiment, dataset)
@@ -108,7 +117,7 @@ def build(
         held.proxy,
     )
     origin = WholeData(dataset, split, held.proxy)
-    federation = assemble(experiment, feed, origin, model=model, algorithm=algorithm)
+    federation = assemble(experiment, feed, origin, model=model, algorithm=algorithm, engine_reason=engine_reason)
     _try_the_largest_inputs(federation.net.module, dataset, feed.scaling)
     notices = (
         *_threads_of_workers(experiment),
@@ -128,20 +137,22 @@ def assemble(
     *,
     model: ModelGiven | None = None,
     algorithm: Algorithm | None = None,
+    engine_reason: str | None = None,
 ) -> Federation:
     """A federation around these examples, wherever those of the clients are."""
     if algorithm is None:
         algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
     sizes = [len(client) for client in feed.clients]
     first, _ = next(iter(feed.test_chunks()))
-    found = examined(experiment, algorithm, sizes, origin.shape, len(origin.classes), first[:2], model)
+    names = origin.client_names
+    found = examined(experiment, algorithm, sizes, origin.shape, len(origin.classes), first[:2], model, names)
     net, work, notices = found.net, found.work, [*found.batches]
     if net.keeps_statistics is False and experiment.model.statistics != "average":
         notices.append(f"model.statistics = {experiment.model.statistics!r} has no effect: the model keeps none")
     notices += _extra_arithmetic(algorithm, work)
-    choice = choose(experiment, net, work.epochs * sum(sizes))
+    choice = choose(experiment, net, work.epochs * sum(sizes), engine_reason)
     net.channels_last = channels_last(experiment, choice)
-    if choice.notice is not None:
+    if choice.notice is not None and origin.keeper == "here":  # else the clients' nodes train
         notices.append(choice.notice)
     if net.keeps_statistics:
         notices.append(
@@ -149,7 +160,7 @@ def assemble(
             f"(others: average, local, frozen)"
         )
     notices += found.about
-    return Federation(experiment, algorithm, net, feed, origin, work, choice.name, tuple(notices), found.wrappers)
+    return Federation(experiment, algorithm, net, feed, origin, work, choice, tuple(notices), found.wrappers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,13 +182,15 @@ def examined(
     classes: int,
     sample: Tensor,
     model: ModelGiven | None,
+    names: Sequence[str] | None = None,
 ) -> Examined:
     """UserError where model, clients, batches and what is around them do not fit each other."""
     check_needs(algorithm, experiment)
     work = work_of(algorithm, experiment)
-    batches = check_batches(experiment, work, sizes)
+    names = names or [str(client) for client in range(len(sizes))]
+    batches = check_batches(experiment, work, sizes, names)
     net = examined_net(experiment, algorithm, shape, classes, sample, model)
-    check_single_examples(net, work, sizes)
+    check_single_examples(net, work, sizes, names)
     wrappers, about = wrappers_of(experiment, net, np.flatnonzero(sizes))
     return Examined(net, work, wrappers, batches, about)
 
@@ -250,6 +263,18 @@ def dataset_of(given: DataGiven) -> Dataset:
             "example; a data set's name goes into the experiment"
         )
     return from_arrays(*given[:4], clients=given[4] if len(given) == 5 else None)
+
+
+def with_given_clients(
+    experiment: Experiment, given: DataGiven | None = None, data_folder: Path | None = None
+) -> Experiment:
+    """Under split.scheme = 'given' the data say how many clients there are, where split.clients does not."""
+    if experiment.clients_are_known:
+        return experiment
+    dataset = load(experiment.data.source, data_folder) if given is None else dataset_of(given)
+    if dataset.owners is None:
+        return experiment  # the split says what is missing
+    return experiment.changed({"split.clients": int(dataset.owners.max()) + 1})
 
 
 def split_of(experiment: Experiment, dataset: Dataset) -> Partition:

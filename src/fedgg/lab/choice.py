@@ -20,44 +20,51 @@ LONG = 3e12  # multiply-adds a run: below this, starting worker processes takes 
 @dataclass(frozen=True)
 class Choice:
     name: EngineName
-    notice: str | None  # one line for the user where the engine is not the one that was named
+    reason: str
+    notice: str | None = None  # one line for the user where the engine is not the one that was named
 
 
-def choose(experiment: Experiment, net: Net, examples: int) -> Choice:
-    """`examples`: how many a round trains on, over all epochs."""
+def choose(experiment: Experiment, net: Net, examples: int, chosen_because: str | None = None) -> Choice:
+    """`examples`: how many a round trains on, over all epochs.
+
+    `chosen_because`: why a study has put the engine that the experiment names into the place of `auto`.
+    """
     wanted = experiment.engine.name
     on_gpu = experiment.engine.device != "cpu"
     if wanted == "auto":
-        best = _best_on_gpu(net) if on_gpu else _best_on_cpu(experiment, net, examples)
-        return Choice(best, f"engine: {best} ({_why(best, net)})" if on_gpu else None)
+        best, reason = _best_on_gpu(net) if on_gpu else _best_on_cpu(experiment, net, examples)
+        return Choice(best, reason, f"engine: {best} ({reason})")
     if wanted == "stacked" and not net.stackable:
         instead: EngineName = "streams" if on_gpu and not net.draws_random_numbers else "loop"
-        return Choice(instead, f"this model cannot be stacked ({_obstacle(net)}): the engine {instead} trains it")
+        reason = f"this model cannot be stacked ({_obstacle(net)})"
+        return Choice(instead, reason, f"{reason}: the engine {instead} trains it")
     if wanted == "streams" and net.draws_random_numbers:
-        return Choice("loop", f"this model cannot be captured ({_obstacle(net)}): the engine loop trains it")
-    return Choice(wanted, None)
+        reason = f"this model cannot be captured ({_obstacle(net)})"
+        return Choice("loop", reason, f"{reason}: the engine loop trains it")
+    if chosen_because is not None:
+        return Choice(wanted, chosen_because, f"engine: {wanted} ({chosen_because})")
+    return Choice(wanted, "named in the experiment")
 
 
-def _best_on_gpu(net: Net) -> EngineName:
+def _best_on_gpu(net: Net) -> tuple[EngineName, str]:
     if net.draws_random_numbers:
-        return "loop"
-    return "stacked" if net.stackable and net.multiply_adds < LARGE else "streams"
+        return "loop", _obstacle(net)
+    large = net.multiply_adds >= LARGE
+    if net.stackable and not large:
+        return "stacked", "a small model: all clients as one program"
+    return "streams", f"{'a large model' if large else _obstacle(net)}: several clients in flight"
 
 
-def _best_on_cpu(experiment: Experiment, net: Net, examples: int) -> EngineName:
+def _best_on_cpu(experiment: Experiment, net: Net, examples: int) -> tuple[EngineName, str]:
     """Both have the same bits; processes pay when there is more than a few seconds' work."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    work = 3 * net.multiply_adds * examples * experiment.rounds
-    return "workers" if cores > 1 and experiment.engine.threads == 1 and work > LONG else "loop"
-
-
-def _why(name: EngineName, net: Net) -> str:
-    if name == "stacked":
-        return "a small model: all clients as one program"
-    if name == "loop":
-        return _obstacle(net)
-    large = net.multiply_adds >= LARGE
-    return "a large model: several clients in flight" if large else f"{_obstacle(net)}: several clients in flight"
+    if cores == 1:
+        return "loop", "one core"
+    if experiment.engine.threads > 1:
+        return "loop", f"engine.threads = {experiment.engine.threads} in one process"
+    if 3 * net.multiply_adds * examples * experiment.rounds <= LONG:
+        return "loop", "a few seconds of work: processes would take longer to start"
+    return "workers", f"{cores} cores, and more than a few seconds of work"
 
 
 def _obstacle(net: Net) -> str:

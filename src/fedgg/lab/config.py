@@ -61,7 +61,7 @@ class Split(Section):
     scheme: Literal["dirichlet", "dirichlet_unbalanced", "dirichlet_client", "iid", "shards", "given"] = Field(
         "dirichlet", description="dirichlet, dirichlet_unbalanced, dirichlet_client, iid, shards, or given by the data"
     )
-    clients: int = Field(10, ge=1, description="how many there are")
+    clients: int = Field(10, ge=1, description="how many there are; under the scheme given as many as the data name")
     beta: float = Field(0.5, gt=0, description="Dirichlet concentration: smaller is more skewed")
     min_examples: int = Field(10, ge=0, description="the smallest client holds at least this many; unless given")
     shards_per_client: int = Field(2, ge=1, description="for the scheme shards")
@@ -195,7 +195,7 @@ class Experiment(Section):
                 "privacy and robust cannot be had together: the noise is made for the mean of clipped updates, and a "
                 "robust rule is another one; leave one out (privacy.clip alone already bounds every client)"
             )
-        if self.attack is not None and self.attack.clients > self.split.clients:
+        if self.attack is not None and self.clients_are_known and self.attack.clients > self.split.clients:
             raise ValueError(f"attack.clients = {self.attack.clients} but there are only {self.split.clients} clients")
         return self
 
@@ -216,9 +216,14 @@ class Experiment(Section):
         cohort = self.server.cohort
         if cohort is not None and not (cohort >= 1 and cohort == int(cohort)) and not 0 < cohort < 1:
             raise ValueError(f"server.cohort = {cohort}: give a number of clients from 1, or a share between 0 and 1")
-        if cohort is not None and cohort > self.split.clients:
+        if cohort is not None and self.clients_are_known and cohort > self.split.clients:
             raise ValueError(f"server.cohort = {cohort} but there are only {self.split.clients} clients")
         return self
+
+    @property
+    def clients_are_known(self) -> bool:
+        """False where the data will say how many there are."""
+        return self.split.scheme != "given" or "clients" in self.split.model_fields_set
 
     def cohort_of(self, clients: int) -> int:
         """How many of so many clients take part in a round; of a share at least one."""
@@ -291,7 +296,10 @@ class Experiment(Section):
         return tomli_w.dumps(_without_none(self.plain()))
 
     def changed(self, changes: dict[str, Any]) -> Experiment:
-        """A copy with dotted keys replaced, as {"local.lr": 0.1}; another name or rule drops the old one's settings."""
+        """A copy with dotted keys replaced, as {"local.lr": 0.1}; another name or rule drops the old one's settings.
+
+        So does the split `given` with the number of clients of another one.
+        """
         content = _without_none(self.plain())
         for key, value in sorted(changes.items(), key=lambda change: not change[0].endswith((".name", ".rule"))):
             place = content
@@ -305,9 +313,11 @@ class Experiment(Section):
             if key == "robust.rule" and place.get("rule") != value:
                 place.clear()
             place[last] = value
+        is_given_now = changes.get("split.scheme") == "given" != self.split.scheme  # by clients of its own
         for key in FOLLOW_THE_DATA:
             section, _, name = key.partition(".")
-            if name not in getattr(self, section).model_fields_set and not {key, section} & changes.keys():
+            is_set = name in getattr(self, section).model_fields_set and not (is_given_now and name == "clients")
+            if not is_set and not {key, section} & changes.keys():
                 content[section].pop(name)
         return Experiment(**content)
 

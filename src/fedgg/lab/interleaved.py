@@ -49,7 +49,7 @@ def run_interleaved(jobs: list[Job], processes: int, tell: Tell) -> None:
 
 
 def _built(job: Job, data_set: Callable[[str], Dataset]) -> Federation:
-    return build(job.experiment, data=data_set(job.experiment.data.source))
+    return build(job.experiment, data=data_set(job.experiment.data.source), engine_reason=job.engine_reason)
 
 
 def _played(job: Job, session: Session, tell: Tell) -> Player:

@@ -22,7 +22,7 @@ from fedgg.core.algorithm import Algorithm
 from fedgg.errors import UserError
 from fedgg.lab.build import DataGiven, ModelGiven
 from fedgg.lab.config import Experiment
-from fedgg.lab.runner import Watcher, run
+from fedgg.lab.runner import Watcher, run_under
 from fedgg.lab.trust import inherit, trusted_here
 
 ATTEMPTS = 3  # a run whose worker died this often is given up
@@ -44,12 +44,14 @@ class Job:
     folder: Path
     data_folder: Path | None
     given: Given = Given()
+    engine_reason: str | None = None  # why a study chose the engine, where it did
 
-    def under(self, engine: str) -> Job:
+    def under(self, engine: str, reason: str) -> Job:
         """The same run where `auto` may choose: on a CPU its engines have the same bits."""
         if self.experiment.engine.name != "auto":
             return self
-        return replace(self, experiment=self.experiment.changed({"engine.name": engine}))
+        changed = self.experiment.changed({"engine.name": engine})
+        return replace(self, experiment=changed, engine_reason=reason)
 
 
 Tell = Callable[[Job, str, Any], None]  # (job, "started" | "client" | "round" | "notice" | "ended", what)
@@ -72,7 +74,9 @@ def _run_here(job: Job, tell: Callable[[str, Any], None]) -> None:
         notice=lambda sentence: tell("notice", sentence),
     )
     given = {field.name: getattr(job.given, field.name) for field in fields(Given)}
-    done = run(job.experiment, **given, out=job.folder, data_folder=job.data_folder, watcher=watcher)
+    done = run_under(
+        job.engine_reason, job.experiment, **given, out=job.folder, data_folder=job.data_folder, watcher=watcher
+    )
     tell("ended", done.summary)
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from fedgg.core.server import Lost
+
+def client_name(entry: Mapping[str, Any]) -> str:
+    """The client of an entry in the history: by the name that the data give it, else by its number."""
+    return str(entry.get("name", entry["client"]))
 
 
-def by_reason(lost: Iterable[Lost]) -> dict[str, list[int]]:
+def by_reason(lost: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Each reason with everybody it concerns."""
-    reasons: dict[str, list[int]] = {}
-    for gone in lost:
-        reasons.setdefault(gone.why, []).append(gone.client)
+    reasons: dict[str, list[str]] = {}
+    for entry in lost:
+        reasons.setdefault(entry["why"], []).append(client_name(entry))
     return reasons
 
 
@@ -20,13 +24,14 @@ def by_reason(lost: Iterable[Lost]) -> dict[str, list[int]]:
 class NamedOnce:
     """Says of a round's lost clients what has not been said yet."""
 
-    said: set[Lost] = field(default_factory=set)
+    said: set[tuple[int, str]] = field(default_factory=set)
 
-    def sentences(self, round_: int, lost: Iterable[Lost]) -> list[str]:
-        new = [gone for gone in lost if gone not in self.said]
-        self.said.update(new)
+    def sentences(self, round_: int, lost: Iterable[Mapping[str, Any]]) -> list[str]:
+        """`lost` as the history has it."""
+        new = [entry for entry in lost if (entry["client"], entry["why"]) not in self.said]
+        self.said.update((entry["client"], entry["why"]) for entry in new)
         return [
-            f"round {round_}: client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))} left out ({why}); "
+            f"round {round_}: client{'s' if len(clients) > 1 else ''} {', '.join(clients)} left out ({why}); "
             "named once, counted from now on"
             for why, clients in by_reason(new).items()
         ]

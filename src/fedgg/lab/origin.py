@@ -27,6 +27,10 @@ class Origin(Protocol):
     @property
     def labels_are_words(self) -> bool: ...
     @property
+    def client_names(self) -> tuple[str, ...] | None:
+        """By client, where the data give them names and the split is theirs."""
+
+    @property
     def fingerprint(self) -> str:
         """A hash of the data, so that a resumed run notices others."""
 
@@ -68,6 +72,10 @@ class WholeData:
         return self.dataset.words
 
     @property
+    def client_names(self) -> tuple[str, ...] | None:
+        return names_of(self.partition, self.dataset)
+
+    @property
     def fingerprint(self) -> str:
         return self.dataset.fingerprint
 
@@ -87,12 +95,19 @@ class WholeData:
         return {"proxy": labels.bincount(minlength=len(self.classes)).tolist()} if len(self.proxy) else {}
 
 
+def names_of(split: Partition, dataset: Dataset) -> tuple[str, ...] | None:
+    """The clients' names; those of another split than the data's own have none."""
+    return dataset.client_names if split.scheme == "given" else None
+
+
 def described_split(split: Partition, dataset: Dataset) -> dict[str, Any]:
     """Who holds how many of which class."""
     counts = split.counts(dataset.y_train.cpu().numpy(), len(dataset.classes))
+    names = names_of(split, dataset)
     return {
         "scheme": split.scheme,
         "hash": split.hash(),
         "classes": list(dataset.classes),
         "counts": counts.tolist(),
+        **({} if names is None else {"names": list(names)}),
     }

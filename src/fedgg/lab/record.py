@@ -48,8 +48,8 @@ def round_record(
         "bytes_down": sum(bytes_down(job, client) for client in job.cohort),
         "bytes_up": sum(_bytes_up(job, end) for end in kept.values()),
         "clients": [_client_line(federation, job, client, end) for client, end in kept.items()],
-        "lost": [{"client": gone.client, "why": gone.why} for gone in played.lost],
-        **_notes(kept),
+        "lost": [{**federation.named(gone.client), "why": gone.why} for gone in played.lost],
+        **_notes(federation, kept),
         **_attackers(federation, job),
         "seconds": {
             "train": round(played.train_seconds, 6),
@@ -96,9 +96,9 @@ def _shown_scores(scores: Mapping[int | None, Score]) -> dict[str, Any]:
     return shown
 
 
-def _notes(kept: dict[int, LocalEnd]) -> dict[str, Any]:
+def _notes(federation: Federation, kept: dict[int, LocalEnd]) -> dict[str, Any]:
     """What is to be known of clients that took part, where there is anything."""
-    notes = [{"client": client, "what": end.note} for client, end in kept.items() if end.note]
+    notes = [{**federation.named(client), "what": end.note} for client, end in kept.items() if end.note]
     return {"notes": notes} if notes else {}
 
 

@@ -23,9 +23,12 @@ def run_all(jobs: list[Job], processes: int, tell: Tell) -> None:
     if _go_together(jobs):
         run_together(jobs, tell)
     elif engine.name == "workers" or (engine.name == "auto" and 1 < len(jobs) < processes and _one_thread_each(jobs)):
-        run_interleaved([job.under("workers") for job in jobs], processes, tell)
+        reason = f"{len(jobs)} runs of a study share {processes} processes"
+        run_interleaved([job.under("workers", reason) for job in jobs], processes, tell)
     else:
-        run_jobs([job.under("loop") for job in jobs] if len(jobs) > 1 else jobs, processes, tell)
+        at_once = min(processes, len(jobs))
+        reason = f"{len(jobs)} runs of a study, {'one after another' if at_once <= 1 else f'{at_once} at a time'}"
+        run_jobs([job.under("loop", reason) for job in jobs] if len(jobs) > 1 else jobs, processes, tell)
 
 
 def _one_thread_each(jobs: list[Job]) -> bool:

@@ -20,15 +20,14 @@ from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.evaluate import Score
 from fedgg.core.rows import Rows
-from fedgg.core.server import Lost
 from fedgg.engines import Engine, Loop, RoundJob, Stacked, Streams
 from fedgg.engines.job import Look, Scorer, score_here
 from fedgg.errors import UserError
 from fedgg.lab.arithmetic import DTYPES, arithmetic
-from fedgg.lab.build import DataGiven, Federation, ModelGiven, build, dataset_of
+from fedgg.lab.build import DataGiven, Federation, ModelGiven, build, with_given_clients
 from fedgg.lab.code import structure_of
 from fedgg.lab.config import Experiment
-from fedgg.lab.losses import NamedOnce, by_reason
+from fedgg.lab.losses import NamedOnce, by_reason, client_name
 from fedgg.lab.moving import moved
 from fedgg.lab.parts import build_model, given_algorithm, load_weights, read_tensors
 from fedgg.lab.players import hired, play_alone
@@ -36,7 +35,7 @@ from fedgg.lab.predictions import Inputs, Output, RawInputModel, predict
 from fedgg.lab.rehearsal import rehearse
 from fedgg.lab.shelf import RowsOnDisk
 from fedgg.lab.state import Closed, Diverged, Ends, State, begin, close_before_looking, next_job, record_of, train
-from fedgg.lab.store import Store
+from fedgg.lab.store import Store, described_engine
 from fedgg.lab.summary import summary_of
 
 
@@ -124,11 +123,44 @@ def run(
     place of those the experiment names. A fifth array in `data` names the client that holds each training example, and
     is the split then. Without `out` nothing is written.
     """
+    return run_under(
+        None,
+        experiment,
+        model=model,
+        data=data,
+        algorithm=algorithm,
+        out=out,
+        data_folder=data_folder,
+        watcher=watcher,
+    )
+
+
+def run_under(
+    engine_reason: str | None,
+    experiment: Experiment | dict[str, Any] | None,
+    *,
+    model: ModelGiven | None,
+    data: DataGiven | None,
+    algorithm: Algorithm | type[Algorithm] | str | None,
+    out: str | os.PathLike[str] | None,
+    data_folder: Path | None,
+    watcher: Watcher | None,
+) -> Run:
+    """The same where a study has chosen the engine that the experiment names, for this reason."""
     if isinstance(experiment, dict):
         experiment = Experiment(**experiment)
     algorithm = given_algorithm(algorithm) if algorithm is not None else None
     experiment = with_names(experiment or Experiment(), model, data, algorithm)
-    build_it = partial(build, experiment, model=model, data=data, algorithm=algorithm, data_folder=data_folder)
+    experiment = with_given_clients(experiment, data, data_folder)
+    build_it = partial(
+        build,
+        experiment,
+        model=model,
+        data=data,
+        algorithm=algorithm,
+        data_folder=data_folder,
+        engine_reason=engine_reason,
+    )
     folder, watcher = Path(out) if out is not None else None, watcher or Watcher()
     with arithmetic(experiment), opened(build_it, experiment, folder, watcher) as session:
         play(session)
@@ -137,7 +169,7 @@ def run(
 
 def play(session: Session) -> None:
     """One run to its end."""
-    if session.federation.engine == "workers":
+    if session.federation.engine.name == "workers":
         play_alone(session)
         return
     play_with(session, make_engine(session.federation))
@@ -154,7 +186,7 @@ def play_with(session: Session, engine: Engine) -> None:
 def make_engine(federation: Federation) -> Engine:
     """The engine that trains it; `Workers` ends its processes when it is closed."""
     engine = federation.experiment.engine
-    match federation.engine:
+    match federation.engine.name:
         case "stacked":
             return Stacked(engine.precision)
         case "streams":
@@ -248,10 +280,10 @@ class Session:
         folder = self.store.checkpoint_folder if self.store else None
         self.state = moved(closed.state, cohort, clients, self.experiment.server, folder)
         self.rounds.append(record)
-        for sentence in self.lost.sentences(record["round"], [Lost(**gone) for gone in record["lost"]]):
+        for sentence in self.lost.sentences(record["round"], record["lost"]):
             self.watcher.notice(sentence)
         for note in record.get("notes", ()):
-            self.watcher.notice(f"round {record['round']}: client {note['client']}: {note['what']}")
+            self.watcher.notice(f"round {record['round']}: client {client_name(note)}: {note['what']}")
         if self.store:
             self.store.append(record)
         self.whole = True
@@ -271,7 +303,8 @@ class Session:
                 self._save()
 
     def _end(self, end: Diverged) -> None:
-        names = "; ".join(f"client {', '.join(map(str, who))}: {why}" for why, who in by_reason(end.lost).items())
+        lost = [{**self.federation.named(gone.client), "why": gone.why} for gone in end.lost]
+        names = "; ".join(f"client {', '.join(who)}: {why}" for why, who in by_reason(lost).items())
         self.diverged = f"{end}" + (f" ({names})" if names else "")
         self._save()  # the history up to here stands, and so does its model
 
@@ -307,7 +340,7 @@ def _open(store: Store | None, federation: Federation, watcher: Watcher) -> tupl
         watcher.notice(sentence)
     rounds = store.cut_history(state.rounds_done)
     if store.summary() is None:
-        store.note_resume(state.rounds_done, [*changed, *refused])
+        store.note_resume(state.rounds_done, [*changed, *refused], described_engine(federation))
     return state, rounds
 
 
@@ -388,7 +421,7 @@ def with_names(
         changes["model.name"] = f"python:{getattr(model, '__qualname__', type(model).__qualname__)}"
     if data is not None:
         changes["data.source"] = "python:arrays"
-        changes |= _split_given(experiment, data)
+        changes |= _scheme_given(experiment, data)
     if algorithm is not None:
         names = [name for name, kind in ALGORITHMS.items() if kind is type(algorithm)]
         changes["algorithm.name"] = names[0] if names else f"python:{type(algorithm).__qualname__}"
@@ -396,15 +429,13 @@ def with_names(
     return experiment.changed(changes)
 
 
-def _split_given(experiment: Experiment, data: DataGiven) -> dict[str, Any]:
+def _scheme_given(experiment: Experiment, data: DataGiven) -> dict[str, Any]:
     """Clients that were handed in are the split, unless another one is asked for."""
-    said = experiment.split.model_fields_set
     if not isinstance(data, tuple | list) or len(data) != 5 or data[4] is None:
         return {}
-    if "scheme" in said and experiment.split.scheme != "given":
+    if "scheme" in experiment.split.model_fields_set and experiment.split.scheme != "given":
         raise UserError(
             f"data names the clients, and split.scheme = {experiment.split.scheme!r}: leave one of them out"
         )
-    owners = dataset_of(data).owners
-    assert owners is not None
-    return {"split.scheme": "given"} | ({} if "clients" in said else {"split.clients": int(owners.max()) + 1})
+    is_set = "clients" in experiment.split.model_fields_set
+    return {"split.scheme": "given"} | ({"split.clients": experiment.split.clients} if is_set else {})

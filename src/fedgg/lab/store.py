@@ -1,7 +1,8 @@
 """The run folder: what was asked, what happened round by round, and where to go on.
 
 config.toml       the experiment, complete
-versions.json     format of this folder; fedgg, its commit, torch, Python, machine; hash of experiment and data
+versions.json     format of this folder; fedgg, its commit, torch, Python, machine; hash of experiment and data; the
+                  engine at the start, its precision, and why it was chosen
 attackers.json    the clients that attack, where some do
 inputs.json       what the final model expects of its inputs: shape, scaling, classes and how they are labelled
 partition.npz     the examples of all clients in a row, and how many each has; partition.json: hash and counts by class
@@ -231,11 +232,11 @@ class Store:
             write_atomically(self.folder / "rounds.jsonl", content.encode())
         return records
 
-    def note_resume(self, rounds_done: int, notes: list[str]) -> None:
-        """That an unfinished run was taken up again, after which round, when, and what was said of it."""
+    def note_resume(self, rounds_done: int, notes: list[str], engine: dict[str, str]) -> None:
+        """That an unfinished run was taken up again, after which round, when, by which engine, and what was said."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
+        line = {"after_round": rounds_done, "when": now, "notes": notes, "engine": engine}
         with writing_to(self.folder):
-            line = {"after_round": rounds_done, "when": now, "notes": notes}
             append_line(self.folder / "resumes.jsonl", json.dumps(line))
 
     # Where to go on ---------------------------------------------------------------------------------------------------
@@ -370,6 +371,14 @@ def _code_files(experiment: Experiment) -> dict[str, Any]:
     return {"code_files": files} if files else {}
 
 
+def described_engine(federation: Federation) -> dict[str, str]:
+    """Who trains the clients, in which precision, and why that engine."""
+    precision = federation.experiment.engine.precision
+    if federation.origin.keeper == "nodes":
+        return {"name": "flower", "precision": precision, "reason": "clients train on nodes of their own"}
+    return {"name": federation.engine.name, "precision": precision, "reason": federation.engine.reason}
+
+
 def _versions(federation: Federation) -> dict[str, Any]:
     device = federation.net.start.device
     return {
@@ -388,4 +397,5 @@ def _versions(federation: Federation) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "engine": described_engine(federation),
     }

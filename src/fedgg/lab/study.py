@@ -6,12 +6,13 @@ import hashlib
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedgg.errors import UserError
 from fedgg.files import check_folder, read_json
+from fedgg.lab.build import with_given_clients
 from fedgg.lab.config import Experiment, flat, read_toml
 from fedgg.lab.files import write_json, writing_to
 from fedgg.lab.jobs import Job, Tell
@@ -73,7 +74,10 @@ def run_study(
     command: str | None = None,
 ) -> None:
     """Run what is missing; finished runs are kept, interrupted ones go on. `command` is written down for people."""
-    jobs = study.jobs(folder, data_folder)
+    jobs = [
+        replace(job, experiment=with_given_clients(job.experiment, None, data_folder))
+        for job in study.jobs(folder, data_folder)
+    ]
     open_index(Index(tuple(study.variants), study.seeds, study.reference), folder, jobs, command)
     run_all(jobs, processes, tell)
 

@@ -21,6 +21,7 @@ def conditions(records: Sequence[RunRecord]) -> tuple[str, ...]:
         if len(values) > 1:
             counts = ", ".join(f"{value} ({count} runs)" for value, count in values.most_common())
             mixed.append(f"Runs of different {name} are mixed here: {counts}.")
+    told += _engines(records)
     seconds = sum(record.seconds for record in records)
     runs = f"{len(records)} run{'s' if len(records) > 1 else ''}, {shown_seconds(seconds)} of rounds added up"
     return (f"Conditions: {'; '.join([*told, runs])}.", *mixed)
@@ -52,6 +53,13 @@ def _commit(record: RunRecord) -> str:
 
 def _version(key: str) -> Callable[[RunRecord], str]:
     return lambda record: str((record.versions or {}).get(key, UNKNOWN))
+
+
+def _engines(records: Sequence[RunRecord]) -> list[str]:
+    """Engines have the same numbers, so that different ones may be mixed; older folders do not tell theirs."""
+    told = [(record.versions or {}).get("engine") for record in records]
+    names = dict.fromkeys(str(one["name"]) for one in told if isinstance(one, dict) and "name" in one)
+    return [f"engine {', '.join(names)}"] if names else []
 
 
 def _precision(record: RunRecord) -> str:

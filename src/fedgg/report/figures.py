@@ -22,7 +22,12 @@ __all__ = ["accuracy_figure", "curves_figure", "samples_figure", "save", "split_
 
 
 @styled
-def split_figure(counts: NDArray[Any] | Sequence[Sequence[int]], classes: Sequence[str], title: str) -> Figure:
+def split_figure(
+    counts: NDArray[Any] | Sequence[Sequence[int]],
+    classes: Sequence[str],
+    title: str,
+    names: Sequence[str] | None = None,
+) -> Figure:
     """Who holds what: a heat map of clients by classes, with the total of each client at its right."""
     table = np.asarray(counts, dtype=np.int64)
     if table.ndim != 2 or table.shape[1] != len(classes) or not table.size:
@@ -37,7 +42,10 @@ def split_figure(counts: NDArray[Any] | Sequence[Sequence[int]], classes: Sequen
     heat.tick_params(length=0)
     _class_ticks(heat, classes, room=0.75 * inches / width)
     heat.set_ylabel("client")
-    heat.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=40 if clients <= 40 else 10))
+    if names is not None and clients <= 40:
+        heat.set_yticks(range(clients), [short(name, 24) for name in names])
+    else:
+        heat.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=40 if clients <= 40 else 10))
     _title(heat, title, inches)
     if written:
         for (client, label), count in np.ndenumerate(table):

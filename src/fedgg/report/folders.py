@@ -66,6 +66,11 @@ class RunRecord:
         """Whether what it has told so far can be averaged with others."""
         return self.status not in ("diverged", "damaged")
 
+    @property
+    def client_names(self) -> tuple[str, ...] | None:
+        """By client, where the data give them names."""
+        return names_in(self.partition or {})
+
     def split_title(self) -> str:
         """How the data were split, in a few words."""
         split = self.config.get("split", {})
@@ -157,6 +162,14 @@ class StudyRecord:
 
     def _of(self, label: str, status: str) -> list[int]:
         return [seed for seed, run in self.runs[label].items() if run.status == status]
+
+
+def names_in(partition: dict[str, Any]) -> tuple[str, ...] | None:
+    """The clients' names in a partition.json, where it has one for each."""
+    names, clients = partition.get("names"), partition.get("counts") or partition.get("sizes")
+    if not isinstance(names, list) or not isinstance(clients, list) or len(names) != len(clients):
+        return None
+    return tuple(str(name) for name in names)
 
 
 def read_run(path: str | Path) -> RunRecord:

@@ -19,6 +19,7 @@ from fedgg.report.style import COLOURS, LINE_STYLES, blank, short, styled
 
 MARKERS = ("o", "s", "D", "^", "P", "*", "v")
 SEEN = 7  # rows whose dots can be told apart
+NAMED = 40  # clients whose names there is room for
 BANDS = 8  # rows whose bands do not bury the lines
 
 
@@ -65,6 +66,10 @@ def clients_figure(study: StudyRecord, seed: int) -> Figure:
             axes.scatter(np.array(x) + beside, y, s=22, color=colour, marker=marker, label=textwrap.fill(label, 26))
     axes.set_xlabel("client")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    here = [by_seed[seed] for by_seed in study.runs.values() if seed in by_seed]
+    names = next((record.client_names for record in here if record.client_names), None)
+    if names is not None and len(names) <= NAMED:
+        axes.set_xticks(range(len(names)), [short(name, 16) for name in names], rotation=35, ha="right")
     axes.set_ylabel("hold-out accuracy" if key == "holdout" else "training loss")
     if key == "holdout":
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

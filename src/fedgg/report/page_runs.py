@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from fedgg.report.folders import RunRecord
+from fedgg.report import style
+from fedgg.report.folders import RunRecord, names_in
 
 CLIENTS = 300  # rows that a heat map can tell apart
 FOLLOWED = 60  # clients whose history is shown
 MOMENTS = 40  # rounds of that history
 EVENTS = 200
+NAME = 24  # letters of a client's name
 
 
 def run_data(record: RunRecord, label: str, seed: int) -> dict[str, Any]:
@@ -34,7 +36,7 @@ def run_data(record: RunRecord, label: str, seed: int) -> dict[str, Any]:
         "down": _whole(rounds, "bytes_down"),
         "seconds": _seconds(rounds),
         "readings": _readings(rounds),
-        "clients": clients_data(record),
+        "clients": _named(clients_data(record), record.client_names),
         "lost": _lost(rounds),
         "notes": _notes(rounds),
         "lost_of": sum(len(line.get("lost") or []) for line in rounds),
@@ -57,9 +59,21 @@ def split_data(partition: dict[str, Any]) -> dict[str, Any] | None:
         "scheme": partition.get("scheme"),
         "classes": [str(name) for name in classes],
         "of": len(counts),
-        "clients": chosen,
+        "clients": shown_clients(chosen, names_in(partition)),
         "counts": [counts[client] for client in chosen],
     }
+
+
+def shown_clients(clients: Sequence[int], names: Sequence[str] | None) -> list[int | str]:
+    """Clients by their names where they have some, cut to fit; those that then read alike keep their numbers."""
+    if names is None:
+        return list(clients)
+    cut = [style.short(names[client], NAME) if client < len(names) else str(client) for client in clients]
+    return [f"{name} ({client})" if cut.count(name) > 1 else name for name, client in zip(cut, clients, strict=True)]
+
+
+def _named(clients: dict[str, Any] | None, names: Sequence[str] | None) -> dict[str, Any] | None:
+    return clients and clients | {"client": shown_clients(clients["client"], names)}
 
 
 def clients_data(record: RunRecord) -> dict[str, Any] | None:
@@ -139,7 +153,7 @@ def _readings(rounds: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]
 
 def _lost(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     gone = [
-        {"round": line["round"], "client": one.get("client"), "why": str(one.get("why"))}
+        {"round": line["round"], "client": _shown_client(one), "why": str(one.get("why"))}
         for line in rounds
         for one in line.get("lost") or []
     ]
@@ -149,11 +163,15 @@ def _lost(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _notes(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """What was to be known of clients that took part: memory that was gone, answers that came late."""
     told = [
-        {"round": line["round"], "client": one.get("client"), "what": str(one.get("what"))}
+        {"round": line["round"], "client": _shown_client(one), "what": str(one.get("what"))}
         for line in rounds
         for one in line.get("notes") or []
     ]
     return told[:EVENTS]
+
+
+def _shown_client(entry: dict[str, Any]) -> Any:
+    return style.short(entry["name"], NAME) if entry.get("name") else entry.get("client")
 
 
 def short(value: Any) -> float | None:

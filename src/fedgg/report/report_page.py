@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from html import escape
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from fedgg.errors import UserError
 from fedgg.report.compare import compare
 from fedgg.report.document import asset, document
 from fedgg.report.gathering import Gathering, Group, Problem
@@ -15,6 +17,7 @@ from fedgg.report.html_tables import html_notes, html_table
 from fedgg.report.page_data import Data, group_data, runs_data
 from fedgg.report.style import COLOURS, COLOURS_ON_DARK
 from fedgg.report.tables import comparison_tables
+from fedgg.report.writing import write_text
 
 SCRIPTS = (
     "text",
@@ -30,6 +33,24 @@ SCRIPTS = (
     "live",
     "page",
 )
+
+
+def write_page(
+    paths: Sequence[Path],
+    file: Path,
+    beside: Mapping[str, str] | None = None,
+    doing: Callable[[str], None] = lambda what: None,
+) -> Gathering:
+    """The page of these folders as a file, and what was read for it; UserError where there is nothing to report."""
+    gathering = Gathering(list(paths))
+    gathering.look()
+    if not any(any(group.study.runs.values()) for group in gathering.groups):
+        why = "; ".join(f"{problem.path}: {problem.why}" for problem in gathering.problems)
+        named = ", ".join(map(str, gathering.paths))
+        raise UserError(f"there is nothing to report: {why or f'none of the runs of {named} has begun'}")
+    doing("writing the page")
+    write_text(file, report_html(gathering, beside))
+    return gathering
 
 
 def report_html(gathering: Gathering, beside: Mapping[str, str] | None = None) -> str:

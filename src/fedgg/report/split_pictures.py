@@ -25,4 +25,4 @@ def split_pictures(study: StudyRecord) -> Iterator[tuple[str, Figure]]:
 
 
 def _drawn(record: RunRecord, split: dict[str, object]) -> Figure:
-    return split_figure(split["counts"], split["classes"], record.split_title())  # type: ignore[arg-type]
+    return split_figure(split["counts"], split["classes"], record.split_title(), record.client_names)  # type: ignore[arg-type]

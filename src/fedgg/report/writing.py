@@ -10,6 +10,8 @@ from pathlib import Path
 from fedgg import files
 from fedgg.errors import UserError
 
+PAGE = "report.html"
+
 
 def write_text(file: Path, content: str, within: Path | None = None) -> Path:
     """A page that somebody has open is never half of the new one. `within`: the folder that the user named."""

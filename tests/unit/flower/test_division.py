@@ -17,6 +17,7 @@ from fedgg.flower import divide
 from fedgg.flower.files import read_client, read_server, write_arrays
 from fedgg.flower.settings import NodeSettings, node_settings, run_settings
 from fedgg.lab.build import build
+from fedgg.lab.config import Experiment
 
 EXPERIMENT = small(data__holdout=0.2, data__proxy=30)
 
@@ -102,3 +103,20 @@ def test_what_is_told_from_outside(tmp_path: Path) -> None:
     for node in ({}, {"client-id": 2}, {"client-id": -1, "data": "x", "memory": "m"}):
         with pytest.raises(UserError, match="node configuration"):
             node_settings(node, {})
+
+
+def test_clients_of_the_data_are_divided_by_their_names(tmp_path: Path) -> None:
+    """How many there are, the data say; the server's file knows what they are called."""
+    numbers = np.random.default_rng(0)
+    x, y = numbers.normal(size=(60, 3)), np.arange(60) % 2
+    owners = np.array(["charite"] * 30 + ["mayo"] * 20 + ["ucsf"] * 10)
+    np.savez(tmp_path / "wards.npz", x_train=x, y_train=y, x_test=x, y_test=y, clients=owners)
+    experiment = Experiment(data={"source": f"npz:{tmp_path / 'wards.npz'}"}, split={"scheme": "given"})
+    server, *clients = divide(experiment, tmp_path / "divided")
+    assert len(clients) == 3
+    assert read_server(server, experiment).client_names == ("charite", "mayo", "ucsf")
+    with np.load(server) as archive:
+        arrays = dict(archive) | {"client_names": np.array(["charite"])}
+    write_arrays(tmp_path / "wrong.npz", {name: arrays[name] for name in arrays if name != "format"})
+    with pytest.raises(UserError, match="1 names for 3 clients"):
+        read_server(tmp_path / "wrong.npz", experiment)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +20,11 @@ from fedgg.lab.build import build
 from fedgg.lab.choice import choose
 from fedgg.lab.config import Experiment
 from fedgg.lab.jobs import Job
+from fedgg.lab.runner import Watcher, run
+from fedgg.lab.study import Study, run_study
 from fedgg.models import cnn, mlp, vgg16
+from fedgg.report.conditions import conditions
+from fedgg.report.folders import read_run
 
 IMAGE = (3, 32, 32)
 
@@ -118,3 +125,46 @@ def test_on_a_cpu_the_engines_with_the_same_bits_are_one_experiment() -> None:
     assert Experiment(engine={"name": "stacked"}).hash() != Experiment().hash()
     on_gpu = {Experiment(engine={"name": name, "device": "cuda"}).hash() for name in ("loop", "stacked", "streams")}
     assert len(on_gpu) == 3
+
+
+def test_auto_says_on_a_cpu_too_what_it_chose_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = examined(cnn(IMAGE, 10))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+    cases = {
+        "engine: workers (2 cores, and more than a few seconds of work)": (Experiment(), 250_000),
+        "engine: loop (a few seconds of work: processes would take longer to start)": (Experiment(rounds=1), 1_000),
+        "engine: loop (engine.threads = 4 in one process)": (Experiment(engine={"threads": 4}), 250_000),
+    }
+    for notice, (experiment, examples) in cases.items():
+        choice = choose(experiment, net, examples)
+        assert choice.notice == notice
+        assert choice.reason in notice
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
+    assert choose(Experiment(), net, 250_000).notice == "engine: loop (one core)"
+    named = choose(Experiment(engine={"name": "loop"}), net, 250_000)
+    assert (named.notice, named.reason) == (None, "named in the experiment")
+
+
+def test_the_run_folder_says_who_trained_it(tmp_path: Path) -> None:
+    """A run alone, and runs of a study, where the study chooses for `auto`."""
+    settings: dict[str, Any] = {"rounds": 1, "split": {"clients": 3}, "model": {"name": "linear"}}
+    said: list[str] = []
+    run(Experiment(**settings), out=tmp_path / "one", watcher=Watcher(notice=said.append))
+    (line,) = [sentence for sentence in said if sentence.startswith("engine: ")]
+    told = json.loads((tmp_path / "one" / "versions.json").read_text())["engine"]
+    assert (told["name"], told["precision"]) == ("loop", "fp32")
+    assert line == f"engine: loop ({told['reason']})"
+
+    study = Study(Experiment(**settings), {"a": {"algorithm.name": "fedavg"}, "b": {}, "c": {}}, (0,), "a")
+    heard: list[str] = []
+
+    def tell(_: Any, kind: str, what: Any) -> None:
+        heard.extend([what] if kind == "notice" else [])
+
+    run_study(study, tmp_path / "many", processes=1, tell=tell)
+    assert heard.count("engine: loop (3 runs of a study, one after another)") == 3
+    told = json.loads((tmp_path / "many" / "b" / "seed-0" / "versions.json").read_text())["engine"]
+    assert told["reason"] == "3 runs of a study, one after another"
+    record = read_run(tmp_path / "one")
+    assert "engine loop" in conditions([record])[0]
+    assert "engine" not in conditions([replace(record, versions={})])[0]  # of a folder that did not record it

@@ -82,7 +82,7 @@ def test_a_run_moves_to_the_file_on_its_way_and_stays(tmp_path: Path) -> None:
     (moving / "checkpoint" / "000003.safetensors").write_bytes(b"torn")
     _, notices, start = resumed(experiment.changed(FILE), moving)  # back to a checkpoint without a file, and again
     assert start == 2
-    assert "000003" in notices[0]
+    assert any("000003" in sentence for sentence in notices)
     resumed(experiment.changed({"rounds": 8}), moving)
     assert_same(tmp_path / "straight", moving)
     state = read_checkpoint(

@@ -91,6 +91,7 @@ def test_clients_that_are_given(tmp_path: Path) -> None:
     assert (done.experiment.split.scheme, done.experiment.split.clients) == ("given", 3)
     told = json.loads((tmp_path / "partition.json").read_text())
     assert (told["scheme"], [sum(counts) for counts in told["counts"]]) == ("given", [70, 48, 2])
+    assert told["names"] == ["ann", "bob", "eve"]
     assert fedgg.run(short, model=model, data=(*table(), names), out=tmp_path).rounds == done.rounds
     with pytest.raises(UserError, match=r"data names the clients, and split\.scheme = 'iid'"):
         fedgg.run(short | {"split": {"scheme": "iid"}}, model=model, data=(*table(), names))
@@ -310,3 +311,23 @@ def test_token_ids_beyond_the_embedding_are_told_before_the_first_round(tmp_path
         with pytest.raises(UserError, match=r"index out of range.*the inputs lie between 0 and 59"):
             fedgg.run(SMALL, model=lambda: Tokens(10), data=data, out=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_lost_clients_are_called_by_their_names(tmp_path: Path) -> None:
+    x, y, x_test, y_test = table()
+    x[70:] = 3e38  # after the first step the outputs of their client are not finite
+    owners = np.array(["charite"] * 70 + ["mayo"] * 50)
+    said: list[str] = []
+    settings: dict[str, Any] = {"rounds": 2, "local": {"epochs": 1, "batch": 16}}
+    data = (x, y, x_test, y_test, owners)
+    watcher = fedgg.Watcher(notice=said.append)
+    done = fedgg.run(settings, model=nn.Linear(7, 3), data=data, out=tmp_path, watcher=watcher)
+    (lost,) = done.rounds[0]["lost"]
+    assert (lost["client"], lost["name"]) == (1, "mayo")
+    (about,) = [sentence for sentence in said if "left out" in sentence]
+    assert "client mayo left out" in about
+    x[:] = 3e38
+    assert "client charite, mayo: " in fedgg.run(settings, model=nn.Linear(7, 3), data=data).summary["why"]
+    refuse = {"rounds": 1, "local": {"batch": 16, "small_clients": "refuse"}}
+    with pytest.raises(UserError, match="larger than client eve, which holds 2 examples"):
+        fedgg.run(refuse, model=model, data=(*table(), np.array(["ann"] * 118 + ["eve"] * 2)))

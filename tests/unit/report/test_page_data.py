@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,26 @@ def test_lost_clients_and_resumes_are_told() -> None:
     assert told["lost"][0] == {"round": 1, "client": 4, "why": "not finite"}
     assert (len(told["lost"]), told["lost_of"]) == (200, 300)
     assert told["resumes"] == [{"after_round": 0}]
+
+
+def test_clients_are_called_by_their_names() -> None:
+    names = ["charite", "mayo", "a hospital of a very long name, north", "a hospital of a very long name, south"]
+    counts = [[9, 1], [2, 2], [3, 3], [1, 4]]
+    lines = [{"round": 1, "clients": [{"client": c, "loss": 1.0, "examples": 4} for c in range(4)]}]
+    lines[0] |= {"lost": [{"client": 1, "name": "mayo", "why": "gone"}]}
+    one = replace(record(lines), partition={"counts": counts, "names": names})
+    told = run_data(one, "a", 0)
+    shown = told["clients"]["client"]
+    assert shown[:2] == ["charite", "mayo"]
+    assert len({*shown}) == 4
+    assert max(map(len, shown)) < 30
+    assert told["lost"][0]["client"] == "mayo"
+    split = split_data({"counts": counts, "names": names})
+    assert split is not None
+    assert split["clients"] == shown
+    without = split_data({"counts": counts, "names": names[:3]})  # names that do not fit name nobody
+    assert without is not None
+    assert without["clients"] == [0, 1, 2, 3]
 
 
 def test_what_happened_in_a_federation_is_told() -> None:

@@ -213,7 +213,7 @@ function leftBehind(run, key, isPercent) {
 
 function clientRows(runs, key, isPercent) {
   const clients = worstFirst(runs, key);
-  const of = (run, client) => run.clients[key]?.[run.clients.client.indexOf(Number(client))];
+  const of = (run, client) => run.clients[key]?.[run.clients.client.map(String).indexOf(client)];
   return {
     columns: ["client", ...runs.map((run) => `${run.label}${isPercent ? ", %" : ""}`)],
     rows: clients.map((client) => [
