@@ -39,6 +39,7 @@ def check_single_examples(net: Net, work: Work, sizes: list[int]) -> None:
         last = size if work.batch is None else (size - 1) % work.batch + 1
         if last == 1:
             raise UserError(
-                f"client {client} holds {size} examples, so its last batch has one, and batch statistics need two: "
+                f"client {client} holds {size} examples, so its last batch has one, which the model cannot take (batch "
+                f"statistics need two): "
                 f"take another local.batch, a larger split.min_examples or model.statistics = 'frozen'"
             )

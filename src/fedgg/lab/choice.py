@@ -41,7 +41,7 @@ def choose(experiment: Experiment, net: Net, examples: int) -> Choice:
 def _best_on_gpu(net: Net) -> EngineName:
     if net.draws_random_numbers:
         return "loop"
-    return "stacked" if net.stackable and net.multiply_adds < LARGE else "streams"
+    return "stacked" if net.multiply_adds < LARGE and net.stackable else "streams"
 
 
 def _best_on_cpu(experiment: Experiment, net: Net, examples: int) -> EngineName:
@@ -65,7 +65,9 @@ def _obstacle(net: Net) -> str:
         return "it draws random numbers other than F.dropout's"
     if net.keeps_statistics:
         return "it keeps batch statistics"
-    return "torch.func.vmap has no rule for one of its layers"
+    if net.mixes_examples:
+        return "it mixes the examples of a batch"
+    return "torch.func.vmap has no rule for one of its layers, or gives other numbers"
 
 
 def channels_last(experiment: Experiment, choice: Choice) -> bool:

@@ -145,7 +145,13 @@ def build_model(
 ) -> nn.Module:
     """A module whose starting weights are a function of the seed (a module handed in keeps the weights it has)."""
     if isinstance(name, nn.Module):
-        return copy.deepcopy(name)  # it is moved to the run's device and precision; the user's stays as it is
+        try:
+            return copy.deepcopy(name)  # it is moved to the run's device and precision; the user's stays as it is
+        except Exception as error:  # a module may hold anything
+            reason = str(error).partition("\n")[0]
+            raise UserError(
+                f"model {type(name).__name__} cannot be copied ({reason}): hand in a function that makes it instead"
+            ) from error
     if isinstance(name, str):
         check_model_name(name)
         maker = MODELS[name] if name in MODELS else find_object(name)
