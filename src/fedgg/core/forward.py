@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -46,6 +46,7 @@ class Forward:
     _keys: Tensor | None = None
     _step: Tensor | int = 0
     _many: RowsForward | None = None
+    _own: Rows = field(default_factory=dict)  # frozen tensors in which rows differ; they stand before the buffers
     _seen: bool = False
 
     @property
@@ -107,7 +108,7 @@ class Forward:
     def _alone(self, parameters: Mapping[str, Tensor], x: Tensor, k: int) -> Tensor:
         """Row k by itself, with its own buffers and masks."""
         net = self._net
-        own = {name: rows[k] for name, rows in self._buffers.items()}
+        own = {name: rows[k] for name, rows in (self._buffers | self._own).items()}
         if self._keys is None or not net.module.training:
             return net.call(parameters, own, x, quick=True, seen=self._seen)
         step = self._step[k] if isinstance(self._step, Tensor) else self._step
@@ -121,13 +122,11 @@ class Forward:
     def _forward(self, w: Tensor, x: Tensor) -> Tensor:
         net = self._net
         if w.shape[0] > 1 and not (net.draws_random_numbers or net.keeps_statistics):
-            shared = {name: rows[0] for name, rows in self._buffers.items()}
+            shared = {name: rows[0] for name, rows in self._buffers.items() if name not in self._own}
             if not self._masks_count:
-                return vmap(lambda row, inputs: net.call(net.layout.unflatten(row), shared, inputs, seen=self._seen))(
-                    w, x
-                )
+                return vmap(partial(self._row, shared))(w, x, self._own)
             steps = torch.as_tensor(self._step, device=w.device).expand(len(w), 1)
-            return vmap(partial(self._masked, shared))(w, x, self._keys, steps)
+            return vmap(partial(self._masked, shared))(w, x, self._own, self._keys, steps)
         outputs = [self._alone(net.layout.unflatten(w[k]), x[k], k) for k in range(len(w))]
         return outputs[0][None] if len(outputs) == 1 else torch.stack(outputs)
 
@@ -135,10 +134,12 @@ class Forward:
     def _masks_count(self) -> bool:
         return self._keys is not None and self._net.drops and self._net.module.training
 
-    def _masked(self, shared: Rows, row: Tensor, x: Tensor, key: Tensor, step: Tensor) -> Tensor:
-        net = self._net
+    def _row(self, shared: Rows, row: Tensor, x: Tensor, own: Rows) -> Tensor:
+        return self._net.call(self._net.layout.unflatten(row), shared | own, x, seen=self._seen)
+
+    def _masked(self, shared: Rows, row: Tensor, x: Tensor, own: Rows, key: Tensor, step: Tensor) -> Tensor:
         with CountedMasks(key, step):
-            return net.call(net.layout.unflatten(row), shared, x, seen=self._seen)
+            return self._row(shared, row, x, own)
 
     def _apart(self, both: Tensor) -> tuple[Tensor, Tensor]:
         classes = self._net.module.get_submodule(self._net.head).out_features

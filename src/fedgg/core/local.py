@@ -7,7 +7,7 @@ done their steps leave the stack and cost nothing more.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ class LocalStart:
     dropout: Sequence[DropoutKey]
     probe: Probe | None = None
     many: RowsForward | None = None  # a faster way to run all rows, where an engine has one
+    own: Rows = field(default_factory=dict)  # frozen parameters and constant buffers in which rows differ
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def open_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart) -> t
     zero = torch.zeros_like(start.w[:, :1])
     running = Running(start.w, torch.zeros_like(start.w), torch.zeros_like(start.w), zero, zero, zero)
     site = Site(
-        net=net.bind(start.buffers, train=True, keys=_keys(net, start), many=start.many),
+        net=net.bind(start.buffers, train=True, keys=_keys(net, start), many=start.many, own=start.own),
         probe=start.probe,
         down=start.down,
         memory=start.memory,

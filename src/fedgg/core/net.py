@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.func import functional_call
 
 from fedgg.core.criterion import Criterion, cross_entropy
 from fedgg.core.effort import CountedProducts
+from fedgg.core.equivalence import Trial, agree, mixes_examples, unchanged_generators
 from fedgg.core.forward import Forward, RowsForward
 from fedgg.core.layout import Layout
 from fedgg.core.masks import CountedMasks
@@ -34,7 +36,7 @@ class Net:
     ):
         """`products`: what matrix products and convolutions take, if not what the module is made of."""
         self.module = module
-        self._quick = quickened(module)  # on a CPU, for one row
+        self._quick = module  # on a CPU, for one row: a quicker form, where it is found equal
         self.criterion = criterion
         self.layout = Layout.of(module)
         self.start = self.layout.flatten(dict(module.named_parameters()))
@@ -47,18 +49,22 @@ class Net:
         self.draws_random_numbers = True  # from torch's generators; what F.dropout drops is counted instead
         self.drops = True
         self.needs_two_examples = False
-        self.stackable = False
+        self.mixes_in_evaluation = False  # whether an example's outputs depend on others, in evaluation mode too
+        self.sample: Tensor | None = None  # two examples, by which `examine` has looked at the module
         self.head = ""  # the layer whose input is the representation, where an algorithm asks for one
         self.keeps_statistics = bool(self.layout.buffers)
         self._training: bool | None = None
-        # Weights that stand under two names must be replaced under both; looking for them in every step is slow.
-        self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
+        self._further_names = _further_names(module)
+        self._mixes: bool | None = None
+        self._stackable: bool | None = None
+        self.squares_in_one_pass: bool | None = None  # `core.probe` finds it out when it is asked for the first time
 
     def examine(self, x: Tensor, classes: int) -> None:
-        """Run two examples through the module once: is its output right, does it draw random numbers, move buffers?
+        """Run two examples through the module: is its output right, does it draw random numbers, move buffers?
 
         Looking at what happens finds `F.dropout` in a user's `forward` as well as an `nn.Dropout`.
         """
+        self._refuse_hooks_on_parameters()
         buffers = {name: rows.clone() for name, rows in self.start_buffers.items()}
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
@@ -86,10 +92,33 @@ class Net:
                 f"{classes} classes need [{len(x)}, {classes}]"
             )
         self.keeps_statistics = any(not torch.equal(buffers[name], self.start_buffers[name]) for name in buffers)
-        self.needs_two_examples = self.keeps_statistics and self._fails_on_one(x[:1])
+        self.needs_two_examples = self._fails_on_one(x[:1], classes)
         self._refuse_random_evaluation(x)
+        self.sample = x.detach().clone()
+        self._mixes = self._stackable = self.squares_in_one_pass = None
         self.multiply_adds = self._count_work(x)
-        self.stackable = not (self.keeps_statistics or self.draws_random_numbers) and self._maps_over_rows(x)
+        self._quick = self._proven_quick()
+        if self._quick is not self.module:
+            self.multiply_adds = self._count_work(x)
+        self.mixes_in_evaluation = self._mixes_in_evaluation(x)
+
+    @property
+    def mixes_examples(self) -> bool:
+        """Whether what is computed for an example depends on its batch, so that batches must not be padded."""
+        if self._mixes is None:
+            trial = Trial.of(self)
+            self._mixes = trial is None or mixes_examples(trial)
+        return self._mixes
+
+    @property
+    def stackable(self) -> bool:
+        """Whether many rows, with padded batches, can be run as one by `torch.func.vmap`, with the same numbers."""
+        if self._stackable is None:
+            alone = self.keeps_statistics or self.draws_random_numbers or self._mixes
+            trial = None if alone else Trial.of(self, rows=2)
+            self._stackable = trial is not None and not mixes_examples(trial, together=True)
+            self._mixes = False if self._stackable else self._mixes
+        return self._stackable
 
     def _count_work(self, x: Tensor) -> float:
         """Multiply-adds an example; and, on the way, how many numbers a forward pass of it leaves behind."""
@@ -106,26 +135,52 @@ class Net:
         self.activations = sum(sizes)
         return counted.multiply_adds / len(x)
 
-    def _fails_on_one(self, x: Tensor) -> bool:
+    def _fails_on_one(self, x: Tensor, classes: int) -> bool:
         """Batch statistics of a single value do not exist: PyTorch refuses them."""
         buffers = {name: rows.clone() for name, rows in self.start_buffers.items()}
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-                self.bind(buffers, train=True)(self.start, x[None])
-        except ValueError:
+            with torch.no_grad(), unchanged_generators():
+                outputs = self.bind(buffers, train=True)(self.start, x[None])
+        except Exception:  # a user's module may raise anything
             return True
-        return False
+        return outputs.shape != (1, 1, classes)
 
-    def _maps_over_rows(self, x: Tensor) -> bool:
-        """Some modules (recurrent ones, for instance) have no rule for being run for many rows at once."""
+    def _proven_quick(self) -> nn.Module:
+        """The module's quicker form, if it has one and that computes the same."""
+        self._quick = quickened(self.module)
+        if self._quick is self.module or self.start.is_cuda:
+            return self.module
+        trial = Trial.of(self)
+        same = trial is not None and agree(
+            partial(trial.with_buffers, quick=False), partial(trial.with_buffers, quick=True), trial.tolerance
+        )
+        return self._quick if same else self.module
+
+    def without_quick(self) -> Net:
+        """The same net, run by the module's own forward alone."""
+        if self._quick is self.module:
+            return self
+        twin = copy.copy(self)
+        twin._quick = self.module
+        return twin
+
+    def _mixes_in_evaluation(self, x: Tensor) -> bool:
+        """By the outputs of the first example beside another one."""
         try:
-            with torch.no_grad():
-                keys = torch.zeros(2, 1, dtype=torch.int64, device=x.device)
-                forward = self.bind(self.start_buffers, train=True, keys=keys)
-                forward(self.start.expand(2, -1), x.expand(2, *x.shape))
-        except (RuntimeError, NotImplementedError, ValueError):
+            with torch.no_grad(), unchanged_generators():
+                forward = self.bind(self.start_buffers, train=False)
+                beside = [forward(self.start, torch.stack([x[0], other])[None])[0, 0] for other in (x[-1], x[0])]
+        except Exception:  # a user's module may raise anything
             return False
-        return True
+        return not torch.allclose(beside[0], beside[1], rtol=1e-4, atol=1e-6, equal_nan=True)
+
+    def _refuse_hooks_on_parameters(self) -> None:
+        for name, parameter in self.module.named_parameters():
+            if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+                raise UserError(
+                    f"{type(self.module).__name__} has a hook on its parameter {name}, which would never be called, "
+                    f"since clients train copies of it: change the gradient in forward() instead"
+                )
 
     def _refuse_random_evaluation(self, x: Tensor) -> None:
         with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
@@ -145,13 +200,20 @@ class Net:
         return twin
 
     def bind(
-        self, buffers: Rows, *, train: bool, keys: Tensor | None = None, many: RowsForward | None = None
+        self,
+        buffers: Rows,
+        *,
+        train: bool,
+        keys: Tensor | None = None,
+        many: RowsForward | None = None,
+        own: Rows | None = None,
     ) -> Forward:
         """The forward function of a round. In training the buffers given are updated in place.
 
-        `keys` `[K, 1]` make the dropout masks; `many` is a faster way to run all rows, where an engine has one.
+        `keys` `[K, 1]` make the dropout masks; `many` is a faster way to run all rows, where an engine has one; `own`
+        `[K, ...]` are frozen parameters and constant buffers, by name, in which rows differ.
         """
-        return Forward(self, buffers, train, keys, 0, many)
+        return Forward(self, buffers, train, keys, 0, many, own or {})
 
     def call(
         self,
@@ -171,15 +233,21 @@ class Net:
                 outputs = self.call(parameters, buffers, x, quick=quick)
             return torch.cat([outputs, representations[-1].to(outputs.dtype)], -1)
         tensors = {**parameters, **buffers}
+        tensors |= {further: tensors[name] for further, name in self._further_names.items() if name in tensors}
         module = self._quick if quick and x.device.type == "cpu" else self.module
         if self.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         if self.products is None:
-            plain: Tensor = functional_call(module, tensors, (x,), tie_weights=self._tied)
-            return plain
-        with torch.autocast(x.device.type, self.products, cache_enabled=False):
-            outputs = functional_call(module, tensors, (x,), tie_weights=self._tied)
-        return outputs.to(self.start.dtype) if isinstance(outputs, Tensor) else outputs
+            outputs = functional_call(module, tensors, (x,), tie_weights=False)
+        else:
+            with torch.autocast(x.device.type, self.products, cache_enabled=False):
+                outputs = functional_call(module, tensors, (x,), tie_weights=False)
+            outputs = outputs.to(self.start.dtype) if isinstance(outputs, Tensor) else outputs
+        if self.module.training:
+            for name, buffer in buffers.items():
+                if tensors[name] is not buffer:  # the module has put another tensor in its place
+                    buffer.copy_(tensors[name].detach())
+        return outputs
 
     def set_mode(self, train: bool) -> None:
         if self._training == train == self.module.training:
@@ -201,6 +269,23 @@ def _hint(shape: tuple[int, ...], reason: str) -> str:
     if len(shape) == 3 and shape[0] == 1:
         return "; examples of two dimensions arrive as images of one channel: write x.squeeze(1) in forward()"
     return ""
+
+
+def _further_names(module: nn.Module) -> dict[str, str]:
+    """Names under which a tensor stands in another module as well, and the first of them.
+
+    `functional_call(tie_weights=True)` leaves the tensors it was given in a module that stands in two places.
+    """
+    owners, first = dict(module.named_modules(remove_duplicate=False)), dict[int, str]()
+    places, further = set[tuple[int, str]](), dict[str, str]()
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    for name, tensor in named:
+        owner, _, attribute = name.rpartition(".")
+        place = (id(owners[owner]), attribute)
+        if place not in places and first.setdefault(id(tensor), name) != name:
+            further[name] = first[id(tensor)]
+        places.add(place)
+    return further
 
 
 def _numel(outputs: object) -> int:

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from fedgg.core.criterion import mean_loss
+from fedgg.core.equivalence import Trial, agree
 from fedgg.core.net import Net
 from fedgg.core.rows import Rows
 from fedgg.core.squares import examples_at_once, layers_of, sums_of_squares
+from fedgg.errors import UserError
 
 Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]
 AT_ONCE = 1 << 24  # numbers in the gradients of single examples that are held together
@@ -34,14 +36,19 @@ class Probe:
     net: Net
     buffers: Rows  # one row, for all
     examples: Callable[[int], Iterable[Examples]]
+    each: Callable[[int], Probe] | None = None  # of a row by itself, where rows are of different nets
 
     def loss(self, w: Tensor) -> Tensor:
         """Mean supervised loss over each row's examples, `[K, 1]`."""
+        if self.each is not None:
+            return torch.cat([self.each(k).loss(w[k : k + 1]) for k in range(len(w))])
         with torch.no_grad():
             return self._means(self._loss, w)
 
     def gradient(self, w: Tensor) -> Tensor:
         """Gradient of that mean loss, `[K, P]`."""
+        if self.each is not None:
+            return torch.cat([self.each(k).gradient(w[k : k + 1]) for k in range(len(w))])
 
         def chunk(row: Tensor, x: Tensor, y: Tensor) -> Tensor:
             leaf = row.detach().requires_grad_()
@@ -51,8 +58,16 @@ class Probe:
 
     def fisher(self, w: Tensor) -> Tensor:
         """Diagonal of the empirical Fisher information, `[K, P]`: mean square of each example's gradient."""
+        if self.each is not None:
+            return torch.cat([self.each(k).fisher(w[k : k + 1]) for k in range(len(w))])
+        if self.net.mixes_in_evaluation:
+            raise UserError(
+                f"{type(self.net.module).__name__} mixes the examples of a batch in evaluation mode, so that a single "
+                f"example has no gradient of its own, which the Fisher information is made of: take a model that does "
+                f"not (BatchNorm with track_running_stats=True, for instance), or another algorithm"
+            )
         self.net.set_mode(False)
-        layers = layers_of(self.net.module, self.net.layout)
+        layers = one_pass_layers(self.net)
 
         def chunk(row: Tensor, x: Tensor, y: Tensor) -> Tensor:
             found = None if layers is None else self._squares_together(layers, row, x, y)
@@ -81,7 +96,19 @@ class Probe:
         few = max(AT_ONCE // row.shape[1], 1)
         each = vmap(grad(lambda row, x, y: self._losses(row, x[None], y[None]).sum()), in_dims=(None, 0, 0))
         parts = zip(x.split(few), y.split(few), strict=True)
-        return torch.stack([each(row[0].detach(), *part).square().sum(0, keepdim=True) for part in parts]).sum(0)
+        try:
+            return torch.stack([each(row[0].detach(), *part).square().sum(0, keepdim=True) for part in parts]).sum(0)
+        except (RuntimeError, NotImplementedError, ValueError):  # a module without a rule for many examples at once
+            return self._squares_one_by_one(row, x, y)
+
+    def _squares_one_by_one(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        total = torch.zeros_like(row)
+        for k in range(len(x)):
+            with torch.enable_grad():
+                leaf = row[0].detach().requires_grad_()
+                (slope,) = torch.autograd.grad(self._losses(leaf, x[k : k + 1], y[k : k + 1]).sum(), leaf)
+            total = total + slope.square()
+        return total
 
     def _losses(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
         buffers = {name: rows[0] for name, rows in self.buffers.items()}
@@ -100,6 +127,35 @@ class Probe:
             total = total + len(x) * measure(row, x, y)
             seen += len(x)
         return total / max(seen, 1)
+
+
+def one_pass_layers(net: Net) -> dict[str, nn.Module] | None:
+    """The layers by which squares of all examples come from one pass, where that was found to be true of this net.
+
+    A function of the net alone: in every process, and whatever data come first.
+    """
+    layers = layers_of(net.module, net.layout)
+    if layers is None:
+        return None
+    if net.squares_in_one_pass is None:
+        net.squares_in_one_pass = _squares_agree(net)
+    return layers if net.squares_in_one_pass else None
+
+
+def _squares_agree(net: Net) -> bool:
+    trial = Trial.of(net)
+    if trial is None:
+        return False
+    twin, row, x = trial.net, trial.w, trial.x[0]
+    probe, layers = Probe(twin, twin.start_buffers, lambda k: ()), layers_of(twin.module, twin.layout)
+    y = trial.outputs(trial.x, slice(None))[1][0].argmin(1)  # unlikely classes, whose gradients are large
+    twin.set_mode(False)
+
+    def together() -> list[Tensor]:
+        squares = None if layers is None else probe._squares_together(layers, row, x, y)
+        return [] if squares is None else [squares]
+
+    return agree(lambda: [probe._squares_one_by_one(row, x, y)], together, trial.tolerance)
 
 
 def _put_together(chunks: Iterable[Examples], most: Callable[[Tensor], int]) -> Iterator[Examples]:

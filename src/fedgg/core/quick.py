@@ -7,37 +7,48 @@ pairs   of a convolution with few channels, which leaves most of a vector regist
         two kernels over one patch, the kernel and the same shifted by a pixel, so that one convolution of stride 2 with
         twice the channels has them in two planes, whose maximum is quickly found;
 views   of any other: four strided views of what the convolution gave.
+
+What is built here is used only where `core.equivalence` finds it equal to the module (see `Net.examine`).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from fedgg.core.equivalence import is_plain, shares_parameters
 
 FEW_IN, FEW_OUT = 4, 8  # channels: twice as many outputs still fit into the 16 numbers of a register
 
 
 def quickened(module: nn.Module) -> nn.Module:
     """A container of the same parts under the same names, or the module itself where nothing can be gained."""
-    if type(module) is not nn.Sequential:
+    if shares_parameters(module):  # two places would need the same replacement
         return module
-    parts = OrderedDict((name, quickened(part)) for name, part in module.named_children())
+    return _quickened(module)
+
+
+def _quickened(module: nn.Module) -> nn.Module:
+    if not is_plain(module, nn.Sequential) or None in module._modules.values():
+        return module
+    before = {name: part for name, part in module._modules.items() if part is not None}  # a part may stand in it twice
+    parts = OrderedDict((name, _quickened(part)) for name, part in before.items())
     names = list(parts)
     for place, name in enumerate(names):
-        before = [parts[earlier] for earlier in names[max(place - 2, 0) : place]]
+        earlier = [parts[one] for one in names[max(place - 2, 0) : place]]
         if not halves(parts[name]):
             continue
-        if not before or type(before[-1]) is not nn.ReLU:
+        if not earlier or not is_plain(earlier[-1], nn.ReLU):
             parts[name] = QuickPool()
             continue
         parts[names[place - 1]], parts[name] = QuickPool(), nn.ReLU()
-        if len(before) == 2 and isinstance(before[0], nn.Conv2d) and _has_few_channels(before[0]):
-            parts[names[place - 2]], parts[names[place - 1]] = PairConvolution(before[0]), nn.Identity()
-    return nn.Sequential(parts)
+        if len(earlier) == 2 and _has_few_channels(earlier[0]):
+            parts[names[place - 2]], parts[names[place - 1]] = PairConvolution(earlier[0]), nn.Identity()
+    return module if all(parts[name] is before[name] for name in names) else nn.Sequential(parts)
 
 
 class QuickPool(nn.Module):
@@ -76,15 +87,18 @@ class PairConvolution(nn.Module):
 def halves(part: nn.Module) -> bool:
     """Whether it is a max-pool over windows of 2 x 2 pixels."""
     return (
-        type(part) is nn.MaxPool2d
+        is_plain(part, nn.MaxPool2d)
+        and isinstance(part, nn.MaxPool2d)
         and (part.kernel_size, part.stride) in ((2, 2), ((2, 2), (2, 2)))
         and (part.padding, part.dilation, part.ceil_mode, part.return_indices) == (0, 1, False, False)
     )
 
 
-def _has_few_channels(part: nn.Conv2d) -> bool:
+def _has_few_channels(part: nn.Module) -> TypeGuard[nn.Conv2d]:
     return (
-        part.in_channels <= FEW_IN
+        is_plain(part, nn.Conv2d)
+        and isinstance(part, nn.Conv2d)
+        and part.in_channels <= FEW_IN
         and part.out_channels <= FEW_OUT
         and (part.stride, part.dilation, part.groups, part.padding_mode) == ((1, 1), (1, 1), 1, "zeros")
         and not isinstance(part.padding, str)

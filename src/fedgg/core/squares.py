@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedgg.core.equivalence import is_plain, shares_parameters
 from fedgg.core.layout import Layout
 
 
@@ -33,11 +34,13 @@ class _Heard:
 
 
 def layers_of(module: nn.Module, layout: Layout) -> dict[str, nn.Module] | None:
-    """The layers that own all parameters, if this way is open to each of them."""
+    """The layers that own all parameters, if each of them is one whose squares are known.
+
+    Whether the module uses them as layers, and in no other way, is for a trial to show (`core.probe`).
+    """
     trainable = {name.rpartition(".")[0] for name in layout.names}
     layers = {name: part for name, part in module.named_modules() if name in trainable}
-    tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
-    return None if tied or not all(_fits(part) for part in layers.values()) else layers
+    return None if shares_parameters(module) or not all(_fits(part) for part in layers.values()) else layers
 
 
 def examples_at_once(layers: dict[str, nn.Module], x: Tensor, numbers: int) -> int:
@@ -51,17 +54,17 @@ def examples_at_once(layers: dict[str, nn.Module], x: Tensor, numbers: int) -> i
 def sums_of_squares(
     layers: dict[str, nn.Module], losses: Callable[[], Tensor], layout: Layout, like: Tensor
 ) -> Tensor | None:
-    """`[1, P]`; `losses` runs the model on all examples and gives the loss of each; None if it is no simple one."""
+    """`[1, P]`; `losses` gives the loss of each example; None if a layer is not called once, on a batch of examples."""
     heard = {name: _Heard(part) for name, part in layers.items()}
     hooks = [one.layer.register_forward_hook(one.note) for one in heard.values()]
     try:
-        loss = losses().sum()
+        each = losses()
     finally:
         for hook in hooks:
             hook.remove()
-    if any(len(one.outputs) != 1 or not _plain(one) for one in heard.values()):
-        return None  # called twice, not at all, or on something that is no batch
-    back = torch.autograd.grad(loss, [one.outputs[0] for one in heard.values()])
+    if any(len(one.outputs) != 1 or not _plain(one, len(each)) for one in heard.values()):
+        return None
+    back = torch.autograd.grad(each.sum(), [one.outputs[0] for one in heard.values()])
     parts: dict[str, Tensor] = {}
     for (name, one), grad in zip(heard.items(), back, strict=True):
         for key, value in _squares(one.layer, one.inputs[0].to(like.dtype), grad.to(like.dtype)).items():
@@ -71,13 +74,15 @@ def sums_of_squares(
 
 
 def _fits(layer: nn.Module) -> bool:
-    if isinstance(layer, nn.Conv2d):
+    if is_plain(layer, nn.Conv2d):
+        assert isinstance(layer, nn.Conv2d)
         return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    return type(layer) is nn.Linear
+    return is_plain(layer, nn.Linear)
 
 
-def _plain(one: _Heard) -> bool:
-    return one.inputs[0].ndim == (4 if isinstance(one.layer, nn.Conv2d) else 2)
+def _plain(one: _Heard, examples: int) -> bool:
+    x = one.inputs[0]
+    return x.ndim == (4 if isinstance(one.layer, nn.Conv2d) else 2) and len(x) == examples
 
 
 def _squares(layer: nn.Module, x: Tensor, grad: Tensor) -> dict[str, Tensor]:

@@ -163,7 +163,8 @@ class GraphCache:
         )
         if one_pass is not None:
             running = replace(running, last_step=None)
-        key = (place, rule, id(net), id(data), start.w.shape, one_pass and one_pass.captured, form)
+        own = tuple(sorted(start.own))
+        key = (place, rule, id(net), id(data), start.w.shape, one_pass and one_pass.captured, form, own)
         counter = torch.zeros(1, dtype=torch.int64, device=start.w.device)
         fresh = Desk(algorithm, sgd, running, replace(site, probe=None), pages, counter, one_pass)
         stack = self._stacks.get(key)

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgg import kernels
+from fedgg.core.equivalence import is_plain
 from fedgg.core.net import Net
 from fedgg.core.quick import halves
 from fedgg.engines.layers import Moment, Parameters
+from fedgg.engines.precision import Precision
 from fedgg.engines.program import Program
-from fedgg.engines.recognise import Taken, layers_of
+from fedgg.engines.recognise import Taken, layers_of, proven
 
 Pair = tuple[int, int]
 
@@ -32,6 +35,10 @@ class Convolution:
     padding: Pair
     dilation: Pair
     pool: bool
+
+    def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
+        y = F.conv2d(x, parameters[self.weight], parameters[self.bias], self.stride, self.padding, self.dilation).relu()
+        return F.max_pool2d(y, 2) if self.pool else y
 
     def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
         from fedgg.kernels import layers
@@ -70,14 +77,17 @@ def large_program_of(net: Net) -> Program | None:
     if not net.start.is_cuda or net.start.dtype != torch.float32 or not kernels.available():
         return None
     layers = layers_of(net, _convolution)
-    return Program(layers, net.layout, net.products) if layers else None
+    if not layers:
+        return None
+    precision: Precision = "tf32" if net.products is None else "bf16"
+    return proven(Program(layers, net.layout, net.products), net, precision, rows=1)
 
 
 def _convolution(prefix: str, parts: list[nn.Module]) -> Taken | None:
     part = parts[0]
     assert isinstance(part, nn.Conv2d)
     usual = part.groups == 1 and part.padding_mode == "zeros" and not isinstance(part.padding, str)
-    if not usual or len(parts) < 2 or type(parts[1]) is not nn.ReLU:
+    if not usual or len(parts) < 2 or not is_plain(parts[1], nn.ReLU):
         return None
     pool = len(parts) == 3 and halves(parts[2])
     geometry = (_two(part.stride), _two(part.padding), _two(part.dilation))

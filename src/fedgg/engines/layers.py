@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from fedgg.core.masks import keep
 from fedgg.engines.precision import Precision
 
 if TYPE_CHECKING:
@@ -25,9 +27,15 @@ class Layer(Protocol):
         self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
     ) -> Tensor | None: ...
 
+    def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
+        """The same for one row, `[B, ...]`, in torch's own operations, on any device: what the layer stands for."""
+
 
 @dataclass(frozen=True)
 class Flatten:
+    def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
+        return x.flatten(1)
+
     def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
         return x.reshape(*x.shape[:2], -1), x.shape
 
@@ -44,6 +52,10 @@ class Dense:
     weight: str
     bias: str
     relu: bool
+
+    def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
+        y = F.linear(x, parameters[self.weight], parameters[self.bias])
+        return y.relu() if self.relu else y
 
     def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
         x = x.to(parameters[self.weight].dtype)
@@ -103,6 +115,12 @@ class Dropout:
     place: int
     share: float
 
+    def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
+        key, step = moment
+        if key is None:
+            return x
+        return torch.where(keep(key, step, self.place, x.shape, self.share), x / (1 - self.share), 0)
+
     def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
         return self._dropped(x, moment), moment
 
@@ -127,6 +145,9 @@ class ConvolutionReluPool:
     bias: str
     kernel: int
     precision: Precision
+
+    def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
+        return F.max_pool2d(F.conv2d(x, parameters[self.weight], parameters[self.bias]).relu(), 2)
 
     def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
         from fedgg.kernels import convolution

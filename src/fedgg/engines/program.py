@@ -77,6 +77,16 @@ class Program:
             kept.append(remembered)
         return x.to(w.dtype), kept
 
+    def by_torch(self, w: Tensor, x: Tensor, keys: Tensor | None = None, step: int = 0) -> Tensor:
+        """The same, row by row, in torch's own operations and the rows' own precision: what the layers stand for."""
+        outputs = []
+        for k in range(len(w)):
+            y, parameters = x[k], self.layout.unflatten(w[k])
+            for layer in self.layers:
+                y = layer.by_torch(y, parameters, (None if keys is None else keys[k], step))
+            outputs.append(y)
+        return torch.stack(outputs)
+
     def into_last(self, kept: list[Any], like: Tensor) -> Tensor:
         """What went into the last layer, of what the forward pass has kept; nothing where that layer keeps no input."""
         if not isinstance(self.layers[-1], Dense):

@@ -1,9 +1,10 @@
 """All clients of all experiments as one program over rows `[K, P]`: for small models, where launching is the cost.
 
 Experiments go into one stack when they share the model, the data and the algorithm with its switches; seeds, splits and
-numbers (mu, lr, ...) may differ, since numbers become columns. Stacks of different algorithms run side by side on
-streams of their own. What cannot be stacked (batch statistics, modules without a rule for many rows) is handed to the
-reference loop.
+numbers (mu, lr, ...) may differ, since numbers become columns. Models are the same when everything they hold is
+(`core.module_content`); frozen parameters and constant buffers may differ, and each row has its own. Stacks of
+different algorithms run side by side on streams of their own. What cannot be stacked (models that mix the examples of a
+batch, modules without a rule for many rows) is handed to the reference loop.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from torch import Tensor
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd, LocalStart, for_people, local_round
+from fedgg.core.module_content import varying_tensors
 from fedgg.core.net import Net
 from fedgg.core.probe import Probe
-from fedgg.core.rows import each_row, stack
+from fedgg.core.rows import Rows, each_row, stack
 from fedgg.core.sgd import SGD
 from fedgg.engines.ahead import Ahead
 from fedgg.engines.graphs import Form, GraphCache, steps_of_stack
@@ -33,6 +35,8 @@ from fedgg.engines.program import Program
 from fedgg.engines.recognise import program_of
 
 T = TypeVar("T")
+
+SETTINGS = ("criterion", "frozen_statistics", "products", "channels_last", "drops", "head", "stackable")  # of a net
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Stacked:
         self._precision = precision
         self._graphs = GraphCache()
         self._programs: dict[int, tuple[object, Program | None]] = {}
+        self._compared: dict[tuple[int, int], tuple[Net, Net, frozenset[str] | None]] = {}
         self._lanes = Lanes()
         self._ahead = Ahead()
 
@@ -59,7 +64,7 @@ class Stacked:
 
     def train_together(self, jobs: Sequence[RoundJob]) -> list[dict[int, LocalEnd]]:
         ends: list[dict[int, LocalEnd]] = [{} for _ in jobs]
-        groups = _groups(jobs, _trained_alike)
+        groups = _groups(jobs, self._trained_alike)
         stackable = [group for group in groups if jobs[group[0]].net.stackable]
         works = [self._train_stack(place, jobs, group, ends) for place, group in enumerate(stackable)]
         self._lanes.run(works, jobs[0].w.device)
@@ -82,13 +87,14 @@ class Stacked:
             w=torch.cat([jobs[row.job].w for row in rows]),
             down=stack([jobs[row.job].down for row in rows]),
             memory=stack([_memory(jobs[row.job], row.client) for row in rows]),
-            buffers=stack([first.buffers for _ in rows]),
+            buffers=stack([jobs[row.job].buffers for row in rows]),
             examples=_column([jobs[row.job].data.examples(row.client) for row in rows], first.w),
             steps=_column([row.steps for row in rows], first.w),
             round=_column([jobs[row.job].round for row in rows], first.w),
             dropout=[(jobs[row.job].seed, jobs[row.job].round, row.client) for row in rows],
             probe=_probe(jobs, rows),
             many=program,
+            own=self._own_tensors(first.net, [jobs[row.job] for row in rows]),
         )
         sgd = _sgd([jobs[row.job] for row in rows])
         algorithm = _with_columns([jobs[row.job].algorithm for row in rows], first.w)
@@ -112,7 +118,7 @@ class Stacked:
     def score(self, looks: Sequence[Look]) -> list[Score]:
         """Models that share a program and a test set are looked at together."""
         scores: dict[int, Score] = {}
-        for group in _groups(looks, _seen_alike):
+        for group in _groups(looks, self._seen_alike):
             program = self._program(looks[group[0]].net)
             some = [looks[number] for number in group]
             found = score_here(some) if program is None or some[0].client is not None else _score(program, some)
@@ -125,6 +131,43 @@ class Stacked:
             program = program_of(net, self._precision, net.start.device)
             known = self._programs[id(net)] = (net, program)  # the net is held: its id is nobody else's
         return known[1]
+
+    def _trained_alike(self, a: RoundJob, b: RoundJob) -> bool:
+        return (
+            type(a.algorithm) is type(b.algorithm)
+            and _switches(a.algorithm) == _switches(b.algorithm)
+            and a.work == b.work
+            and self._varying(a.net, b.net) is not None
+            and a.data.shares_examples_with(b.data)
+        )
+
+    def _seen_alike(self, a: Look, b: Look) -> bool:
+        return (
+            a.client is b.client is None
+            and self._varying(a.net, b.net) is not None
+            and a.data.shares_examples_with(b.data)
+        )
+
+    def _varying(self, a: Net, b: Net) -> frozenset[str] | None:
+        """Names of the tensors that each has of its own, if the nets are otherwise the same; None if they are not."""
+        if a is b:
+            return frozenset()
+        key = id(a), id(b)
+        if key not in self._compared:  # once, and both are held: their ids stay theirs
+            same = a.layout == b.layout and all(getattr(a, name) == getattr(b, name) for name in SETTINGS)
+            self._compared[key] = (a, b, varying_tensors(a.module, b.module) if same else None)
+        return self._compared[key][2]
+
+    def _own_tensors(self, net: Net, jobs: Sequence[RoundJob]) -> Rows:
+        """Frozen parameters and constant buffers in which experiments differ from the net that is run, a row each."""
+        names = sorted({name for job in jobs for name in self._varying(net, job.net) or ()})
+        if not names:
+            return {}
+        tensors = {
+            id(job): dict(job.net.module.named_parameters()) | {name: rows[0] for name, rows in job.buffers.items()}
+            for job in jobs
+        }
+        return {name: torch.stack([tensors[id(job)][name].detach() for job in jobs]) for name in names}
 
 
 def _score(program: Program, looks: Sequence[Look]) -> list[Score]:
@@ -167,9 +210,13 @@ def _rows(jobs: Sequence[RoundJob], group: list[int]) -> list[Row]:
 
 
 def _probe(jobs: Sequence[RoundJob], rows: list[Row]) -> Probe:
-    """Row by row, as the loop measures: models that are stacked have no statistics of their own."""
-    first = jobs[rows[0].job]
-    return Probe(first.net, first.buffers, lambda k: jobs[rows[k].job].data.client_chunks(rows[k].client))
+    """Row by row, as the loop measures, each with the net and the buffers of its own experiment."""
+
+    def of_row(k: int) -> Probe:
+        job, client = jobs[rows[k].job], rows[k].client
+        return Probe(job.net, job.buffers, lambda _: job.data.client_chunks(client))
+
+    return replace(of_row(0), each=of_row)
 
 
 def _sgd(jobs: Sequence[RoundJob]) -> SGD:
@@ -194,24 +241,6 @@ def _groups(things: Sequence[T], alike: Callable[[T, T], bool]) -> list[list[int
         else:
             groups.append([number])
     return groups
-
-
-def _trained_alike(a: RoundJob, b: RoundJob) -> bool:
-    return (
-        type(a.algorithm) is type(b.algorithm)
-        and _switches(a.algorithm) == _switches(b.algorithm)
-        and a.work == b.work
-        and _same_model(a.net, b.net)
-        and a.data.shares_examples_with(b.data)
-    )
-
-
-def _seen_alike(a: Look, b: Look) -> bool:
-    return a.client is b.client is None and _same_model(a.net, b.net) and a.data.shares_examples_with(b.data)
-
-
-def _same_model(a: Net, b: Net) -> bool:
-    return type(a.module) is type(b.module) and str(a.module) == str(b.module) and a.layout == b.layout
 
 
 def _switches(algorithm: Algorithm) -> dict[str, object]:

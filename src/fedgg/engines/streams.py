@@ -1,7 +1,7 @@
 """Several clients in flight on one GPU, each with a captured step on a stream of its own: for large models.
 
 A large model fills the GPU for moments only: between its small kernels there is room for other clients'. Batches of
-models with batch statistics are never padded: a shorter last batch is a graph of its own.
+models that mix the examples of a batch are never padded: a shorter last batch is a graph of its own.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Streams:
             net, program = self._arranged(job.net)
             start, sgd = open_client(job, client)
             start = _arranged_start(start, net, program)
-            steps = _steps(agenda.where, exact=job.net.keeps_statistics)
+            steps = _steps(agenda.where, exact=job.net.keeps_statistics or job.net.mixes_examples)
             pages = job.data.lay_out([agenda], longest)
             stack, site = self._graphs.open(number, job.algorithm, net, sgd, start, job.data, pages, [0], steps, Form())
             yield from stack.replay(steps)
@@ -102,6 +102,6 @@ def _each(rows: Rows, turned: Callable[[Tensor], Tensor]) -> Rows:
 
 
 def _steps(where: Any, exact: bool) -> list[Step]:
-    """Batches at their own width where statistics are made of them, else padded to the full one."""
+    """Batches at their own width where the model mixes their examples, else padded to the full one."""
     widths = (where >= 0).sum(1) if exact else [where.shape[1]] * len(where)
     return [Step(1, int(width)) for width in widths]

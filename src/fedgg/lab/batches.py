@@ -44,6 +44,7 @@ def check_single_examples(net: Net, work: Work, sizes: list[int], names: Sequenc
         last = size if work.batch is None else (size - 1) % work.batch + 1
         if size and last == 1:
             raise UserError(
-                f"client {names[client]} holds {size} examples, so its last batch has one, and batch statistics need "
-                f"two: take another local.batch, a larger split.min_examples or model.statistics = 'frozen'"
+                f"client {names[client]} holds {size} examples, so its last batch has one, which the model cannot take "
+                f"(batch statistics need two): take another local.batch, a larger split.min_examples or "
+                f"model.statistics = 'frozen'"
             )

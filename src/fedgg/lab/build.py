@@ -20,7 +20,7 @@ from fedgg.core.plan import Work
 from fedgg.core.representation import head_of
 from fedgg.data.arrays import from_arrays
 from fedgg.data.dataset import Dataset
-from fedgg.data.feed import Feed
+from fedgg.data.feed import CHUNK, Feed
 from fedgg.data.normalise import Scaling, scaling
 from fedgg.data.partition import Partition, given_partition, partition
 from fedgg.data.sources import are_own_arrays, load
@@ -158,6 +158,11 @@ def assemble(
         notices.append(
             f"the model keeps batch statistics: model.statistics = {experiment.model.statistics!r} "
             f"(others: average, local, frozen)"
+        )
+    if net.mixes_in_evaluation:
+        notices.append(
+            f"the model mixes the examples of a batch in evaluation mode too: it is scored in batches of {CHUNK}, and "
+            f"scores depend on which examples share one"
         )
     notices += found.about
     return Federation(experiment, algorithm, net, feed, origin, work, choice, tuple(notices), found.wrappers)

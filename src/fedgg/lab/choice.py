@@ -50,7 +50,7 @@ def _best_on_gpu(net: Net) -> tuple[EngineName, str]:
     if net.draws_random_numbers:
         return "loop", _obstacle(net)
     large = net.multiply_adds >= LARGE
-    if net.stackable and not large:
+    if not large and net.stackable:
         return "stacked", "a small model: all clients as one program"
     return "streams", f"{'a large model' if large else _obstacle(net)}: several clients in flight"
 
@@ -72,7 +72,9 @@ def _obstacle(net: Net) -> str:
         return "it draws random numbers other than F.dropout's"
     if net.keeps_statistics:
         return "it keeps batch statistics"
-    return "torch.func.vmap has no rule for one of its layers"
+    if net.mixes_examples:
+        return "it mixes the examples of a batch"
+    return "torch.func.vmap has no rule for one of its layers, or gives other numbers"
 
 
 def channels_last(experiment: Experiment, choice: Choice) -> bool:

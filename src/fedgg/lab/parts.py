@@ -179,7 +179,13 @@ def build_model(
 ) -> nn.Module:
     """A module whose starting weights are a function of the seed (a module handed in keeps the weights it has)."""
     if isinstance(name, nn.Module):
-        return copy.deepcopy(name)  # it is moved to the run's device and precision; the user's stays as it is
+        try:
+            return copy.deepcopy(name)  # it is moved to the run's device and precision; the user's stays as it is
+        except Exception as error:  # a module may hold anything
+            reason = str(error).partition("\n")[0]
+            raise UserError(
+                f"model {type(name).__name__} cannot be copied ({reason}): hand in a function that makes it instead"
+            ) from error
     maker = model_maker(name) if isinstance(name, str) else name
     title = name if isinstance(name, str) else getattr(name, "__name__", "model")
     offered = {"shape": shape, "classes": classes}

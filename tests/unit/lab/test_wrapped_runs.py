@@ -19,7 +19,6 @@ from fedgg.core.algorithm import Hub, Site
 from fedgg.core.rows import Rows
 from fedgg.data.digits import load_digits
 from fedgg.engines import Loop, Stacked, Workers
-from fedgg.engines.stacked import _trained_alike
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
@@ -97,7 +96,7 @@ def test_different_wrappers_train_in_one_stack(tmp_path: Path) -> None:
     experiments = {"none": base, **{name: base.changed(wrapper) for name, wrapper in WRAPPERS.items()}}
     data = load_digits()
     first, *others = [next_job(f, begin(f)) for f in (build(e, data=data) for e in experiments.values())]
-    assert all(_trained_alike(first, other) for other in others)
+    assert all(Stacked()._trained_alike(first, other) for other in others)
     jobs = [Job(name, e, tmp_path / name.replace(" ", "-"), None) for name, e in experiments.items()]
     run_together(jobs, lambda job, kind, what: None)
     for job in jobs:

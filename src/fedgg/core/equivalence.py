@@ -1,0 +1,293 @@
+"""Whether a faster form of a user's module computes the same function: its exact structure first, then its numbers.
+
+Structure: a part counts as torch's own layer only when calling it runs that layer's `forward` and nothing else. Types
+are compared exactly, since a subclass may compute anything; hooks, parametrizations and methods set on an instance rule
+a part out. Numbers: outputs and gradients of both forms are compared on a probe batch, in training and in evaluation
+mode, with the same dropout masks, in float64 on a copy of the module, so that neither buffers nor random generators of
+the run are touched. Weights of the probe are drawn around the starting point: a layer that starts at zero would hide
+what stands before it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedgg.core.rows import Rows
+
+if TYPE_CHECKING:
+    from fedgg.core.forward import RowsForward
+    from fedgg.core.net import Net
+
+EXACT = 1e-9  # relative difference allowed in float64: a thousand times more than rounding makes in a deep model
+ROUGH = 1e-3  # in float32, for modules that do not run in float64
+SMALL_SHARE = 1e-3  # of the largest gradient: what is smaller is measured against this much of it
+LARGE = 20e6  # multiply-adds an example
+WIDE = 8  # times the probe batch: a batch of many examples
+STEP = 3  # number of the step whose dropout masks are used
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+GLOBAL_HOOKS = tuple(f"_global{hooks}" for hooks in HOOKS)
+
+
+def is_plain(part: nn.Module | None, kind: type[nn.Module]) -> bool:
+    """Whether calling the part runs `kind.forward` on its registered parameters, and nothing else."""
+    if type(part) is not kind or any(getattr(nn.modules.module, hooks) for hooks in GLOBAL_HOOKS):
+        return False
+    if any(getattr(part, hooks) for hooks in HOOKS) or part._compiled_call_impl is not None:
+        return False
+    return not any(
+        isinstance(value, Tensor) or callable(getattr(kind, name, None)) for name, value in vars(part).items()
+    )
+
+
+def parts_in_order(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The parts of nested plain `nn.Sequential`s as often as they run, with the prefix of their parameters' names.
+
+    `named_children()` lists a module that stands in two places once.
+    """
+    if not is_plain(module, nn.Sequential):
+        yield prefix, module
+        return
+    for name, part in module._modules.items():
+        if part is not None:
+            yield from parts_in_order(part, f"{prefix}{name}.")
+
+
+def shares_parameters(module: nn.Module) -> bool:
+    """Whether a parameter stands under two names."""
+    return len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A copy of a net with what it is tried on; `rows` models, all different."""
+
+    net: Net
+    w: Tensor  # [K, P]
+    x: Tensor  # [K, B, ...]
+    keys: Tensor  # [K, 1] of the dropout masks
+    tolerance: float
+    large: bool = False
+
+    @classmethod
+    def of(cls, net: Net, rows: int = 1) -> Trial | None:
+        """In float64 where the module runs in it, else in its own precision; None where no copy of it runs.
+
+        A large model on a CPU, where float64 takes seconds, is tried in its own precision.
+        """
+        if net.sample is None:
+            return None
+        rough = (net.start.dtype, EXACT if net.start.dtype == torch.float64 else ROUGH)
+        large = net.multiply_adds > LARGE and not net.start.is_cuda
+        for dtype, tolerance in [rough] if large else [(torch.float64, EXACT), rough]:
+            try:
+                twin = _copied(net, dtype)
+                w = _around(net, rows).to(dtype)
+                keys = torch.arange(1, rows + 1, device=w.device)[:, None]
+                for x in [net.sample] if large else _inputs(net.sample.to(dtype)):
+                    trial = cls(twin, w, x.to(dtype).expand(rows, *x.shape), keys, tolerance, large)
+                    if trial._runs():
+                        return trial
+            except Exception:  # a user's module may raise anything
+                continue
+        return None
+
+    def _runs(self) -> bool:
+        try:
+            with torch.no_grad(), unchanged_generators():
+                return bool(self.alone(self.w, True, self.x).isfinite().all())
+        except Exception:  # a user's module may raise anything
+            return False
+
+    def alone(self, w: Tensor, train: bool, x: Tensor, buffers: Rows | None = None, *, quick: bool = False) -> Tensor:
+        """Each row by itself, by the module's own forward or by its quicker form; buffers are moved in place."""
+        net = self.net if quick else self.net.without_quick()
+        outputs = []
+        for k in range(len(w)):
+            rows = {name: value[k : k + 1] for name, value in (buffers or self.buffers()).items()}
+            forward = net.bind(rows, train=train, keys=self.keys[k : k + 1] if train else None)
+            forward.at_step(STEP)
+            outputs.append(forward(w[k : k + 1], x[k : k + 1]))
+        return torch.cat(outputs)
+
+    def together(self, w: Tensor, train: bool, x: Tensor, many: RowsForward | None = None) -> Tensor:
+        """All rows at once, as a stack runs them, or by an engine's own means."""
+        forward = self.net.bind(self.buffers(), train=train, keys=self.keys if train else None, many=many)
+        forward.at_step(STEP)
+        return forward(w, x)
+
+    def buffers(self) -> Rows:
+        """Fresh copies of the starting ones for every row."""
+        return {name: torch.cat([rows] * len(self.w)) for name, rows in self.net.start_buffers.items()}
+
+    def measured(self, run: Callable[[Tensor, bool], Tensor], examples: int | None = None) -> list[Tensor]:
+        """Outputs, and the gradient of each parameter, in both modes; only of the first examples, if so many are named.
+
+        The others get no gradient, as examples that are padding get none. Of a large model gradients are taken in
+        training mode alone.
+        """
+        results = []
+        for train in (True, False):
+            leaf = self.w.detach().requires_grad_()
+            with torch.set_grad_enabled(train or not self.large):
+                outputs = run(leaf, train)[:, :examples]
+            if not outputs.requires_grad:
+                results.append(outputs)
+                continue
+            (gradient,) = torch.autograd.grad((outputs * drawn(outputs.shape, outputs)).sum(), leaf)
+            results += [outputs.detach(), *self.net.layout.unflatten(gradient).values()]
+        return results
+
+    def outputs(self, x: Tensor, which: slice) -> list[Tensor]:
+        """Of some examples of a batch, in both modes."""
+        with torch.no_grad():
+            return [self.alone(self.w, train, x)[:, which] for train in (True, False)]
+
+    def with_buffers(self, *, quick: bool) -> list[Tensor]:
+        """What the module's own forward or its quicker form gives, and the buffers it leaves behind."""
+        buffers = self.buffers()
+        results = self.measured(partial(self.alone, x=self.x, buffers=buffers, quick=quick))
+        return [*results, *buffers.values()]
+
+
+def mixes_examples(trial: Trial, *, together: bool = False) -> bool:
+    """Whether what is computed for an example depends on the others of its batch, or on how many they are.
+
+    Found out by trying, since any `forward` may take a mean over its batch: outputs and gradients of a batch are
+    compared with those of the same examples in a longer one, whose other examples get no gradient. These are chosen so
+    that they show: copies, as padding has them, inputs far outside the data, and NaN, which passes through products,
+    sums and maxima however little they weigh. A batch of many examples is tried as well, for modules that treat short
+    ones differently. `together`: whether this, or running all rows as one, changes anything.
+    """
+    x, examples = trial.x, trial.x.shape[1]
+    far = drawn(x.shape, x, 2) * 10 * _width(x) - x
+    others = torch.cat([x[:, :1], *_taken(trial, [far, _reversed(x)])], 1)
+    longer, many = torch.cat([x, others], 1), torch.cat([x] * WIDE, 1)
+    run = partial(trial.together if together else trial.alone, x=longer)
+    alone = partial(trial.measured, partial(trial.alone, x=x))
+    if not agree(alone, partial(trial.measured, run, examples), trial.tolerance):
+        return True
+    shown = slice(others.shape[1], None)
+    pairs = [
+        (torch.cat([others.flip(1), x], 1), torch.cat([others, x], 1), shown),
+        (many, torch.cat([many, others], 1), slice(many.shape[1])),
+    ]
+    undefined = _taken(trial, [torch.full_like(x, torch.nan)])
+    pairs += [(x, torch.cat([x, other], 1), slice(examples)) for other in undefined]
+    return not all(
+        agree(partial(trial.outputs, short, which), partial(trial.outputs, long, which), trial.tolerance)
+        for short, long, which in pairs
+    )
+
+
+def _taken(trial: Trial, batches: list[Tensor]) -> Iterator[Tensor]:
+    """Those that the module takes: tokens, for instance, cannot be just any number."""
+    for x in batches:
+        try:
+            with unchanged_generators():
+                trial.outputs(x, slice(None))
+        except Exception:  # a user's module may raise anything
+            continue
+        yield x
+
+
+def _reversed(x: Tensor) -> Tensor:
+    """The same numbers of each example in the opposite order."""
+    return x.flip(list(range(2, x.ndim)))
+
+
+def _width(x: Tensor) -> float:
+    return (float(x.std()) if x.numel() > 1 else 0.0) or 1.0
+
+
+def agree(
+    reference: Callable[[], Sequence[Tensor]], candidate: Callable[[], Sequence[Tensor]], tolerance: float
+) -> bool:
+    """Whether two computations give the same tensors; one that fails agrees with nothing."""
+    try:
+        with unchanged_generators():
+            torch.manual_seed(0)
+            wanted = reference()
+            torch.manual_seed(0)
+            found = candidate()
+    except Exception:  # a user's module may raise anything
+        return False
+    lengths = [float(one.double().norm()) for one in wanted]
+    largest = max((length for length in lengths if math.isfinite(length)), default=0.0)
+    return len(wanted) == len(found) and all(
+        _close(a, b, tolerance, SMALL_SHARE * largest) for a, b in zip(wanted, found, strict=True)
+    )
+
+
+@contextmanager
+def unchanged_generators() -> Iterator[None]:
+    """Within, random numbers may be drawn and generators seeded: afterwards all of them are as they were."""
+    cards = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=cards):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def drawn(shape: Sequence[int], like: Tensor, seed: int = 0) -> Tensor:
+    """Normal numbers that are a function of the shape and the seed alone."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(tuple(shape), generator=generator).to(like)
+
+
+def _close(wanted: Tensor, found: Tensor, tolerance: float, least: float) -> bool:
+    if wanted.shape != found.shape:
+        return False
+    wanted, found = wanted.double(), found.double()
+    gap, length = float((wanted - found).norm()), float(wanted.norm())
+    if math.isfinite(gap) and math.isfinite(length):
+        return gap <= tolerance * max(length, least)
+    finite = wanted.isfinite()
+    if not torch.equal(torch.where(finite, 0, wanted).nan_to_num(9.0), torch.where(finite, 0, found).nan_to_num(9.0)):
+        return False  # infinities and NaN stand in the same places: a mask in a buffer may hold them
+    gap, length = (float(torch.where(finite, one, 0).norm()) for one in (wanted - found, wanted))
+    return gap <= tolerance * max(length, least)
+
+
+def _copied(net: Net, dtype: torch.dtype) -> Net:
+    twin = copy.copy(net)
+    twin.module, twin._quick = copy.deepcopy((net.module, net._quick))
+    twin.module.to(dtype)
+    twin._quick.to(dtype)
+    twin.start = net.start.to(dtype)
+    twin.start_buffers = {
+        name: rows.to(dtype) if rows.is_floating_point() else rows.clone() for name, rows in net.start_buffers.items()
+    }
+    twin.products = None
+    twin._training = None
+    return twin
+
+
+def _around(net: Net, rows: int) -> Tensor:
+    """Rows around the starting point, `[K, P]`, as far from it as each parameter is long."""
+    noise = drawn((rows, net.layout.total), net.start)
+    parts = zip(net.start.split(net.layout.sizes, 1), noise.split(net.layout.sizes, 1), net.layout.shapes, strict=True)
+    moved = []
+    for start, change, shape in parts:
+        length = float(start.square().mean().sqrt()) or (shape[0] / max(shape.numel(), 1)) ** 0.5
+        moved.append(start + 0.5 * length * change)
+    return torch.cat(moved, 1)
+
+
+def _inputs(sample: Tensor) -> Iterator[Tensor]:
+    """Batches to be tried: the sample with noisy copies, or for inputs that cannot be noisy (tokens), by itself."""
+    yield torch.cat([sample, sample + drawn(sample.shape, sample, 1) * _width(sample)])
+    yield torch.cat([sample, sample.flip(0)])
