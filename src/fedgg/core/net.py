@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedgg.core.buffers import differs
 from fedgg.core.criterion import Criterion, cross_entropy
 from fedgg.core.effort import CountedProducts
 from fedgg.core.forward import Forward, RowsForward
@@ -49,7 +50,8 @@ class Net:
         self.needs_two_examples = False
         self.stackable = False
         self.head = ""  # the layer whose input is the representation, where an algorithm asks for one
-        self.keeps_statistics = bool(self.layout.buffers)
+        self.moving = self.layout.buffers  # the buffers that training changes, as far as one step shows
+        self.keeps_statistics = bool(self.moving)
         self._training: bool | None = None
         # Weights that stand under two names must be replaced under both; looking for them in every step is slow.
         self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
@@ -85,7 +87,8 @@ class Net:
                 f"{type(self.module).__name__} returned {tuple(outputs.shape)} for {len(x)} examples; "
                 f"{classes} classes need [{len(x)}, {classes}]"
             )
-        self.keeps_statistics = any(not torch.equal(buffers[name], self.start_buffers[name]) for name in buffers)
+        self.moving = tuple(name for name in buffers if differs(self.start_buffers[name], buffers[name]))
+        self.keeps_statistics = bool(self.moving)
         self.needs_two_examples = self.keeps_statistics and self._fails_on_one(x[:1])
         self._refuse_random_evaluation(x)
         self.multiply_adds = self._count_work(x)
@@ -180,6 +183,14 @@ class Net:
         with torch.autocast(x.device.type, self.products, cache_enabled=False):
             outputs = functional_call(module, tensors, (x,), tie_weights=self._tied)
         return outputs.to(self.start.dtype) if isinstance(outputs, Tensor) else outputs
+
+    @property
+    def freezes(self) -> bool:
+        """Whether there are normalisation layers with statistics, which a step would change and use otherwise."""
+        return self.frozen_statistics and any(
+            isinstance(part, nn.modules.batchnorm._NormBase) and part.running_mean is not None
+            for part in self.module.modules()
+        )
 
     def set_mode(self, train: bool) -> None:
         if self._training == train == self.module.training:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm, Number, arithmetic_beside_fedavg
+from fedgg.core.buffers import not_finite
 from fedgg.core.seeds import torch_stream
 from fedgg.engines.strangers import read_module
 from fedgg.errors import UserError
@@ -204,10 +205,12 @@ def load_start(module: nn.Module, path: Path) -> None:
     missing, foreign = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
     if missing or foreign:
         raise UserError(f"model.start: {path} does not fit the model: missing {missing[:3]}, unknown {foreign[:3]}")
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     for name, tensor in own.items():
         if tensor.shape != given[name].shape:
             shapes = f"{tuple(given[name].shape)}, the model needs {tuple(tensor.shape)}"
             raise UserError(f"model.start: {path}: {name} has shape {shapes}")
-        if given[name].is_floating_point() and not bool(torch.isfinite(given[name]).all()):
+        usual = torch.zeros_like(given[name]) if name in trained else tensor.cpu()  # a constant may be infinite
+        if not_finite({name: usual}, {name: given[name]}):
             raise UserError(f"model.start: {path}: {name} holds NaN or infinity")
     module.load_state_dict(given)
