@@ -30,6 +30,10 @@ class Layout:
             raise UserError(f"{type(module).__name__} has lazy layers: run one batch through it first")
         if not trainable:
             raise UserError(f"{type(module).__name__} has no trainable parameters: nothing to learn")
+        if unreal := [name for name, p in trainable.items() if p.is_complex()]:
+            raise UserError(f"{unreal[0]} is complex: train its real and imaginary part (torch.view_as_complex)")
+        if too_long := [name for name, b in module.named_buffers() if b.dtype == torch.complex128]:
+            raise UserError(f"the buffer {too_long[0]} is complex128, which no checkpoint can hold: make it complex64")
         return cls(
             names=tuple(trainable),
             shapes=tuple(p.shape for p in trainable.values()),

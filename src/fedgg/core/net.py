@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedgg.core.buffers import differs
 from fedgg.core.criterion import Criterion, cross_entropy
 from fedgg.core.effort import CountedProducts
 from fedgg.core.equivalence import Trial, agree, mixes_examples, unchanged_generators
@@ -52,7 +53,8 @@ class Net:
         self.mixes_in_evaluation = False  # whether an example's outputs depend on others, in evaluation mode too
         self.sample: Tensor | None = None  # two examples, by which `examine` has looked at the module
         self.head = ""  # the layer whose input is the representation, where an algorithm asks for one
-        self.keeps_statistics = bool(self.layout.buffers)
+        self.moving = self.layout.buffers  # the buffers that training changes, as far as one step shows
+        self.keeps_statistics = bool(self.moving)
         self._training: bool | None = None
         self._further_names = _further_names(module)
         self._mixes: bool | None = None
@@ -91,7 +93,8 @@ class Net:
                 f"{type(self.module).__name__} returned {tuple(outputs.shape)} for {len(x)} examples; "
                 f"{classes} classes need [{len(x)}, {classes}]"
             )
-        self.keeps_statistics = any(not torch.equal(buffers[name], self.start_buffers[name]) for name in buffers)
+        self.moving = tuple(name for name in buffers if differs(self.start_buffers[name], buffers[name]))
+        self.keeps_statistics = bool(self.moving)
         self.needs_two_examples = self._fails_on_one(x[:1], classes)
         self._refuse_random_evaluation(x)
         self.sample = x.detach().clone()
@@ -248,6 +251,14 @@ class Net:
                 if tensors[name] is not buffer:  # the module has put another tensor in its place
                     buffer.copy_(tensors[name].detach())
         return outputs
+
+    @property
+    def freezes(self) -> bool:
+        """Whether there are normalisation layers with statistics, which a step would change and use otherwise."""
+        return self.frozen_statistics and any(
+            isinstance(part, nn.modules.batchnorm._NormBase) and part.running_mean is not None
+            for part in self.module.modules()
+        )
 
     def set_mode(self, train: bool) -> None:
         if self._training == train == self.module.training:

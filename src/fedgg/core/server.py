@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Hub
-from fedgg.core.buffers import BufferPolicy, close_buffers
+from fedgg.core.buffers import BufferPolicy, close_buffers, not_finite
 from fedgg.core.collect import PLAIN, Collector, Sent, shares
 from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Rows, check, read_only, stack
@@ -36,16 +36,22 @@ def first_state(algorithm: Algorithm, w: Tensor, buffers: Rows) -> ServerState:
     return ServerState(w, buffers, check(algorithm.server_memory(w), 1, "server_memory()"))
 
 
-def healthy(ends: Mapping[int, LocalEnd | Lost]) -> tuple[dict[int, LocalEnd], list[Lost]]:
-    """The clients whose update is there and finite, and the others: one NaN would destroy the model for all."""
+def healthy(
+    ends: Mapping[int, LocalEnd | Lost], buffers_before: Callable[[int], Rows]
+) -> tuple[dict[int, LocalEnd], list[Lost]]:
+    """The clients whose update is there and finite, and the others: one NaN would destroy the model for all.
+
+    `buffers_before`: those a client began with; what was infinite in them already is a constant.
+    """
     kept: dict[int, LocalEnd] = {}
     lost: list[Lost] = []
     for client, end in ends.items():
         if isinstance(end, Lost):
             lost.append(end)
             continue
-        everything = end.up | {f"memory {name}": rows for name, rows in end.memory.items()} | _floating(end.buffers)
+        everything = end.up | {f"memory {name}": rows for name, rows in end.memory.items()}
         sick = [name for name, rows in everything.items() if not bool(torch.isfinite(rows).all())]
+        sick += not_finite(buffers_before(client), end.buffers) if end.buffers else []
         if sick:
             lost.append(Lost(client, f"not finite: {', '.join(sick)}"))
         else:
@@ -80,7 +86,3 @@ def close_round(
     return ServerState(w, buffers, check(memory, 1, "aggregate() memory")), {
         client: float(part) for client, part in zip(order, share, strict=True)
     }
-
-
-def _floating(rows: Rows) -> Rows:
-    return {name: tensor for name, tensor in rows.items() if tensor.is_floating_point()}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch
-from fedgg.core.buffers import BufferPolicy
+from fedgg.core.buffers import BufferPolicy, starting_buffers, travelling, travels
 from fedgg.core.evaluate import Score, evaluate
 from fedgg.core.local import LocalEnd
 from fedgg.core.net import Net
@@ -61,6 +62,28 @@ class RoundJob:
     down: Rows
     memory: Mapping[int, Rows]  # absent: the server meets this client for the first time
     kept_buffers: Mapping[int, Rows]  # under the policy `local`
+
+    def buffers_before(self, client: int) -> Rows:
+        """Those the client begins with."""
+        kept = self.kept_buffers.get(client) if self.policy == "local" else None
+        return starting_buffers(self.policy, self.buffers, kept)
+
+    def buffers_down(self, client: int) -> Rows:
+        """Those that travel to the client, which has the model as it was at the start."""
+        down, _ = travels(self.policy, kept=client in self.kept_buffers)
+        return self.travelling_down if down else {}
+
+    def buffers_up(self, client: int, end: LocalEnd) -> Rows:
+        """Those that travel back, to a server that knows what the client began with."""
+        _, up = travels(self.policy)
+        if not up or end.buffers.keys() <= set(self.net.moving):
+            return end.buffers if up else {}
+        return travelling(self.net.moving, self.buffers_before(client), end.buffers)
+
+    @cached_property
+    def travelling_down(self) -> Rows:
+        """The server's buffers that are not known from the model at the start."""
+        return travelling(self.net.moving, self.net.start_buffers, self.buffers)
 
 
 @dataclass(frozen=True)

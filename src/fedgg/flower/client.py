@@ -11,14 +11,23 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedgg.core.buffers import travels
+from fedgg.core.buffers import starting_buffers, travelling, travels
 from fedgg.core.rows import Rows
 from fedgg.core.server import healthy
 from fedgg.errors import UserError
 from fedgg.flower.letters import NOBODY, About, Answer, Hello, about_of, arrays_of, reading, write
 from fedgg.flower.memory import Kept, NodeMemory, Overtaken
 from fedgg.flower.node import Received, Site, site_of
-from fedgg.flower.records import BadRecord, check_finite, check_kinds, from_record, kinds, to_record
+from fedgg.flower.records import (
+    BadRecord,
+    check_buffers,
+    check_finite,
+    check_kinds,
+    check_some,
+    from_record,
+    kinds,
+    to_record,
+)
 from fedgg.flower.settings import Configuration, NodeSettings, node_settings
 
 LOG = logging.getLogger("flwr")
@@ -86,14 +95,16 @@ def _train(about: About, site: Site, settings: NodeSettings, message: Message) -
     memory, ticket = NodeMemory(settings.memory, about.run), _ticket(about, message)
     kept, gone = memory.begin(about, ticket, site.net.start.device)
     end = site.train(about.round, received, kept)
-    _, sick = healthy({site.client: end})
+    policy = site.experiment.model.statistics
+    before = starting_buffers(policy, received.buffers, kept.buffers if kept is not None and kept.buffers else None)
+    _, sick = healthy({site.client: end}, lambda client: before)
     if sick:
         raise BadRecord(sick[0].why)
-    policy = site.experiment.model.statistics
     own_buffers = end.buffers if policy == "local" else {}
     memory.keep(about, ticket, Kept(end.memory, own_buffers))
     _, buffers_go_up = travels(policy)
-    arrays = {"up": to_record(end.up)} | ({"buffers": to_record(end.buffers)} if buffers_go_up else {})
+    sent = travelling(site.net.moving, before, end.buffers) if buffers_go_up else {}
+    arrays = {"up": to_record(end.up)} | ({"buffers": to_record(sent)} if sent else {})
     numbers = {"loss": float(end.loss)} | {reading(name): float(value) for name, value in end.readings.items()}
     note = gone if end.memory or own_buffers else ""  # who keeps nothing has lost nothing
     return write(about, arrays, answer=Answer(note=note), numbers=numbers)
@@ -113,9 +124,10 @@ def _received(site: Site, content: RecordDict) -> Received:
     device = site.net.start.device
     model = check_kinds(_rows(content, "model", device), kinds({"w": site.net.start}), "the model")
     down = _rows(content, "down", device) if "down" in content else {}
-    buffers = _rows(content, "buffers", device) if "buffers" in content else {}
-    if buffers:
-        check_kinds(buffers, kinds(site.net.start_buffers), "buffers")
+    buffers = site.net.start_buffers
+    if "buffers" in content:
+        sent = check_some(from_record(arrays_of(content, "buffers"), device), kinds(buffers), "buffers")
+        buffers = buffers | check_buffers(buffers, sent, "buffers")
     return Received(model["w"], down, buffers)
 
 

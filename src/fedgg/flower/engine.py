@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord
 
-from fedgg.core.buffers import travels
+from fedgg.core.buffers import travelling, travels
 from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
 from fedgg.core.server import Lost
@@ -23,7 +23,16 @@ from fedgg.errors import UserError
 from fedgg.flower.exchange import Exchange, Question, Reply
 from fedgg.flower.letters import NEVER, About, arrays_of, numbers_of, reading, write
 from fedgg.flower.log import ExchangeLog
-from fedgg.flower.records import BadRecord, check_finite, check_kinds, from_record, kinds, to_record
+from fedgg.flower.records import (
+    BadRecord,
+    check_buffers,
+    check_finite,
+    check_kinds,
+    check_some,
+    from_record,
+    kinds,
+    to_record,
+)
 from fedgg.flower.roll import Roll
 from fedgg.flower.settings import RunSettings
 
@@ -80,15 +89,14 @@ class OverMessages:
         nodes = self._nodes(clients, self.settings.enough(len(job.cohort)))
         number, met = job.round + 1, self._last_met()
         shared = {"model": to_record({"w": job.w})} | ({"down": to_record(job.down)} if job.down else {})
-        buffers = to_record(job.buffers)
+        buffers = to_record(job.travelling_down)
         questions = []
         for client in clients:
             if client in nodes:
                 about = About(
                     self.roll.run, self.roll.experiment, number, attempt, client, self.settled(), met.get(client, NEVER)
                 )
-                down, _ = travels(job.policy, kept=client in job.kept_buffers)
-                arrays = shared | ({"buffers": buffers} if down and len(buffers) else {})
+                arrays = shared | ({"buffers": buffers} if job.buffers_down(client) else {})
                 questions.append(Question(nodes[client], about, write(about, arrays)))
         ends: dict[int, LocalEnd | Lost] = {client: Lost(client, "its node is not connected") for client in clients}
         with self.log.exchange("train", number, attempt, clients, self.exchange) as done:
@@ -122,13 +130,13 @@ class OverMessages:
         device = job.w.device
         try:
             up = check_kinds(from_record(arrays_of(reply.content, "up"), device), kinds(self.example.up), "its message")
-            buffers = job.buffers
-            if travels(job.policy)[1] and job.buffers:
+            buffers = job.buffers_before(client)
+            if travels(job.policy)[1] and "buffers" in reply.content:
                 found = from_record(arrays_of(reply.content, "buffers"), device)
-                buffers = check_kinds(found, kinds(job.buffers), "its statistics")
+                buffers = buffers | check_some(found, kinds(job.buffers), "its statistics")
             numbers = numbers_of(reply.content, {"loss", *map(reading, self.example.readings)})
             check_finite(up, "")
-            check_finite(buffers, "")
+            check_buffers(job.buffers_before(client), buffers, "")
         except BadRecord as error:
             return Lost(client, str(error))
         told = {name: torch.tensor([[value]], dtype=torch.float64).to(job.w.dtype) for name, value in numbers.items()}
@@ -170,7 +178,8 @@ class OverMessages:
 
 
 def _model_of(look: Look, model: ArrayRecord) -> dict[str, ArrayRecord]:
-    return {"model": model} | ({"buffers": to_record(look.buffers)} if look.buffers else {})
+    buffers = travelling(look.net.moving, look.net.start_buffers, look.buffers)
+    return {"model": model} | ({"buffers": to_record(buffers)} if buffers else {})
 
 
 def _noted(end: LocalEnd | Lost, before: LocalEnd | Lost | None) -> LocalEnd | Lost:

@@ -27,7 +27,7 @@ from fedgg.core.rows import Rows, read_only, stack
 from fedgg.errors import UserError
 from fedgg.flower.guidance import ALGORITHM, BUFFERS, DOWN, UP, guidable
 from fedgg.flower.letters import arrays_of
-from fedgg.flower.records import BadRecord, check_finite, check_kinds, from_record, kinds, to_record
+from fedgg.flower.records import BadRecord, check_buffers, check_finite, check_kinds, from_record, kinds, to_record
 
 LOG = logging.getLogger("flwr")
 EXAMPLES = "num-examples"
@@ -104,7 +104,7 @@ class Guiding(FlowerFedAvg):
                     raise BadRecord("it answered twice")
                 up = check_finite(from_record(arrays_of(reply.content, UP), CPU), "")
                 buffers = from_record(arrays_of(reply.content, BUFFERS), CPU) if self.layout.buffers else {}
-                check_finite(check_kinds(buffers, kinds(self._buffers()), "its statistics"), "")
+                check_buffers(self._buffers(), check_kinds(buffers, kinds(self._buffers()), "its statistics"), "")
                 check_kinds({"delta": up.get("delta", torch.empty(1, 0))}, kinds({"delta": self._w()}), "its message")
                 _examples(reply)
             except BadRecord as error:

@@ -73,7 +73,7 @@ class Site:
             round=number,
             cohort=[self.client],
             w=received.w,
-            buffers=received.buffers or self.net.start_buffers,
+            buffers=received.buffers,
             down=received.down,
             memory={} if kept is None or not kept.memory else {self.client: kept.memory},
             kept_buffers={} if kept is None or not kept.buffers else {self.client: kept.buffers},
@@ -85,7 +85,7 @@ class Site:
         """On what the client keeps back."""
         with arithmetic(self.experiment):
             chunks = self.feed.held_out_chunks(self.client)
-            return evaluate(self.net, received.w, received.buffers or self.net.start_buffers, chunks)
+            return evaluate(self.net, received.w, received.buffers, chunks)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Received:
 
     w: Tensor
     down: Rows
-    buffers: Rows  # empty where the client has its own, or nobody's move
+    buffers: Rows  # the server's, or the model's own where none were sent
 
 
 def site_of(experiment_file: Path, settings: NodeSettings) -> Site:

@@ -13,6 +13,7 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
+from fedgg.core.buffers import not_finite
 from fedgg.core.rows import Rows
 
 RAW = "fedgg.raw"
@@ -66,6 +67,18 @@ def check_kinds(rows: Rows, wanted: Mapping[str, Kind], what: str) -> Rows:
                 f"{what} {name} is {found.dtype} {list(found.shape)} where {dtype} {list(shape)} was asked for"
             )
     return {name: rows[name] for name in wanted}
+
+
+def check_some(rows: Rows, wanted: Mapping[str, Kind], what: str) -> Rows:
+    """As `check_kinds`, where any of the names wanted may be absent: what did not change is not sent."""
+    return check_kinds(rows, {name: kind for name, kind in wanted.items() if name in rows}, what)
+
+
+def check_buffers(before: Rows, after: Rows, what: str) -> Rows:
+    """`after`; BadRecord where an entry has become NaN or infinite."""
+    if sick := not_finite(before, after):
+        raise BadRecord(f"not finite: {', '.join(f'{what} {name}'.strip() for name in sick)}")
+    return after
 
 
 def check_finite(rows: Rows, what: str) -> Rows:

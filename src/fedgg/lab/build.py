@@ -147,7 +147,12 @@ def assemble(
     names = origin.client_names
     found = examined(experiment, algorithm, sizes, origin.shape, len(origin.classes), first[:2], model, names)
     net, work, notices = found.net, found.work, [*found.batches]
-    if net.keeps_statistics is False and experiment.model.statistics != "average":
+    if net.freezes:
+        notices.append(
+            "model.statistics = 'frozen': normalisation layers use their starting statistics, in training as in "
+            "evaluation"
+        )
+    elif net.keeps_statistics is False and experiment.model.statistics != "average":
         notices.append(f"model.statistics = {experiment.model.statistics!r} has no effect: the model keeps none")
     notices += _extra_arithmetic(algorithm, work)
     choice = choose(experiment, net, work.epochs * sum(sizes), engine_reason)
@@ -218,12 +223,18 @@ def examined_net(
     module = build_model(given or choice.name, choice.settings, shape, classes, experiment.seed)
     if choice.start is not None:
         load_start(module, Path(choice.start))
-    module = module.to(device=chosen_device(experiment), dtype=DTYPES[experiment.engine.precision])
+    module = _converted(module, chosen_device(experiment), DTYPES[experiment.engine.precision])
     net = Net(module, frozen_statistics=choice.statistics == "frozen", products=products(experiment))
     net.examine(sample, classes)
     if algorithm.needs_representation:
         net.head = head_of(net, sample)
     return net
+
+
+def _converted(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """As `module.to(device, dtype)`, which would make complex constants real: these keep their type."""
+    module._apply(lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype))
+    return module
 
 
 def _extra_arithmetic(algorithm: Algorithm, work: Work) -> list[str]:

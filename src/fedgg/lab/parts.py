@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm, Number, arithmetic_beside_fedavg, what_it_must_be
+from fedgg.core.buffers import not_finite
 from fedgg.core.seeds import torch_stream
 from fedgg.engines.strangers import PREFIX, module_of
 from fedgg.errors import UserError
@@ -224,9 +225,12 @@ def load_start(module: nn.Module, path: Path) -> None:
     """Replace the module's weights by those of a safetensors file."""
     try:
         given = read_tensors(path)
+        trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+        constants = {name: tensor.cpu().clone() for name, tensor in module.state_dict().items() if name not in trained}
         load_weights(module, given, path)
         for name, tensor in given.items():
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            usual = constants.get(name, torch.zeros_like(tensor))  # a constant may be infinite
+            if not_finite({name: usual}, {name: tensor}):
                 raise UserError(f"{path}: {name} holds NaN or infinity")
     except UserError as error:
         raise UserError(f"model.start: {error}") from error

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedgg.core.buffers import travels
 from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Rows, payload
@@ -46,7 +45,7 @@ def round_record(
         "train_loss": _finite(sum(share[c] * float(end.loss) for c, end in kept.items())),
         "readings": _mean_readings(kept, share),
         "bytes_down": sum(bytes_down(job, client) for client in job.cohort),
-        "bytes_up": sum(_bytes_up(job, end) for end in kept.values()),
+        "bytes_up": sum(_bytes_up(job, client, end) for client, end in kept.items()),
         "clients": [_client_line(federation, job, client, end) for client, end in kept.items()],
         "lost": [{**federation.named(gone.client), "why": gone.why} for gone in played.lost],
         **_notes(federation, kept),
@@ -125,13 +124,11 @@ def _mean_readings(kept: dict[int, LocalEnd], share: dict[int, float]) -> dict[s
 
 def bytes_down(job: RoundJob, client: int) -> int:
     """What a client receives."""
-    down, _ = travels(job.policy, kept=client in job.kept_buffers)
-    return payload([job.w, *job.down.values(), *(job.buffers.values() if down else ())])
+    return payload([job.w, *job.down.values(), *job.buffers_down(client).values()])
 
 
-def _bytes_up(job: RoundJob, end: LocalEnd) -> int:
-    _, up = travels(job.policy)
-    return payload([*end.up.values(), *(end.buffers.values() if up else ())])
+def _bytes_up(job: RoundJob, client: int, end: LocalEnd) -> int:
+    return payload([*end.up.values(), *job.buffers_up(client, end).values()])
 
 
 def _finite(value: float) -> float | None:

@@ -19,6 +19,7 @@ from fedgg.core.probe import Probe
 from fedgg.core.server import Lost, ServerState, close_round, first_state, healthy
 from fedgg.engines import Engine, RoundJob
 from fedgg.engines.job import ClientData, Look, Optimiser, Scorer, score_here
+from fedgg.errors import UserError
 from fedgg.lab.build import Federation
 from fedgg.lab.holdings import Population
 from fedgg.lab.record import Played, is_finite, looks_due, round_record
@@ -103,8 +104,10 @@ def close(
     started = time.perf_counter()
     if wrappers.attack is not None:
         ends = wrappers.attack.act(ends, job.round)
-    kept, lost = healthy(ends)
+    kept, lost = healthy(ends, job.buffers_before)
     number = state.rounds_done + 1
+    if wrappers.budget is not None:
+        _refuse_changed_buffers(job, kept)
     if not kept:
         raise Diverged(f"no client of round {number} sent a finite update", lost)
     # Who was lost is known of clients one by one: where that is private, the hub is told of those asked.
@@ -122,6 +125,16 @@ def close(
         kept_buffers=state.kept_buffers | ({c: e.buffers for c, e in kept.items()} if job.policy == "local" else {}),
     )
     return new, Played(kept, share, lost, train_seconds, time.perf_counter() - started)
+
+
+def _refuse_changed_buffers(job: RoundJob, ends: Mapping[int, LocalEnd]) -> None:
+    """Statistics that were seen before the first round are refused there; some change only later."""
+    for client, end in ends.items():
+        for name in job.buffers_up(client, end):
+            raise UserError(
+                f"privacy: training changed the buffer {name} of client {client}, which would reach the server without "
+                f"noise: set model.statistics = 'frozen', or take a model without it"
+            )
 
 
 @dataclass(frozen=True)

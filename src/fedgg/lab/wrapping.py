@@ -45,7 +45,7 @@ def wrappers_of(experiment: Experiment, net: Net, clients: NDArray[np.int64]) ->
     if robust is not None:
         collector = _rule(robust)
         notices += _too_weak(robust, attack.clients if attack else 0, cohort)
-        if net.keeps_statistics:
+        if _sends_statistics(experiment, net):
             notices.append(
                 f"robust.rule = {robust.rule!r} covers the updates, not batch statistics, which are averaged as ever: "
                 f"model.statistics = 'frozen' keeps them out of attackers' hands"
@@ -78,8 +78,12 @@ def _rule(robust: Robust) -> Collector:
             return NormClip(robust.clip)
 
 
+def _sends_statistics(experiment: Experiment, net: Net) -> bool:
+    return net.keeps_statistics and experiment.model.statistics != "frozen"
+
+
 def _refuse_statistics(experiment: Experiment, net: Net) -> None:
-    if net.keeps_statistics:
+    if _sends_statistics(experiment, net):
         raise UserError(
             f"privacy: model.statistics = {experiment.model.statistics!r} sends batch statistics to the server, which "
             f"no noise protects: set model.statistics = 'frozen', or take a model without them"

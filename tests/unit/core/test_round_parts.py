@@ -136,7 +136,7 @@ def test_healthy_leaves_out_what_is_not_finite(bad: float) -> None:
         5: end_of([1.0, 1.0], {"mean": torch.tensor([[bad]]), "count": torch.tensor([1])}),
         7: end_of([1.0, 1.0], variate=torch.tensor([[bad]])),
     }
-    kept, lost = healthy(ends)
+    kept, lost = healthy(ends, lambda client: {"mean": torch.zeros(1, 1), "count": torch.tensor([0])})
     assert list(kept) == [0]
     assert {gone.client: gone.why for gone in lost} == {
         3: "not finite: delta",
@@ -148,7 +148,7 @@ def test_healthy_leaves_out_what_is_not_finite(bad: float) -> None:
 def test_healthy_looks_at_memory_too() -> None:
     """A memory that is not finite destroys that client for good: every later round starts from it."""
     end = LocalEnd({"delta": torch.zeros(1, 2)}, {"variate": torch.tensor([[float("nan")]])}, {}, {}, torch.zeros(1, 1))
-    kept, lost = healthy({4: end})
+    kept, lost = healthy({4: end}, lambda client: {})
     assert not kept
     assert lost[0].client == 4
 

@@ -519,8 +519,8 @@ def test_a_wrong_reading_of_a_module_is_found() -> None:
     layers = layers_of(net, lambda prefix, parts: None)
     assert layers is not None
     assert stands_for(Program(layers, net.layout), net)
-    for place, wrong in ((1, Dense("1.weight", "1.bias", False)), (2, Dropout(2, 0.5)), (2, Dropout(1, 0.4))):
-        assert not stands_for(Program([*layers[:place], wrong, *layers[place + 1 :]], net.layout), net)
+    for position, wrong in ((1, Dense("1.weight", "1.bias", False)), (2, Dropout(2, 0.5)), (2, Dropout(1, 0.4))):
+        assert not stands_for(Program([*layers[:position], wrong, *layers[position + 1 :]], net.layout), net)
     assert not stands_for(Program([*layers[:3], layers[3], layers[3], layers[4]], net.layout), net)
 
 

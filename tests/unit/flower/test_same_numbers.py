@@ -22,6 +22,26 @@ class Normed(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, classes))
 """
 
+CONSTANT = """
+import torch
+from torch import nn
+
+class Masked(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.inner, self.norm, self.outer = nn.Linear(64, 12), nn.BatchNorm1d(12), nn.Linear(12, classes)
+        self.register_buffer("mask", torch.full((12, 12), float("-inf")).triu(1))
+        self.register_buffer("turn", torch.polar(torch.ones(32), torch.arange(32.0)))
+        self.register_buffer("peak", torch.tensor([0.125, float("-inf")]))  # changed by some batches only
+
+    def forward(self, x):
+        x = torch.view_as_real(torch.view_as_complex(x.reshape(-1, 32, 2).contiguous()) * self.turn).flatten(1)
+        brightest = float(x.mean(1).max())
+        if self.training and len(x) > 2 and brightest > float(self.peak[0]):
+            self.peak[0] = brightest
+        return self.outer(self.norm(self.inner(x)) @ self.mask.softmax(-1))
+"""
+
 
 def of(name: str, **more: Any) -> Experiment:
     kind = ALGORITHMS[name]
@@ -47,6 +67,28 @@ def test_every_treatment_of_buffers(policy: str, name: str, tmp_path: Path) -> N
     federation = Federation(experiment, tmp_path)
     federation.run(rounds=3)
     same(federation.run(), fedgg.run(experiment))
+
+
+@pytest.mark.parametrize("policy", ["average", "local", "frozen"])
+def test_constants_that_do_not_travel_and_one_that_changes_later(policy: str, tmp_path: Path) -> None:
+    (tmp_path / "masked.py").write_text(CONSTANT)
+    experiment = of(
+        "fedavg",
+        model__name=f"{tmp_path / 'masked.py'}:Masked",
+        model__statistics=policy,
+        engine__name="loop",
+        data__holdout=0.2,
+    )
+    federation = Federation(experiment, tmp_path)
+    federation.run(rounds=2)
+    over, alone = federation.run(), fedgg.run(experiment)
+    same(over, alone)
+    for way in ("bytes_up", "bytes_down"):
+        assert [record[way] for record in over.rounds] == [record[way] for record in alone.rounds]
+    lines = [json.loads(line) for line in (federation.out / "exchanges.jsonl").read_text().splitlines()]
+    trained = [line["bytes"] for line in lines if line["kind"] == "train"]
+    assert [told["down"] for told in trained] == [record["bytes_down"] for record in alone.rounds]
+    assert [told["up"] for told in trained] == [record["bytes_up"] for record in alone.rounds]
 
 
 @pytest.mark.parametrize(

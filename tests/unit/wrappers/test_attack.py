@@ -54,6 +54,6 @@ def test_noise_has_the_size_asked_for_and_repeats() -> None:
 
 
 def test_nan_is_left_out_by_the_guard_and_named() -> None:
-    kept, lost = healthy(Attack("nan", 1.0, frozenset([0]), 0).act(ENDS, 0))
+    kept, lost = healthy(Attack("nan", 1.0, frozenset([0]), 0).act(ENDS, 0), lambda client: {})
     assert list(kept) == [1]
     assert {gone.client: gone.why for gone in lost} == {0: "not finite: delta, worth", 2: "gone"}
