@@ -26,7 +26,7 @@ class NamedOnce:
         new = [gone for gone in lost if gone not in self.said]
         self.said.update(new)
         return [
-            f"round {round_}: client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))} left out ({why}); "
-            "named once, counted from now on"
+            f"round {round_}: client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))} dropped ({why}); "
+            "further rounds are only counted"
             for why, clients in by_reason(new).items()
         ]

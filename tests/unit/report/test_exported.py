@@ -49,7 +49,7 @@ def groups(tmp_path: Path) -> list[Group]:
 def test_figures(groups: list[Group], tmp_path: Path) -> None:
     told: list[str] = []
     files = write_figures(groups, tmp_path / "figures", told.append)
-    names = {"accuracy", "split-seed-0", "readings", "clients-seed-0", "sweep"}
+    names = {"accuracy", "split-seed-0", "diagnostics", "clients-seed-0", "sweep"}
     assert {file.name for file in files} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert "drawing sweep" in told
     for file in files:
@@ -85,9 +85,9 @@ def test_events(groups: list[Group], tmp_path: Path) -> None:
     (file,) = (folder / places[0] / "seed-0").iterdir()
     found = [(e.step, v.tag, v.simple_value) for e in LegacyEventFileLoader(str(file)).Load() for v in e.summary.value]
     assert (2, "test_accuracy", pytest.approx(0.2)) in found
-    assert (1, "readings/drift", 1.0) in found
-    assert not any(tag == "readings/odd" for _, tag, _ in found)
-    with pytest.raises(UserError, match="holds event files already"):
+    assert (1, "diagnostics/drift", 1.0) in found
+    assert not any(tag == "diagnostics/odd" for _, tag, _ in found)
+    with pytest.raises(UserError, match="already contains event files"):
         check_tensorboard(folder)
 
 

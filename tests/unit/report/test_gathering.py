@@ -94,7 +94,7 @@ def test_a_broken_run_is_a_problem_and_the_rest_stands(tmp_path: Path) -> None:
     (problem,) = gathering.problems
     assert problem.path.endswith("seed-0")
     assert "line 2 tells round 1 after round 1" in problem.why
-    assert (problem.what, problem.shown) == ("is damaged and in no mean", True)
+    assert (problem.what, problem.shown) == ("is damaged and excluded from the averages", True)
     assert gathering.groups[0].study.damaged("A") == [0]
 
 
