@@ -129,14 +129,16 @@ def _highest(rows: Sequence[Row], comparison: Comparison) -> str:
 
 
 def _verdicts(differences: Sequence[PairedDifference], reference: str) -> list[str]:
-    by = {verdict: [d for d in differences if d.verdict == verdict] for verdict in {d.verdict for d in differences}}
+    by: dict[str, list[PairedDifference]] = {}
+    for difference in differences:
+        by.setdefault(difference.verdict, []).append(difference)
     told = []
     for verdict in ("higher", "lower"):
-        if these := by.get(verdict, []):  # type: ignore[call-overload]
+        if these := by.get(verdict, []):
             told.append(listed([f"{quoted(d.label)} is {_size(d)} points" for d in _largest(these)], len(these))
                         + f" {verdict} than {quoted(reference)}")  # fmt: skip
     for verdict in ("perhaps higher", "perhaps lower"):
-        if these := by.get(verdict, []):  # type: ignore[call-overload]
+        if these := by.get(verdict, []):
             names = listed([f"{quoted(d.label)} ({_signed(d)})" for d in _largest(these)], len(these))
             told.append(f"{names} {_are(these)} {verdict} than {quoted(reference)} (more seeds are needed to decide)")
     if alike := by.get("not distinguishable", []):

@@ -76,7 +76,7 @@ def clients_data(record: RunRecord) -> dict[str, Any] | None:
             client = int(told["client"])
             last[client] = told
             taken[client] = taken.get(client, 0) + 1
-    evaluation = next((line for line in reversed(record.rounds) if line.get(KEPT)), {})
+    evaluation: dict[str, Any] = next((line for line in reversed(record.rounds) if line.get(KEPT)), {})
     own: dict[str, Any] = evaluation.get(KEPT, {})
     known = sorted({*last, *map(int, own)})
     if not known:

@@ -151,9 +151,9 @@ def as_latex(table: Table) -> str:
 
 
 def _accuracy_notes(comparison: Comparison) -> tuple[str, ...]:
-    rules = ("± after an accuracy is the sample standard deviation over seeds.",)
+    rules = ["± after an accuracy is the sample standard deviation over seeds."]
     if len(comparison.rows) > 1:
-        rules = (f"{rules[0]} {difference_rule(comparison)}", f"Verdict: {VERDICTS}")
+        rules = [f"{rules[0]} {difference_rule(comparison)}", f"Verdict: {VERDICTS}"]
     alike = [
         row.label
         for row in comparison.rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -230,3 +231,21 @@ def test_small_pieces() -> None:
     assert first_reaching(np.array([0.1, 0.5, 0.4]), 0.5) == 1
     assert first_reaching(np.array([0.1, 0.5]), 0.6) is None
     assert spread([]) is None
+
+
+def test_seconds_to_the_target(tmp_path: Path) -> None:
+    """Counted over all rounds, evaluated or not."""
+    folder = write_study(tmp_path, {"A": [[0.1, 0.2, 0.3]], "B": [[0.1, 0.4, 0.5]]}, reference="A")
+    file = folder / "run-1" / "seed-0" / "rounds.jsonl"
+    lines = [json.loads(line) | {"seconds": {"train": 1.0, "evaluate": 0.25}} for line in file.read_text().splitlines()]
+    lines[0]["test_accuracy"] = None
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    found = row(compare(read_study(folder)), "B").raw
+    assert (found.rounds, found.seconds) == (2.0, 2.5)
+
+
+def test_a_run_alone_needs_no_note_on_a_target(tmp_path: Path) -> None:
+    folder = write_study(tmp_path, {"A": [[0.1, 0.2]]}, reference="A", statuses={("A", 0): None})
+    assert compare(read_study(folder)).notes == (
+        "A: seed 0 excluded from the averages (not finished, or never evaluated).",
+    )

@@ -8,12 +8,17 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from written_folders import write_study
 
 from fedgg.errors import UserError
 from fedgg.report.exported import write_figures, write_tables
+from fedgg.report.folders import read_study
 from fedgg.report.gathering import Gathering, Group
+from fedgg.report.more_figures import clients_figure
+from fedgg.report.page_runs import short
 from fedgg.report.split_pictures import split_pictures
 from fedgg.report.tensorboard import check_tensorboard, write_events
 
@@ -105,3 +110,30 @@ def test_rows_that_are_split_differently_have_pictures_of_their_own(groups: list
     assert [name for name, _ in split_pictures(study)] == ["split-seed-0"]
     second[seed] = replace(second[seed], partition=(first[seed].partition or {}) | {"hash": "another"})
     assert [name for name, _ in split_pictures(study)] == ["split-seed-0", "split-seed-0-2-a-x"]
+
+
+def labels_of(axes: Axes, which: str) -> list[str]:
+    axes.figure.canvas.draw()
+    return [tick.get_text() for tick in getattr(axes, f"get_{which}ticklabels")()]
+
+
+@pytest.mark.parametrize("clients", [10, 100])
+def test_the_clients_figure(clients: int, tmp_path: Path) -> None:
+    """A marker for each client, or of many a sorted line; ticks that differ; nothing of an end before it is there."""
+    folder = write_study(tmp_path, {"A": [[0.1, 0.2]], "B": [[0.1, 0.2]]}, reference="A", statuses={("B", 0): None})
+    held = {str(client): 0.121 + client / (400 * clients) for client in range(clients)}
+    for at in (0, 1):
+        lines = [{"round": n, "holdout_accuracy_by_client": held} for n in (1, 2)]
+        file = folder / f"run-{at}" / "seed-0" / "rounds.jsonl"
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (axes,) = clients_figure(read_study(folder), 0).axes
+    levels = labels_of(axes, "y")
+    assert len(set(levels)) == len(levels)
+    assert axes.get_title(loc="left") == "seed 0, last evaluation so far (not all runs have finished)"
+    if clients == 100:
+        assert [np.asarray(line.get_ydata()).tolist() for line in axes.lines] == [
+            [short(value) for value in sorted(held.values())]
+        ] * 2
+        assert axes.get_xlabel() == "clients, worst to best (%)"
+    else:
+        assert [len(np.asarray(dots.get_offsets())) for dots in axes.collections] == [10, 10]
