@@ -1,4 +1,4 @@
-"""`fedgg watch` in a real browser: the page fills while a run goes on, keeps what the reader chose, and survives."""
+"""`fedgg watch` in a real browser: the page is updated while a run is in progress, and keeps the reader's choices."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_page_grows_with_the_run(open_page: Callable[..., Any], served: Live
     runner = gate.play(tmp_path / "run")
     try:
         until(page, f"{POINTS} === 1")
-        assert "nothing to conclude" in page.inner_text("#answer")
+        assert "not finished (round 1 of 4), so there is no result yet" in page.inner_text("#answer")
         page.locator("#curves .choice button", has_text="megabytes").click()
         page.fill("#target", "12.5")
         page.focus(".results thead button >> nth=2")

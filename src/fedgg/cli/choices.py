@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from fedgg.errors import UserError
 from fedgg.files import parse_toml
 from fedgg.lab.trust import trust, trust_named
+from fedgg.report.labels import short_names
 
 DataOption = Annotated[str | None, typer.Option(help="digits, cifar10, cifar100, svhn or npz:FILE.")]
 ModelOption = Annotated[str | None, typer.Option(help="linear, mlp, cnn, vgg16, or FILE.py:CLASS.")]
@@ -114,24 +116,43 @@ def seeds_or_count(text: str) -> tuple[int, ...]:
     return seeds(text)
 
 
-def variant(text: str) -> tuple[str, dict[str, Any]]:
-    """`[LABEL@]NAME[:KEY=VALUE,...]`, for instance `fedgg:mu=0.1` or `as printed@fedgg:gradient=printed`."""
-    label, at, rest = text.rpartition("@")
-    name, settings = name_and_settings(rest)
-    pairs = dict(key_and_value(part) for part in split_values(settings)) if settings else {}
-    shown = " ".join([name, *(f"{key}={value}" for key, value in pairs.items())])
+def algorithm_settings(text: str) -> dict[str, Any]:
+    """`NAME[:KEY=VALUE,...]` as dotted keys, for instance `fedgg:mu=0.1`; a label before it has no effect."""
+    _, name, settings = _variant(text)
     trust_named({"algorithm.name": name})
-    return (label if at else shown), {"algorithm.name": name, **{f"algorithm.{k}": v for k, v in pairs.items()}}
+    return {"algorithm.name": name, **{f"algorithm.{key}": value for key, value in settings.items()}}
 
 
-def variants(texts: list[str]) -> dict[str, dict[str, Any]]:
-    """Several of them, each under a label of its own."""
-    labelled = [variant(text) for text in texts]
-    labels = [label for label, _ in labelled]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise UserError(f"--algorithm {label!r} is named twice: give one a label, as in 'again@{label}'")
-    return dict(labelled)
+def variants(texts: list[str], recorded: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+    """Several `[LABEL@]NAME[:KEY=VALUE,...]` by their labels: the one given, else the name and settings.
+
+    An algorithm from a file is labelled by its class, unless `recorded`, the labels of a study to be continued, has it
+    as it was typed.
+    """
+    given = [_variant(text) for text in texts]
+    shown = short_names(name for _, name, _ in given)
+    labelled: dict[str, dict[str, Any]] = {}
+    for text, (label, name, settings) in zip(texts, given, strict=True):
+        as_typed, by_class = (_labelled(word, settings) for word in (name, shown[name]))
+        chosen = label or (as_typed if as_typed in recorded else by_class)
+        if chosen in labelled:
+            raise UserError(
+                f"two algorithms have the label {chosen!r}: give one of them another, "
+                f"for instance --algorithm 'again@{text.rpartition('@')[2]}'"
+            )
+        labelled[chosen] = algorithm_settings(text)
+    return labelled
+
+
+def _labelled(name: str, settings: dict[str, Any]) -> str:
+    return " ".join([name, *(f"{key}={value}" for key, value in settings.items())])
+
+
+def _variant(text: str) -> tuple[str, str, dict[str, Any]]:
+    """Label (or nothing), name and settings."""
+    label, _, rest = text.rpartition("@")
+    name, settings = name_and_settings(rest)
+    return label, name, dict(key_and_value(part) for part in split_values(settings)) if settings else {}
 
 
 def name_and_settings(text: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""How often clients were left out: their names were said once, from then on they are counted."""
+"""How often clients were dropped: the first time they are named, further rounds are only counted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class LostClients:
         self._with_losses += bool(lost)
         if len(lost) == 1:
             return f"{_named([lost[0][0]], lost[0][1])}, {counted(self._rounds[lost[0]], 'round')} so far"
-        return f"{len(lost)} clients left out, {counted(self._with_losses, 'round')} with losses so far" if lost else ""
+        rounds = counted(self._with_losses, "round")
+        return f"{len(lost)} clients dropped, {rounds} with dropped clients so far" if lost else ""
 
     def ended(self) -> list[str]:
         """What stays to be said at the end of a run, for those that were lost more than once: most often first."""
@@ -36,9 +37,9 @@ class LostClients:
                 alike.setdefault((count, why), []).append(client)
         often_first = sorted(alike.items(), reverse=True)
         told = [f"{_named(who, why)}, {counted(count, 'round')} in all" for (count, why), who in often_first]
-        more = ["more clients were left out, less often: rounds.jsonl has them all"] if len(told) > NAMED else []
+        more = ["more clients were dropped, less often: rounds.jsonl has them all"] if len(told) > NAMED else []
         return told[:NAMED] + more
 
 
 def _named(clients: list[str], why: str) -> str:
-    return f"client{'s' if len(clients) > 1 else ''} {', '.join(clients)} left out ({why})"
+    return f"client{'s' if len(clients) > 1 else ''} {', '.join(clients)} dropped ({why})"

@@ -1,4 +1,4 @@
-"""`fedgg report` and `fedgg watch`: runs as a page, as pictures, as tables, as TensorBoard's events."""
+"""`fedgg report` and `fedgg watch`: runs as a page, figures, tables and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedgg.errors import UserError
 from fedgg.report.writing import PAGE
 
 PAPER = "paper.html"
-BESIDE_PAPER = "The paper's tables and figures beside ours"
+BESIDE_PAPER = "The paper's tables and figures next to ours"
 Folders = Annotated[
     list[Path] | None,
     typer.Argument(
@@ -28,22 +28,20 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="The page to write; by default report.html in the folder, if there is one only."
+            "--out", "-o", help="The page to write; by default report.html in the folder, if only one is given."
         ),
     ] = None,
-    figures: Annotated[Path | None, typer.Option(help="Also write the figures there, as PNG and SVG.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder to also write figures to, as PNG and SVG.")] = None,
     tables: Annotated[
-        Path | None, typer.Option(help="Also write the tables there, as Markdown, LaTeX and CSV.")
+        Path | None, typer.Option(help="Folder to also write tables to, as Markdown, LaTeX and CSV.")
     ] = None,
-    tensorboard: Annotated[
-        Path | None, typer.Option(help="Also write the scalars there as TensorBoard's event files.")
-    ] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Folder to also write TensorBoard event files to.")] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Make one page of runs: the answer, curves, tables, clients, and how to do it again.
+    """Write one HTML page about runs: the result, curves, tables, clients, diagnostics, and how to reproduce them.
 
-    The page is one file that needs no network: send it to somebody, and it opens. What cannot be read is named on it;
-    the rest stands.
+    The page is a single file that works without a network. Folders that cannot be read are listed on it; the rest is
+    shown.
 
     Examples:
 
@@ -71,15 +69,13 @@ def report(
 
 def watch(
     runs: Folders = None,
-    port: Annotated[
-        int, typer.Option(help="Where to listen, on this machine only; 0 takes a free one.", min=0, max=65535)
-    ] = 0,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 chooses a free one.", min=0, max=65535)] = 0,
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Show the same page live while runs go on; Ctrl-C ends it, and the runs do not notice.
+    """Serve the same page live while runs are in progress; Ctrl-C stops it without affecting the runs.
 
-    Only this machine can see it. Folders may appear later, grow and vanish. From another machine, a tunnel brings it
-    over: `ssh -L 8800:127.0.0.1:8800 MACHINE` and `--port 8800`.
+    It is reachable from this machine only. Folders may appear, grow and vanish. To see it from another machine, use a
+    tunnel: `ssh -L 8800:127.0.0.1:8800 MACHINE` and `--port 8800`.
 
     Examples:
 
@@ -90,13 +86,13 @@ def watch(
     from fedgg.report.server import LivePage
 
     with LivePage(News(_named(runs, "fedgg watch runs/demo")), port) as server:
-        say(f"watching {', '.join(map(str, runs or []))} at {server.address} (Ctrl-C ends it)")
-        if open_it:  # beside the server: some browsers do not come back before they are closed
+        say(f"watching {', '.join(map(str, runs or []))} at {server.address} (Ctrl-C stops it)")
+        if open_it:  # in a thread: some browsers do not return before they are closed
             threading.Thread(target=open_in_browser, args=(server.address,), daemon=True).start()
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            say("stopped watching; the runs go on by themselves")
+            say("stopped watching; the runs are not affected")
 
 
 def write_report(
@@ -107,7 +103,7 @@ def write_report(
     tensorboard: Path | None = None,
     beside: dict[str, str] | None = None,
 ) -> Path:
-    """Write the page and what else was asked for, and say where it lies; also the last step of compare and sweep."""
+    """Write the page and the files requested, and say where they are; also the last step of compare and sweep."""
     from fedgg.report.report_page import write_page
 
     with progress() as bar:
@@ -143,7 +139,7 @@ def write_report(
 
 
 def open_in_browser(address: str) -> None:
-    """Show it; where no browser can be started the page is there all the same, and a line says how to get to it."""
+    """Show it; where no browser can be started, a line says how to open the page."""
     try:
         shown = webbrowser.open(address)
     except webbrowser.Error:

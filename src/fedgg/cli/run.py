@@ -51,7 +51,7 @@ def run(
         data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
     )
     if algorithm:
-        changed = choices.variant(algorithm)[1] | changed
+        changed = choices.algorithm_settings(algorithm) | changed
     if seed is not None:
         changed["seed"] = seed
     chosen = with_given_clients(base.changed(changed), data_folder=data_folder)

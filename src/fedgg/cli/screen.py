@@ -48,7 +48,7 @@ def say(sentence: str) -> None:
     console.print(escape(sentence), soft_wrap=True)
 
 
-LONGEST = 14  # letters of a word that are kept together
+LONGEST = 15  # letters of a word that are kept together: distinguishable
 
 
 def print_table(table: Table, *, numbers: bool = True, names: int = 1) -> None:

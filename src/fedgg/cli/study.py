@@ -16,6 +16,7 @@ from fedgg.cli.screen import print_table, say
 from fedgg.cli.watching import processes_for, watched
 from fedgg.errors import UserError
 from fedgg.lab.trust import trust_named
+from fedgg.report.labels import short_names
 from fedgg.report.writing import PAGE
 
 if TYPE_CHECKING:
@@ -42,11 +43,11 @@ def compare(
     out: choices.OutOption = None,
     trust: choices.TrustOption = None,
 ) -> None:
-    """Run algorithms side by side on the same splits, and say what the seeds can tell apart.
+    """Compare algorithms on the same splits, with a verdict on each difference over the seeds.
 
-    Without a study file the settings are a small demonstration's: digits, 10 clients, Dirichlet 0.1, an MLP of 64
-    units, batches of 32, 25 rounds; each can be changed. Called again, it keeps what is finished and goes on with the
-    rest.
+    Without a study file it is a small demonstration: digits, 10 clients, Dirichlet 0.1, an MLP of 64 units, batches of
+    32, 25 rounds; each can be changed. Called again, it keeps finished runs and continues the others. An algorithm from
+    a file (FILE.py:CLASS) is labelled by its class.
 
     Examples:
 
@@ -58,7 +59,7 @@ def compare(
 
     choices.trust_all(trust)
     chosen = load_study(study) if study else demo_study()
-    variants = choices.variants(algorithm) if algorithm else chosen.variants
+    variants = choices.variants(algorithm, _labels_in(out)) if algorithm else chosen.variants
     changed = choices.changes(
         data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
     )
@@ -115,9 +116,10 @@ def sweep(
         data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
     )
     if algorithm:
-        changed = choices.variant(algorithm)[1] | changed
+        changed = choices.algorithm_settings(algorithm) | changed
     base = (load_experiment(experiment) if experiment else Experiment()).changed(changed)
-    variants = study.grid(axes)
+    classes = [str(name) for key in ("algorithm.name", "model.name") for name in axes.get(key, [])]
+    variants = study.grid(axes, short_names(classes))
     chosen = study.Study(base, variants, choices.seeds(seeds) if seeds else (base.seed,), next(iter(variants)))
     _run(chosen, out or _folder("sweep", chosen), jobs, data_folder)
 
@@ -127,8 +129,18 @@ def _folder(name: str, study: Study) -> Path:
     return Path("runs") / f"{name}-{study.hash()[:6]}"
 
 
+def _labels_in(folder: Path | None) -> tuple[str, ...]:
+    """Of the study that is already in the folder; none where there is no study, or none that can be read."""
+    from fedgg.report.folders import read_plan
+
+    try:
+        return read_plan(folder).labels if folder is not None else ()
+    except UserError:
+        return ()
+
+
 def _describe(study: Study) -> str:
-    """What all of its runs have alike."""
+    """The settings that all runs share."""
     swept = {key for changes in study.variants.values() for key in changes}
     seeds = f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
     return f"{described(study.base, swept)}, {seeds}"
@@ -177,4 +189,4 @@ def _show(folder: Path) -> None:
     write_report([folder], folder / PAGE)
     say(f"curves: {folder / 'accuracy.png'}")
     say(f"splits: {folder / 'split-seed-*.png'}")
-    say(f"tables: {folder / 'tables.md'}; every run has a folder of its own beside it")
+    say(f"tables: {folder / 'tables.md'}; each run has its own folder next to it")

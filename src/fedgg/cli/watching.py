@@ -59,5 +59,5 @@ def watched(runs: int, rounds: int, work: Callable[[Callable[[Any, str, Any], No
             work(tell)
         except KeyboardInterrupt:
             bar.stop()
-            note("stopped; call the same command again to go on: finished rounds are kept")
+            note("stopped; run the same command again to continue: finished rounds are kept")
             raise typer.Exit(130) from None

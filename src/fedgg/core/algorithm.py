@@ -225,7 +225,7 @@ class Algorithm:
         return {"delta": w - site.notes["anchor"]}, site.memory
 
     def readings(self, w: Tensor, site: Site) -> Rows:
-        """What is worth looking at when a client is done, `[K, 1]` each; recorded, never sent."""
+        """Diagnostics of the clients after their last local step, `[K, 1]` each: recorded, not used by the server."""
         return {"drift": site.inner("drift", "drift").sqrt()}
 
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:

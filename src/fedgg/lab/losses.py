@@ -31,7 +31,7 @@ class NamedOnce:
         new = [entry for entry in lost if (entry["client"], entry["why"]) not in self.said]
         self.said.update((entry["client"], entry["why"]) for entry in new)
         return [
-            f"round {round_}: client{'s' if len(clients) > 1 else ''} {', '.join(clients)} left out ({why}); "
-            "named once, counted from now on"
+            f"round {round_}: client{'s' if len(clients) > 1 else ''} {', '.join(clients)} dropped ({why}); "
+            "further rounds are only counted"
             for why, clients in by_reason(new).items()
         ]

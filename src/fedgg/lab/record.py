@@ -1,4 +1,4 @@
-"""A round's line in the history: scores, losses, readings, bytes, seconds."""
+"""A round's line in the history: scores, losses, diagnostics, bytes, seconds."""
 
 from __future__ import annotations
 

@@ -149,12 +149,19 @@ def _refuse_another_study(index: Index, folder: Path) -> None:
         )
 
 
-def grid(axes: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
-    """Every combination of values, labelled by what it sets: by the last part of a key, where that says enough."""
+def grid(axes: Mapping[str, Sequence[Any]], names: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
+    """Every combination of values, labelled by what it sets: by the last part of a key, where that says enough.
+
+    `names` are shorter forms of values, for labels only.
+    """
+    names = names or {}
     last = [key.rpartition(".")[2] for key in axes]
     shown = {key: key if own == "name" or last.count(own) > 1 else own for key, own in zip(axes, last, strict=True)}
     combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    return {" ".join(f"{shown[key]}={_shown(value)}" for key, value in c.items()): c for c in combinations}
+    return {
+        " ".join(f"{shown[key]}={names.get(str(value), _shown(value))}" for key, value in c.items()): c
+        for c in combinations
+    }
 
 
 def _shown(value: Any) -> str:

@@ -23,7 +23,7 @@ from fedgg.report.panels import Panel, SplitPanel, curve_panels, split_panels
 from fedgg.report.tables import Table
 
 _P = TypeVar("_P")
-BAND = "Line: mean over seeds, band: lowest to highest; diverged runs are left out."
+BAND = "Line: mean over seeds, band: lowest to highest; diverged runs are not shown."
 
 
 def drawn(plan: Plan, item: Item, results: Results, data_folder: Path | None = None, run: bool = True) -> Drawn | None:

@@ -1,4 +1,4 @@
-"""What FedGG sees of itself over the rounds: cosine, weight, drift and step, each as the mean over clients."""
+"""FedGG's diagnostics over the rounds: cosine, weight, drift and step, each as the mean over clients."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedgg.report.folders import Floats, RunRecord
 from fedgg.report.panels import ValuePanel, value_panels
 from fedgg.report.tables import Table
 
-READINGS = ("cosine", "weight", "drift", "step")
+DIAGNOSTICS = ("cosine", "weight", "drift", "step")
 EARLY, LATE = slice(0, 10), slice(-10, None)  # of the rounds from the second on
 
 
 def inner_figure(plan: Plan, item: Item, results: Results) -> Drawn | None:
-    """A panel for each reading and split; as a summary, how the readings change from the first rounds to the last."""
+    """A panel for each diagnostic and split; as a summary, how they change from the first rounds to the last."""
     lines = plan.lines(item)
     records = {line: _finished(plan, line, results) for line in lines}
     everybody = [record for found in records.values() for record in found]
@@ -33,7 +33,7 @@ def inner_figure(plan: Plan, item: Item, results: Results) -> Drawn | None:
                 {line.label: _drawn(found, name) for line, found in records.items() if line.beta == beta and found},
                 first=2,
             )
-            for name in READINGS
+            for name in DIAGNOSTICS
         ]
         for beta in betas
     ]
@@ -68,13 +68,13 @@ def _summary(plan: Plan, item: Item, records: dict[Line, list[RunRecord]]) -> Ta
     rows = []
     for line, found in records.items():
         cells: list[str] = []
-        for name in READINGS:
+        for name in DIAGNOSTICS:
             early, late = (_mean(found, name, part) for part in (EARLY, LATE))
             cells.append(MISSING if early is None or late is None else f"{early:.3g} → {late:.3g}")
         rows.append((f"{line.beta:g}", line.label, *cells))
     where = ", ".join(map(shown_dataset, plan.datasets_of(item)))
     title = f"{titled(plan, item)}; {where}: mean of rounds 2 to 11 → of the last ten"
-    return Table(title, ("beta", "method", *READINGS), tuple(rows))
+    return Table(title, ("beta", "method", *DIAGNOSTICS), tuple(rows))
 
 
 def _mean(records: list[RunRecord], name: str, part: slice) -> float | None:
@@ -86,8 +86,8 @@ def _numbers(item: Item, records: dict[Line, list[RunRecord]]) -> Table:
     rows = []
     for line, found in records.items():
         for record in found:
-            for name in READINGS:
+            for name in DIAGNOSTICS:
                 for number, value in zip(*record.reading(name), strict=True):
                     cells = (f"{line.beta:g}", line.label, str(record.config.get("seed")), name)
                     rows.append((*cells, str(number), f"{value:.6g}"))
-    return Table(item.title, ("beta", "method", "seed", "reading", "round", "mean over clients"), tuple(rows))
+    return Table(item.title, ("beta", "method", "seed", "diagnostic", "round", "mean over clients"), tuple(rows))

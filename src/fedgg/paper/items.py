@@ -46,7 +46,7 @@ _ITEMS = (
     ),
     Item(
         "inner",
-        "Ours: what FedGG sees of itself",
+        "Ours: diagnostics of FedGG over the rounds",
         "inner",
         (0.5, 0.1),
         ("cifar10",),

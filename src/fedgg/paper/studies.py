@@ -6,7 +6,17 @@ from fedgg.lab.parts import extra_work
 from fedgg.paper.items import REFERENCE, Item, shown_dataset
 from fedgg.paper.plan import Line, Plan
 from fedgg.paper.results import Results
-from fedgg.paper.tables import MISSING, about_runs, as_study, notes_of, over_reference, reached, rounds_rule, titled
+from fedgg.paper.tables import (
+    MISSING,
+    PAIRED,
+    about_runs,
+    as_study,
+    notes_of,
+    over_reference,
+    reached,
+    rounds_rule,
+    titled,
+)
 from fedgg.report.compare import WINDOW, Row, Spread, compare
 from fedgg.report.conditions import conditions, shown_megabytes
 from fedgg.report.folders import RunRecord
@@ -38,10 +48,9 @@ def study_table(plan: Plan, item: Item, results: Results) -> Table:
     where = ", ".join(map(shown_dataset, plan.datasets_of(item)))
     about = (
         "Highest and final test accuracy, ± the sample standard deviation over seeds; means are over the seeds that "
-        "did not diverge. Over FedAvg: the highest, paired by seed, with the half width of the 95 % interval; ↑ ↓ "
-        "beyond it, (↑) (↓) beyond the spread only, ≈ within it.",
+        f"did not diverge. Over FedAvg: highest accuracy, {PAIRED}",
         *rounds_rule()[:1],
-        f"* the same on averages over {WINDOW} rounds.",
+        f"* the same with accuracies, and the target, averaged over the last {WINDOW} rounds.",
         *([ABOUT_COSTS] if item.costs else []),
         *about_runs(plan, item),
     )

@@ -14,7 +14,7 @@ from fedgg.paper.results import Results
 from fedgg.report.compare import WINDOW, Comparison, Reach, Row, Spread, compare, paired_difference, spread
 from fedgg.report.conditions import conditions, shown_megabytes
 from fedgg.report.folders import RunRecord, StudyRecord
-from fedgg.report.tables import NONE, Table, shown_difference
+from fedgg.report.tables import NONE, VERDICTS, Table, shown_difference
 
 Accuracy = Literal["highest", "final"]
 MISSING = "missing"
@@ -57,10 +57,12 @@ def about_runs(plan: Plan, item: Item) -> tuple[str, ...]:
     if plan.quick:
         told.append(
             f"The quick version: a small MLP on the embedded digits for {plan.rounds(item)} rounds. It shows that "
-            "everything works; the paper's values, of other data and networks, are not comparable and left out."
+            "everything works; the paper's values are for other data and networks, so they are omitted."
         )
     elif plan.lengths(item) != (ROUNDS,) and not item.ours:
-        told.append(f"Rounds: {plan.rounds(item)}. The paper's values are of {ROUNDS} rounds, so not like for like.")
+        told.append(
+            f"Rounds: {plan.rounds(item)}. The paper's values are for {ROUNDS} rounds, so not directly comparable."
+        )
     if not item.study:
         told += [f"FedGG, {name}: {READINGS[name].says}." for name in plan.readings]
     return (*told, f"Seed{'s' if len(plan.seeds) > 1 else ''} {', '.join(map(str, plan.seeds))}.")
@@ -158,18 +160,20 @@ def _accuracy_rule(accuracy: Accuracy) -> tuple[str, ...]:
     which = "the highest over all rounds, as in the paper" if accuracy == "highest" else "that after the last round"
     return (
         f"Test accuracy on the whole test set: {which}; ± is the sample standard deviation over seeds.",
-        "Over FedAvg, here: paired by seed, with the half width of the 95 % interval; ↑ ↓ beyond it, (↑) (↓) beyond "
-        "the spread only, ≈ within it.",
+        f"Over FedAvg, here: {PAIRED}",
     )
+
+
+PAIRED = f"paired by seed, ± half the width of the 95 % confidence interval. Verdict: {VERDICTS}"
 
 
 def rounds_rule() -> tuple[str, ...]:
     return (
-        "Rounds until FedAvg's test accuracy at its last round is first reached, seed by seed, on average over the "
-        "seeds that reach it; (1 of 3) says that one of three did, and there is no speed-up then. FedAvg's own row "
-        "follows the same rule: what it has above 1× is what the rule gives away (the paper prints its last round).",
-        f"* the same on averages over {WINDOW} rounds. MB: what all clients together sent (up) and received (down) "
-        "until then, by the raw rule.",
+        "Rounds until FedAvg's final test accuracy with the same seed is first reached; mean over the seeds that reach "
+        "it; (1 of 3) means that one of three seeds does, and then no speed-up is given. FedAvg itself may reach its "
+        "final accuracy before its last round, so its own speed-up can exceed 1× (the paper prints its last round).",
+        f"* the same with accuracies, and the target, averaged over the last {WINDOW} rounds. MB: sent (up) and "
+        "received (down) by all clients together until the round without averaging.",
     )
 
 

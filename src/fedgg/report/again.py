@@ -8,10 +8,10 @@ from typing import Any
 import tomli_w
 
 from fedgg.report.folders import StudyRecord
+from fedgg.report.labels import FROM_PYTHON
 from fedgg.report.settings import OWN, common, flat, nested
 
 FILE = "again.toml"
-FROM_PYTHON = "python:"
 NAMES = ("model.name", "algorithm.name")  # what can name code: FILE.py:CLASS or MODULE:CLASS
 ALLOWED_BY = "Read it first; fedgg asks before it runs it, or takes --trust."
 

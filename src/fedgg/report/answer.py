@@ -1,4 +1,4 @@
-"""What came out, in one or two sentences; never more than the seeds can tell."""
+"""The result in one or two sentences, in the words of the verdicts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 from fedgg.report.caveats import SPLIT_APART
 from fedgg.report.compare import Comparison, PairedDifference, Row, Spread
-from fedgg.report.folders import StudyRecord
+from fedgg.report.folders import RunRecord, StudyRecord
 
 NAMED = 3  # of each kind; more are counted
 
@@ -28,14 +28,14 @@ def answer(study: StudyRecord, comparison: Comparison) -> Answer:
     found = _alone(rows[0], study) if len(study.labels) == 1 else _side_by_side(rows, comparison)
     said = (
         _so_far(study, comparison) + found.said,
-        _in_no_mean(comparison, "diverged"),
-        _in_no_mean(comparison, "damaged"),
+        _excluded(comparison, "diverged"),
+        _excluded(comparison, "damaged"),
     )
     return Answer(" ".join(filter(None, said)), found.method)
 
 
 def shown_percent(spread: Spread) -> str:
-    """One decimal, as everywhere; the deviation where there are seeds to have one."""
+    """With one decimal; and the standard deviation, of two seeds or more."""
     deviation = "" if spread.sd is None else f" ± {100 * spread.sd:.1f}"
     return f"{100 * spread.mean:.1f}{deviation} %"
 
@@ -49,21 +49,26 @@ def _nothing_yet(study: StudyRecord, comparison: Comparison) -> str:
     damaged = sum(row.damaged for row in comparison.rows)
     if damaged:
         verb = "is" if damaged == 1 else "are"
-        what = "The run is damaged" if of == 1 else f"Of {of} runs {damaged} {verb} damaged and none has finished whole"
-        return f"{what}, so there is nothing to conclude."
+        what = "The run is damaged" if of == 1 else f"{damaged} of {of} runs {verb} damaged and no other has finished"
+        return f"{what}, so there is no result."
     if any(record.complete for record in records):
-        return "No finished run was ever evaluated on the test set, so there is no accuracy to tell."
-    begun = (
-        f"{len(records)} of {of} runs have begun" if of > 1 else f"The run has {'begun' if records else 'not begun'}"
-    )
-    return f"{begun}; none has finished yet, so there is nothing to conclude."
+        return "No finished run was evaluated on the test set, so there is no accuracy to report."
+    if of > 1:
+        started = f"{len(records)} of {of} runs {'has' if len(records) == 1 else 'have'} started"
+        return f"{started} and none has finished, so there is no result yet."
+    return f"The run has {_progress(records[0]) if records else 'not started'}, so there is no result yet."
+
+
+def _progress(record: RunRecord) -> str:
+    done = record.rounds[-1]["round"] if record.rounds else 0
+    return f"not finished (round {done} of {record.config.get('rounds', '?')})"
 
 
 def _so_far(study: StudyRecord, comparison: Comparison) -> str:
     of = len(study.labels) * len(study.seeds)
     ended = sum(run.complete or run.status == "diverged" for by_seed in study.runs.values() for run in by_seed.values())
-    damaged = sum(row.damaged for row in comparison.rows)  # nobody waits for them
-    return "" if ended + damaged == of else f"So far, with {ended} of {of} runs ended: "
+    damaged = sum(row.damaged for row in comparison.rows)  # their number of finished rounds will not change
+    return "" if ended + damaged == of else f"Preliminary, with {ended} of {of} runs finished: "
 
 
 def _alone(row: Row, study: StudyRecord) -> Answer:
@@ -74,7 +79,7 @@ def _alone(row: Row, study: StudyRecord) -> Answer:
     said = f"{row.label} ends at {shown_percent(row.final)} test accuracy after {rounds} rounds"
     if row.final.n == 1:
         highest = shown_percent(row.highest)
-        return Answer(f"{said}; its highest was {highest}.", "One seed says nothing about the spread.")
+        return Answer(f"{said}; its highest was {highest}.", "One seed, so the spread over seeds is unknown.")
     return Answer(f"{said}.", f"Mean and standard deviation over {row.final.n} seeds.")
 
 
@@ -83,20 +88,21 @@ def _side_by_side(rows: Sequence[Row], comparison: Comparison) -> Answer:
     if not differences:
         best = next(row for row in rows if row.label == comparison.best)
         assert best.final is not None
-        stands = f"{quoted(best.label)} stands highest, at {shown_percent(best.final)}"
+        highest = f"{quoted(best.label)} has the highest final accuracy, {shown_percent(best.final)}"
         if best.label == comparison.reference:
-            return Answer(f"{stands}; no other row has finished with the same seeds yet.")
-        late = f"{quoted(comparison.reference)}, which the others are measured against"
-        return Answer(f"{stands}; {late}, has no finished run of the same seeds yet.")
+            return Answer(f"{highest}; no other row has finished with the same seeds yet.")
+        return Answer(
+            f"{highest}; the reference {quoted(comparison.reference)} has not finished with the same seeds yet."
+        )
     told = _verdicts(differences, comparison.reference)
     seeds = {difference.n for difference in differences}
     over = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(max(seeds))
     over += " seed" if seeds == {1} else " seeds"
     method = f"Final test accuracy over {over}, {_pairing(differences)}"
     if any(difference.half_width is not None for difference in differences):
-        method += "; ± is half of the 95 % confidence interval of the difference"
+        method += "; ± is half the width of the 95 % confidence interval of the difference"
     if len(differences) > 4:
-        method += f". No correction is made for looking at {len(differences)} differences"
+        method += f". Not corrected for {len(differences)} comparisons"
     return Answer(_highest(rows, comparison) + _sentence("; ".join(told)), f"{method}.")
 
 
@@ -104,8 +110,8 @@ def _pairing(differences: Sequence[PairedDifference]) -> str:
     if all(difference.paired for difference in differences):
         return "paired by seed"
     if any(difference.paired for difference in differences):
-        return f"paired by seed, but for rows of another split than {quoted(differences[0].other)}'s"
-    return f"not paired by seed, since {SPLIT_APART}"
+        return f"paired by seed, except rows whose split differs from that of {quoted(differences[0].other)}"
+    return f"not paired by seed, because {SPLIT_APART}"
 
 
 def _sentence(text: str) -> str:
@@ -113,37 +119,41 @@ def _sentence(text: str) -> str:
 
 
 def _highest(rows: Sequence[Row], comparison: Comparison) -> str:
-    """Of many rows, the best one by name; being chosen for its result, it flatters itself."""
+    """Of many rows, the best one by name, with a warning: it was selected by its result."""
     best = next((row for row in rows if row.label == comparison.best), None)
     if len(rows) <= 6 or best is None or best.final is None:
         return ""
     seeds = f"{best.final.n} seed{'s' if best.final.n > 1 else ''}"
-    end = f"{shown_percent(best.final)} ({seeds}; picked after the fact, so expect less of it next time)."
-    return f"{quoted(best.label)} ends highest of {len(rows)} rows, at {end} "
+    end = f"{shown_percent(best.final)} ({seeds}; selected by this result, so the value is optimistic)."
+    return f"{quoted(best.label)} has the highest final accuracy of {len(rows)} rows, {end} "
 
 
 def _verdicts(differences: Sequence[PairedDifference], reference: str) -> list[str]:
-    by = {verdict: [d for d in differences if d.verdict == verdict] for verdict in {d.verdict for d in differences}}
+    by: dict[str, list[PairedDifference]] = {}
+    for difference in differences:
+        by.setdefault(difference.verdict, []).append(difference)
     told = []
-    for verdict, side in (("higher", "above"), ("lower", "below")):
-        if these := by.get(verdict, []):  # type: ignore[call-overload]
+    for verdict in ("higher", "lower"):
+        if these := by.get(verdict, []):
             told.append(listed([f"{quoted(d.label)} is {_size(d)} points" for d in _largest(these)], len(these))
-                        + f" {side} {quoted(reference)}")  # fmt: skip
-    perhaps = [*by.get("perhaps higher", []), *by.get("perhaps lower", [])]
-    if perhaps:
-        names = listed([f"{quoted(d.label)} ({_signed(d)})" for d in _largest(perhaps)], len(perhaps))
-        told.append(f"{names} may differ from {quoted(reference)}, but so few seeds cannot say")
+                        + f" {verdict} than {quoted(reference)}")  # fmt: skip
+    for verdict in ("perhaps higher", "perhaps lower"):
+        if these := by.get(verdict, []):
+            names = listed([f"{quoted(d.label)} ({_signed(d)})" for d in _largest(these)], len(these))
+            told.append(f"{names} {_are(these)} {verdict} than {quoted(reference)} (more seeds are needed to decide)")
     if alike := by.get("not distinguishable", []):
         names = listed([quoted(d.label) for d in alike[:NAMED]], len(alike))
-        told.append(f"{names} cannot be told from {quoted(reference)}")
+        told.append(f"{names} {_are(alike)} not distinguishable from {quoted(reference)}")
     if few := by.get("too few seeds", []):
-        ends = [f"{quoted(d.label)} ended at {_signed(d)} points" for d in _largest(few)]
+        ends = [f"{quoted(d.label)} ends at {_signed(d)} points" for d in _largest(few)]
         seeds = max(d.n for d in few)
-        says = f"{seeds} seeds say" if seeds > 1 else "one seed says"
-        told.append(
-            f"against {quoted(reference)}, {listed(ends, len(few))}, but {says} nothing about what others would show"
-        )
+        says = f"{seeds} seeds are" if seeds > 1 else "one seed is"
+        told.append(f"against {quoted(reference)}, {listed(ends, len(few))}, but {says} too few for a verdict")
     return told
+
+
+def _are(these: Sequence[PairedDifference]) -> str:
+    return "are" if len(these) > 1 else "is"
 
 
 def _largest(these: Sequence[PairedDifference]) -> list[PairedDifference]:
@@ -161,7 +171,7 @@ def _signed(difference: PairedDifference) -> str:
 
 
 def quoted(label: str) -> str:
-    """In quotes where its own comma would break the sentence."""
+    """In quotes where a comma in it would break the sentence."""
     return f"“{label}”" if "," in label or ";" in label else label
 
 
@@ -172,7 +182,7 @@ def listed(names: Sequence[str], of: int = 0) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _in_no_mean(comparison: Comparison, which: Literal["diverged", "damaged"]) -> str:
+def _excluded(comparison: Comparison, which: Literal["diverged", "damaged"]) -> str:
     counts = {row.label: getattr(row, which) for row in comparison.rows if getattr(row, which)}
     if not counts:
         return ""
@@ -180,4 +190,4 @@ def _in_no_mean(comparison: Comparison, which: Literal["diverged", "damaged"]) -
     are = "are" if runs > 1 else "is"
     names = listed([quoted(label) for label in list(counts)[:NAMED]], len(counts))
     said = f"diverged and {are}" if which == "diverged" else f"{are} damaged and"
-    return f"{runs} run{'s' if runs > 1 else ''} of {names} {said} in no mean."
+    return f"{runs} run{'s' if runs > 1 else ''} of {names} {said} excluded from the averages."

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgg.report.folders import StudyRecord
+from fedgg.report.labels import short_names
 from fedgg.report.settings import differing, flat
 
 CHOICES = (".name", ".rule", ".kind")  # settings that bring settings of their own with them
@@ -40,7 +41,7 @@ def axes_of(study: StudyRecord) -> Axes | None:
     # Two settings that always change together fill a small part of their grid: that is no sweep over both.
     if len(set(places.values())) < len(places) or len(places) < FILLED * cells:
         return None
-    return Axes(values, places)
+    return Axes({key: _shown(these) for key, these in values.items()}, places)
 
 
 def _told_by_a_choice(keys: list[str], settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -56,6 +57,12 @@ def _ordered(settings: Mapping[str, Mapping[str, Any]], key: str) -> tuple[Any, 
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in found):
         return tuple(sorted(found))
     return found
+
+
+def _shown(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Classes by their names rather than by their files."""
+    names = short_names(value for value in values if isinstance(value, str))
+    return tuple(names[value] if isinstance(value, str) else value for value in values)
 
 
 def _hashable(value: Any) -> Any:

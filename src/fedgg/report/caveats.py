@@ -1,4 +1,4 @@
-"""What a reader must know of a comparison before believing its numbers."""
+"""Notes under a comparison: which runs are excluded, and which values are not directly comparable."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ SPLIT_APART = "the runs have different splits"
 
 
 def caveats(study: StudyRecord, ends: Mapping[str, Mapping[int, int]]) -> tuple[str, ...]:
-    """Runs that are in no mean, and means that are not like for like; `ends` are the last rounds of those that are."""
+    """Runs that are excluded from the averages, and averages that are not directly comparable.
+
+    `ends` are the last evaluated rounds of the runs that are averaged.
+    """
     begun = [label for label in study.labels if study.runs[label] or study.damaged(label)]
-    left_out: dict[str, list[str]] = {}  # by what is to be said, the labels it is true of
+    excluded: dict[str, list[str]] = {}  # labels by what is true of them
     for label in begun:
         diverged, damaged = study.diverged(label), study.damaged(label)
         unfinished = [seed for seed in study.seeds if seed not in {*ends[label], *diverged, *damaged}]
         for seeds, why in (
             (diverged, "diverged"),
-            (damaged, "damaged (not whole, or unreadable)"),
-            (unfinished, "not finished (or never evaluated)"),
+            (damaged, "damaged: incomplete or unreadable"),
+            (unfinished, "not finished, or never evaluated"),
         ):
             if seeds:
-                left_out.setdefault(f"{_seeds(seeds)} {why} and left out of the means", []).append(label)
-    notes = [f"{'; '.join(labels)}: {what}." for what, labels in left_out.items()]
+                excluded.setdefault(f"{_seeds(seeds)} excluded from the averages ({why})", []).append(label)
+    notes = [f"{'; '.join(labels)}: {what}." for what, labels in excluded.items()]
     if absent := [label for label in study.labels if label not in begun]:
         notes.append(f"Not run yet: {'; '.join(absent)}.")
-    if not ends[study.reference]:
+    if not ends[study.reference] and len(study.labels) > 1:
         notes.append(f"The reference {study.reference} has no finished run, so there is no target.")
     if len({last for by_seed in ends.values() for last in by_seed.values()}) > 1:
-        notes.append("The runs end at different rounds, so their final accuracies are not like for like.")
+        notes.append("The runs end at different rounds, so their final accuracies are not directly comparable.")
     if apart := [seed for seed in study.seeds if splits_of(study, seed, study.labels) > 1]:
         notes.append(
-            f"{_seeds(apart).capitalize()}: {SPLIT_APART}; differences between them are not paired by seed, and have "
+            f"{_seeds(apart).capitalize()}: {SPLIT_APART}; differences between them are not paired by seed and use "
             f"Welch's interval."
         )
     return tuple(notes)

@@ -59,6 +59,7 @@ class Reach:
     megabytes: float | None
     speed_up: float | None
     megabytes_up: float | None = None  # the part of them that clients sent
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,13 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Test accuracy and megabytes so far at the evaluated rounds of one run."""
+    """Test accuracy, and megabytes and seconds so far, at the evaluated rounds of one run."""
 
     rounds: Ints
     accuracy: Floats
     megabytes: Floats
     megabytes_up: Floats
+    seconds: Floats
 
 
 def compare(study: StudyRecord) -> Comparison:
@@ -171,7 +173,7 @@ def reach(curves: dict[int, Curve], reference: dict[int, Curve], diverged: set[i
     """How soon the curves reach the reference's last accuracy, seed by seed; a diverged seed counts as not reached."""
     targets = {seed: curve for seed, curve in reference.items() if len(curve.accuracy)}
     asked = [seed for seed in targets if seed in curves or seed in diverged]
-    rounds, megabytes, sent, totals = [], [], [], []
+    rounds, megabytes, sent, seconds, totals = [], [], [], [], []
     for seed in asked:
         curve = curves.get(seed)
         at = None if curve is None else first_reaching(curve.accuracy, float(targets[seed].accuracy[-1]))
@@ -179,11 +181,13 @@ def reach(curves: dict[int, Curve], reference: dict[int, Curve], diverged: set[i
             rounds.append(int(curve.rounds[at]))
             megabytes.append(float(curve.megabytes[at]))
             sent.append(float(curve.megabytes_up[at]))
+            seconds.append(float(curve.seconds[at]))
             totals.append(int(targets[seed].rounds[-1]))
     if not rounds:
         return Reach(0, len(asked), None, None, None)
     mean_rounds, speed_up = float(np.mean(rounds)), float(np.mean(totals) / np.mean(rounds))
-    return Reach(len(rounds), len(asked), mean_rounds, float(np.mean(megabytes)), speed_up, float(np.mean(sent)))
+    traffic = (float(np.mean(megabytes)), speed_up, float(np.mean(sent)))
+    return Reach(len(rounds), len(asked), mean_rounds, *traffic, seconds=float(np.mean(seconds)))
 
 
 def paired_difference(label: str, other: str, ours: dict[int, float], theirs: dict[int, float]) -> PairedDifference:
@@ -241,14 +245,26 @@ def _against(
 
 def _finished_curves(runs: dict[int, RunRecord]) -> dict[int, Curve]:
     finished = {seed: run for seed, run in runs.items() if run.complete}
-    curves = {seed: Curve(*run.accuracy(), run.megabytes(), run.megabytes(("up",))) for seed, run in finished.items()}
+    curves = {
+        seed: Curve(*run.accuracy(), run.megabytes(), run.megabytes(("up",)), _seconds(run))
+        for seed, run in finished.items()
+    }
     return {seed: curve for seed, curve in curves.items() if len(curve.rounds)}
+
+
+def _seconds(run: RunRecord) -> Floats:
+    """Since the start of the first round, at the evaluated rounds."""
+    per_round = [sum(line["seconds"].values()) if isinstance(line.get("seconds"), dict) else 0.0 for line in run.rounds]
+    so_far = np.cumsum(np.array(per_round, dtype=np.float64))
+    at_evaluation: Floats = so_far[np.isin([line["round"] for line in run.rounds], run.accuracy()[0])]
+    return at_evaluation
 
 
 def _smoothed(curve: Curve) -> Curve:
     averages = trailing_average(curve.accuracy)
     start = len(curve.accuracy) - len(averages)
-    return Curve(curve.rounds[start:], averages, curve.megabytes[start:], curve.megabytes_up[start:])
+    traffic = (curve.megabytes[start:], curve.megabytes_up[start:])
+    return Curve(curve.rounds[start:], averages, *traffic, curve.seconds[start:])
 
 
 def _largest_epsilon(runs: dict[int, RunRecord]) -> float | None:

@@ -1,4 +1,4 @@
-"""Under which conditions runs came about, in a few sentences; runs that do not go together are named as such."""
+"""The conditions under which runs were made, in a few sentences; where runs differ in them, that is noted."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ def conditions(records: Sequence[RunRecord]) -> tuple[str, ...]:
         values = Counter(of(record) for record in records)
         told.append(f"{name} {', '.join(values)}")
         if len(values) > 1:
-            counts = ", ".join(f"{value} ({count} runs)" for value, count in values.most_common())
-            mixed.append(f"Runs of different {name} are mixed here: {counts}.")
+            counts = ", ".join(f"{value} ({_runs(count)})" for value, count in values.most_common())
+            mixed.append(f"The runs differ in {name}: {counts}.")
     told += _engines(records)
     seconds = sum(record.seconds for record in records)
-    runs = f"{len(records)} run{'s' if len(records) > 1 else ''}, {shown_seconds(seconds)} of rounds added up"
+    runs = f"{_runs(len(records))}, {shown_seconds(seconds)} of rounds in total"
     return (f"Conditions: {'; '.join([*told, runs])}.", *mixed)
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' if count > 1 else ''}"
 
 
 def shown_seconds(seconds: float) -> str:

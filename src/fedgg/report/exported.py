@@ -11,7 +11,7 @@ from fedgg.report.axes import axes_of
 from fedgg.report.compare import compare
 from fedgg.report.figures import accuracy_figure
 from fedgg.report.gathering import Group
-from fedgg.report.more_figures import clients_figure, clients_told, readings_figure, sweep_figure
+from fedgg.report.more_figures import clients_figure, clients_told, diagnostics_figure, sweep_figure
 from fedgg.report.page_data import title
 from fedgg.report.split_pictures import split_pictures
 from fedgg.report.style import save
@@ -22,7 +22,7 @@ FORMS = {"md": as_markdown, "tex": as_latex, "csv": as_csv}
 
 
 def write_figures(groups: Sequence[Group], folder: Path, tell: Callable[[str], None] = lambda what: None) -> list[Path]:
-    """accuracy, split-seed-N, readings, clients-seed-N and sweep, as far as there is something to draw."""
+    """accuracy, split-seed-N, diagnostics, clients-seed-N and sweep, as far as there is something to draw."""
     files = []
     for group, place in _places(groups, folder):
         for name, figure in _figures(group):
@@ -57,7 +57,7 @@ def _figures(group: Group) -> Iterator[tuple[str, Figure]]:
         yield "accuracy", accuracy_figure(study)
     yield from split_pictures(study)
     if any(line.get("readings") for record in records for line in record.rounds):
-        yield "readings", readings_figure(study)
+        yield "diagnostics", diagnostics_figure(study)
     for seed in study.seeds:
         if clients_told(study, seed):
             yield f"clients-seed-{seed}", clients_figure(study, seed)

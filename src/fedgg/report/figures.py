@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedgg.errors import UserError
 from fedgg.report.folders import Floats, Ints, RunRecord, StudyRecord
+from fedgg.report.labels import short_name
 from fedgg.report.style import COLOURS, LINE_STYLES, blank, save, short, styled
 
 __all__ = ["accuracy_figure", "curves_figure", "samples_figure", "save", "split_figure"]
@@ -107,7 +108,7 @@ def curves_figure(run: RunRecord) -> Figure:
     right.set_ylabel("loss")
     if right.lines:
         right.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0)
-    algorithm = run.config.get("algorithm", {}).get("name", "")
+    algorithm = short_name(str(run.config.get("algorithm", {}).get("name", "")))
     title = run.config.get("name") or f"{algorithm} on {run.split_title()}"
     figure.suptitle(str(title), x=0.01, ha="left", fontsize=10)
     return figure

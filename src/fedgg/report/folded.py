@@ -1,8 +1,8 @@
 """Many finished runs in one small JSON file: what tables and figures use, and under which conditions it came about.
 
 Settings are stored once (`base`) with what each run changes in them; splits and conditions once for all runs that share
-them. Accuracies and bytes are kept exactly, losses and readings to six digits; what every single client did in a round,
-and runs that have not ended or are damaged, are left out.
+them. Accuracies and bytes are kept exactly, losses and diagnostics to six digits; what every single client did in a
+round, and runs that have not ended or are damaged, are left out.
 
     {"format": 1, "note": "...", "base": {...}, "conditions": [...], "splits": {...}, "runs": [...]}
 """

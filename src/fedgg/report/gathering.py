@@ -28,7 +28,7 @@ DEPTH = 5  # folders below the one named: reproductions lie three down
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that should have been a run, what has become of it here, and why."""
+    """A folder that is missing or incomplete, what that means for it here, and why."""
 
     path: str
     why: str
@@ -150,7 +150,7 @@ class Gathering:
             return None
         record = followed.record
         if record is not None and record.faults:
-            what = "is damaged and in no mean" if record.status == "damaged" else "is shown all the same"
+            what = "is damaged and excluded from the averages" if record.status == "damaged" else "is incomplete"
             why = "; ".join(fault.why for fault in record.faults)
             self.problems.append(Problem(str(path), why, what, shown=True))
         return record

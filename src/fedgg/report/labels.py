@@ -1,16 +1,52 @@
-"""Names for runs that lie loose: what they are called, or else what tells them apart."""
+"""Names as people read them: the class instead of FILE:CLASS, and labels for runs that no study has labelled."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePath
 from typing import Any
 
 from fedgg.report.folders import RunRecord, StudyRecord
 from fedgg.report.settings import differing, flat
 
 REFERENCES = ("fedavg", "fedsgd")  # what others are measured against, if it is there
+FROM_PYTHON = "python:"
+
+
+def short_name(name: str) -> str:
+    """`FedNew` for `algos.py:FedNew`, `package.module:FedNew` or `python:main.<locals>.FedNew`; `mine.npz` for
+    `npz:data/mine.npz`."""
+    if name.startswith(FROM_PYTHON):
+        return name.removeprefix(FROM_PYTHON).rpartition(".")[2]
+    if name.startswith("npz:"):
+        return PurePath(name.removeprefix("npz:")).name
+    kind = name.rpartition(":")[2]
+    return kind if kind.isidentifier() else name
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """The short name of each; classes of the same name in different files are told apart by as much of the path as
+    that takes: `FedNew (one/algos.py)` and `FedNew (other/algos.py)`."""
+    distinct = list(dict.fromkeys(names))
+    alike = Counter(map(short_name, distinct))
+    shown = {}
+    for name in distinct:
+        short = short_name(name)
+        others = [other for other in distinct if other != name and short_name(other) == short]
+        shown[name] = short if alike[short] == 1 or short == name else f"{short} ({_origin(name, others)})"
+    return shown
+
+
+def _origin(name: str, others: Sequence[str]) -> str:
+    """The end of the path that no other name has; "Python" for a class that was passed from Python."""
+    if name.startswith(FROM_PYTHON):
+        return "Python"
+    parts, theirs = (PurePath(name.rpartition(":")[0]).parts, [PurePath(o.rpartition(":")[0]).parts for o in others])
+    for count in range(1, len(parts) + 1):
+        if all(parts[-count:] != other[-count:] for other in theirs):
+            return str(PurePath(*parts[-count:]))
+    return str(PurePath(*parts))
 
 
 def labelled(records: Sequence[RunRecord], path: Path) -> StudyRecord:
@@ -27,7 +63,8 @@ def labelled(records: Sequence[RunRecord], path: Path) -> StudyRecord:
 
 def _labels(records: Sequence[RunRecord]) -> list[str]:
     """The given names, as long as every run of a seed has one of its own; then settings; in the end the folder."""
-    names = [str(record.config.get("name") or _algorithm(record)) for record in records]
+    shown = short_names(_algorithm(record) for record in records)
+    names = [str(record.config.get("name") or shown[_algorithm(record)]) for record in records]
     names = _without_shared_end(names)
     for more in (_settings_of, _folder_of):
         if _unique(names, records):

@@ -1,4 +1,4 @@
-"""Figures of what happens inside: the algorithms' readings, the clients one by one, and a sweep as a map."""
+"""Figures of the algorithms' diagnostics, of the clients, and of a sweep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from fedgg.report.axes import Axes as SweepAxes
 from fedgg.report.compare import Spread, spread
 from fedgg.report.folders import RunRecord, StudyRecord
-from fedgg.report.page_runs import clients_data
+from fedgg.report.page_runs import FOLLOWED, clients_data
 from fedgg.report.style import COLOURS, LINE_STYLES, blank, short, styled
 
 MARKERS = ("o", "s", "D", "^", "P", "*", "v")
@@ -24,8 +24,8 @@ BANDS = 8  # rows whose bands do not bury the lines
 
 
 @styled
-def readings_figure(study: StudyRecord) -> Figure:
-    """A panel for each reading: mean line and, where rows are few, a band over the seeds that have ended."""
+def diagnostics_figure(study: StudyRecord) -> Figure:
+    """A panel for each diagnostic: mean line and, where rows are few, a band over the finished seeds."""
     records = [record for by_seed in study.runs.values() for record in by_seed.values()]
     names = list(dict.fromkeys(n for record in records for line in record.rounds for n in line.get("readings") or {}))
     columns = min(2, len(names))
@@ -34,7 +34,7 @@ def readings_figure(study: StudyRecord) -> Figure:
     panels = figure.subplots(rows, columns, squeeze=False).flat
     drawn: set[str] = set()
     for name, axes in zip(names, panels, strict=False):
-        drawn |= {label for at, label in enumerate(study.labels) if _reading(axes, study, label, at, name)}
+        drawn |= {label for at, label in enumerate(study.labels) if _diagnostic(axes, study, label, at, name)}
         axes.set_title(name, loc="left")
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
@@ -51,20 +51,27 @@ def readings_figure(study: StudyRecord) -> Figure:
 
 @styled
 def clients_figure(study: StudyRecord, seed: int) -> Figure:
-    """Each client's hold-out accuracy, or its loss where nothing was kept back: one sign for each row."""
+    """Each client's last hold-out accuracy, or its loss where there are no hold-out examples.
+
+    One marker for each client and row; of more than `FOLLOWED` clients a line for each row, its clients sorted.
+    """
     having = clients_told(study, seed)
     key = "holdout" if any(one["holdout"] for one in having.values()) else "loss"
+    many = any(one["of"] > FOLLOWED for one in having.values())
     figure = blank(7.5, 3.4)
     axes = figure.subplots()
     for at, (label, one) in enumerate(list(having.items())[:SEEN]):
         points = [(c, v) for c, v in zip(one["client"], one[key] or [], strict=False) if v is not None]
-        if points:
+        if points and many:
+            values = sorted((v for _, v in points), reverse=key == "loss")
+            axes.plot(np.linspace(0, 100, len(values)), values, label=textwrap.fill(label, 26), **_line(at))
+        elif points:
             colour, marker = COLOURS[at % len(COLOURS)], MARKERS[at % len(MARKERS)]
             x, y = zip(*points, strict=True)
             # Side by side, so that equal values do not hide each other.
             beside = (at - (min(len(having), SEEN) - 1) / 2) * 0.11
             axes.scatter(np.array(x) + beside, y, s=22, color=colour, marker=marker, label=textwrap.fill(label, 26))
-    axes.set_xlabel("client")
+    axes.set_xlabel("clients, worst to best (%)" if many else "client")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     here = [by_seed[seed] for by_seed in study.runs.values() if seed in by_seed]
     names = next((record.client_names for record in here if record.client_names), None)
@@ -72,11 +79,14 @@ def clients_figure(study: StudyRecord, seed: int) -> Figure:
         axes.set_xticks(range(len(names)), [short(name, 16) for name in names], rotation=35, ha="right")
     axes.set_ylabel("hold-out accuracy" if key == "holdout" else "training loss")
     if key == "holdout":
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(axis="y")
     axes.set_axisbelow(True)
-    more = f", the first {SEEN} of {len(having)} rows" if len(having) > SEEN else ""
-    axes.set_title(f"seed {seed}, at the end{more}", loc="left", fontsize=8, color="#555555")
+    when = "last evaluation" if key == "holdout" else "last round of each client"
+    unfinished = any(not study.runs[label][seed].complete for label in having)
+    more = f"; first {SEEN} of {len(having)} rows" if len(having) > SEEN else ""
+    title = f"seed {seed}, {when}{' so far (not all runs have finished)' if unfinished else ''}{more}"
+    axes.set_title(title, loc="left", fontsize=8, color="#555555")
     figure.legend(loc="outside right upper")
     return figure
 
@@ -116,7 +126,7 @@ def sweep_figure(study: StudyRecord, sweep: SweepAxes) -> Figure:
 
 
 def clients_told(study: StudyRecord, seed: int) -> dict[str, dict[str, Any]]:
-    """What the clients of this seed last told, by label."""
+    """The clients of this seed with their last values, by label."""
     told = {label: clients_data(by_seed[seed]) for label, by_seed in study.runs.items() if seed in by_seed}
     return {label: one for label, one in told.items() if one is not None}
 
@@ -133,7 +143,7 @@ def _map(axes: Axes, grid: list[list[Spread | None]]) -> None:
             axes.text(x, y, f"{100 * value:.1f}", ha="center", va="center", fontsize=8, color=colour)
 
 
-def _reading(axes: Axes, study: StudyRecord, label: str, at: int, name: str) -> bool:
+def _diagnostic(axes: Axes, study: StudyRecord, label: str, at: int, name: str) -> bool:
     ended = [run for run in study.runs[label].values() if run.complete]
     curves = [dict(zip(*map(np.ndarray.tolist, run.reading(name)), strict=True)) for run in ended]
     curves = [curve for curve in curves if curve]

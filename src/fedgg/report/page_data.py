@@ -14,15 +14,25 @@ import tomli_w
 from fedgg.report.again import command_again, settings_by_label
 from fedgg.report.answer import answer, listed, quoted
 from fedgg.report.axes import axes_of
-from fedgg.report.compare import Comparison, Row, compare
+from fedgg.report.compare import WINDOW, Comparison, Row, compare
 from fedgg.report.conditions import conditions
 from fedgg.report.folders import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
 from fedgg.report.gathering import Group
+from fedgg.report.labels import short_name
 from fedgg.report.page_runs import KEPT, run_data, short, split_data
 from fedgg.report.settings import common, flat, nested
-from fedgg.report.tables import privacy_notes, shown_epsilon
+from fedgg.report.tables import difference_rule, privacy_notes, shown_epsilon
 
 Data = dict[str, Any]
+# Keys of versions.json under the names that the page shows.
+FACTS = {
+    "data": "data hash",
+    "keeper": "client state",
+    "structure": "model structure hash",
+    "code": "code hashes",
+    "changed": "uncommitted changes",
+}
+KEEPERS = {"here": "kept by the server", "nodes": "kept by the clients"}
 
 
 def group_data(group: Group, comparison: Comparison | None = None) -> Data:
@@ -43,6 +53,8 @@ def group_data(group: Group, comparison: Comparison | None = None) -> Data:
         "reference": study.reference,
         "best": comparison.best,
         "rows": [_row(row, study) for row in comparison.rows],
+        "window": WINDOW,
+        "difference_rule": difference_rule(comparison),
         "missing": [[label, seed] for label, seed in study.missing],
         "private": bool(comparison.deltas),
         "notes": [*privacy_notes(comparison), *comparison.notes],
@@ -72,7 +84,7 @@ def title(group: Group) -> str:
     """What kind of thing was run."""
     study = group.study
     sources = {run.config.get("data", {}).get("source") for by in study.runs.values() for run in by.values()}
-    on = f" on {sources.pop()}" if len(sources) == 1 and None not in sources else ""
+    on = f" on {short_name(str(sources.pop()))}" if len(sources) == 1 and None not in sources else ""
     axes = axes_of(study)
     if axes is not None:
         last = [key.rpartition(".")[2] for key in axes.values]
@@ -97,7 +109,7 @@ def about(study: StudyRecord) -> str:
         ("batch {}", "local.batch"),
         ("lr {}", "local.lr"),
     ]
-    told = [_one(pattern.format(shared[key])) for pattern, key in words if shared.get(key) is not None]
+    told = [_one(pattern.format(short_name(str(shared[key])))) for pattern, key in words if shared.get(key) is not None]
     seeds = f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
     return "; ".join([", ".join(told), seeds]) if told else seeds
 
@@ -178,20 +190,24 @@ def _settings(study: StudyRecord) -> Data:
 
 
 def _versions(records: list[RunRecord]) -> list[Data]:
-    """Each surrounding that runs came about in, once, with how many there were."""
+    """Each distinct set of versions, with the number of runs that have it."""
     found: dict[str, Data] = {}
     for record in records:
         told = {k: v for k, v in (record.versions or {}).items() if k not in ("format", "experiment", "model")}
-        worded = {k: _in_words(v) if isinstance(v, dict) else v for k, v in told.items()}
+        worded = {FACTS.get(k, k): _in_words(v) for k, v in told.items()}
         own = {k: v for k, v in worded.items() if v != ""}
         entry = found.setdefault(json.dumps(own, sort_keys=True, default=str), {"runs": 0, "facts": own})
         entry["runs"] += 1
     return list(found.values())
 
 
-def _in_words(facts: dict[str, Any]) -> str:
-    """Of a model or algorithm of one's own, what its code was; of the library's there is nothing to tell."""
-    return ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None)
+def _in_words(fact: Any) -> Any:
+    """The code hashes of a user's algorithm and model as text: empty for the library's own."""
+    if isinstance(fact, dict):
+        return ", ".join(f"{key} {value}" for key, value in fact.items() if value is not None)
+    if isinstance(fact, bool):
+        return "yes" if fact else "no"
+    return KEEPERS.get(fact, fact) if isinstance(fact, str) else fact
 
 
 def _values(content: dict[str, tuple[Any, ...]]) -> dict[str, list[Any]]:

@@ -11,9 +11,11 @@ import numpy as np
 from fedgg.report import style
 from fedgg.report.folders import RunRecord, names_in
 
-CLIENTS = 300  # rows that a heat map can tell apart
-FOLLOWED = 60  # clients whose history is shown
+ROWS = 300  # of a heat map that can be told apart
+CLIENTS = 1000  # shown with their own values
+FOLLOWED = 60  # clients whose own history is shown; of more, the distribution over clients
 MOMENTS = 40  # rounds of that history
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 EVENTS = 200
 NAME = 24  # letters of a client's name
 
@@ -51,7 +53,7 @@ def split_data(partition: dict[str, Any]) -> dict[str, Any] | None:
     counts = partition.get("counts")
     if not isinstance(counts, list) or not counts or not all(isinstance(row, list) for row in counts):
         return None
-    chosen = _even(sorted(range(len(counts)), key=lambda client: -sum(counts[client])), CLIENTS)
+    chosen = _even(sorted(range(len(counts)), key=lambda client: -sum(counts[client])), ROWS)
     chosen = sorted(chosen) if len(chosen) == len(counts) else chosen
     classes = partition.get("classes") or [str(at) for at in range(len(counts[0]))]
     return {
@@ -77,7 +79,10 @@ def _named(clients: dict[str, Any] | None, names: Sequence[str] | None) -> dict[
 
 
 def clients_data(record: RunRecord) -> dict[str, Any] | None:
-    """What each client last told: loss, accuracy on what it kept back; and how it came there."""
+    """The last recorded loss and hold-out accuracy of each client, and their history over the rounds.
+
+    Of up to `FOLLOWED` clients the history is client by client, of more the quantiles over all of them.
+    """
     last: dict[int, dict[str, Any]] = {}
     taken: dict[int, int] = {}
     for line in record.rounds:
@@ -85,7 +90,8 @@ def clients_data(record: RunRecord) -> dict[str, Any] | None:
             client = int(told["client"])
             last[client] = told
             taken[client] = taken.get(client, 0) + 1
-    own: dict[str, Any] = next((line[KEPT] for line in reversed(record.rounds) if line.get(KEPT)), {})
+    evaluation: dict[str, Any] = next((line for line in reversed(record.rounds) if line.get(KEPT)), {})
+    own: dict[str, Any] = evaluation.get(KEPT, {})
     known = sorted({*last, *map(int, own)})
     if not known:
         return None
@@ -98,7 +104,9 @@ def clients_data(record: RunRecord) -> dict[str, Any] | None:
         "rounds": [taken.get(client, 0) for client in chosen],
         "loss": [short(last.get(client, {}).get("loss")) for client in chosen],
         "holdout": [short(own.get(str(client))) for client in chosen] if own else None,
-        "history": _history(record.rounds, chosen) if len(chosen) <= FOLLOWED else None,
+        "evaluated": evaluation.get("round"),
+        "history": _history(record.rounds, chosen) if len(known) <= FOLLOWED else None,
+        "quantiles": _quantiles(record.rounds) if len(known) > FOLLOWED else None,
     }
 
 
@@ -120,6 +128,23 @@ def _history(rounds: Sequence[dict[str, Any]], clients: Sequence[int]) -> dict[s
         "looked": [line["round"] for line in looked],
         "holdout": [[short(line[KEPT].get(str(client))) for line in looked] for client in clients],
     }
+
+
+def _quantiles(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Quantiles over clients (columns), round by round (rows): of those that trained in it, or were evaluated."""
+    trained, evaluated = ([line for line in rounds if line.get(key)] for key in ("clients", KEPT))
+    moments, looked = _even(trained, MOMENTS), _even(evaluated, MOMENTS)
+    return {
+        "round": [line["round"] for line in moments],
+        "loss": [_quantiles_of([told.get("loss") for told in line["clients"]]) for line in moments],
+        "looked": [line["round"] for line in looked],
+        "holdout": [_quantiles_of(list(line[KEPT].values())) for line in looked],
+    }
+
+
+def _quantiles_of(values: Sequence[Any]) -> list[float | None]:
+    numbers = [value for value in map(short, values) if value is not None]
+    return [short(float(q)) for q in np.quantile(numbers, QUANTILES)] if numbers else [None] * len(QUANTILES)
 
 
 def _even(things: Sequence[Any], most: int) -> list[Any]:

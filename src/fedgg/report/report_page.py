@@ -1,4 +1,4 @@
-"""The report: one file that opens from disk, with its charts, its data and, for readers without script, its tables."""
+"""The report: one file with charts and data, and static tables for browsers without JavaScript."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedgg.report.gathering import Gathering, Group, Problem
 from fedgg.report.html_tables import html_notes, html_table
 from fedgg.report.page_data import Data, group_data, runs_data
 from fedgg.report.style import COLOURS, COLOURS_ON_DARK
-from fedgg.report.tables import comparison_tables
+from fedgg.report.tables import VERDICTS, comparison_tables
 from fedgg.report.writing import write_text
 
 SCRIPTS = (
@@ -27,7 +27,7 @@ SCRIPTS = (
     "results",
     "split",
     "clients",
-    "readings",
+    "diagnostics",
     "sweep",
     "facts",
     "live",
@@ -54,7 +54,7 @@ def write_page(
 
 
 def report_html(gathering: Gathering, beside: Mapping[str, str] | None = None) -> str:
-    """The page of everything gathered; `beside` are files that lie in the same folder, and what they are."""
+    """The page of all groups; `beside` are files in the same folder to link to, and what they are."""
     groups = [group_data(group) | {"runs": runs_data(group)} for group in gathering.groups]
     return page_of(gathering.groups, gathering.problems, {"groups": groups}, beside)
 
@@ -71,6 +71,7 @@ def page_of(
         "live": live,
         "problems": [vars(problem) for problem in problems],
         "palette": {"light": COLOURS, "dark": COLOURS_ON_DARK},
+        "verdicts": VERDICTS,
     }
     title = data["groups"][0]["title"] if data["groups"] else "No run yet"
     return document(
@@ -90,27 +91,28 @@ def script() -> str:
 
 @cache
 def _plotly() -> str:
-    from plotly.offline import get_plotlyjs  # a quarter of a second, which only a page has to wait for
+    from plotly.offline import get_plotlyjs  # takes a quarter of a second, so not at import
 
     return str(get_plotlyjs())
 
 
 def _body(groups: Sequence[Group], problems: Sequence[Problem], data: Data, beside: Mapping[str, str]) -> str:
-    """The frame that the script fills, and what stands in its place without one."""
+    """The frame that the script fills, and the static content shown without JavaScript."""
     static = "".join(_static(group, content) for group, content in zip(groups, data["groups"], strict=True))
     links = "".join(f'<p><a href="{escape(quote(file))}">{escape(says)}</a></p>\n' for file, says in beside.items())
     troubles = html_notes([f"{problem.path} {problem.what}: {problem.why}" for problem in problems])
     return (
-        '<a class="skip" href="#results">To the results</a>\n'
+        '<a class="skip" href="#results">Skip to the results</a>\n'
         '<header id="head" hidden>\n<div class="top"><div id="groups" class="controls"></div>\n'
         '<div class="controls"><span id="live" class="soft pulse" role="status" hidden></span>'
-        '<button type="button" id="theme" hidden>Colours: auto</button></div></div>\n'
+        '<button type="button" id="theme" hidden>Theme: auto</button></div></div>\n'
         '<h1 id="title"></h1>\n<p id="about" class="soft"></p>\n<p id="answer" class="answer"></p>\n'
         '<p id="method" class="soft"></p>\n<div id="troubles" class="notice" role="alert" hidden></div>\n'
         '<nav aria-label="Contents"><ul id="contents"></ul></nav>\n</header>\n'
         f'{links}<main id="app">\n</main>\n'
-        f'<div id="static">\n{static}{troubles}<noscript><p class="notice">Charts, sorting and the target need '
-        "JavaScript, which is off here; nothing of it comes from anywhere but this file.</p></noscript>\n</div>\n"
+        f'<div id="static">\n{static}{troubles}<noscript><p class="notice">Charts, sorting and targets need '
+        "JavaScript, which is disabled. All scripts are in this file; nothing is loaded from elsewhere.</p></noscript>"
+        "\n</div>\n"
     )
 
 

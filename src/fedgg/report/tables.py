@@ -8,18 +8,17 @@ import math
 import re
 from dataclasses import dataclass
 
-from fedgg.report.compare import WINDOW, Comparison, PairedDifference, Reach, Row, Spread
+from fedgg.report.compare import FEWEST, WINDOW, Comparison, PairedDifference, Reach, Row, Spread
 from fedgg.report.conditions import shown_megabytes
 from fedgg.report.folders import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
 
 NONE = "–"
-_VERDICT_MARK = {
-    "higher": "↑",
-    "lower": "↓",
-    "perhaps higher": "(↑)",
-    "perhaps lower": "(↓)",
-    "not distinguishable": "≈",
-}
+VERDICTS = (
+    '"higher" or "lower" if the 95 % confidence interval of the difference excludes zero; "perhaps higher" or "perhaps '
+    'lower" if it includes zero but the mean difference exceeds one standard deviation of the differences (or all '
+    'seeds differ by exactly the same amount), so that more seeds are needed to decide; "not distinguishable" if the '
+    f'mean difference is within one standard deviation; "too few seeds" with fewer than {FEWEST}.'
+)
 
 
 @dataclass(frozen=True)
@@ -64,27 +63,30 @@ def target_table(comparison: Comparison) -> Table:
     rows = tuple((row.label, *_reach(row.raw), *_reach(row.smoothed)) for row in comparison.rows)
     reference = comparison.reference
     notes = (
-        f"The target of each seed is {reference}'s test accuracy at its last evaluated round; counted is the first "
-        "evaluated round that reaches it, on average over the seeds that did: 2/3 says that two of three did, and "
-        "there is no speed-up then.",
-        f"Speed-up: {reference}'s total rounds over these rounds. {reference}'s own row follows the same rule, so what "
-        "it has above 1.0× is what the rule itself gives away.",
-        f"* the same on averages over the last {WINDOW} evaluated rounds, the target being {reference}'s last average.",
+        "Rounds and MB until the first evaluated round at which a run's test accuracy is at least the target: "
+        f"{reference}'s final test accuracy with the same seed. Mean over the seeds that reach it; (2 of 3) means that "
+        "two of three seeds do, and then no speed-up is given.",
+        f"Speed-up: the number of rounds of {reference} divided by the rounds to the target. {reference} itself may "
+        "reach its final accuracy before its last round, so its own speed-up can exceed 1.0×; compare the others with "
+        "it.",
+        f"* the same with accuracies, and the target, averaged over the last {WINDOW} evaluated rounds.",
         *comparison.notes,
     )
     return Table(f"Rounds and traffic until {reference}'s final accuracy", columns, rows, notes)
 
 
 def runs_table(study: StudyRecord) -> Table:
-    """Every run by itself, for whoever wants to calculate further: accuracies unrounded."""
+    """Every single run, with unrounded accuracies for further calculations."""
     runs = [(label, seed, run) for label, by_seed in study.runs.items() for seed, run in sorted(by_seed.items())]
     private = any(run.epsilon is not None for _, _, run in runs)
     spent = ("epsilon", "delta") if private else ()
     columns = ("algorithm", "seed", "status", "rounds", "final", "highest", *spent, "MB", "seconds", "split", "folder")
     rows = tuple(_run_cells(label, seed, run, private) for label, seed, run in runs)
-    notes = ["final and highest: test accuracy on the server's test set, as a fraction; MB: up and down together."]
+    notes = [
+        "final and highest: test accuracy on the server's test set, as a fraction; MB: sent and received together."
+    ]
     if private:
-        notes.append("epsilon and delta: the privacy spent by the last round told; infinite without noise.")
+        notes.append("epsilon and delta: the privacy spent up to the last recorded round; infinite without noise.")
     notes += [f"{label}, seed {seed}: {fault.why}." for label, seed, run in runs for fault in run.faults]
     return Table("Every run", columns, rows, tuple(notes))
 
@@ -102,7 +104,7 @@ def _run_cells(label: str, seed: int, run: RunRecord, private: bool) -> tuple[st
 
 
 def shown_epsilon(epsilon: float | None) -> str:
-    """Two decimals, as in the terminal; a dash for what is not private."""
+    """Two decimals, as in the terminal; a dash for a run without privacy."""
     return NONE if epsilon is None else "infinite" if math.isinf(epsilon) else f"{epsilon:.2f}"
 
 
@@ -121,7 +123,7 @@ def as_markdown(table: Table) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """The columns and rows as CSV; title and notes have no place in it."""
+    """The columns and rows as CSV, without title and notes."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.columns)
@@ -149,31 +151,36 @@ def as_latex(table: Table) -> str:
 
 
 def _accuracy_notes(comparison: Comparison) -> tuple[str, ...]:
-    differences = [one for row in comparison.rows for one in (row.against_reference, row.against_best) if one]
-    but = "" if all(difference.paired for difference in differences) else " where splits are the same"
-    rule = (
-        f"± is the sample standard deviation over seeds. Differences are in percentage points, paired by seed{but}, "
-        "with the half width of their 95 % confidence interval (Student's t). ↑ ↓: beyond it. (↑) (↓): beyond the "
-        "spread only, so more seeds are needed to say. ≈: within the spread, not distinguishable. 1 seed, 2 seeds: too "
-        "few to tell."
-    )
+    rules = ["± after an accuracy is the sample standard deviation over seeds."]
+    if len(comparison.rows) > 1:
+        rules = [f"{rules[0]} {difference_rule(comparison)}", f"Verdict: {VERDICTS}"]
     alike = [
         row.label
         for row in comparison.rows
         if row.against_best is not None and row.against_best.verdict == "not distinguishable"
     ]
     told = (f"Not distinguishable from the best row, {comparison.best}: {', '.join(alike)}.",) if alike else ()
-    return (rule, *told, *privacy_notes(comparison), *comparison.notes)
+    return (*rules, *told, *privacy_notes(comparison), *comparison.notes)
+
+
+def difference_rule(comparison: Comparison) -> str:
+    """How rows are compared."""
+    differences = [one for row in comparison.rows for one in (row.against_reference, row.against_best) if one]
+    but = "" if all(difference.paired for difference in differences) else " where the splits are the same"
+    return (
+        f"Differences are in percentage points of final test accuracy, paired by seed{but}, ± half the width of the "
+        "95 % confidence interval (Student's t)."
+    )
 
 
 def privacy_notes(comparison: Comparison) -> tuple[str, ...]:
-    """How to read the column of epsilons, where there is one."""
+    """What the column of epsilons says, where there is one."""
     if not comparison.deltas:
         return ()
     at = " and ".join(f"{delta:g}" for delta in comparison.deltas)
     return (
-        f"epsilon: the privacy spent by the end, at delta {at}, the largest of a row's finished runs; infinite without "
-        f"noise, {NONE} where nothing is private.",
+        f"epsilon: the privacy spent over the whole run, at delta {at}; the largest of a row's finished runs. "
+        f"infinite: no noise was added; {NONE}: the run is not private.",
     )
 
 
@@ -192,7 +199,7 @@ def _percent(spread: Spread | None) -> str:
 
 
 def shown_difference(difference: PairedDifference | None) -> str:
-    """In percentage points, with the half width of its interval and what the seeds can tell."""
+    """In percentage points, with half the width of its interval and the verdict."""
     if difference is None:
         return NONE
     width = "" if difference.half_width is None else f" ± {100 * difference.half_width:.1f}"
@@ -200,20 +207,15 @@ def shown_difference(difference: PairedDifference | None) -> str:
 
 
 def _verdict(difference: PairedDifference | None) -> str:
-    if difference is None:
-        return NONE
-    if difference.verdict == "too few seeds":
-        return f"{difference.n} seed{'s' if difference.n > 1 else ''}"
-    return _VERDICT_MARK[difference.verdict]
+    return NONE if difference is None else difference.verdict
 
 
 def _reach(reach: Reach) -> tuple[str, str, str]:
     if reach.rounds is None or reach.megabytes is None or reach.speed_up is None:
         return ("never" if reach.asked else NONE), NONE, NONE
-    some = "" if reach.reached == reach.asked else f" ({reach.reached}/{reach.asked})"
-    faster = (
-        NONE if some else f"{reach.speed_up:.1f}×"
-    )  # a mean over the seeds that reach it flatters those that do not
+    some = "" if reach.reached == reach.asked else f" ({reach.reached} of {reach.asked})"
+    # A mean over the seeds that reach the target says nothing about those that do not.
+    faster = NONE if some else f"{reach.speed_up:.1f}×"
     return f"{reach.rounds:.1f}{some}", shown_megabytes(reach.megabytes), faster
 
 

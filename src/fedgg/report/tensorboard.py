@@ -1,4 +1,4 @@
-"""The same scalars as event files, for people who live in TensorBoard. Its package is asked for when it is needed."""
+"""The same scalars as event files for TensorBoard, whose package is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_tensorboard(folder: Path) -> None:
     """Before anything is written: the package is there, and the folder holds no events that ours would mix with."""
     _writer()
     if folder.exists() and next(folder.rglob("events.out.tfevents.*"), None) is not None:
-        raise UserError(f"{folder} holds event files already, and TensorBoard would show both: name an empty folder")
+        raise UserError(f"{folder} already contains event files, and TensorBoard would show both: give an empty folder")
 
 
 def write_events(groups: Sequence[Group], folder: Path, tell: Callable[[str], None] = lambda what: None) -> int:
@@ -58,7 +58,7 @@ def scalars(record: RunRecord) -> Iterator[tuple[float, int, dict[str, float]]]:
     for line in record.rounds:
         passed += sum((line.get("seconds") or {}).values())
         found = {key: line.get(key) for key in SCALARS}
-        found |= {f"readings/{name}": value for name, value in (line.get("readings") or {}).items()}
+        found |= {f"diagnostics/{name}": value for name, value in (line.get("readings") or {}).items()}
         found |= {f"seconds/{name}": value for name, value in (line.get("seconds") or {}).items()}
         values = {key: short(value) for key, value in found.items()}
         yield passed, line["round"], {key: value for key, value in values.items() if value is not None}

@@ -15,16 +15,16 @@ def record(*lost: int, why: str = "not finite: delta") -> dict[str, Any]:
 def test_rounds_are_counted() -> None:
     lost = LostClients()
     assert lost.heard(record()) == ""
-    assert lost.heard(record(3)) == "client 3 left out (not finite: delta), 1 round so far"
-    assert lost.heard(record(3)) == "client 3 left out (not finite: delta), 2 rounds so far"
-    assert lost.heard(record(3, why="gone")) == "client 3 left out (gone), 1 round so far"
-    assert lost.heard(record(1, 3)) == "2 clients left out, 4 rounds with losses so far"
-    assert lost.ended() == ["client 3 left out (not finite: delta), 3 rounds in all"]
+    assert lost.heard(record(3)) == "client 3 dropped (not finite: delta), 1 round so far"
+    assert lost.heard(record(3)) == "client 3 dropped (not finite: delta), 2 rounds so far"
+    assert lost.heard(record(3, why="gone")) == "client 3 dropped (gone), 1 round so far"
+    assert lost.heard(record(1, 3)) == "2 clients dropped, 4 rounds with dropped clients so far"
+    assert lost.ended() == ["client 3 dropped (not finite: delta), 3 rounds in all"]
     lost.heard(record(1, 3))
     lost.heard(record(1))
     assert lost.ended() == [
-        "client 3 left out (not finite: delta), 4 rounds in all",
-        "client 1 left out (not finite: delta), 3 rounds in all",
+        "client 3 dropped (not finite: delta), 4 rounds in all",
+        "client 1 dropped (not finite: delta), 3 rounds in all",
     ]
 
 
@@ -34,18 +34,18 @@ def test_of_very_many_a_few_are_told() -> None:
         for _ in range(2 + client // 2 * 2):
             lost.heard(record(client))
     assert lost.ended() == [
-        "client 8 left out (not finite: delta), 10 rounds in all",
-        "clients 6, 7 left out (not finite: delta), 8 rounds in all",
-        "clients 4, 5 left out (not finite: delta), 6 rounds in all",
-        "clients 2, 3 left out (not finite: delta), 4 rounds in all",
-        "clients 0, 1 left out (not finite: delta), 2 rounds in all",
+        "client 8 dropped (not finite: delta), 10 rounds in all",
+        "clients 6, 7 dropped (not finite: delta), 8 rounds in all",
+        "clients 4, 5 dropped (not finite: delta), 6 rounds in all",
+        "clients 2, 3 dropped (not finite: delta), 4 rounds in all",
+        "clients 0, 1 dropped (not finite: delta), 2 rounds in all",
     ]
     for _ in range(20):
         lost.heard(record(9))
-    assert lost.ended()[-1] == "more clients were left out, less often: rounds.jsonl has them all"
+    assert lost.ended()[-1] == "more clients were dropped, less often: rounds.jsonl has them all"
 
 
 def test_the_line_of_a_round() -> None:
     told = {"test_accuracy": 0.5, "train_loss": 1.0}
-    assert news(told, "client 3 left out") == "test accuracy 50.0%, train loss 1.000, client 3 left out"
+    assert news(told, "client 3 dropped") == "test accuracy 50.0%, train loss 1.000, client 3 dropped"
     assert news(told) == "test accuracy 50.0%, train loss 1.000"

@@ -1,6 +1,6 @@
 """A network that loses, repeats, holds back and mixes up what it carries; nodes that fail, vanish and come back.
 
-Whoever is left out is named, the rest of the round is what it would be without the client, and a run that stopped goes
+A dropped client is named, the rest of the round is what it would be without the client, and a run that stopped goes
 on to the loop's bits.
 """
 
@@ -119,7 +119,7 @@ def test_whoever_fails_is_left_out_and_named(fault: str, tmp_path: Path) -> None
     (lost,) = run.rounds[1]["lost"]
     assert lost["client"] == 1
     assert lost["why"].startswith(why)
-    assert any("client 1 left out (" in sentence for sentence in federation.notices)
+    assert any("client 1 dropped (" in sentence for sentence in federation.notices)
     same_with_a_loss(run, federation.experiment, lost["why"])
 
 

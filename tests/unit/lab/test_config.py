@@ -333,6 +333,8 @@ def test_a_cohort_is_a_number_or_a_share(cohort: float | None, clients: int, dra
 
 def test_labels_of_a_grid_are_short_and_clear() -> None:
     assert list(grid({"algorithm.mu": [1], "rounds": [2, 3]})) == ["mu=1 rounds=2", "mu=1 rounds=3"]
+    made = grid({"model.name": ["mlp", "nets.py:Net"]}, {"nets.py:Net": "Net"})
+    assert made == {"model.name=mlp": {"model.name": "mlp"}, "model.name=Net": {"model.name": "nets.py:Net"}}
     assert list(grid({"algorithm.momentum": [0], "local.momentum": [0.9], "local.lr": [1]})) == [
         "algorithm.momentum=0 local.momentum=0.9 lr=1"
     ]

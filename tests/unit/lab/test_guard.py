@@ -53,8 +53,8 @@ def test_a_client_whose_update_is_not_finite_is_left_out_and_named(algorithm: st
         assert record["lost"][0]["client"] not in [line["client"] for line in record["clients"]]
         assert record["train_loss"] is not None
     gone = finished.rounds[0]["lost"][0]
-    said = f"round 1: client {gone['client']} left out ({gone['why']}); named once, counted from now on"
-    assert [sentence for sentence in notices if "left out" in sentence] == [said]
+    said = f"round 1: client {gone['client']} dropped ({gone['why']}); further rounds are only counted"
+    assert [sentence for sentence in notices if "dropped" in sentence] == [said]
     assert finished.summary["clients_lost"] == 3
     assert all(bool(torch.isfinite(tensor).all()) for tensor in finished.weights.values())
     text = (tmp_path / "rounds.jsonl").read_text()

@@ -344,7 +344,7 @@ def test_attackers_are_recorded_and_nan_is_left_out_by_name(tmp_path: Path) -> N
         assert set(record["attackers"]) <= set(told["clients"])
         assert [gone["client"] for gone in record["lost"]] == record["attackers"]
         assert not {line["client"] for line in record["clients"]} & set(told["clients"])
-    named = re.findall(r"\d+", " ".join(re.findall(r"clients? ([\d, ]+) left out", " ".join(notices))))
+    named = re.findall(r"\d+", " ".join(re.findall(r"clients? ([\d, ]+) dropped", " ".join(notices))))
     assert sorted(map(int, named)) == sorted({gone["client"] for r in finished.rounds for gone in r["lost"]})
     assert not (tmp_path / "elsewhere" / "attackers.json").exists()
     run(BASE.changed({"rounds": 1}), out=tmp_path / "elsewhere")

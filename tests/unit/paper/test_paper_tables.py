@@ -73,13 +73,19 @@ def test_rounds() -> None:
 
 def test_notes_name_conditions_and_what_diverged() -> None:
     notes = "\n".join(paper_table(plan("table1"), ITEMS["table1"], RESULTS).notes)
-    for words in ("FedProx: seed 2 diverged", "commit abcdef0", "precision fp32", "Seeds 0, 1, 2", "FedGG, text:"):
+    for words in (
+        "FedProx: seed 2 excluded from the averages (diverged)",
+        "commit abcdef0",
+        "precision fp32",
+        "Seeds 0, 1, 2",
+        "FedGG, text:",
+    ):
         assert words in notes
     assert "highest over all rounds" in notes
     assert "7 runs, 14 s" in notes
     short = paper_table(plan("table1", changes={"rounds": 7}), ITEMS["table1"], NoRuns())
     assert short.title.endswith("7 of the paper's 100 rounds")
-    assert any("not like for like" in note for note in short.notes)
+    assert any("not directly comparable" in note for note in short.notes)
 
 
 def test_with_nothing_run_every_cell_is_missing_and_figures_are_not_drawn() -> None:
@@ -101,7 +107,7 @@ def test_the_quick_version_shows_none_of_the_papers_values() -> None:
     for table in tables:
         paper = [at for at, name in enumerate(table.columns) if "paper" in name]
         assert {row[at] for row in table.rows for at in paper} <= {"–", "reference"}
-        assert any("not comparable" in note for note in table.notes)
+        assert any("so they are omitted" in note for note in table.notes)
 
 
 def test_folded_runs_give_the_same_table(tmp_path: Path) -> None:

@@ -27,21 +27,21 @@ def said(
 
 def test_what_seeds_can_tell(tmp_path: Path) -> None:
     text = said(tmp_path, {"FedAvg": BASE, "SCAFFOLD": [0.85, 0.86, 0.85], "FedGG, text": [0.80, 0.80, 0.80]})
-    assert "SCAFFOLD is 5.3 ± 1.4 points above FedAvg" in text
-    assert "“FedGG, text” cannot be told from FedAvg" in text
+    assert "SCAFFOLD is 5.3 ± 1.4 points higher than FedAvg" in text
+    assert "“FedGG, text” is not distinguishable from FedAvg" in text
     assert "over 3 seeds, paired by seed" in text
     assert "95 % confidence interval" in text
 
 
 def test_below_and_perhaps(tmp_path: Path) -> None:
     text = said(tmp_path, {"A": BASE, "B": [0.70, 0.71, 0.70], "C": [0.86, 0.84, 0.80]})
-    assert "B is 9.7 ± 1.4 points below A" in text
-    assert "C (+3.3 ± 6.3) may differ from A, but so few seeds cannot say" in text
+    assert "B is 9.7 ± 1.4 points lower than A" in text
+    assert "C (+3.3 ± 6.3) is perhaps higher than A (more seeds are needed to decide)" in text
 
 
 def test_two_seeds_say_nothing(tmp_path: Path) -> None:
     text = said(tmp_path, {"A": BASE[:2], "B": [0.9, 0.9]})
-    assert text.startswith("Against A, B ended at +9.5 points, but 2 seeds say nothing about what others would show.")
+    assert text.startswith("Against A, B ends at +9.5 points, but 2 seeds are too few for a verdict.")
     assert "confidence" not in text
 
 
@@ -49,23 +49,23 @@ def test_one_row(tmp_path: Path) -> None:
     assert said(tmp_path, {"A": BASE}).startswith("A ends at 80.0 ± 1.0 % test accuracy after 2 rounds. Mean and")
     alone = said(tmp_path / "alone", {"A": [0.8]})
     assert "its highest was 80.0 %" in alone
-    assert "One seed says nothing about the spread." in alone
+    assert "One seed, so the spread over seeds is unknown." in alone
 
 
 def test_many_rows_name_the_best_and_warn(tmp_path: Path) -> None:
     rows = {f"row {at}": [value + 0.01 * at for value in BASE] for at in range(8)}
     text = said(tmp_path, rows)
-    assert "row 7 ends highest of 8 rows, at 87.0 ± 1.0 % (3 seeds; picked after the fact" in text
+    assert "row 7 has the highest final accuracy of 8 rows, 87.0 ± 1.0 % (3 seeds; selected by this result" in text
     assert "and 4 more" in text
-    assert "No correction is made for looking at 7 differences" in text
+    assert "Not corrected for 7 comparisons" in text
 
 
 def test_unfinished_and_diverged(tmp_path: Path) -> None:
     text = said(tmp_path, {"A": BASE, "B": [0.9, 0.9, None]}, {("B", 1): "diverged"})
-    assert text.startswith("So far, with 5 of 6 runs ended: ")
-    assert "1 run of B diverged and is in no mean." in text
+    assert text.startswith("Preliminary, with 5 of 6 runs finished: ")
+    assert "1 run of B diverged and is excluded from the averages." in text
     nothing = said(tmp_path / "n", {"A": [0.1, 0.2]}, {("A", 0): None, ("A", 1): None})
-    assert nothing == "2 of 2 runs have begun; none has finished yet, so there is nothing to conclude."
+    assert nothing == "2 of 2 runs have started and none has finished, so there is no result yet."
     assert said(tmp_path / "d", {"A": [0.1]}, {("A", 0): "diverged"}) == "The run diverged."
 
 
@@ -76,7 +76,7 @@ def test_damaged_runs_are_called_so_whatever_the_others_are(tmp_path: Path) -> N
     study = read_study(folder)
     assert study.damaged("A") == [0]
     text = answer(study, compare(study)).said
-    assert text == "Of 2 runs 1 is damaged and none has finished whole, so there is nothing to conclude."
+    assert text == "1 of 2 runs is damaged and no other has finished, so there is no result."
 
 
 def test_a_run_whose_privacy_budget_is_spent_has_ended(tmp_path: Path) -> None:
@@ -86,6 +86,9 @@ def test_a_run_whose_privacy_budget_is_spent_has_ended(tmp_path: Path) -> None:
 
 def test_a_reference_that_is_late(tmp_path: Path) -> None:
     text = said(tmp_path, {"A": BASE, "B": BASE}, {("A", 0): None, ("A", 1): None, ("A", 2): None})
-    assert "B stands highest, at 80.0 ± 1.0 %; A, which the others are measured against, has no finished run" in text
+    assert (
+        "B has the highest final accuracy, 80.0 ± 1.0 %; the reference A has not finished with the same seeds yet."
+        in text
+    )
     first = said(tmp_path / "first", {"A": BASE, "B": [None, None, None]})
-    assert "A stands highest, at 80.0 ± 1.0 %; no other row has finished with the same seeds yet." in first
+    assert "A has the highest final accuracy, 80.0 ± 1.0 %; no other row has finished with the same seeds yet." in first

@@ -25,6 +25,13 @@ def test_one_axis_in_order() -> None:
     assert found.places == {"b": (1,), "a": (0,), "c": (2,)}
 
 
+def test_classes_on_an_axis_are_shown_by_their_names() -> None:
+    models = ("mlp", "nets/small.py:Net", "nets/large.py:Net")
+    found = axes_of(study({name: mu(0.1, model={"name": name}) for name in models}))
+    assert found is not None
+    assert found.values == {"model.name": ("mlp", "Net (small.py)", "Net (large.py)")}
+
+
 def test_two_axes_with_a_hole() -> None:
     pairs = [(m, lr) for m in (0.1, 1.0) for lr in (0.01, 0.1)][:3]
     found = axes_of(study({f"{m} {lr}": mu(m, local={"lr": lr}) for m, lr in pairs}))

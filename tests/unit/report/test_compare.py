@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -110,8 +111,8 @@ def test_diverged_and_unfinished_runs_are_shown_and_kept_out(tmp_path: Path) -> 
     assert (c.finished, c.diverged, c.unfinished) == (0, 1, 2)
     assert c.final is None
     assert c.against_best is None
-    assert "B: seed 1 diverged and left out of the means." in result.notes
-    assert "C: seeds 1, 2 not finished (or never evaluated) and left out of the means." in result.notes
+    assert "B: seed 1 excluded from the averages (diverged)." in result.notes
+    assert "C: seeds 1, 2 excluded from the averages (not finished, or never evaluated)." in result.notes
 
 
 def test_a_reference_that_never_finished_gives_no_target(tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_unlike_splits_and_lengths_are_told(tmp_path: Path) -> None:
     study = read_study(folder)
     comparison = compare(study)
     notes = " ".join(comparison.notes)
-    assert "not paired by seed, since the runs have different splits" in answer(study, comparison).method
+    assert "not paired by seed, because the runs have different splits" in answer(study, comparison).method
     assert "different splits" in notes
     assert "different rounds" in notes
 
@@ -175,7 +176,7 @@ def test_what_several_rows_have_alike_is_said_once(tmp_path: Path) -> None:
         status = "finished" if seed == 0 else None
         write_run(folder / "run-1" / f"seed-{seed}", [0.5], split_hash="another", status=status)
     notes = compare(read_study(folder)).notes
-    assert "B; C: seeds 1, 2 not finished (or never evaluated) and left out of the means." in notes
+    assert "B; C: seeds 1, 2 excluded from the averages (not finished, or never evaluated)." in notes
     assert "Not run yet: D." in notes
     assert any(note.startswith("Seeds 0, 1, 2: the runs have different splits; differences") for note in notes)
 
@@ -186,7 +187,7 @@ def test_a_row_of_which_nothing_can_be_read_has_begun(tmp_path: Path) -> None:
     gathering = Gathering([folder])
     gathering.look()
     notes = compare(gathering.groups[0].study).notes
-    assert "B: seed 0 damaged (not whole, or unreadable) and left out of the means." in notes
+    assert "B: seed 0 excluded from the averages (damaged: incomplete or unreadable)." in notes
     assert not any("Not run yet" in note for note in notes)
 
 
@@ -212,7 +213,7 @@ def test_rows_of_different_splits_are_not_paired(tmp_path: Path) -> None:
     assert c.half_width is not None
     assert c.mean - c.half_width <= exact.low  # degrees of freedom are rounded down
     assert c.mean - c.half_width == pytest.approx(exact.low, abs=0.08)
-    assert "paired by seed, but for rows of another split than A's" in answer(study, result).method
+    assert "paired by seed, except rows whose split differs from that of A" in answer(study, result).method
     few = unpaired_difference("a", "b", [0.5, 0.6], [0.1, 0.2, 0.3])
     assert (few.n, few.half_width, few.verdict) == (2, None, "too few seeds")
     same = unpaired_difference("a", "b", [0.5, 0.5, 0.5], [0.4, 0.4, 0.4])
@@ -230,3 +231,21 @@ def test_small_pieces() -> None:
     assert first_reaching(np.array([0.1, 0.5, 0.4]), 0.5) == 1
     assert first_reaching(np.array([0.1, 0.5]), 0.6) is None
     assert spread([]) is None
+
+
+def test_seconds_to_the_target(tmp_path: Path) -> None:
+    """Counted over all rounds, evaluated or not."""
+    folder = write_study(tmp_path, {"A": [[0.1, 0.2, 0.3]], "B": [[0.1, 0.4, 0.5]]}, reference="A")
+    file = folder / "run-1" / "seed-0" / "rounds.jsonl"
+    lines = [json.loads(line) | {"seconds": {"train": 1.0, "evaluate": 0.25}} for line in file.read_text().splitlines()]
+    lines[0]["test_accuracy"] = None
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    found = row(compare(read_study(folder)), "B").raw
+    assert (found.rounds, found.seconds) == (2.0, 2.5)
+
+
+def test_a_run_alone_needs_no_note_on_a_target(tmp_path: Path) -> None:
+    folder = write_study(tmp_path, {"A": [[0.1, 0.2]]}, reference="A", statuses={("A", 0): None})
+    assert compare(read_study(folder)).notes == (
+        "A: seed 0 excluded from the averages (not finished, or never evaluated).",
+    )

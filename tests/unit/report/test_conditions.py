@@ -34,8 +34,9 @@ def test_one_sentence() -> None:
 )
 def test_runs_that_do_not_go_together(other: RunRecord, word: str) -> None:
     _, mixed = conditions([run(), run(), other])
-    assert f"different {word}" in mixed
+    assert mixed.startswith(f"The runs differ in {word}: ")
     assert "(2 runs)" in mixed
+    assert "(1 run)" in mixed
 
 
 def test_what_was_not_recorded() -> None:

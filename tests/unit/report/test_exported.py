@@ -8,12 +8,17 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from written_folders import write_study
 
 from fedgg.errors import UserError
 from fedgg.report.exported import write_figures, write_tables
+from fedgg.report.folders import read_study
 from fedgg.report.gathering import Gathering, Group
+from fedgg.report.more_figures import clients_figure
+from fedgg.report.page_runs import short
 from fedgg.report.split_pictures import split_pictures
 from fedgg.report.tensorboard import check_tensorboard, write_events
 
@@ -49,7 +54,7 @@ def groups(tmp_path: Path) -> list[Group]:
 def test_figures(groups: list[Group], tmp_path: Path) -> None:
     told: list[str] = []
     files = write_figures(groups, tmp_path / "figures", told.append)
-    names = {"accuracy", "split-seed-0", "readings", "clients-seed-0", "sweep"}
+    names = {"accuracy", "split-seed-0", "diagnostics", "clients-seed-0", "sweep"}
     assert {file.name for file in files} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert "drawing sweep" in told
     for file in files:
@@ -85,9 +90,9 @@ def test_events(groups: list[Group], tmp_path: Path) -> None:
     (file,) = (folder / places[0] / "seed-0").iterdir()
     found = [(e.step, v.tag, v.simple_value) for e in LegacyEventFileLoader(str(file)).Load() for v in e.summary.value]
     assert (2, "test_accuracy", pytest.approx(0.2)) in found
-    assert (1, "readings/drift", 1.0) in found
-    assert not any(tag == "readings/odd" for _, tag, _ in found)
-    with pytest.raises(UserError, match="holds event files already"):
+    assert (1, "diagnostics/drift", 1.0) in found
+    assert not any(tag == "diagnostics/odd" for _, tag, _ in found)
+    with pytest.raises(UserError, match="already contains event files"):
         check_tensorboard(folder)
 
 
@@ -105,3 +110,30 @@ def test_rows_that_are_split_differently_have_pictures_of_their_own(groups: list
     assert [name for name, _ in split_pictures(study)] == ["split-seed-0"]
     second[seed] = replace(second[seed], partition=(first[seed].partition or {}) | {"hash": "another"})
     assert [name for name, _ in split_pictures(study)] == ["split-seed-0", "split-seed-0-2-a-x"]
+
+
+def labels_of(axes: Axes, which: str) -> list[str]:
+    axes.figure.canvas.draw()
+    return [tick.get_text() for tick in getattr(axes, f"get_{which}ticklabels")()]
+
+
+@pytest.mark.parametrize("clients", [10, 100])
+def test_the_clients_figure(clients: int, tmp_path: Path) -> None:
+    """A marker for each client, or of many a sorted line; ticks that differ; nothing of an end before it is there."""
+    folder = write_study(tmp_path, {"A": [[0.1, 0.2]], "B": [[0.1, 0.2]]}, reference="A", statuses={("B", 0): None})
+    held = {str(client): 0.121 + client / (400 * clients) for client in range(clients)}
+    for at in (0, 1):
+        lines = [{"round": n, "holdout_accuracy_by_client": held} for n in (1, 2)]
+        file = folder / f"run-{at}" / "seed-0" / "rounds.jsonl"
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (axes,) = clients_figure(read_study(folder), 0).axes
+    levels = labels_of(axes, "y")
+    assert len(set(levels)) == len(levels)
+    assert axes.get_title(loc="left") == "seed 0, last evaluation so far (not all runs have finished)"
+    if clients == 100:
+        assert [np.asarray(line.get_ydata()).tolist() for line in axes.lines] == [
+            [short(value) for value in sorted(held.values())]
+        ] * 2
+        assert axes.get_xlabel() == "clients, worst to best (%)"
+    else:
+        assert [len(np.asarray(dots.get_offsets())) for dots in axes.collections] == [10, 10]

@@ -61,7 +61,7 @@ def test_a_history_that_is_not_whole(
     damage(folder)
     run, problem = the_run(folder)
     assert said in problem.why
-    assert (problem.what, problem.shown) == ("is damaged and in no mean", True)
+    assert (problem.what, problem.shown) == ("is damaged and excluded from the averages", True)
     assert (run.status, run.complete, run.sound) == ("damaged", False, False)
     assert [line["round"] for line in run.rounds] == left  # and its curve is shown
 
@@ -92,9 +92,9 @@ def test_half_a_run_is_in_no_mean(tmp_path: Path) -> None:
     assert row.final is not None
     assert (row.final.mean, row.final.n) == (0.8, 1)
     assert accuracy_table(comparison).rows[1][1] == "1, 2 damaged"
-    assert any("B: seeds 1, 2 damaged" in note for note in comparison.notes)
+    assert any("B: seeds 1, 2 excluded from the averages (damaged" in note for note in comparison.notes)
     said = answer(study, comparison).said
-    assert said.endswith("2 runs of B are damaged and in no mean.")
+    assert said.endswith("2 runs of B are damaged and excluded from the averages.")
     assert not said.startswith("So far")  # there is nothing to wait for
     assert [Path(problem.path).name for problem in problems] == ["seed-1", "seed-2"]
     assert "config.toml is not there" in problems[0].why
@@ -105,7 +105,7 @@ def test_nothing_but_damage(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", CURVE)
     keep_lines(folder, 1)
     study, _ = looked(folder)
-    assert answer(study, compare(study)).said == "The run is damaged, so there is nothing to conclude."
+    assert answer(study, compare(study)).said == "The run is damaged, so there is no result."
 
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "summary.json"])
@@ -141,7 +141,7 @@ def test_a_broken_summary_hides_no_run(tmp_path: Path, content: str) -> None:
     run, problem = the_run(half)
     assert run.status == "unfinished"
     assert "counts as unfinished" in problem.why
-    assert (problem.what, problem.shown) == ("is shown all the same", True)
+    assert (problem.what, problem.shown) == ("is incomplete", True)
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]"])
@@ -167,7 +167,7 @@ def test_what_is_wrong_stands_on_the_page(tmp_path: Path) -> None:
     gathering = Gathering([folder])
     gathering.look()
     page = report_html(gathering)
-    assert "seed-1 is damaged and in no mean: rounds.jsonl ends at round 2" in page
+    assert "seed-1 is damaged and excluded from the averages: rounds.jsonl ends at round 2" in page
     assert not gathering.look()
 
 

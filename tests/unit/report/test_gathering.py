@@ -50,6 +50,16 @@ def test_single_runs_are_put_together(tmp_path: Path) -> None:
     assert sorted(group.study.runs["fedgg"]) == [0, 1]
 
 
+def test_algorithms_from_files_and_from_python_are_named_by_their_classes(tmp_path: Path) -> None:
+    names = {"a": "algos.py:New", "b": "python:main.<locals>.Mine", "c": "pack.age:Other"}
+    paths = [configured(tmp_path / folder, "", algorithm) for folder, algorithm in names.items()]
+    (group,) = looked(*paths).groups
+    assert group.study.labels == ("New", "Mine", "Other")
+    again = configured(tmp_path / "d", "", "old/algos.py:New")
+    (group,) = looked(*paths, again).groups
+    assert group.study.labels == ("New (algos.py)", "Mine", "Other", "New (old/algos.py)")
+
+
 def test_what_would_share_a_name_is_told_apart(tmp_path: Path) -> None:
     rates = [configured(tmp_path / f"lr-{lr}", "", "fedavg", local={"lr": lr}) for lr in (0.1, 0.2)]
     (group,) = looked(*rates).groups
@@ -94,7 +104,7 @@ def test_a_broken_run_is_a_problem_and_the_rest_stands(tmp_path: Path) -> None:
     (problem,) = gathering.problems
     assert problem.path.endswith("seed-0")
     assert "line 2 tells round 1 after round 1" in problem.why
-    assert (problem.what, problem.shown) == ("is damaged and in no mean", True)
+    assert (problem.what, problem.shown) == ("is damaged and excluded from the averages", True)
     assert gathering.groups[0].study.damaged("A") == [0]
 
 

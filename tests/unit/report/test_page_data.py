@@ -17,7 +17,7 @@ from fedgg.report.document import as_json
 from fedgg.report.folders import RunRecord, StudyRecord, read_run
 from fedgg.report.gathering import Gathering, Group
 from fedgg.report.page_data import about, group_data, place, runs_data, title
-from fedgg.report.page_runs import CLIENTS, MOMENTS, clients_data, run_data, split_data
+from fedgg.report.page_runs import CLIENTS, MOMENTS, ROWS, clients_data, run_data, split_data
 from fedgg.report.report_page import report_html
 
 
@@ -105,9 +105,14 @@ def test_clients_are_no_more_than_a_screen_shows() -> None:
     assert len(told["client"]) == len(told["loss"]) == len(told["holdout"]) == CLIENTS
     assert told["client"][0] == 0  # the worst is always among them
     assert told["history"] is None
+    # Of so many, the distribution over all of them: lowest, 10 %, 25 %, median, 75 %, 90 %, highest.
+    assert told["quantiles"]["looked"] == [1, 2]
+    assert told["quantiles"]["holdout"][1] == [0.0, 0.09995, 0.249875, 0.49975, 0.749625, 0.89955, 0.9995]
+    assert told["quantiles"]["loss"][0][0] == 1.0  # of the clients that took part: the odd ones
+    assert told["evaluated"] == 2
     split = split_data({"counts": [[c, 1] for c in range(2000)], "classes": ["a", "b"], "hash": "h"})
     assert split is not None
-    assert len(split["counts"]) == CLIENTS
+    assert len(split["counts"]) == ROWS
     assert split["of"] == 2000
 
 
@@ -242,4 +247,4 @@ def test_facts_of_several_parts_are_words() -> None:
         return dict(entry["facts"])
 
     assert told({"algorithm": None, "model": None}) == {"torch": "2"}
-    assert told({"algorithm": "abc", "model": None}) == {"torch": "2", "code": "algorithm abc"}
+    assert told({"algorithm": "abc", "model": None}) == {"torch": "2", "code hashes": "algorithm abc"}

@@ -29,22 +29,22 @@ def tables(tmp_path: Path) -> tuple[Table, Table]:
 
 def test_accuracy_rows(tables: tuple[Table, Table]) -> None:
     table = tables[0]
-    assert table.rows[0] == ("Avg", "3", "55.0 ± 5.0", "55.0 ± 5.0", "reference", "↓")
-    assert table.rows[1] == (NASTY, "3", "75.1 ± 5.0", "75.1 ± 5.0", "+20.1 ± 0.4 ↑", "best")
+    assert table.rows[0] == ("Avg", "3", "55.0 ± 5.0", "55.0 ± 5.0", "reference", "lower")
+    assert table.rows[1] == (NASTY, "3", "75.1 ± 5.0", "75.1 ± 5.0", "+20.1 ± 0.4 higher", "best")
     assert table.rows[2][:3] == ("Odd", "2, 1 diverged", "70.0 ± 28.3")
-    assert table.rows[2][4].endswith(" 2 seeds")  # of which nothing can be said
-    assert table.rows[2][5] == "2 seeds"
+    assert table.rows[2][4].endswith(" too few seeds")
+    assert table.rows[2][5] == "too few seeds"
     notes = " ".join(table.notes)
     assert "not distinguishable" in notes
     assert f"best row, {NASTY}" not in notes  # two seeds do not say that Odd is as good
-    assert "Odd: seed 2 diverged" in notes
+    assert "Odd: seed 2 excluded from the averages (diverged)" in notes
 
 
 def test_target_rows(tables: tuple[Table, Table]) -> None:
     table = tables[1]
     assert table.rows[0][:4] == ("Avg", "2.0", "2.0", "1.0×")
     assert table.rows[1][:4] == (NASTY, "1.3", "1.3", "1.5×")
-    assert table.rows[2][:4] == ("Odd", "1.0 (1/3)", "1.0", "–")
+    assert table.rows[2][:4] == ("Odd", "1.0 (1 of 3)", "1.0", "–")
     assert table.rows[2][4:] == ("–", "–", "–")
 
 
@@ -55,7 +55,7 @@ def test_every_row_has_every_column(tables: tuple[Table, Table]) -> None:
 
 def test_one_seed_makes_no_claim(tmp_path: Path) -> None:
     study = read_study(write_study(tmp_path, {"A": [[0.5]], "B": [[0.6]]}, reference="A"))
-    assert accuracy_table(compare(study)).rows[1] == ("B", "1", "60.0", "60.0", "+10.0 1 seed", "best")
+    assert accuracy_table(compare(study)).rows[1] == ("B", "1", "60.0", "60.0", "+10.0 too few seeds", "best")
 
 
 def test_csv_comes_back_as_it_was(tables: tuple[Table, Table]) -> None:

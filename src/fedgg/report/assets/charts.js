@@ -49,14 +49,15 @@ function baseLayout(now, height) {
     linecolor: now.line,
     zeroline: false,
     tickcolor: now.line,
-    automargin: true,
     title: { font: { size: 13, color: now.soft }, standoff: 10 },
     tickfont: { size: 12, color: now.soft },
     fixedrange: false,
   };
   return {
     height,
-    margin: { l: 10, r: 14, t: 10, b: 10 },
+    // Only the margins under the labels adapt: with all of them, a tick at the edge of the range can make the layout
+    // alternate between two sizes.
+    margin: { l: 10, r: 22, t: 14, b: 10 },
     showlegend: false,
     dragmode: "zoom",
     uirevision: "kept",
@@ -64,12 +65,19 @@ function baseLayout(now, height) {
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 13, color: now.ink },
     hoverlabel: { bgcolor: now.ground, bordercolor: now.line, font: { color: now.ink, size: 12.5 }, align: "left" },
-    xaxis: { ...axis, showgrid: false, ticks: "outside", showline: true },
-    yaxis: { ...axis },
+    xaxis: { ...axis, automargin: "bottom", showgrid: false, ticks: "outside", showline: true },
+    yaxis: { ...axis, automargin: "left" },
   };
 }
 
-/** `spec`: name, says() for those who cannot see it, draw(theme) -> {traces, layout}, rows() -> {columns, rows}. */
+const PERCENT_TICKS = ".4~%"; // as many decimals as neighbouring ticks need to differ
+const NUMBER_TICKS = ".6~g";
+const EVERY_ROUND = 10; // rounds across the axis up to which each has a tick
+
+/**
+ * `spec`: name; says(), its text for screen readers; draw(theme) -> {traces, layout}; rows() -> {columns, rows};
+ * nothing(), a sentence in place of the chart while there is nothing to draw; rounds(), whether the axis counts rounds.
+ */
 class Chart {
   constructor(spec) {
     this.spec = spec;
@@ -92,14 +100,9 @@ class Chart {
       "Reset zoom",
       () => this.drawn && Plotly.relayout(this.plot, { "xaxis.autorange": true, "yaxis.autorange": true }),
     );
-    this.node = make(
-      "figure",
-      {},
-      this.plot,
-      this.caption,
-      make("div", { class: "tools" }, this.toggle, spec.fixed ? null : reset, file("png"), file("svg")),
-      this.numbers,
-    );
+    this.tools = make("div", { class: "tools" }, this.toggle, spec.fixed ? null : reset, file("png"), file("svg"));
+    this.message = make("p", { class: "nothing soft", hidden: true });
+    this.node = make("figure", {}, this.message, this.plot, this.caption, this.tools, this.numbers);
     charts.add(this);
     watchedCharts.observe(this.plot);
     this.plot.chart = this;
@@ -108,14 +111,20 @@ class Chart {
   /** Now if it can be seen, later if not. */
   refresh() {
     this.dirty = true;
+    const nothing = this.spec.nothing?.() ?? "";
+    this.message.textContent = nothing;
+    this.message.hidden = !nothing;
+    for (const part of [this.plot, this.caption, this.tools]) part.hidden = Boolean(nothing);
+    if (nothing) return this.numbers.hidden || this.showTable(false);
     this.plot.setAttribute("aria-label", this.spec.says());
     this.caption.textContent = this.spec.caption?.() ?? "";
     if (!this.numbers.hidden) this.showTable(true);
     if (this.visible) this.draw();
+    return undefined;
   }
 
   draw() {
-    if (!this.dirty || !this.node.isConnected) return;
+    if (!this.dirty || !this.node.isConnected || this.plot.hidden) return;
     this.dirty = false;
     const now = theme();
     const base = baseLayout(now, this.spec.height);
@@ -134,9 +143,23 @@ class Chart {
       doubleClick: "reset",
       edits: { shapePosition: Boolean(this.spec.listen) },
     };
-    Plotly.react(this.plot, traces, merged, options);
-    if (!this.drawn) this.spec.listen?.(this.plot);
+    const first = !this.drawn;
     this.drawn = true;
+    this.everyRound = false;
+    Plotly.react(this.plot, traces, merged, options).then(() => this.wholeRounds());
+    if (first) {
+      this.spec.listen?.(this.plot);
+      this.plot.on("plotly_relayout", () => this.wholeRounds());
+    }
+  }
+
+  /** No tick between two rounds, however few of them are in view. */
+  wholeRounds() {
+    const [first, last] = this.plot.layout?.xaxis?.range ?? [];
+    const few = Boolean(this.spec.rounds?.()) && Math.abs(last - first) <= EVERY_ROUND;
+    if (few === this.everyRound) return;
+    this.everyRound = few;
+    Plotly.relayout(this.plot, few ? { "xaxis.tick0": 0, "xaxis.dtick": 1 } : { "xaxis.tickmode": "auto" });
   }
 
   showTable(shown) {

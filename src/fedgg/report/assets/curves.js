@@ -9,14 +9,17 @@ function curvesSection(view) {
   const lines = () =>
     linesOf(view.group, (run) => run[view.what], view.window).filter(({ label }) => !view.hidden.has(label));
   const legend = legendOf(view);
+  const goal = () => (what().percent ? shownTarget(view) : null);
 
   const chart = new Chart({
-    name: "Curves",
+    name: "Training curves",
     height: 430,
-    says: () => `${what().name} on ${what().where} against ${ACROSS[view.across]}. ` + spoken(view),
+    rounds: () => view.across === "round",
+    nothing: () => nothingDrawn(lines(), `No ${what().name} has been recorded for the lines shown.`),
+    says: () => `${capital(what().name)} on ${what().where} against ${ACROSS[view.across]}. ` + spoken(view),
     caption: () =>
-      `${capital(what().name)}: on ${what().where}. ${bandWords(view)}` +
-      (view.window > 1 ? ` Smoothed: each value is the mean of ${view.window} evaluated rounds up to it.` : ""),
+      `${capital(what().name)} on ${what().where}. ${bandWords(view)}` +
+      (view.window > 1 ? ` Smoothed: each value is the average of the last ${view.window} evaluated rounds.` : ""),
     draw: (now) => {
       const format = what().percent ? ":.1%" : ":.4g";
       const shown = lines();
@@ -35,8 +38,8 @@ function curvesSection(view) {
               text: { round: "round %{x}", megabytes: "%{x} MB", seconds: "%{x} s" }[view.across],
             },
           },
-          yaxis: { title: { text: what().name }, tickformat: what().percent ? ".0%" : ".3~g" },
-          shapes: what().percent && isNumber(view.target) ? [targetLine(view.target, now)] : [],
+          yaxis: { title: { text: what().name }, tickformat: what().percent ? PERCENT_TICKS : NUMBER_TICKS },
+          shapes: isNumber(goal()) ? [targetLine(goal(), now)] : [],
         },
       };
     },
@@ -63,6 +66,7 @@ function curvesSection(view) {
   });
   const target = make("input", { type: "number", min: 0, max: 100, step: 0.1, id: "target" });
   target.addEventListener("input", () => view.setTarget(target.value === "" ? null : Number(target.value) / 100, true));
+  const standard = button("Reset target", () => view.setTarget(null), { title: targetRule(view.group) });
 
   const kinds = Object.keys(WHAT).filter(present);
   const axes = [
@@ -89,19 +93,23 @@ function curvesSection(view) {
       }),
       make("label", {}, "Smoothing", smoothing, windowNow),
       make("label", {}, "Target %", target),
+      standard,
     ),
     legend.node,
     chart.node,
   );
   return {
     id: "curves",
-    heading: "Accuracy over time",
+    heading: "Training curves",
     node,
     charts: [chart],
     refresh: () => {
-      const typing = view.typed && document.activeElement === target; // leave a number alone while it is being written
-      if (!typing) target.value = isNumber(view.target) ? (100 * view.target).toFixed(1) : "";
+      const typing = view.typed && document.activeElement === target; // do not overwrite a number while it is being typed
+      if (!typing) target.value = isNumber(view.target) ? fixed(100 * view.target) : "";
+      target.placeholder = isNumber(goal()) ? fixed(100 * goal()) : "";
+      target.title = `Empty: ${targetRule(view.group)}`;
       target.disabled = !what().percent;
+      standard.hidden = !isNumber(view.target);
       legend.refresh();
       chart.refresh();
     },
@@ -111,7 +119,24 @@ function curvesSection(view) {
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const windowWords = (window) => (window === 1 ? "none" : `${window} rounds`);
 
-/** A line across the whole chart that can be taken and moved. */
+/** The default target, which is the terminal's. */
+const targetRule = (group) => `each seed's target is ${group.reference}'s final accuracy with the same seed`;
+
+/** Where the target line is drawn: at the number chosen, else at the average of the seeds' targets. */
+function shownTarget(view) {
+  if (isNumber(view.target)) return view.target;
+  const finals = [...referenceFinals(view.group, view.what, view.window).values()];
+  return finals.length ? mean(finals) : null;
+}
+
+/** A sentence where none of the lines has a point. */
+function nothingDrawn(lines, sentence) {
+  const drawn = lines.some(({ main, open }) => main.length || open.some(({ curve }) => curve.length));
+  if (drawn) return "";
+  return lines.length ? sentence : "All lines are hidden: select one in the legend.";
+}
+
+/** A line across the whole chart that can be dragged. */
 function targetLine(target, now) {
   return {
     type: "line",
@@ -124,6 +149,7 @@ function targetLine(target, now) {
     line: { color: now.soft, width: 1.5, dash: "4px,3px" },
     label: {
       text: `target ${percent(target)} %`,
+      padding: 4,
       textposition: "start",
       yanchor: "bottom",
       font: { size: 11.5, color: now.soft },
@@ -136,14 +162,14 @@ function bandWords(view) {
   const words = [];
   const ended = labels.map((label) => runs.filter((run) => run.label === label && isComplete(run)).length);
   if (Math.max(...ended) > 1) words.push("Line: mean over seeds; band: lowest to highest.");
-  else words.push("One seed, so no band.");
+  else if (Math.max(...ended) === 1) words.push("One seed, so there is no band.");
   const thin = [...new Set(runs.filter((run) => !isComplete(run) && run.status !== "diverged").map(unendedWords))];
-  if (thin.length) words.push(`Thin: runs ${thin.join(", or ")}.`);
-  if (runs.some((run) => run.status === "diverged")) words.push("Diverged runs are left out.");
+  if (thin.length) words.push(`Thin lines: single runs (${thin.join("; ")}).`);
+  if (runs.some((run) => run.status === "diverged")) words.push("Diverged runs are not shown.");
   return words.join(" ");
 }
 
-/** The chart in words: where each line ends. */
+/** The chart in words: the last value of each line. */
 function spoken(view) {
   const ends = linesOf(view.group, (run) => run[view.what], view.window)
     .filter(({ main }) => main.length)
@@ -171,7 +197,7 @@ function curveRows(lines, view) {
   };
 }
 
-/** Names with their lines, as buttons that show and hide; of many, some at first. */
+/** Names with their lines, as buttons that show and hide them; of many lines, only some are shown at first. */
 function legendOf(view) {
   const list = make("ul", { class: "legend", "aria-label": "Lines shown" });
   const node = make("div", {}, list);
@@ -185,7 +211,7 @@ function legendOf(view) {
       make(
         "div",
         { class: "controls" },
-        button("Best five and the reference", () => press(mostHidden(view.group))),
+        button("Best five and reference", () => press(mostHidden(view.group))),
         button("All", () => press([])),
         button("None", () => press(view.group.labels)),
       ),
@@ -214,7 +240,7 @@ function legendOf(view) {
   return { node, refresh };
 }
 
-/** Which lines to leave out at first where there are too many to read. */
+/** Which lines are hidden at first where there are too many to read. */
 function mostHidden(group) {
   if (group.labels.length <= MOST_BANDS) return [];
   const ranked = [...group.rows].sort((a, b) => (b.final?.mean ?? -1) - (a.final?.mean ?? -1)).map((row) => row.label);

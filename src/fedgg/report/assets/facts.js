@@ -1,22 +1,24 @@
-// What went wrong, and everything needed to do it again.
+// Events, settings and versions.
 
 function eventsSection(view) {
   const node = make("div");
   const refresh = () => {
     const happened = events(view.group);
-    const broken = page.problems.filter(({ shown }) => !shown).map(({ path, what, why }) => [path, what, why]);
-    const all = [...broken, ...happened];
+    const broken = page.problems.filter(({ shown }) => !shown).map(({ path, what, why }) => [path, what, why, ""]);
+    const rows = [...broken, ...happened];
+    const columns = ["run", "event", "details", "time"].slice(0, rows.some((row) => row[3]) ? 4 : 3);
+    const all = rows.map((row) => row.slice(0, columns.length));
     const missing = view.group.missing.length;
     const say = make(
       "p",
       { class: "lead" },
       all.length
         ? ""
-        : "Nothing: no client was left out, no run diverged, none was interrupted, and every folder is whole.",
+        : "None: no client was dropped, no run diverged or was interrupted, and every folder is complete.",
     );
     if (missing)
       say.append(
-        `${missing} of ${view.group.labels.length * view.group.seeds.length} runs have not begun or cannot be read. `,
+        `${missing} of ${view.group.labels.length * view.group.seeds.length} runs have not started or cannot be read. `,
       );
     node.replaceChildren(
       say,
@@ -25,7 +27,7 @@ function eventsSection(view) {
             make(
               "div",
               { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Events" },
-              table("Left out, diverged, resumed, damaged, unreadable", ["run", "what", "why"], all),
+              table("Dropped clients; diverged, unfinished, resumed and damaged runs", columns, all),
             ),
           ]
         : []),
@@ -34,30 +36,22 @@ function eventsSection(view) {
   return { id: "events", heading: "Events", node, charts: [], refresh };
 }
 
-/** One line for each thing a reader should know of: [run, what, why]. */
+/** One line for each event: [run, event, details, time]. */
 function events(group) {
   const found = [];
   for (const run of group.runs) {
-    const name = `${run.label}, seed ${run.seed}`;
-    if (run.status === "diverged") found.push([name, `diverged after round ${run.round.at(-1) ?? 0}`, run.why ?? ""]);
-    if (run.status === "spent") found.push([name, `stopped after round ${run.round.at(-1) ?? 0}`, run.why ?? ""]);
-    const wrong = run.status === "damaged" ? unendedWords(run) : "not whole";
-    for (const fault of run.faults) found.push([name, wrong, fault]);
+    const add = (event, details = "", time = "") => found.push([`${run.label}, seed ${run.seed}`, event, details, time]);
+    const last = run.round.at(-1) ?? 0;
+    if (run.status === "diverged") add(`diverged after round ${last}`, run.why ?? "");
+    if (run.status === "spent") add(`stopped after round ${last}`, run.why ?? "");
+    for (const fault of run.faults) add(run.status === "damaged" ? unendedWords(run) : "incomplete folder", fault);
     if (!isComplete(run) && !["diverged", "damaged"].includes(run.status))
-      found.push([name, `under way: round ${run.round.at(-1) ?? 0} of ${run.asked ?? "?"}`, ""]);
-    for (const resume of run.resumes) {
-      const notes = Array.isArray(resume.notes) ? resume.notes.join("; ") : "";
-      found.push([
-        name,
-        `taken up again after round ${resume.after_round ?? "?"}`,
-        [resume.when, notes].filter(Boolean).join("; "),
-      ]);
-    }
-    for (const { who, what, after_round, when } of run.processes ?? []) {
-      const why = [what, when].filter(Boolean).join("; ");
-      found.push([name, `after round ${after_round ?? "?"}: ${who ?? "a process"}`, why]);
-    }
-    for (const { client, what, round } of run.notes ?? []) found.push([name, `client ${client} in round ${round}`, what]);
+      add(`unfinished: round ${last} of ${run.asked ?? "?"}`);
+    for (const { after_round, notes, when } of run.resumes)
+      add(`resumed after round ${after_round ?? "?"}`, Array.isArray(notes) ? notes.join("; ") : "", time(when));
+    for (const { who, what, after_round, when } of run.processes ?? [])
+      add(`after round ${after_round ?? "?"}: ${who ?? "a process"}`, what ?? "", time(when));
+    for (const { client, what, round } of run.notes ?? []) add(`client ${client} in round ${round}`, what);
     const reasons = new Map(); // the same client for the same reason, round after round, is one line
     for (const { client, why, round } of run.lost) {
       const key = JSON.stringify([client, why]);
@@ -67,11 +61,16 @@ function events(group) {
       const [client, why] = JSON.parse(key);
       const when =
         rounds.length === 1 ? `in round ${rounds[0]}` : `in ${rounds.length} rounds (${rounds[0]} to ${rounds.at(-1)})`;
-      found.push([name, `client ${client} left out ${when}`, why]);
+      add(`client ${client} dropped ${when}`, why);
     }
-    if (run.lost_of > run.lost.length) found.push([name, `${run.lost_of - run.lost.length} more clients left out`, ""]);
+    if (run.lost_of > run.lost.length) add(`${run.lost_of - run.lost.length} more dropped clients`);
   }
   return found;
+}
+
+/** 2026-01-31T12:00:00.123456+00:00 as 2026-01-31 12:00:00; anything else as it is. */
+function time(when) {
+  return String(when ?? "").replace(/^(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?(?:\+00:00|Z)$/, "$1 $2 UTC");
 }
 
 function settingsSection(view) {
@@ -82,12 +81,12 @@ function settingsSection(view) {
       await navigator.clipboard.writeText(text);
       copied.textContent = "Copied.";
     } catch {
-      // a page from disk may be refused the clipboard: mark the text instead
+      // a page opened from disk may have no access to the clipboard: select the text instead
       const range = document.createRange();
       range.selectNodeContents(node.querySelector("#again"));
       getSelection().removeAllRanges();
       getSelection().addRange(range);
-      copied.textContent = document.execCommand("copy") ? "Copied." : "Marked: press Ctrl+C.";
+      copied.textContent = document.execCommand("copy") ? "Copied." : "Selected: press Ctrl+C.";
     }
   };
   const refresh = () => {
@@ -96,7 +95,7 @@ function settingsSection(view) {
     const details = (id, summary, ...content) =>
       make("details", { id, open: open.has(id) }, make("summary", {}, summary), ...content);
     const text = (content) => make("pre", { tabindex: 0 }, content);
-    const parts = [make("h3", {}, "The same again")];
+    const parts = [make("h3", {}, "Reproduce these runs")];
     if (group.again) {
       parts.push(
         make("div", { class: "controls" }, button("Copy the command", copy(group.again)), copied),
@@ -107,12 +106,12 @@ function settingsSection(view) {
         make(
           "p",
           {},
-          "A model, an algorithm or data were handed in from Python, so no command can make it again; " +
-            "the settings below say the rest.",
+          "A model, an algorithm or data were passed from Python, so there is no command for it: " +
+            "pass them again, with the settings below.",
         ),
       );
     }
-    parts.push(make("h3", {}, "Settings"), details("shared", "What all rows share", text(group.settings.shared)));
+    parts.push(make("h3", {}, "Settings"), details("shared", "Shared by all rows", text(group.settings.shared)));
     for (const [label, own] of Object.entries(group.settings.own))
       parts.push(details(`own-${label}`, label, text(own)));
     const splits = Object.entries(group.splits).map(([hash, split]) => [

@@ -1,4 +1,4 @@
-// News from `fedgg watch`: asked for every two seconds, and only what has changed comes.
+// Updates from `fedgg watch`: requested every two seconds; the answer holds only what has changed.
 
 const EVERY = 2000;
 
@@ -19,12 +19,12 @@ async function follow() {
       sign.textContent = "Live";
     } catch {
       sign.classList.add("lost");
-      sign.textContent = "fedgg watch has ended or cannot be reached; what is shown stays";
+      sign.textContent = "Not live: fedgg watch has stopped or cannot be reached";
     }
   }
 }
 
-/** Groups and runs that are as they were do not come again: they are kept from before. */
+/** Groups and runs that have not changed are not sent again: they are taken from the page. */
 function take(news) {
   news.groups = news.groups
     .map((group) => (group.same ? page.groups.find((one) => one.id === group.id) : group))
@@ -51,7 +51,7 @@ function take(news) {
   return undefined;
 }
 
-/** What decides which sections and controls there are: a change in it builds them anew. */
+/** What decides which sections and controls there are: when it changes, they are built again. */
 function sectionsOf(group) {
   const has = (test) => group.runs.some(test);
   return [

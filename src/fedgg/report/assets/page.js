@@ -1,4 +1,4 @@
-// The page: what is shown, for which group of runs, and what changes when news arrive.
+// The page: what is shown, for which group of runs, and what is redrawn after an update.
 
 const page = JSON.parse(document.getElementById("data").textContent);
 const BUILDERS = [
@@ -6,16 +6,16 @@ const BUILDERS = [
   resultsSection,
   splitSection,
   clientsSection,
-  readingsSection,
+  diagnosticsSection,
   sweepSection,
   eventsSection,
   settingsSection,
 ];
-const views = new Map(); // by group: what the reader has chosen stays chosen
+const views = new Map(); // by group, so that the reader's choices are kept
 let sections = [];
 let current = null;
 
-/** The reader's choices for one group, and who is told when one changes. */
+/** The reader's choices for one group; every change redraws the sections. */
 function viewOf(group) {
   if (!views.has(group.id)) {
     const view = {
@@ -24,14 +24,14 @@ function viewOf(group) {
       window: 1,
       hidden: new Set(mostHidden(group)),
       sort: null,
-      touched: false,
+      target: null, // the reference's final accuracy, seed by seed
       what: group.runs.some((run) => run.test_accuracy)
         ? "test_accuracy"
         : (Object.keys(WHAT).find((key) => group.runs.some((run) => run[key])) ?? "test_accuracy"),
     };
     let due = false;
     view.changed = () => {
-      // several changes in one breath are one
+      // several changes before the next frame redraw once
       if (due) return;
       due = true;
       requestAnimationFrame(() => {
@@ -42,23 +42,16 @@ function viewOf(group) {
     view.setTarget = (target, typed = false) => {
       view.typed = typed;
       view.target = isNumber(target) ? Math.min(1, Math.max(0, target)) : null;
-      view.touched = true;
       view.changed();
     };
     views.set(group.id, view);
   }
   const view = views.get(group.id);
   view.group = group;
-  if (!view.touched) view.target = firstTarget(group);
   return view;
 }
 
-function firstTarget(group) {
-  const final = group.rows.find((row) => row.label === group.reference)?.final?.mean;
-  return isNumber(final) ? Math.floor(1000 * final) / 1000 : null;
-}
-
-/** Build the sections of a group; a section that has nothing to show is left out. */
+/** Build the sections of a group; a section without content is omitted. */
 function show(group) {
   const main = document.getElementById("app");
   for (const section of sections) section.charts.forEach((chart) => chart.remove());
@@ -83,7 +76,7 @@ function show(group) {
   showHead();
 }
 
-/** Title, answer and troubles: what stands above all sections. */
+/** Title, answer and problems: what stands above all sections. */
 function showHead() {
   const { group } = current;
   document.getElementById("title").textContent = group.title;
@@ -106,15 +99,15 @@ function showTroubles() {
       "strong",
       {},
       problems.length === 1
-        ? "One folder is not there or not whole:"
-        : `${problems.length} folders are not there or not whole:`,
+        ? "One folder is missing or incomplete:"
+        : `${problems.length} folders are missing or incomplete:`,
     ),
     make(
       "ul",
       {},
       problems.slice(0, 5).map(({ path, what, why }) => make("li", {}, make("code", {}, path), ` ${what}: ${why}`)),
     ),
-    problems.length > 5 ? `and ${problems.length - 5} more, listed below.` : "",
+    problems.length > 5 ? `and ${problems.length - 5} more, listed under Events.` : "",
   );
 }
 
@@ -131,7 +124,7 @@ function showChoices() {
   );
 }
 
-/** Which algorithm each label is, for the sentences on its readings. */
+/** Which algorithm each label is, for the sentences on its diagnostics. */
 function prepare(group) {
   const own = group.settings.own,
     name = /^name = "(.*)"$/m;
@@ -150,7 +143,7 @@ function themeButton() {
     const next = order[(order.indexOf(document.documentElement.dataset.theme ?? "auto") + 1) % 3];
     if (next === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = next;
-    one.textContent = `Colours: ${next}`;
+    one.textContent = `Theme: ${next}`;
     if (current) sections.forEach((section) => section.refresh());
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
@@ -171,7 +164,7 @@ function begin() {
 
 function waiting() {
   document.getElementById("title").textContent = "No run yet";
-  document.getElementById("answer").textContent = "The page fills as soon as there is a run to show.";
+  document.getElementById("answer").textContent = "The page is filled in as soon as a run has started.";
   showTroubles();
 }
 

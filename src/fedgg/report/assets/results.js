@@ -1,16 +1,8 @@
-// The result table: sortable by every column, with what it takes to reach the target.
+// The result table: sortable by every column, with the cost of reaching the target.
 
-const FIRST_ROWS = 50; // of very many; the rest comes when asked for
-const VERDICTS = {
-  higher: "higher",
-  lower: "lower",
-  "perhaps higher": "perhaps higher",
-  "perhaps lower": "perhaps lower",
-  "not distinguishable": "cannot be told apart",
-  "too few seeds": "too few seeds",
-};
+const FIRST_ROWS = 50; // of very many; a button shows the rest
 
-/** Columns: heading, what is shown, and the number it is sorted by (null sorts last). */
+/** Columns: heading, tooltip, what is shown, and the number it is sorted by (null sorts last). */
 function resultColumns(view) {
   const { group } = view;
   const spread = (one) => (one == null ? NONE : percent(one.mean) + (one.sd == null ? "" : ` ± ${percent(one.sd)}`));
@@ -18,9 +10,11 @@ function resultColumns(view) {
   const key = WHAT[view.what].percent ? view.what : "test_accuracy";
   const found = new Map(group.labels.map((label) => [label, reaches(group, label, key, view.target, view.window)]));
   const reach = (name, shown) => ({
+    low: true,
+    tip: reachRule(view),
     show: ({ label }) => {
       const one = found.get(label);
-      if (!isNumber(view.target) || !one.asked) return NONE;
+      if (!one.asked) return NONE;
       if (!one.reached) return "never";
       return shown(one[name]) + (one.reached < one.asked ? ` (${one.reached} of ${one.asked})` : "");
     },
@@ -31,41 +25,64 @@ function resultColumns(view) {
     },
   });
   const short = WHAT[key].name === "test accuracy" ? "" : ", hold-out";
+  const overSeeds = "mean ± sample standard deviation over seeds";
   return [
     { head: "algorithm", show: (row) => row.label, by: (row) => row.label, text: true },
-    { head: "runs", show: runsWords, by: (row) => row.finished },
-    { head: "final test accuracy %", show: (row) => spread(row.final), by: (row) => row.final?.mean ?? null },
-    { head: "highest %", show: (row) => spread(row.highest), by: (row) => row.highest?.mean ?? null },
+    { head: "runs", tip: "Finished runs, then those excluded from the averages.", show: runsWords, by: (row) => row.finished },
+    {
+      head: "final test accuracy %",
+      tip: `At the last evaluated round; ${overSeeds}.`,
+      show: (row) => spread(row.final),
+      by: (row) => row.final?.mean ?? null,
+    },
+    {
+      head: "highest %",
+      tip: `Highest test accuracy of any evaluated round; ${overSeeds}.`,
+      show: (row) => spread(row.highest),
+      by: (row) => row.highest?.mean ?? null,
+    },
     group.private && {
       head: "epsilon",
+      low: true,
       show: (row) => row.epsilon ?? NONE,
       by: (row) => (row.epsilon === "infinite" ? Number.MAX_VALUE : row.epsilon && Number(row.epsilon)),
     },
     many && {
-      head: `points against ${group.reference}`,
+      head: `against ${group.reference}, points`,
+      tip: "Final test accuracy, in percentage points; ± half the width of the 95 % confidence interval.",
       show: (row) => difference(row, group),
       by: (row) => row.against_reference?.mean ?? (row.label === group.reference ? 0 : null),
     },
     many && {
-      head: "what the seeds say",
-      show: (row) => VERDICTS[row.against_reference?.verdict] ?? NONE,
+      head: "verdict",
+      tip: page.verdicts,
+      show: (row) => row.against_reference?.verdict ?? NONE,
       by: (row) => row.against_reference?.verdict ?? null,
       text: true,
     },
     group.rows.some((row) => isNumber(row.worst_client)) && {
       head: "worst client, hold-out %",
+      tip: "Lowest hold-out accuracy of a client at the last evaluation; mean over seeds.",
       show: (row) => percent(row.worst_client),
       by: (row) => row.worst_client,
     },
-    { head: `rounds to ${targetWords(view)}${short}`, ...reach("round", (value) => value.toFixed(1)) },
-    { head: "MB to it", ...reach("megabytes", megabytes) },
+    { head: `rounds to ${targetWords(view)}${short}`, ...reach("rounds", fixed) },
+    { head: `MB to ${targetWords(view)}${short}`, ...reach("megabytes", megabytes) },
     group.runs.some((run) => run.seconds) && {
-      head: "seconds to it",
-      ...reach("seconds", (value) => value.toFixed(1)),
+      head: `seconds to ${targetWords(view)}${short}`,
+      ...reach("seconds", fixed),
     },
-    { head: "MB in all", show: (row) => megabytes(row.megabytes), by: (row) => row.megabytes },
+    {
+      head: "MB in total",
+      tip: "Sent and received by all clients over the whole run; mean over seeds.",
+      low: true,
+      show: (row) => megabytes(row.megabytes),
+      by: (row) => row.megabytes,
+    },
     group.rows.some((row) => isNumber(row.seconds)) && {
-      head: "time in all",
+      head: "total time",
+      tip: "Of all rounds, training and evaluation; mean over seeds.",
+      low: true,
       show: (row) => duration(row.seconds),
       by: (row) => row.seconds,
     },
@@ -73,6 +90,20 @@ function resultColumns(view) {
 }
 
 const targetWords = (view) => (isNumber(view.target) ? `${percent(view.target)} %` : "target");
+
+/** How the columns "to target" are counted, in the words of the terminal's table. */
+function reachRule(view) {
+  const { group } = view;
+  const name = WHAT[WHAT[view.what].percent ? view.what : "test_accuracy"].name;
+  const averaged = view.window > 1 ? `, averaged over the last ${view.window} evaluated rounds,` : "";
+  const target = isNumber(view.target)
+    ? `${targetWords(view)} with every seed`
+    : `${group.reference}'s final ${name}${averaged} with the same seed`;
+  return (
+    `Counted until the first evaluated round at which a run's ${name}${averaged} is at least the target: ${target}. ` +
+    "Mean over the seeds that reach it; “(2 of 3)” means that two of three seeds do."
+  );
+}
 
 function difference(row, group) {
   if (row.label === group.reference) return "reference";
@@ -92,13 +123,13 @@ function runsWords(row) {
 function resultsSection(view) {
   const head = make("tr"),
     body = make("tbody");
-  const caption = make("caption");
+  const caption = make("span", { class: "fit" });
   const notes = make("ul", { class: "notes" });
   const more = button("", () => {
     view.allRows = !view.allRows;
     refresh();
   });
-  const sheet = make("table", { class: "results" }, caption, make("thead", {}, head), body);
+  const sheet = make("table", { class: "results" }, make("caption", {}, caption), make("thead", {}, head), body);
   const node = make(
     "div",
     {},
@@ -122,9 +153,10 @@ function resultsSection(view) {
     }
     columns.forEach((column, at) => {
       heads[at].firstChild.textContent = column.head;
+      heads[at].title = column.tip ?? "";
       heads[at].setAttribute("aria-sort", view.sort?.at === at ? (view.sort.up ? "ascending" : "descending") : "none");
     });
-    const all = sorted(view.group.rows, columns); // all of them are sorted, however many are shown
+    const all = sorted(view.group.rows, columns); // all rows, however many are shown
     const rows = view.allRows ? all : all.slice(0, FIRST_ROWS);
     more.parentNode.hidden = all.length <= FIRST_ROWS;
     more.textContent = view.allRows
@@ -149,12 +181,13 @@ function resultsSection(view) {
         ),
       ),
     );
-    caption.textContent = `Test accuracy on the server's test set, over seeds ${view.group.seeds.join(", ")}`;
+    const { seeds } = view.group;
+    caption.textContent = `Test accuracy on the server's test set, seed${seeds.length > 1 ? "s" : ""} ${seeds.join(", ")}`;
     notes.replaceChildren(...resultNotes(view).map((text) => make("li", {}, text)));
   };
   const sortBy = (at) => {
     const columns = resultColumns(view);
-    const up = view.sort?.at === at ? !view.sort.up : Boolean(columns[at].text) || /to |in all|epsilon/.test(columns[at].head);
+    const up = view.sort?.at === at ? !view.sort.up : Boolean(columns[at].text || columns[at].low);
     view.sort = { at, up };
     refresh();
   };
@@ -173,20 +206,11 @@ function resultsSection(view) {
 
 function resultNotes(view) {
   const { group } = view;
-  const key = WHAT[view.what].percent ? view.what : "test_accuracy";
   const many = group.labels.length > 1;
-  const averaged = view.window > 1 ? `, averaged over ${view.window} rounds as in the chart,` : "";
-  const apart = group.rows.some((row) => row.against_reference?.paired === false);
-  const but = apart ? " where splits are the same" : "";
-  const told = [
-    "± beside an accuracy is the sample standard deviation over seeds." +
-      (many
-        ? ` Points against ${group.reference}: final accuracy, paired by seed${but}, ± half of the 95 % confidence interval; ` +
-          "“higher” and “lower” lie beyond it, “perhaps” only beyond the spread, so that more seeds are needed."
-        : ""),
-    `To the target: the first evaluated round at which the ${WHAT[key].name}${averaged} is at least ` +
-      `${targetWords(view)}, on average over the seeds that get there; (2 of 3) says that two of three do. ` +
-      `Change it in the chart above; at first it is ${group.reference}'s mean final accuracy.`,
+  const rules = [
+    `± after an accuracy is the sample standard deviation over seeds.${many ? ` ${group.difference_rule}` : ""}`,
+    ...(many ? [`Verdict: ${page.verdicts}`] : []),
   ];
-  return [...told, ...group.notes];
+  const target = `Rounds, MB and seconds to ${targetWords(view)}: ${reachRule(view).replace("C", "c")} The target can be changed above the chart.`;
+  return [...rules, ...(group.runs.some(isComplete) ? [target] : []), ...group.notes];
 }

@@ -5,14 +5,15 @@ const WHAT = {
   test_accuracy: { name: "test accuracy", where: "the server's test set", brief: "server", percent: true },
   holdout_accuracy: {
     name: "hold-out accuracy",
-    where: "examples the clients kept back",
+    where: "the clients' hold-out examples",
     brief: "clients",
     percent: true,
   },
   test_loss: { name: "test loss", where: "the server's test set", brief: "server" },
-  train_loss: { name: "training loss", where: "the clients' batches as they trained on them", brief: "clients" },
+  train_loss: { name: "training loss", where: "the clients' batches during training", brief: "clients" },
 };
-const ACROSS = { round: "round", megabytes: "MB sent and received by all clients together", seconds: "seconds" };
+const ACROSS = { round: "round", megabytes: "MB sent and received, all clients together", seconds: "seconds" };
+const ROUNDING = 1e-9; // numbers on the page have six digits
 
 /** One number of a run at the rounds that have it: [{round, value, megabytes, seconds}]. */
 function points(run, values) {
@@ -31,13 +32,10 @@ function points(run, values) {
 /** The mean of each value and those before it, so many together; the first ones have none. */
 function smoothed(curve, window) {
   if (window <= 1) return curve;
-  const out = [];
-  let sum = 0;
-  curve.forEach((point, at) => {
-    sum += point.value - (at >= window ? curve[at - window].value : 0);
-    if (at >= window - 1) out.push({ ...point, value: sum / window });
-  });
-  return out;
+  return curve.slice(window - 1).map((point, at) => ({
+    ...point,
+    value: mean(curve.slice(at, at + window).map(({ value }) => value)),
+  }));
 }
 
 /** Curves of several seeds as one: only rounds that all have, so that no mean moves because one ended earlier. */
@@ -62,17 +60,17 @@ function together(curves) {
     });
 }
 
-/** Whether a run has got as far as it was meant to: all rounds, or all that its privacy budget allows. */
+/** Whether a run has played all its rounds, or all that its privacy budget allows. */
 function isComplete(run) {
   return run.status === "finished" || run.status === "spent";
 }
 
 /** What a run is that is neither complete nor diverged. */
 function unendedWords(run) {
-  return run.status === "damaged" ? "damaged, in no mean" : "under way";
+  return run.status === "damaged" ? "damaged, excluded from the averages" : "unfinished";
 }
 
-/** For each label: one curve over its finished seeds, and the single curves of those under way or damaged. */
+/** For each label: one curve over its finished seeds, and the single curves of unfinished and damaged ones. */
 function linesOf(group, values, window = 1) {
   return group.labels.map((label, position) => {
     const runs = group.runs.filter((run) => run.label === label && run.status !== "diverged");
@@ -88,18 +86,41 @@ function linesOf(group, values, window = 1) {
   });
 }
 
-/** When the seeds of a label first reach a target: means over those that do, of those that could. */
+/** The reference's final value with each seed, smoothed like everything else. */
+function referenceFinals(group, key, window) {
+  const ended = group.runs.filter((run) => run.label === group.reference && isComplete(run));
+  const finals = ended.map((run) => [run.seed, smoothed(points(run, run[key]), window).at(-1)?.value]);
+  return new Map(finals.filter(([, value]) => isNumber(value)));
+}
+
+/**
+ * When the seeds of a label first reach the target: means over those that do, of those that could.
+ *
+ * A target is a number, the same for every seed, or null: the reference's final value with the same seed. This is the
+ * rule of fedgg.report.compare, which has computed the default target's numbers: they are taken as they are.
+ */
 function reaches(group, label, key, target, window) {
-  const runs = group.runs.filter((run) => run.label === label && (isComplete(run) || run.status === "diverged"));
+  const row = group.rows.find((one) => one.label === label);
+  const computed = { 1: row?.raw, [group.window]: row?.smoothed }[window];
+  if (target === null && key === "test_accuracy" && computed) return computed;
+  return reachedInRuns(group, label, key, target, window);
+}
+
+function reachedInRuns(group, label, key, target, window) {
+  const finals = target === null ? referenceFinals(group, key, window) : null;
+  const goal = (run) => (finals ? finals.get(run.seed) : target);
+  const runs = group.runs.filter(
+    (run) => run.label === label && (isComplete(run) || run.status === "diverged") && isNumber(goal(run)),
+  );
   const hits = runs
     .filter(isComplete)
-    .map((run) => smoothed(points(run, run[key]), window).find((point) => point.value >= target))
+    .map((run) => smoothed(points(run, run[key]), window).find((point) => point.value >= goal(run) - ROUNDING))
     .filter(Boolean);
   const over = (name) => (hits.length ? mean(hits.map((hit) => hit[name])) : null);
   return {
     reached: hits.length,
     asked: runs.length,
-    round: over("round"),
+    rounds: over("round"),
     megabytes: over("megabytes"),
     seconds: over("seconds"),
   };

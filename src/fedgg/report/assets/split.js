@@ -1,4 +1,4 @@
-// Maps of numbers, and the first of them: who holds what.
+// Heat maps, and the first of them: the data split.
 
 const WRITTEN = 30; // rows of a heat map in which numbers can be read
 
@@ -46,10 +46,10 @@ function splitSection(view) {
         .join(", ") +
       ".",
     caption: () =>
-      "Examples of each class (across) that each client (down) holds; the stronger the colour, the more (by square " +
-      `root). Split ${String(split().hash ?? "").slice(0, 12)}.` +
+      "Training examples per client (rows) and class (columns); a stronger colour is more, on a square-root scale. " +
+      `Split ${String(split().hash ?? "").slice(0, 12)}.` +
       (split().of > split().clients.length
-        ? ` ${split().clients.length} of ${split().of} clients, at even distances by size.`
+        ? ` ${split().clients.length} of ${split().of} clients, evenly spaced when sorted by size.`
         : ""),
     draw: (now) => {
       const { classes, clients, counts } = split();
@@ -77,7 +77,7 @@ function splitSection(view) {
     controls.replaceChildren(
       ...(options.length > 1
         ? [
-            selection("Split of", options, view.split ?? options[0][0], (name) => {
+            selection("Split", options, view.split ?? options[0][0], (name) => {
               view.split = name;
               chart.refresh();
             }),
@@ -88,7 +88,7 @@ function splitSection(view) {
   };
   return {
     id: "split",
-    heading: "Who holds what",
+    heading: "Data split",
     node: make("div", {}, controls, chart.node),
     charts: [chart],
     refresh,

@@ -1,4 +1,4 @@
-// A sweep: a line over one axis, a map over two, a choice of two over more.
+// A sweep: a line over one setting, a heat map over two, a choice of two over more.
 
 /** A row's final accuracy with its deviation and number of seeds. */
 function finalWords(row) {
@@ -16,7 +16,7 @@ function sweepSection(view) {
   view.axes ??= { across: keys[keys.length - 1], down: keys.length > 1 ? keys[keys.length - 2] : null, fixed: {} };
   const best = axes.places[view.group.best] ?? Object.values(axes.places)[0];
   const fixedAt = (key) => view.axes.fixed[key] ?? best[keys.indexOf(key)];
-  /** The label at a place, the axes not shown being held where the reader has them. */
+  /** The label at a place; the settings that are no axis have the values chosen. */
   const labelAt = (place) =>
     Object.keys(axes.places).find((label) =>
       keys.every((key, at) => axes.places[label][at] === (place[key] ?? fixedAt(key))),
@@ -35,12 +35,13 @@ function sweepSection(view) {
     name: "Sweep",
     height: 340,
     fixed: true,
+    nothing: () => (view.group.rows.some((one) => one.final) ? "" : "No run of the sweep has finished yet."),
     says: () => `Final test accuracy over ${keys.map(few).join(" and ")}. Highest: ${view.group.best ?? "none yet"}.`,
     caption: () =>
-      "Final test accuracy in %, mean over seeds, on the server's test set; hover shows the deviation and how many " +
-      "seeds there are." +
+      "Final test accuracy in %, mean over seeds, on the server's test set; hover shows the standard deviation and the " +
+      "number of seeds." +
       (held().length
-        ? ` Held: ${held()
+        ? ` Fixed: ${held()
             .map((key) => `${few(key)} = ${axes.values[key][fixedAt(key)]}`)
             .join(", ")}.`
         : ""),
@@ -75,7 +76,7 @@ function sweepSection(view) {
           ],
           layout: {
             xaxis: { type: "category", title: { text: plain(view.axes.across) } },
-            yaxis: { title: { text: "final test accuracy" }, tickformat: ".0%" },
+            yaxis: { title: { text: "final test accuracy" }, tickformat: PERCENT_TICKS },
           },
         };
       }
@@ -118,15 +119,15 @@ function sweepSection(view) {
   const refresh = () => {
     const options = keys.map((key) => [key, key]);
     const choose = (which, other) => (key) => {
-      if (view.axes[other] === key) view.axes[other] = view.axes[which]; // trade places
+      if (view.axes[other] === key) view.axes[other] = view.axes[which]; // swap the two
       view.axes[which] = key;
       refresh();
     };
     controls.replaceChildren(
       ...(keys.length > 2
         ? [
-            selection("Across", options, view.axes.across, choose("across", "down")),
-            selection("Down", options, view.axes.down, choose("down", "across")),
+            selection("Columns", options, view.axes.across, choose("across", "down")),
+            selection("Rows", options, view.axes.down, choose("down", "across")),
             ...held().map((key) =>
               selection(
                 `${few(key)} =`,
@@ -143,5 +144,5 @@ function sweepSection(view) {
     );
     chart.refresh();
   };
-  return { id: "sweep", heading: "The sweep", node: make("div", {}, controls, chart.node), charts: [chart], refresh };
+  return { id: "sweep", heading: "Sweep", node: make("div", {}, controls, chart.node), charts: [chart], refresh };
 }

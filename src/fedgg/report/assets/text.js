@@ -30,8 +30,16 @@ function brief(text, most = 24) {
 
 const NONE = "–";
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
-const percent = (value, digits = 1) => (isNumber(value) ? (100 * value).toFixed(digits) : NONE);
-const signed = (value, digits = 1) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
+const percent = (value, digits = 1) => (isNumber(value) ? fixed(100 * value, digits) : NONE);
+const signed = (value, digits = 1) => (value < 0 ? "−" : "+") + fixed(Math.abs(value), digits);
+
+/** As Python's format writes it, so that page and terminal agree: 8.25 is 8.2 and 8.75 is 8.8; toFixed says 8.3. */
+function fixed(value, digits = 1) {
+  const halves = value * 2 ** (digits + 1); // an odd whole number exactly where the value lies between two decimals
+  if (!Number.isInteger(halves) || halves % 2 === 0) return value.toFixed(digits);
+  const below = Math.floor(value * 10 ** digits);
+  return ((below % 2 === 0 ? below : below + 1) / 10 ** digits).toFixed(digits);
+}
 
 /** Four digits at most, without noise: 0.0123, 1.234, 12.3, 1234, 1.2e-7. */
 function figure(value) {
@@ -44,7 +52,7 @@ function figure(value) {
 
 function duration(seconds) {
   if (!isNumber(seconds)) return NONE;
-  if (seconds < 10) return seconds.toFixed(1) + " s";
+  if (seconds < 10) return fixed(seconds) + " s";
   if (seconds < 90) return seconds.toFixed(0) + " s";
   if (seconds < 5400) return (seconds / 60).toFixed(0) + " min";
   return (seconds / 3600).toFixed(1) + " h";
@@ -52,8 +60,7 @@ function duration(seconds) {
 
 function megabytes(value) {
   if (!isNumber(value)) return NONE;
-  if (value > 0 && value < 1) return String(Number(value.toPrecision(2)));
-  return value < 100 ? value.toFixed(1) : Math.round(value).toLocaleString("en");
+  return value > 0 && value < 1 ? String(Number(value.toPrecision(2))) : fixed(value);
 }
 
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
@@ -91,7 +98,7 @@ function table(caption, columns, rows) {
   return make(
     "table",
     {},
-    make("caption", {}, caption),
+    make("caption", {}, make("span", { class: "fit" }, caption)),
     make(
       "thead",
       {},
