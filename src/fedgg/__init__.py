@@ -63,11 +63,11 @@ __version__ = VERSION
 def check_numpy() -> None:
     """Refuse an older NumPy by name, before something else fails because of it. Nothing is imported for that."""
     try:
-        found = metadata.version("numpy")
+        version = metadata.version("numpy")
     except metadata.PackageNotFoundError:
         return  # the import will say so
-    if tuple(int(part) for part in found.split(".")[:2] if part.isdecimal()) < OLDEST_NUMPY:
-        raise UserError(f"fedgg needs NumPy 2.0 or newer, and this is {found}: pip install -U numpy")
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < OLDEST_NUMPY:
+        raise UserError(f"fedgg needs NumPy 2.0 or newer, and this is {version}: pip install -U numpy")
 
 
 def __getattr__(name: str) -> Any:

@@ -319,19 +319,16 @@ def test_clients_named_by_the_data() -> None:
     owners = np.array(["charite"] * 60 + ["mayo"] * 40 + ["ucsf"] * 20)
     np.savez("wards.npz", x_train=x[:120], y_train=y[:120], x_test=x[120:], y_test=y[120:], clients=owners)
     given = ["--set", "split.scheme=given"]
-    for words in (["--scheme", "given"], given):
-        text = fedgg_("data", "show", "npz:wards.npz", *words)
-        assert "split over 3 clients, 20 to 60 examples each" in text
-        assert "charite 60, mayo 40, ucsf 20" in text
+    text = fedgg_("data", "show", "npz:wards.npz", *given)
+    assert "split over 3 clients, 20 to 60 examples each" in text
+    assert "charite 60, mayo 40, ucsf 20" in text
     quick = ["--data", "npz:wards.npz", "--rounds", "1", "--model", "linear", "--set", "local.batch=8", *given]
     assert "3 clients" in fedgg_("run", *quick, "--set", "server.cohort=2", "--out", "one")
     assert json.loads(Path("one/partition.json").read_text())["names"] == ["charite", "mayo", "ucsf"]
     assert "clients = 3" in Path("one/config.toml").read_text()
-    fedgg_("run", *quick, "--set", "server.cohort=2", "--out", "one")  # all rounds are there
-    fedgg_("compare", *quick, "--algorithm", "fedavg", "--algorithm", "fedprox", "--seeds", "0", "--out", "two")
+    fedgg_("compare", *quick, "--algorithm", "fedavg", "--seeds", "0", "--jobs", "1", "--out", "two")
     page = Path("two/report.html").read_text(encoding="utf-8")
     assert all(name in page for name in ("charite", "mayo", "ucsf"))
-    fedgg_("sweep", *quick, "--algorithm", "fedprox", "--grid", "algorithm.mu=0,1", "--seeds", "0", "--out", "three")
     heard = CliRunner().invoke(fedgg.cli.app, ["run", *quick, "--clients", "5", "--out", "four"])
     assert "the data name 3 clients" in str(heard.exception)
 

@@ -134,8 +134,8 @@ def show(
         save(split_figure(counts, dataset.classes, f"{dataset.name}: {chosen.scheme}{how}", names), picture)
         say(f"split over {chosen.clients} clients, {min(split.sizes)} to {max(split.sizes)} examples each: {picture}")
         if names is not None:
-            told = [f"{client} {size}" for client, size in zip(names, split.sizes, strict=True)]
-            say(f"{', '.join(told[:NAMED])}{' ...' if len(told) > NAMED else ''}")
+            sizes = [f"{client} {size}" for client, size in zip(names, split.sizes, strict=True)]
+            say(f"{', '.join(sizes[:NAMED])}{' ...' if len(sizes) > NAMED else ''}")
         if len(dataset.shape) == 3:
             picture = out / f"{dataset.name}-samples.png"
             save(

@@ -58,8 +58,8 @@ class OnNodes:
     def described(self) -> dict[str, Any]:
         """Who holds which class is the clients' own business."""
         scheme, names = self.file.split.get("scheme", "by its owners"), self.client_names
-        told = {"scheme": scheme, "hash": self.split_hash(), "classes": list(self.classes), "sizes": self._sizes()}
-        return told | ({} if names is None else {"names": list(names)})
+        content = {"scheme": scheme, "hash": self.split_hash(), "classes": list(self.classes), "sizes": self._sizes()}
+        return content | ({} if names is None else {"names": list(names)})
 
     def positions(self) -> dict[str, NDArray[np.int64]]:
         return {"sizes": np.array(self._sizes(), np.int64)}

@@ -61,8 +61,8 @@ def _version(key: str) -> Callable[[RunRecord], str]:
 
 def _engines(records: Sequence[RunRecord]) -> list[str]:
     """Engines have the same numbers, so that different ones may be mixed; older folders do not tell theirs."""
-    told = [(record.versions or {}).get("engine") for record in records]
-    names = dict.fromkeys(str(one["name"]) for one in told if isinstance(one, dict) and "name" in one)
+    engines = [(record.versions or {}).get("engine") for record in records]
+    names = dict.fromkeys(str(engine["name"]) for engine in engines if isinstance(engine, dict) and "name" in engine)
     return [f"engine {', '.join(names)}"] if names else []
 
 
