@@ -10,7 +10,7 @@ from typing import Any
 from fedgg.core.buffers import travels
 from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
-from fedgg.core.rows import Rows, payload
+from fedgg.core.rows import Rows, message_bytes, payload
 from fedgg.core.server import Lost, ServerState
 from fedgg.engines import RoundJob
 from fedgg.engines.job import Look
@@ -126,12 +126,14 @@ def _mean_readings(kept: dict[int, LocalEnd], share: dict[int, float]) -> dict[s
 def bytes_down(job: RoundJob, client: int) -> int:
     """What a client receives."""
     down, _ = travels(job.policy, kept=client in job.kept_buffers)
-    return payload([job.w, *job.down.values(), *(job.buffers.values() if down else ())])
+    sparse = job.algorithm.sparse_down(job.w.shape[1])
+    return message_bytes(job.down, sparse) + payload([job.w, *(job.buffers.values() if down else ())])
 
 
 def _bytes_up(job: RoundJob, end: LocalEnd) -> int:
     _, up = travels(job.policy)
-    return payload([*end.up.values(), *(end.buffers.values() if up else ())])
+    sparse = job.algorithm.sparse_up(job.w.shape[1])
+    return message_bytes(end.up, sparse) + payload(end.buffers.values() if up else ())
 
 
 def _finite(value: float) -> float | None:
