@@ -98,7 +98,7 @@ def _expensive(which: str, what: str) -> bool:
     always = which in ("fedgg fixed epsilon", "fedgg sent layer push", "scaffold exact uniform")
     if what in ("neutral setting is FedAvg, bit for bit", "resumed is uninterrupted, bit for bit") and always:
         return False
-    whole_runs = (*list(PROPERTIES)[7:10], *list(PROPERTIES)[11:])
+    whole_runs = (*list(PROPERTIES)[8:11], *list(PROPERTIES)[12:])
     return what == QUADRATICS or (what in whole_runs and SETTINGS[which] != type(SETTINGS[which])())
 
 

@@ -18,6 +18,7 @@ PROPERTIES: dict[str, Property] = {
     "settings may differ from row to row": laws.settings_may_be_columns,
     "finite where there is no gradient": laws.finite_at_zero_drift,
     "a client of one example": laws.a_client_of_one_example,
+    "what is declared sparse is": laws.declared_messages,
     "neutral setting is FedAvg, bit for bit": behaviour.neutral_is_fedavg,
     "resumed is uninterrupted, bit for bit": behaviour.resumed_is_uninterrupted,
     "clients that miss rounds": behaviour.clients_may_miss_rounds,

@@ -16,15 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgg.check.bench import Client, Standing, aggregated, play, small_net, train_rows
+from fedgg.check.bench import Client, Standing, aggregated, hub_of, play, small_net, train_rows
 from fedgg.check.verdict import Broken, Skipped, demand, demand_equal_rows
 from fedgg.core.algorithm import Algorithm, Batch, Hub, Site
 from fedgg.core.local import LocalEnd
-from fedgg.core.rows import Assigned, Rows, assigns
+from fedgg.core.rows import Assigned, Rows, assigns, check_sparse
+from fedgg.errors import UserError
 
 ROUNDING = 1e-12  # float64, a handful of steps, another order of summation
 HOOKS = ("broadcast", "send_down", "begin", "loss", "terms", "steer", "nudge", "finish", "readings", "aggregate")
 WATCHED = (*HOOKS, "server_memory", "client_memory")
+NAMES = (*WATCHED, "sparse_up", "sparse_down")
 Hook = Callable[..., Any]
 Around = Callable[[str, Hook, Algorithm], Hook]  # by its name and its algorithm: a hook with a look at what it does
 
@@ -79,7 +81,7 @@ def fields_are_settings(algorithm: Algorithm) -> None:
         value = getattr(algorithm, field.name)
         demand(isinstance(value, int | float | str | bool | Tensor), f"{field.name} is a {type(value).__name__}")
     for name in vars(type(algorithm)):
-        near = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.75)
+        near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.75)
         demand(name in dir(Algorithm) or not near, f"{name}() is no function of the interface: did you mean {near}?")
     demand(bool((type(algorithm).__doc__ or "").strip()), "it has no docstring saying how it differs from FedAvg")
 
@@ -114,6 +116,23 @@ def rows_are_independent(algorithm: Algorithm) -> None:
         together = {name: tensor[row : row + 1] for name, tensor in stacked.items()}
         where = f"client {row} alone and in a stack (no mean over dimension 0, and scalars are [K, 1], not [K])"
         demand_equal_rows(alone, together, where, ROUNDING)
+
+
+def declared_messages(algorithm: Algorithm) -> None:
+    """Messages that are declared sparse have no more values that are not zero than declared."""
+    net, clients = small_net(), _clients()
+    who, standing = type(algorithm).__name__, Standing.at_start(algorithm, net, len(clients))
+    up, down = (declared(net.layout.total) for declared in (algorithm.sparse_up, algorithm.sparse_down))
+    if not up and not down:
+        raise Skipped("it declares no sparse messages")
+    for _ in range(3):
+        sent_down = algorithm.send_down(standing.w, hub_of(standing, net, clients))
+        standing, end = play(algorithm, net, standing, clients)
+        try:
+            check_sparse(sent_down, down, f"{who}.sparse_down()")
+            check_sparse(end.up, up, f"{who}.sparse_up()")
+        except UserError as error:
+            raise Broken(str(error)) from error
 
 
 def settings_may_be_columns(algorithm: Algorithm) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedgg.check.bench import Client, Standing, hub_of, play, small_net
 from fedgg.core.algorithm import Algorithm, arithmetic_beside_fedavg
 from fedgg.core.rows import Rows
 
+MANY = 1_000_000  # parameters of a model whose sparse messages are measured
 EPOCHS = 5  # an experiment's default; what is computed once a round weighs the less, the more there are
 
 
@@ -41,7 +43,7 @@ def price(algorithm: Algorithm) -> Price:
         up=_names({name: rows for name, rows in end.up.items() if name != "delta"}),
         client=_names(standing.clients[0]),
         server=_names(standing.server),
-        bytes=(1 + _models(down) + _models(end.up)) / 2,
+        bytes=(1 + _models(down, algorithm.sparse_down(MANY)) + _models(end.up, algorithm.sparse_up(MANY))) / 2,
         arithmetic=arithmetic_beside_fedavg(algorithm, EPOCHS),
     )
 
@@ -54,5 +56,6 @@ def _listed(places: dict[str, tuple[str, ...]]) -> str:
     return "; ".join(f"{place}: {', '.join(names)}" for place, names in places.items() if names) or "nothing"
 
 
-def _models(rows: Rows) -> int:
-    return sum(tensor.shape[1] > 1 for tensor in rows.values())
+def _models(rows: Rows, sparse: Mapping[str, int]) -> float:
+    """In fp32, where the position of a value is as large as the value."""
+    return sum(min(1.0, 2 * sparse.get(name, MANY) / MANY) for name, tensor in rows.items() if tensor.shape[1] > 1)

@@ -232,6 +232,18 @@ class Algorithm:
         """The next global model `[1, P]` and the server's memory; `share` `[K, 1]` sums to one."""
         return w + weighted_sum(share, up["delta"]), hub.memory
 
+    def sparse_up(self, parameters: int) -> Mapping[str, int]:
+        """Entries of `finish`'s message that travel as values with their positions, and how many values at most.
+
+        `parameters` is the length of a row. It changes the recorded bytes only; a message with more values that are
+        not zero is an error.
+        """
+        return {}
+
+    def sparse_down(self, parameters: int) -> Mapping[str, int]:
+        """The same of what `send_down` sends."""
+        return {}
+
 
 _PLAIN = (bool, int, float, str, list, tuple, dict, type(None))  # not tensors, nor what stands for them in a trace
 

@@ -6,7 +6,7 @@ stacked, split, saved and sent as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -17,6 +17,7 @@ from fedgg.errors import UserError
 
 Rows = dict[str, Tensor]
 T = TypeVar("T")
+POSITION_BYTES = 4  # of a value in a sparse message
 
 
 class Assigned(UserError):
@@ -124,6 +125,37 @@ def _each_row(thing: Any, which: slice | Tensor) -> Any:
 def payload(rows: Iterable[Tensor]) -> int:
     """Bytes these tensors take on the wire."""
     return sum(tensor.numel() * tensor.element_size() for tensor in rows)
+
+
+def message_bytes(rows: Rows, sparse: Mapping[str, int]) -> int:
+    """Bytes of one client's message, some entries of which travel as values with their positions."""
+    return sum(
+        _sparse_bytes(tensor, sparse[name]) if name in sparse else payload([tensor]) for name, tensor in rows.items()
+    )
+
+
+def _sparse_bytes(tensor: Tensor, values: int) -> int:
+    """As declared; in full, where that is less or the message is none of that kind (an attacker's)."""
+    if int(tensor.count_nonzero()) > values:
+        return payload([tensor])
+    return min(payload([tensor]), values * (tensor.element_size() + POSITION_BYTES))
+
+
+def check_sparse(rows: Rows, sparse: Mapping[str, int], who: str, where: str = "") -> None:
+    """UserError where a message has more values that are not zero than `who` declares."""
+    for name, values in sparse.items():
+        if name not in rows:
+            raise UserError(
+                f"{who} declares {name!r}, which is not sent: what is sent is {', '.join(rows) or 'nothing'}"
+            )
+        if not isinstance(values, int) or values < 0:
+            raise UserError(f"{who} declares {values!r} values of {name!r}: give a whole number, zero or more")
+        most = int(rows[name].flatten(1).count_nonzero(1).max())
+        if most > values:
+            raise UserError(
+                f"{who} declares {values} values of {name!r} that are not zero, and{where} there are {most}: declare "
+                f"as many as are sent"
+            )
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
-from fedgg.core.rows import Rows, payload
+from fedgg.core.rows import Rows, message_bytes, payload
 from fedgg.core.server import Lost, ServerState
 from fedgg.engines import RoundJob
 from fedgg.engines.job import Look
@@ -124,11 +124,13 @@ def _mean_readings(kept: dict[int, LocalEnd], share: dict[int, float]) -> dict[s
 
 def bytes_down(job: RoundJob, client: int) -> int:
     """What a client receives."""
-    return payload([job.w, *job.down.values(), *job.buffers_down(client).values()])
+    sparse = job.algorithm.sparse_down(job.w.shape[1])
+    return message_bytes(job.down, sparse) + payload([job.w, *job.buffers_down(client).values()])
 
 
 def _bytes_up(job: RoundJob, client: int, end: LocalEnd) -> int:
-    return payload([*end.up.values(), *job.buffers_up(client, end).values()])
+    sparse = job.algorithm.sparse_up(job.w.shape[1])
+    return message_bytes(end.up, sparse) + payload(job.buffers_up(client, end).values())
 
 
 def _finite(value: float) -> float | None:

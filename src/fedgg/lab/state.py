@@ -16,6 +16,7 @@ from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
 from fedgg.core.net import Net
 from fedgg.core.probe import Probe
+from fedgg.core.rows import check_sparse
 from fedgg.core.server import Lost, ServerState, close_round, first_state, healthy
 from fedgg.engines import Engine, RoundJob
 from fedgg.engines.job import ClientData, Look, Optimiser, Scorer, score_here
@@ -63,8 +64,11 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     cohort = [int(client) for client in filled[drawn]]
     examples, population = federation.examples, federation.population
     hub = hub_of(state, federation.net, federation.feed, examples, cohort, population, federation.wrappers)
+    algorithm = federation.algorithm
+    down = algorithm.send_down(state.server.w, hub)
+    check_sparse(down, algorithm.sparse_down(state.server.w.shape[1]), f"{type(algorithm).__name__}.sparse_down()")
     return RoundJob(
-        algorithm=federation.algorithm,
+        algorithm=algorithm,
         net=federation.net,
         data=federation.feed,
         work=federation.work,
@@ -73,9 +77,9 @@ def next_job(federation: Federation, state: State) -> RoundJob:
         seed=experiment.seed,
         round=number,
         cohort=cohort,
-        w=federation.algorithm.broadcast(state.server.w, hub),
+        w=algorithm.broadcast(state.server.w, hub),
         buffers=state.server.buffers,
-        down=federation.algorithm.send_down(state.server.w, hub),
+        down=down,
         memory=state.memory,
         kept_buffers=state.kept_buffers,
     )
@@ -110,6 +114,7 @@ def close(
         _refuse_changed_buffers(job, kept)
     if not kept:
         raise Diverged(f"no client of round {number} sent a finite update", lost)
+    _check_messages(job, kept, wrappers)
     # Who was lost is known of clients one by one: where that is private, the hub is told of those asked.
     there = job.cohort if wrappers.budget is not None else list(kept)
     hub = hub_of(state, job.net, job.data, examples, there, population, wrappers)
@@ -135,6 +140,15 @@ def _refuse_changed_buffers(job: RoundJob, ends: Mapping[int, LocalEnd]) -> None
                 f"privacy: training changed the buffer {name} of client {client}, which would reach the server without "
                 f"noise: set model.statistics = 'frozen', or take a model without it"
             )
+
+
+def _check_messages(job: RoundJob, kept: Mapping[int, LocalEnd], wrappers: Wrappers) -> None:
+    """Clients send what the algorithm declares, those that attack excepted."""
+    sparse = job.algorithm.sparse_up(job.w.shape[1])
+    honest = [client for client in kept if wrappers.attack is None or client not in wrappers.attack.clients]
+    for client in honest if sparse else ():
+        who = f"{type(job.algorithm).__name__}.sparse_up()"
+        check_sparse(kept[client].up, sparse, who, f" from client {client}")
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,33 @@ def test_bytes_on_the_wire_are_the_simulators(tmp_path: Path) -> None:
     assert all(line["bytes"]["overhead_down"] > 0 and line["bytes"]["overhead_up"] > 0 for line in trained)
 
 
+SPARSE = """
+from dataclasses import dataclass
+import torch
+from fedgg import Algorithm
+
+@dataclass(frozen=True)
+class First(Algorithm):
+    def finish(self, w, site):
+        return {"delta": (w - site.notes["anchor"]) * (torch.arange(w.shape[1]) < 10)}, {}
+
+    def sparse_up(self, parameters):
+        return {"delta": 10}
+"""
+
+
+def test_a_sparse_message_travels_whole(tmp_path: Path) -> None:
+    (tmp_path / "first.py").write_text(SPARSE)
+    experiment = small(algorithm__name=f"{tmp_path / 'first.py'}:First", engine__precision="fp64")
+    federation = Federation(experiment, tmp_path)
+    done = federation.run()
+    lines = [json.loads(line) for line in (federation.out / "exchanges.jsonl").read_text().splitlines()]
+    whole = {line["bytes"]["up"] for line in lines if line["kind"] == "train"}
+    clients = len(done.rounds[0]["clients"])
+    assert whole == {clients * done.summary["parameters"] * 8}
+    assert {record["bytes_up"] for record in done.rounds} == {clients * 10 * (8 + 4)}
+
+
 def test_the_server_keeps_nothing_of_what_clients_remember(tmp_path: Path) -> None:
     from safetensors import safe_open
 
