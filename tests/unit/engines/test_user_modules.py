@@ -354,7 +354,7 @@ def check(weights: dict[str, Tensor], loss: float, seed: int, make: Recipe, what
     assert weights.keys() == wanted.keys()
     for name, value in wanted.items():
         torch.testing.assert_close(
-            weights[name].double(),
+            weights[name].double().cpu(),
             value.double(),
             rtol=1e-8,
             atol=1e-9,
