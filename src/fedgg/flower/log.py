@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -27,6 +27,7 @@ class Line:
 @dataclass(frozen=True)
 class ExchangeLog:
     folder: Path
+    check_lock: Callable[[], None]  # raises once the folder is no longer this process's
 
     @contextmanager
     def exchange(self, kind: str, round_: int, attempt: int, clients: list[int], exchange: Exchange) -> Iterator[Line]:
@@ -45,4 +46,5 @@ class ExchangeLog:
                 "when": datetime.now(UTC).isoformat(timespec="seconds"),
             }
             with writing_to(self.folder), (self.folder / "exchanges.jsonl").open("ab") as file:
+                self.check_lock()
                 file.write((json.dumps(told) + "\n").encode())

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
@@ -27,6 +26,7 @@ from fedgg.core.rows import Rows
 from fedgg.errors import UserError
 from fedgg.flower.letters import NEVER, About
 from fedgg.lab.files import write_atomically, writing_to
+from fedgg.lab.locks import FOREVER, LockFile
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 RUN_NAMES = re.compile(r"[0-9a-z]{1,64}")
@@ -68,9 +68,10 @@ class NodeMemory:
                 return None, f"its memory of round {about.met} cannot be read ({error}), it started anew"
 
     def keep(self, about: About, ticket: str, kept: Kept) -> None:
-        with self._locked():
+        with self._locked() as lock:
             if (self.folder / "newest").read_bytes() != ticket.encode():
                 raise Overtaken(f"round {about.round}: a newer message has come in")
+            lock.check()
             _write(self._file(about.round), kept)
 
     def _forget(self, about: About) -> None:
@@ -89,12 +90,16 @@ class NodeMemory:
         return self.folder / f"{number:06d}.safetensors"
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[LockFile]:
         with writing_to(self.folder):
             self.folder.parent.mkdir(parents=True, exist_ok=True, mode=PRIVATE_FOLDER)
             self.folder.mkdir(exist_ok=True, mode=PRIVATE_FOLDER)
-            with FileLock(self.folder / "lock", mode=PRIVATE_FILE):
-                yield
+            lock = LockFile(self.folder / "lock", PRIVATE_FILE)
+            lock.acquire(FOREVER)
+            try:
+                yield lock
+            finally:
+                lock.release()
 
 
 def _write(path: Path, kept: Kept) -> None:

@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from safetensors.torch import save
 
 from fedgg.core.layout import Layout
@@ -38,6 +37,7 @@ from fedgg.lab.code import code_of, structure_of
 from fedgg.lab.commit import commit
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.files import write_atomically, write_json, writing_to
+from fedgg.lab.locks import InUse, LockFile
 from fedgg.lab.shelf import RowsOnDisk
 from fedgg.lab.state import State
 from fedgg.version import VERSION
@@ -51,25 +51,51 @@ class Store:
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self._lock: LockFile | None = None
 
     @property
     def checkpoint_folder(self) -> Path:
         return self.folder / "checkpoint"
 
+    @property
+    def lock_file(self) -> Path:
+        return self.folder / "lock"
+
     @contextmanager
     def locked(self) -> Iterator[Store]:
-        """Creates the folder and keeps every other process out; a kill releases it."""
+        """Creates the folder and keeps every other process out; a kill releases it. InUse if another one is there."""
+        lock = LockFile(self.lock_file)
         with writing_to(self.folder):
             self.checkpoint_folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.folder / "lock")
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                raise UserError(f"another process is working in {self.folder}: wait for it, or stop it") from None
+            if not lock.acquire():
+                raise InUse(f"another process is working in {self.folder}: wait for it, or stop it")
+        self._lock = lock
         try:
             yield self
         finally:
+            self._lock = None
             lock.release()
+
+    def check_lock(self) -> None:
+        """LockLost if this process locked the folder and it was removed or replaced since."""
+        if self._lock is not None:
+            self._lock.check()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One clear line where nothing can be written, and where another process may own the folder by now."""
+        self.check_lock()
+        try:
+            with writing_to(self.folder):
+                yield
+        except UserError:
+            self.check_lock()  # a folder that is gone explains a file that is missing
+            raise
+
+    def _append(self, name: str, line: dict[str, Any]) -> None:
+        with self._writing(), (self.folder / name).open("ab") as file:
+            self.check_lock()  # once it is open: a folder replaced after this leaves the open file behind
+            file.write((json.dumps(line) + "\n").encode())
 
     # What was asked ---------------------------------------------------------------------------------------------------
 
@@ -122,7 +148,7 @@ class Store:
         """Write down what was asked; config.toml last, since its presence says that the folder is complete."""
         self.refuse_another(federation.experiment)
         origin = federation.origin
-        with writing_to(self.folder):
+        with self._writing():
             write_json(self.folder / "versions.json", _versions(federation))
             # On one line: a line for each number would be megabytes where clients are many.
             write_atomically(self.folder / "partition.json", json.dumps(origin.described()).encode() + b"\n")
@@ -138,7 +164,7 @@ class Store:
         if experiment.hash() == self.experiment().hash():
             return
         summary = self.summary()
-        with writing_to(self.folder):
+        with self._writing():
             write_atomically(self.folder / "config.toml", experiment.to_toml().encode())
             ended = summary and summary["status"] in ("finished", "spent")
             if summary and ended and summary["rounds_done"] < experiment.rounds:
@@ -174,8 +200,7 @@ class Store:
     # What happened ----------------------------------------------------------------------------------------------------
 
     def append(self, record: dict[str, Any]) -> None:
-        with writing_to(self.folder), (self.folder / "rounds.jsonl").open("ab") as file:
-            file.write((json.dumps(record) + "\n").encode())
+        self._append("rounds.jsonl", record)
 
     def rounds(self) -> list[dict[str, Any]]:
         """The history; a last line torn by a kill does not count."""
@@ -198,7 +223,7 @@ class Store:
                 f"{self.folder / 'rounds.jsonl'} has {len(records)} rounds, the checkpoint {rounds}: history was lost; "
                 f"put the file back, or move the folder away to run it afresh"
             )
-        with writing_to(self.folder):
+        with self._writing():
             content = "".join(json.dumps(record) + "\n" for record in records)
             write_atomically(self.folder / "rounds.jsonl", content.encode())
         return records
@@ -206,15 +231,13 @@ class Store:
     def note_resume(self, rounds_done: int, notes: list[str]) -> None:
         """That an unfinished run was taken up again, after which round, when, and what was said of it."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        line = json.dumps({"after_round": rounds_done, "when": now, "notes": notes}) + "\n"
-        with writing_to(self.folder), (self.folder / "resumes.jsonl").open("ab") as file:
-            file.write(line.encode())
+        self._append("resumes.jsonl", {"after_round": rounds_done, "when": now, "notes": notes})
 
     # Where to go on ---------------------------------------------------------------------------------------------------
 
     def save(self, state: State, experiment: Experiment) -> None:
         """The history goes onto the disk first: what a checkpoint stands on is not played again."""
-        with writing_to(self.folder):
+        with self._writing():
             with (self.folder / "rounds.jsonl").open("ab") as history:
                 os.fsync(history.fileno())
             write_checkpoint(
@@ -254,7 +277,7 @@ class Store:
 
     def finish(self, weights: Rows, summary: dict[str, Any]) -> None:
         content = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
-        with writing_to(self.folder):
+        with self._writing():
             write_atomically(self.folder / "model.safetensors", save(content))
             write_json(self.folder / "summary.json", summary)
 
