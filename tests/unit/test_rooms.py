@@ -15,14 +15,16 @@ HOME = Path(fedgg.__file__).parent
 MAY: dict[str, set[str]] = {
     "errors": set(),
     "version": set(),
+    "child_process": set(),
+    "fork_server": {"child_process"},
     "core": {"errors"},
     "algorithms": {"core"},
     "wrappers": {"core", "errors"},
     "models": {"errors"},
     "kernels": set(),
     "data": {"core", "errors", "kernels"},
-    "engines": {"core", "errors", "kernels"},
-    "lab": {"core", "algorithms", "wrappers", "models", "data", "engines", "errors", "version"},
+    "engines": {"child_process", "core", "errors", "kernels"},
+    "lab": {"child_process", "core", "algorithms", "wrappers", "models", "data", "engines", "errors", "version"},
     "check": {"lab", "core", "algorithms", "models", "data", "engines", "errors", "version"},
     "bench": {"lab", "core", "data", "errors", "version"},
     "report": {"errors"},
@@ -30,7 +32,7 @@ MAY: dict[str, set[str]] = {
     "paper": {"lab", "report", "errors"},
     "flower": {"core", "lab", "engines", "data", "errors", "version"},
 }
-WITHOUT_TORCH = ("report", "errors", "version")
+WITHOUT_TORCH = ("report", "errors", "version", "child_process", "fork_server")
 FILES = sorted(path for path in HOME.rglob("*.py"))
 
 

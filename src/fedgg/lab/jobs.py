@@ -1,13 +1,12 @@
 """Several runs at a time, each in a process of its own with one torch thread.
 
-A worker lives as long as its pipe: when the parent goes, by Ctrl-C or by kill -9, the next message fails and the worker
-ends; when a worker goes, the parent sees its pipe close and gives the run to a fresh one, which resumes it.
+When the parent ends, by Ctrl-C or by kill -9, its workers end at once (child_process.py). When a worker ends, the
+parent sees its pipe close and gives the run to a new one, which resumes it.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from fedgg.child_process import child_process
 from fedgg.core.algorithm import Algorithm
 from fedgg.errors import UserError
 from fedgg.lab.build import DataGiven, ModelGiven
@@ -82,7 +82,7 @@ class _Pool:
 
     def _start(self) -> tuple[Connection, BaseProcess]:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(theirs,), daemon=True)
+        process = child_process(self._context, "fedgg.lab.jobs:work", theirs)
         process.start()
         theirs.close()  # so that the worker's death closes the pipe
         return ours, process
@@ -143,9 +143,8 @@ def _next_attempt(job: Job, attempt: int, tell: Tell) -> int:
     return attempt + 1
 
 
-def _work(pipe: Connection) -> None:
-    """The worker: one job after another until the pipe closes. Ctrl-C is the parent's business."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def work(pipe: Connection) -> None:
+    """The worker: one job after another until the pipe closes."""
     try:
         while True:
             job = pipe.recv()
