@@ -42,6 +42,7 @@ def group_data(group: Group, comparison: Comparison | None = None) -> Data:
         "reference": study.reference,
         "best": comparison.best,
         "rows": [_row(row, study) for row in comparison.rows],
+        "size": study.size,
         "missing": [[label, seed] for label, seed in study.missing],
         "private": bool(comparison.deltas),
         "notes": [*privacy_notes(comparison), *comparison.notes],

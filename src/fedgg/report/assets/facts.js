@@ -14,10 +14,7 @@ function eventsSection(view) {
         ? ""
         : "Nothing: no client was left out, no run diverged, none was interrupted, and every folder is whole.",
     );
-    if (missing)
-      say.append(
-        `${missing} of ${view.group.labels.length * view.group.seeds.length} runs have not begun or cannot be read. `,
-      );
+    if (missing) say.append(`${missing} of ${view.group.size} runs have not begun or cannot be read. `);
     node.replaceChildren(
       say,
       ...(all.length
