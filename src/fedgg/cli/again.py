@@ -9,6 +9,8 @@ from pathlib import Path
 
 from fedgg.errors import UserError
 
+NAMED = 3  # calls that are shown
+
 
 def called_as() -> str | None:
     """This process's own command line; None where it is another program that uses the library."""
@@ -23,10 +25,12 @@ def refuse_a_study(folder: Path) -> None:
     if not file.is_file():
         return
     try:
-        command = json.loads(file.read_text(encoding="utf-8")).get("command")
-    except (OSError, ValueError, AttributeError):
-        command = None
-    again = f"call again: {command}" if isinstance(command, str) else (
+        content = json.loads(file.read_text(encoding="utf-8"))
+        called = [command for command in content.get("commands", [content.get("command")]) if isinstance(command, str)]
+    except (OSError, ValueError, AttributeError, TypeError):
+        called = []
+    more = f" (and {len(called) - NAMED} other calls, which {file} lists)" if len(called) > NAMED else ""
+    again = f"call again: {'; '.join(called[-NAMED:])}{more}" if called else (
         f"call the same `fedgg compare` or `fedgg sweep` again, with --out {shlex.quote(str(folder))}"
     )  # fmt: skip
     raise UserError(

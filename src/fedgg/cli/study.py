@@ -11,7 +11,7 @@ import typer
 from fedgg.cli import choices
 from fedgg.cli.again import called_as
 from fedgg.cli.describe import described
-from fedgg.cli.report import PAGE, write_report
+from fedgg.cli.report import PAGE, write_report, writing_pages
 from fedgg.cli.screen import print_table, say
 from fedgg.cli.watching import processes_for, watched
 from fedgg.errors import UserError
@@ -43,7 +43,7 @@ def compare(
 
     Without a study file the settings are a small demonstration's: digits, 10 clients, Dirichlet 0.1, an MLP of 64
     units, batches of 32, 25 rounds; each can be changed. Called again, it keeps what is finished and goes on with the
-    rest.
+    rest. Calls with the same `--out`, also at the same time, add their rows and seeds to one comparison.
 
     Examples:
 
@@ -140,16 +140,19 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
             study, folder, processes=processes, tell=tell, data_folder=data_folder, command=called_as()
         ),
     )
-    _show(folder)
+    with writing_pages(folder):
+        _show(folder)
 
 
 def _show(folder: Path) -> None:
+    """Tables, figures and page of everything that is finished in the folder by now, whichever call has run it."""
     from fedgg.report.compare import compare as compare_runs
     from fedgg.report.figures import accuracy_figure, save
     from fedgg.report.folders import read_study
     from fedgg.report.parts import parts_of
     from fedgg.report.split_pictures import split_pictures
     from fedgg.report.tables import as_csv, as_markdown, comparison_tables
+    from fedgg.report.writing import write_text
 
     record = read_study(folder)
     parts, tables = parts_of(record), []
@@ -158,8 +161,8 @@ def _show(folder: Path) -> None:
             told = replace(table, title=f"{table.title}; {part.title}") if part.title else table
             tables.append(told)
             file = f"{name}-{number}.csv" if part.title else f"{name}.csv"
-            (folder / file).write_text(as_csv(told), encoding="utf-8")
-    (folder / "tables.md").write_text("\n".join(as_markdown(table) for table in tables), encoding="utf-8")
+            write_text(folder / file, as_csv(told))
+    write_text(folder / "tables.md", "\n".join(as_markdown(table) for table in tables))
     save(accuracy_figure(record), folder / "accuracy.png")
     for name, figure in split_pictures(record):
         save(figure, folder / f"{name}.png")

@@ -22,6 +22,7 @@ from fedgg.core.algorithm import Algorithm
 from fedgg.errors import UserError
 from fedgg.lab.build import DataGiven, ModelGiven
 from fedgg.lab.config import Experiment
+from fedgg.lab.locks import InUse
 from fedgg.lab.runner import Watcher, run
 
 ATTEMPTS = 3  # a run whose worker died this often is given up
@@ -54,14 +55,21 @@ class Job:
 Tell = Callable[[Job, str, Any], None]  # (job, "started" | "client" | "round" | "notice" | "ended", what)
 
 
-def run_jobs(jobs: list[Job], processes: int, tell: Tell) -> None:
-    """Run all; what happens is told as it happens. With one process everything stays in this one."""
-    if processes <= 1 or len(jobs) <= 1:
-        for job in jobs:
+def run_jobs(jobs: list[Job], processes: int, tell: Tell) -> list[Job]:
+    """Run all but those that another process is working on, which are returned; what happens is told as it happens.
+
+    With one process everything stays in this one.
+    """
+    if processes > 1 and len(jobs) > 1:
+        with _pool(min(processes, len(jobs))) as pool:
+            return pool.work_off(jobs, tell)
+    in_use = []
+    for job in jobs:
+        try:
             _run_here(job, partial(tell, job))
-        return
-    with _pool(min(processes, len(jobs))) as pool:
-        pool.work_off(jobs, tell)
+        except InUse:
+            in_use.append(job)
+    return in_use
 
 
 def _run_here(job: Job, tell: Callable[[str, Any], None]) -> None:
@@ -87,7 +95,9 @@ class _Pool:
         theirs.close()  # so that the worker's death closes the pipe
         return ours, process
 
-    def work_off(self, jobs: list[Job], tell: Tell) -> None:
+    def work_off(self, jobs: list[Job], tell: Tell) -> list[Job]:
+        """Run all; those that another process is working on are returned."""
+        in_use: list[Job] = []
         waiting = [(job, 1) for job in reversed(jobs)]
         at_work: dict[Connection, tuple[Job, int]] = {}
         idle = list(self.workers)
@@ -111,10 +121,14 @@ class _Pool:
                     continue
                 if kind == "failed":
                     raise what
-                tell(job, kind, what)
-                if kind == "ended":
+                if kind == "in use":
+                    in_use.append(job)
+                else:
+                    tell(job, kind, what)
+                if kind in ("ended", "in use"):
                     del at_work[ready]
                     idle.append(ready)
+        return in_use
 
     def stop(self) -> None:
         for pipe, process in self.workers.items():
@@ -150,6 +164,8 @@ def work(pipe: Connection) -> None:
             job = pipe.recv()
             try:
                 _run_here(job, lambda kind, what: pipe.send((kind, what)))
+            except InUse:
+                pipe.send(("in use", None))
             except (BrokenPipeError, EOFError):
                 return
             except Exception as error:
