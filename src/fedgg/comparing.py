@@ -19,7 +19,8 @@ from fedgg.lab.jobs import Given, Job
 from fedgg.lab.parts import build_algorithm, check_needs, given_algorithm
 from fedgg.lab.run_all import run_here
 from fedgg.lab.runner import with_names
-from fedgg.lab.study import Index, check_labels, open_index, place
+from fedgg.lab.study import check_labels
+from fedgg.lab.study_folder import Index, listed, place_of
 from fedgg.report.answer import answer
 from fedgg.report.compare import Comparison
 from fedgg.report.compare import compare as compare_runs
@@ -107,7 +108,7 @@ def compare(
             Job(
                 f"{label}, seed {seed}",
                 own.changed({"name": label, "seed": seed}),
-                folder / place(label, seed),
+                folder / place_of(label, seed),
                 data_folder,
                 Given(model, shared, algorithm),
             )
@@ -115,8 +116,8 @@ def compare(
             for label, (own, algorithm) in parts.items()
         ]
         again = f"fedgg.compare(..., out={os.fspath(folder_name)!r}), from Python, with the same rows"
-        open_index(Index(labels, chosen_seeds, chosen), folder, jobs, again)
-        run_here(jobs, _teller(tell))
+        with listed(Index(labels, chosen_seeds, chosen), folder, jobs, again):
+            run_here(jobs, _teller(tell))
         record = read_study(folder)
         if out is not None:
             page = folder / PAGE

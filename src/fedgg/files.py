@@ -21,7 +21,7 @@ import re
 import secrets
 import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -231,8 +231,10 @@ def open_to_append(path: Path, mode: int = 0o666) -> IO[bytes]:
     return os.fdopen(_opened_for_writing(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode), "ab")
 
 
-def append_line(path: Path, line: str) -> None:
+def append_line(path: Path, line: str, check: Callable[[], None] = lambda: None) -> None:
+    """`check` is called once the file is open: a folder that is replaced after that leaves the open file behind."""
     with open_to_append(path) as file:
+        check()
         file.write(line.encode() + b"\n")
 
 

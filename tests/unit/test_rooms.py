@@ -18,14 +18,19 @@ MAY: dict[str, set[str]] = {
     "files": set(),
     "run_records": {"files"},
     "version": set(),
+    "child_process": set(),
+    "fork_server": {"child_process"},
     "core": {"errors"},
     "algorithms": {"core"},
     "wrappers": {"core", "errors"},
     "models": {"errors"},
     "kernels": set(),
     "data": {"core", "errors", "files", "kernels"},
-    "engines": {"core", "errors", "files", "kernels"},
-    "lab": {"core", "algorithms", "wrappers", "models", "data", "engines", "errors", "files", "run_records", "version"},
+    "engines": {"child_process", "core", "errors", "files", "kernels"},
+    "lab": {
+        *("child_process", "core", "algorithms", "wrappers", "models", "data", "engines"),
+        *("errors", "files", "run_records", "version"),
+    },
     "check": {"lab", "core", "algorithms", "models", "data", "engines", "errors", "files", "version"},
     "bench": {"lab", "core", "data", "errors", "files", "version"},
     "report": {"errors", "files", "run_records"},
@@ -33,7 +38,7 @@ MAY: dict[str, set[str]] = {
     "paper": {"lab", "report", "errors", "files", "run_records"},
     "flower": {"core", "lab", "engines", "data", "errors", "files", "run_records", "version"},
 }
-WITHOUT_TORCH = ("report", "errors", "files", "run_records", "version")
+WITHOUT_TORCH = ("report", "errors", "files", "run_records", "version", "child_process", "fork_server")
 FILES = sorted(path for path in HOME.rglob("*.py"))
 
 

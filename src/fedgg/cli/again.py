@@ -11,6 +11,8 @@ from fedgg.cli import choices
 from fedgg.errors import UserError
 from fedgg.files import read_json
 
+NAMED = 3  # calls that are shown
+
 
 def called_as() -> str | None:
     """This process's own command line; None where it is another program that uses the library."""
@@ -25,10 +27,13 @@ def refuse_a_study(folder: Path) -> None:
     if not file.is_file():
         return
     try:
-        command = read_json(file).get("command")
-    except (OSError, ValueError, AttributeError):
-        command = None
-    again = _again(command, folder) if isinstance(command, str) else None
+        content = read_json(file)
+        called = [command for command in content.get("commands", [content.get("command")]) if isinstance(command, str)]
+    except (OSError, ValueError, AttributeError, TypeError):
+        called = []
+    commands = [command for command in (_again(one, folder) for one in called) if command is not None]
+    more = f" (and {len(commands) - NAMED} other calls, which {file} lists)" if len(commands) > NAMED else ""
+    again = "; ".join(commands[-NAMED:]) + more
     again = again or f"call the same `fedgg compare` or `fedgg sweep` again, with --out {shlex.quote(str(folder))}"
     raise UserError(
         f"{folder} holds a comparison or sweep, which needs no resume; to go on, {again} (finished runs are kept, "

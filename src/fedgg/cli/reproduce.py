@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgg.cli import choices
-from fedgg.cli.report import BESIDE_PAPER, write_report
+from fedgg.cli.report import BESIDE_PAPER, write_report, writing_pages
 from fedgg.cli.screen import note, print_table, say
 from fedgg.cli.watching import processes_for, watched
 from fedgg.errors import UserError
@@ -129,12 +129,13 @@ def _make(
         results = FoldedRuns(source, plan.changes.get("engine.precision"))
         if plan.runs() and not any(results.record(line, seed) for line, seed in plan.runs()):
             note(f"none of what was asked for is in {source}: there are {results.lying_there()}")
-    made = make(plan, results, "final" if accuracy == "final" else "highest", data_folder, run=source is None)
-    files = write(plan, made, folder)
-    _show(plan, made)
-    page = folder / page_name(plan)
-    say(f"beside the paper: {page}.html; tables: {page}.md; {len(files)} files in {folder}")
-    _report(plan, source or folder, folder, page.name)
+    with writing_pages(folder):
+        made = make(plan, results, "final" if accuracy == "final" else "highest", data_folder, run=source is None)
+        files = write(plan, made, folder)
+        _show(plan, made)
+        page = folder / page_name(plan)
+        say(f"beside the paper: {page}.html; tables: {page}.md; {len(files)} files in {folder}")
+        _report(plan, source or folder, folder, page.name)
     if fold is not None:
         count = write_folded(all_records(plan, results), fold)
         say(f"{count} runs folded into {fold}")

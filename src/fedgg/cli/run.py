@@ -193,7 +193,7 @@ def _draw(folder: Path) -> None:
 
 def folder_name(experiment: Experiment) -> str:
     """Where a run lies if nobody says where."""
-    from fedgg.lab.study import slug
+    from fedgg.lab.study_folder import slug
 
     source = experiment.data.source.rpartition("/")[2]
     parts = [experiment.name or experiment.algorithm.name, source, f"seed-{experiment.seed}", experiment.hash()[:6]]

@@ -11,7 +11,7 @@ import typer
 from fedgg.cli import choices
 from fedgg.cli.again import called_as
 from fedgg.cli.describe import described
-from fedgg.cli.report import write_report
+from fedgg.cli.report import write_report, writing_pages
 from fedgg.cli.screen import print_table, say
 from fedgg.cli.watching import processes_for, watched
 from fedgg.errors import UserError
@@ -46,8 +46,9 @@ def compare(
     """Compare algorithms on the same splits, with a verdict on each difference over the seeds.
 
     Without a study file it is a small demonstration: digits, 10 clients, Dirichlet 0.1, an MLP of 64 units, batches of
-    32, 25 rounds; each can be changed. Called again, it keeps finished runs and continues the others. An algorithm from
-    a file (FILE.py:CLASS) is labelled by its class.
+    32, 25 rounds; each can be changed. Called again, it keeps finished runs and continues the others. Calls with the
+    same `--out`, also at the same time, add their rows and seeds to one comparison. An algorithm from a file
+    (FILE.py:CLASS) is labelled by its class.
 
     Examples:
 
@@ -160,10 +161,12 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
             study, folder, processes=processes, tell=tell, data_folder=data_folder, command=called_as()
         ),
     )
-    _show(folder)
+    with writing_pages(folder):
+        _show(folder)
 
 
 def _show(folder: Path) -> None:
+    """Tables, figures and page of everything that is finished in the folder by now, whichever call has run it."""
     from fedgg.report.compare import compare as compare_runs
     from fedgg.report.figures import accuracy_figure, save
     from fedgg.report.folders import read_study

@@ -19,9 +19,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal
 
+from fedgg.child_process import child_process, fork_server_modules
 from fedgg.engines.parcel import Parcel, pack, receive, send, unpack
 from fedgg.engines.tasks import Task
-from fedgg.engines.worker import Done, Manners, Unreadable, work
+from fedgg.engines.worker import Done, Manners, Unreadable
 from fedgg.errors import UserError
 
 StartMethod = Literal["forkserver", "spawn", "fork"]
@@ -67,7 +68,7 @@ class Pool:
         self._context: Any = multiprocessing.get_context(method)
         self._forks = method == "fork"
         if method == "forkserver":
-            self._context.set_forkserver_preload(["fedgg.engines.worker"])
+            self._context.set_forkserver_preload(fork_server_modules("fedgg.engines.worker"))
         self._workers: dict[Connection, _Worker] = {}
         self._queue: list[Ticket] = []
         self._numbers = itertools.count()
@@ -167,7 +168,7 @@ class Pool:
         with _without_interrupts():
             ours, theirs = self._context.Pipe()
             others = [*self._workers, ours] if self._forks else []
-            process = self._context.Process(target=work, args=(theirs, others), daemon=True)
+            process = child_process(self._context, "fedgg.engines.worker:work", theirs, others)
             process.start()
             theirs.close()  # so that the worker's death closes the pipe
             self._workers[ours] = _Worker(process)

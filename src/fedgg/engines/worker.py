@@ -1,7 +1,7 @@
 """The inside of a worker process: one task after another until the pipe closes.
 
-A thread of its own listens to the pipe, so that a worker ends at once when its parent is gone, even in the middle of a
-client, and so that the parent never waits for a worker to listen. Ctrl-C is the parent's business.
+A thread of its own listens to the pipe, so that the parent never waits for a worker to listen. That a worker ends at
+once when its parent is gone, even in the middle of a client, is child_process.py's doing.
 """
 
 from __future__ import annotations
@@ -63,7 +63,6 @@ class Unreadable:
 
 def work(pipe: Connection, parents_pipes: Sequence[Connection]) -> None:
     """`parents_pipes`: under fork, the parent's ends of all pipes; a copy left open would hide the parent's death."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker has inherited whatever stops its parent
     for other in parents_pipes:
         other.close()

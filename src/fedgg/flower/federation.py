@@ -17,11 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from fedgg.data.sources import load
 from fedgg.errors import UserError
-from fedgg.files import append_line, check_lock, make_folder, write_text
+from fedgg.files import append_line, make_folder, write_text
 from fedgg.flower.control import Control
 from fedgg.flower.flower_processes import (
     TO_START,
@@ -40,6 +38,7 @@ from fedgg.flower.processes import Running, is_running, surroundings, watched_ov
 from fedgg.flower.settings import settings_fit
 from fedgg.lab.config import Experiment
 from fedgg.lab.files import writing_to
+from fedgg.lab.locks import InUse, LockFile
 from fedgg.lab.store import Store
 from fedgg.lab.trial_builds import try_to_build
 
@@ -72,10 +71,10 @@ def up(
     free_ports(listening.reached_at, 1)
     if not places.complete(experiment.split.clients):
         try_to_build(experiment, load(experiment.data.source, data_folder))  # before anything is begun
-    with _held(places):
+    with _held(places) as lock:
         tell("phase", "dividing the data")
         prepare(places, experiment, listening, settings, data_folder)
-        return LocalFederation(experiment, places, listening, tell).play()
+        return LocalFederation(experiment, places, listening, tell, lock).play()
 
 
 @dataclass
@@ -93,8 +92,9 @@ class Node:
 class LocalFederation:
     """Held by one process from its first to its last."""
 
-    def __init__(self, experiment: Experiment, places: Places, listening: Listening, tell: Tell):
+    def __init__(self, experiment: Experiment, places: Places, listening: Listening, tell: Tell, lock: LockFile):
         self.experiment, self.places, self.listening, self.tell = experiment, places, listening, tell
+        self.lock = lock
         self.word = secrets.token_hex(8)  # marks its processes
         host = listening.reached_at
         port, *others = free_ports(host, 1 + experiment.split.clients)
@@ -124,6 +124,7 @@ class LocalFederation:
         return summary
 
     def look_at_everybody(self) -> None:
+        self.lock.check()
         self.pass_on_news()
         if self.link.ended is not None:
             self.replace_link()
@@ -251,18 +252,15 @@ class LocalFederation:
 
 
 @contextmanager
-def _held(places: Places) -> Iterator[None]:
+def _held(places: Places) -> Iterator[LockFile]:
     """One federation for one run folder."""
     places.refuse_links()
     with writing_to(places.out):
         make_folder(places.folder, places.out, 0o700)
-        check_lock(places.lock)
-    lock = FileLock(places.lock)
+        lock = LockFile(places.lock)
+        if not lock.acquire():
+            raise InUse(f"{places.out} has a federation that is up: wait for it, or stop it")
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UserError(f"{places.out} has a federation that is up: wait for it, or stop it") from None
-    try:
-        yield
+        yield lock
     finally:
         lock.release()

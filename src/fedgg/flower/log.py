@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -28,6 +28,7 @@ class Line:
 @dataclass(frozen=True)
 class ExchangeLog:
     folder: Path
+    check_lock: Callable[[], None]  # raises once the folder is no longer this process's
 
     @contextmanager
     def exchange(self, kind: str, round_: int, attempt: int, clients: list[int], exchange: Exchange) -> Iterator[Line]:
@@ -46,4 +47,4 @@ class ExchangeLog:
                 "when": datetime.now(UTC).isoformat(timespec="seconds"),
             }
             with writing_to(self.folder):
-                append_line(self.folder / "exchanges.jsonl", json.dumps(told))
+                append_line(self.folder / "exchanges.jsonl", json.dumps(told), self.check_lock)

@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
-from fedgg.files import MEGABYTE, check_lock, check_regular, make_folder, read_bytes, write_atomically
+from fedgg.files import MEGABYTE, check_regular, make_folder, read_bytes, write_atomically
 from fedgg.flower.letters import NEVER, About
 from fedgg.lab.files import writing_to
+from fedgg.lab.locks import FOREVER, LockFile
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 RUN_NAMES = re.compile(r"[0-9a-z]{1,64}")
@@ -69,9 +69,10 @@ class NodeMemory:
                 return None, f"its memory of round {about.met} cannot be read ({error}), it started anew"
 
     def keep(self, about: About, ticket: str, kept: Kept) -> None:
-        with self._locked():
+        with self._locked() as lock:
             if read_bytes(self.folder / "newest", MEGABYTE) != ticket.encode():
                 raise Overtaken(f"round {about.round}: a newer message has come in")
+            lock.check()
             _write(self._file(about.round), kept)
 
     def _forget(self, about: About) -> None:
@@ -90,13 +91,16 @@ class NodeMemory:
         return self.folder / f"{number:06d}.safetensors"
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[LockFile]:
         with writing_to(self.folder):
             self.folder.parent.mkdir(parents=True, exist_ok=True, mode=PRIVATE_FOLDER)
             make_folder(self.folder, self.folder.parent, PRIVATE_FOLDER)
-            check_lock(self.folder / "lock")
-            with FileLock(self.folder / "lock", mode=PRIVATE_FILE):
-                yield
+            lock = LockFile(self.folder / "lock", PRIVATE_FILE)
+            lock.acquire(FOREVER)
+            try:
+                yield lock
+            finally:
+                lock.release()
 
 
 def _write(path: Path, kept: Kept) -> None:

@@ -66,6 +66,8 @@ def run_over(grid: Grid, experiment: Experiment, settings: RunSettings, watcher:
     with arithmetic(experiment):
         build_it = partial(federation_of, experiment, settings.data, roll.said)
         with opened(build_it, experiment, settings.out, watcher) as session:
+            assert session.store is not None
+            session.store.check_lock()
             Passport(run, roll.said).write(settings.out)
             play_with(session, _engine(session, roll, exchange, settings))
             return session.finish()
@@ -126,7 +128,7 @@ def _engine(session: Session, roll: Roll, exchange: Exchange, settings: RunSetti
         example=rehearsed(session.federation),
         history=session.rounds,
         settled=session.store.settled,
-        log=ExchangeLog(settings.out),
+        log=ExchangeLog(settings.out, session.store.check_lock),
         notice=session.watcher.notice,
     )
 

@@ -14,12 +14,16 @@ from fedgg.errors import UserError
 from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import Federation, build
 from fedgg.lab.jobs import Job, Tell
+from fedgg.lab.locks import InUse
 from fedgg.lab.players import REMEDY, hired, play
 from fedgg.lab.runner import Session, Watcher, opened
 
 
-def run_interleaved(jobs: list[Job], processes: int, tell: Tell) -> None:
-    """Like running the jobs one after another, with the same folders and the same bits."""
+def run_interleaved(jobs: list[Job], processes: int, tell: Tell) -> list[Job]:
+    """Like running the jobs one after another, with the same folders and the same bits.
+
+    Those that another process is working on are returned.
+    """
     first = jobs[0].experiment.engine
     for job in jobs:
         engine = job.experiment.engine
@@ -35,17 +39,20 @@ def run_interleaved(jobs: list[Job], processes: int, tell: Tell) -> None:
         return load(source, jobs[0].data_folder)
 
     with arithmetic(jobs[0].experiment), ExitStack() as folders:
-        sessions: dict[str, Session] = {}
+        sessions: list[tuple[Job, Session]] = []
+        in_use: list[Job] = []
         for job in jobs:
-            build_it = partial(_built, job, data_set)
-            sessions[job.name] = folders.enter_context(
-                opened(build_it, job.experiment, job.folder, _watcher(job, tell))
-            )
+            run = opened(partial(_built, job, data_set), job.experiment, job.folder, _watcher(job, tell))
+            try:
+                sessions.append((job, folders.enter_context(run)))
+            except InUse:
+                in_use.append(job)
         try:
             with hired(first, processes) as workers:
-                workers.interleave([_played(job, sessions[job.name], tell) for job in jobs])
+                workers.interleave([_played(job, session, tell) for job, session in sessions])
         except GaveUp as end:
             raise UserError(f"{end}: {REMEDY}; finished rounds are kept, call the same command again") from end
+    return in_use
 
 
 def _built(job: Job, data_set: Callable[[str], Dataset]) -> Federation:

@@ -1,13 +1,12 @@
 """Several runs at a time, each in a process of its own with one torch thread.
 
-A worker lives as long as its pipe: when the parent goes, by Ctrl-C or by kill -9, the next message fails and the worker
-ends; when a worker goes, the parent sees its pipe close and gives the run to a fresh one, which resumes it.
+When the parent ends, by Ctrl-C or by kill -9, its workers end at once (child_process.py). When a worker ends, the
+parent sees its pipe close and gives the run to a new one, which resumes it.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,10 +17,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from fedgg.child_process import child_process
 from fedgg.core.algorithm import Algorithm
 from fedgg.errors import UserError
 from fedgg.lab.build import DataGiven, ModelGiven
 from fedgg.lab.config import Experiment
+from fedgg.lab.locks import InUse
 from fedgg.lab.runner import Watcher, run_under
 from fedgg.lab.trust import inherit, trusted_here
 
@@ -57,14 +58,21 @@ class Job:
 Tell = Callable[[Job, str, Any], None]  # (job, "started" | "client" | "round" | "notice" | "ended", what)
 
 
-def run_jobs(jobs: list[Job], processes: int, tell: Tell) -> None:
-    """Run all; what happens is told as it happens. With one process everything stays in this one."""
-    if processes <= 1 or len(jobs) <= 1:
-        for job in jobs:
+def run_jobs(jobs: list[Job], processes: int, tell: Tell) -> list[Job]:
+    """Run all but those that another process is working on, which are returned; what happens is told as it happens.
+
+    With one process everything stays in this one.
+    """
+    if processes > 1 and len(jobs) > 1:
+        with _pool(min(processes, len(jobs))) as pool:
+            return pool.work_off(jobs, tell)
+    in_use = []
+    for job in jobs:
+        try:
             _run_here(job, partial(tell, job))
-        return
-    with _pool(min(processes, len(jobs))) as pool:
-        pool.work_off(jobs, tell)
+        except InUse:
+            in_use.append(job)
+    return in_use
 
 
 def _run_here(job: Job, tell: Callable[[str, Any], None]) -> None:
@@ -87,12 +95,14 @@ class _Pool:
 
     def _start(self) -> tuple[Connection, BaseProcess]:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(theirs, trusted_here()), daemon=True)
+        process = child_process(self._context, "fedgg.lab.jobs:work", theirs, trusted_here())
         process.start()
         theirs.close()  # so that the worker's death closes the pipe
         return ours, process
 
-    def work_off(self, jobs: list[Job], tell: Tell) -> None:
+    def work_off(self, jobs: list[Job], tell: Tell) -> list[Job]:
+        """Run all; those that another process is working on are returned."""
+        in_use: list[Job] = []
         waiting = [(job, 1) for job in reversed(jobs)]
         at_work: dict[Connection, tuple[Job, int]] = {}
         idle = list(self.workers)
@@ -116,10 +126,14 @@ class _Pool:
                     continue
                 if kind == "failed":
                     raise what
-                tell(job, kind, what)
-                if kind == "ended":
+                if kind == "in use":
+                    in_use.append(job)
+                else:
+                    tell(job, kind, what)
+                if kind in ("ended", "in use"):
                     del at_work[ready]
                     idle.append(ready)
+        return in_use
 
     def stop(self) -> None:
         for pipe, process in self.workers.items():
@@ -148,15 +162,16 @@ def _next_attempt(job: Job, attempt: int, tell: Tell) -> int:
     return attempt + 1
 
 
-def _work(pipe: Connection, trusted: frozenset[str]) -> None:
-    """The worker: one job after another until the pipe closes. Ctrl-C is the parent's business."""
+def work(pipe: Connection, trusted: frozenset[str]) -> None:
+    """The worker: one job after another until the pipe closes."""
     inherit(trusted)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         while True:
             job = pipe.recv()
             try:
                 _run_here(job, lambda kind, what: pipe.send((kind, what)))
+            except InUse:
+                pipe.send(("in use", None))
             except (BrokenPipeError, EOFError):
                 return
             except Exception as error:

@@ -6,7 +6,7 @@ import copy
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -203,11 +203,16 @@ def opened(
 ) -> Iterator[Session]:
     """A run at its beginning, or where it was left, with its folder locked."""
     store = Store(folder) if folder else None
-    if store is not None and store.holds_a_run():
-        store.check_format()
-    federation = build_it()  # before the folder: a mistake leaves nothing behind
-    rehearse(federation)
-    with store.locked() if store else nullcontext():
+    with ExitStack() as locks:
+        known = store is not None and store.lock_file.exists()
+        if store is not None and known:
+            locks.enter_context(store.locked())  # before anything is built for a run that another process works on
+        if store is not None and store.holds_a_run():
+            store.check_format()
+        federation = build_it()  # before a new folder: a mistake leaves nothing behind
+        rehearse(federation)
+        if store is not None and not known:
+            locks.enter_context(store.locked())
         for sentence in federation.notices:
             watcher.notice(sentence)
         state, rounds = _open(store, federation, watcher)
@@ -276,6 +281,8 @@ class Session:
             self._end(end)
             return
         self.whole = False
+        if self.store:
+            self.store.check_lock()  # the clients' state may go to a new file
         cohort, clients = closed.job.cohort, len(self.federation.examples)
         folder = self.store.checkpoint_folder if self.store else None
         self.state = moved(closed.state, cohort, clients, self.experiment.server, folder)

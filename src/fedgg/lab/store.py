@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from safetensors.torch import save
 
 from fedgg.core.layout import Layout
@@ -37,7 +36,6 @@ from fedgg.errors import UserError
 from fedgg.files import (
     LARGE,
     append_line,
-    check_lock,
     make_folder,
     open_to_append,
     parse_lines,
@@ -52,6 +50,7 @@ from fedgg.lab.code import code_of, structure_of
 from fedgg.lab.commit import commit
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.files import write_json, writing_to
+from fedgg.lab.locks import InUse, LockFile
 from fedgg.lab.predictions import Inputs
 from fedgg.lab.shelf import RowsOnDisk
 from fedgg.lab.state import State
@@ -68,26 +67,50 @@ class Store:
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self._lock: LockFile | None = None
 
     @property
     def checkpoint_folder(self) -> Path:
         return self.folder / "checkpoint"
 
+    @property
+    def lock_file(self) -> Path:
+        return self.folder / "lock"
+
     @contextmanager
     def locked(self) -> Iterator[Store]:
-        """Creates the folder and keeps every other process out; a kill releases it."""
+        """Creates the folder and keeps every other process out; a kill releases it. InUse if another one is there."""
+        lock = LockFile(self.lock_file)
         with writing_to(self.folder):
             make_folder(self.checkpoint_folder, self.folder)
-            check_lock(self.folder / "lock")
-            lock = FileLock(self.folder / "lock")
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                raise UserError(f"another process is working in {self.folder}: wait for it, or stop it") from None
+            if not lock.acquire():
+                raise InUse(f"another process is working in {self.folder}: wait for it, or stop it")
+        self._lock = lock
         try:
             yield self
         finally:
+            self._lock = None
             lock.release()
+
+    def check_lock(self) -> None:
+        """LockLost if this process locked the folder and it was removed or replaced since."""
+        if self._lock is not None:
+            self._lock.check()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One clear line where nothing can be written, and where another process may own the folder by now."""
+        self.check_lock()
+        try:
+            with writing_to(self.folder):
+                yield
+        except UserError:
+            self.check_lock()  # a folder that is gone explains a file that is missing
+            raise
+
+    def _append(self, name: str, line: dict[str, Any]) -> None:
+        with self._writing():
+            append_line(self.folder / name, json.dumps(line), self.check_lock)
 
     # What was asked ---------------------------------------------------------------------------------------------------
 
@@ -140,7 +163,7 @@ class Store:
         """Write down what was asked; config.toml last, since its presence says that the folder is complete."""
         self.refuse_another(federation.experiment)
         origin = federation.origin
-        with writing_to(self.folder):
+        with self._writing():
             write_json(self.folder / "versions.json", _versions(federation))
             # On one line: a line for each number would be megabytes where clients are many.
             write_atomically(self.folder / "partition.json", json.dumps(origin.described()).encode() + b"\n")
@@ -157,7 +180,7 @@ class Store:
         if experiment.hash() == self.experiment().hash():
             return
         summary = self.summary()
-        with writing_to(self.folder):
+        with self._writing():
             write_atomically(self.folder / "config.toml", experiment.to_toml().encode())
             ended = summary and summary["status"] in ("finished", "spent")
             if summary and ended and summary["rounds_done"] < experiment.rounds:
@@ -198,8 +221,7 @@ class Store:
     # What happened ----------------------------------------------------------------------------------------------------
 
     def append(self, record: dict[str, Any]) -> None:
-        with writing_to(self.folder):
-            append_line(self.folder / "rounds.jsonl", json.dumps(record))
+        self._append("rounds.jsonl", record)
 
     def rounds(self) -> list[dict[str, Any]]:
         """The history; a last line torn by a kill does not count."""
@@ -227,7 +249,7 @@ class Store:
                 f"{self.folder / 'rounds.jsonl'} has {len(records)} rounds, the checkpoint {rounds}: history was lost; "
                 f"put the file back, or move the folder away to run it afresh"
             )
-        with writing_to(self.folder):
+        with self._writing():
             content = "".join(json.dumps(record) + "\n" for record in records)
             write_atomically(self.folder / "rounds.jsonl", content.encode())
         return records
@@ -235,15 +257,13 @@ class Store:
     def note_resume(self, rounds_done: int, notes: list[str], engine: dict[str, str]) -> None:
         """That an unfinished run was taken up again, after which round, when, by which engine, and what was said."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        line = {"after_round": rounds_done, "when": now, "notes": notes, "engine": engine}
-        with writing_to(self.folder):
-            append_line(self.folder / "resumes.jsonl", json.dumps(line))
+        self._append("resumes.jsonl", {"after_round": rounds_done, "when": now, "notes": notes, "engine": engine})
 
     # Where to go on ---------------------------------------------------------------------------------------------------
 
     def save(self, state: State, experiment: Experiment) -> None:
         """The history goes onto the disk first: what a checkpoint stands on is not played again."""
-        with writing_to(self.folder):
+        with self._writing():
             with open_to_append(self.folder / "rounds.jsonl") as history:
                 os.fsync(history.fileno())
             write_checkpoint(
@@ -283,7 +303,7 @@ class Store:
 
     def finish(self, weights: Rows, unsaved: Rows, summary: dict[str, Any]) -> None:
         """`unsaved`: buffers that are not among the weights and that training changed."""
-        with writing_to(self.folder):
+        with self._writing():
             if unsaved:
                 write_atomically(self.folder / "buffers.safetensors", _packed(unsaved))
             write_atomically(self.folder / "model.safetensors", _packed(weights))

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedgg.errors import UserError
-from fedgg.files import check_folder, read_json
 from fedgg.lab.build import with_given_clients
 from fedgg.lab.config import Experiment, flat, read_toml
-from fedgg.lab.files import write_json, writing_to
 from fedgg.lab.jobs import Job, Tell
 from fedgg.lab.parts import build_algorithm, check_model_name, check_needs
 from fedgg.lab.run_all import run_all
-from fedgg.lab.store import Store
-from fedgg.lab.trial_builds import build_on_trial
+from fedgg.lab.study_folder import Index, check_folders, listed, place_of
 
-FORMAT = 1
-LONGEST = 80  # name of a folder
 MANY = 1e6  # larger numbers are shown as they are typed
 
 
@@ -58,7 +52,7 @@ class Study:
     def jobs(self, folder: Path, data_folder: Path | None) -> list[Job]:
         """Seed by seed, so that all variants can be compared as early as possible."""
         return [
-            Job(f"{label}, seed {seed}", self.experiment(label, seed), folder / place(label, seed), data_folder)
+            Job(f"{label}, seed {seed}", self.experiment(label, seed), folder / place_of(label, seed), data_folder)
             for seed in self.seeds
             for label in self.variants
         ]
@@ -73,22 +67,16 @@ def run_study(
     data_folder: Path | None = None,
     command: str | None = None,
 ) -> None:
-    """Run what is missing; finished runs are kept, interrupted ones go on. `command` is written down for people."""
+    """Run what is missing; finished runs are kept, interrupted ones go on. `command` is written down for people.
+
+    What other calls have run in the folder stays a part of it, and other processes may work there at the same time.
+    """
     jobs = [
         replace(job, experiment=with_given_clients(job.experiment, None, data_folder))
         for job in study.jobs(folder, data_folder)
     ]
-    open_index(Index(tuple(study.variants), study.seeds, study.reference), folder, jobs, command)
-    run_all(jobs, processes, tell)
-
-
-@dataclass(frozen=True)
-class Index:
-    """What a study's folder says of itself."""
-
-    labels: tuple[str, ...]
-    seeds: tuple[int, ...]
-    reference: str
+    with listed(Index(tuple(study.variants), study.seeds, study.reference), folder, jobs, command):
+        run_all(jobs, processes, tell)
 
 
 def check_labels(labels: Sequence[str], seeds: Sequence[int], reference: str) -> None:
@@ -98,55 +86,7 @@ def check_labels(labels: Sequence[str], seeds: Sequence[int], reference: str) ->
         raise UserError(f"the reference {reference!r} is none of the variants: {', '.join(labels)}")
     if len(set(seeds)) < len(seeds):
         raise UserError(f"seeds {list(seeds)}: name each seed once")
-    folders = [slug(label) for label in labels]
-    for folder in folders:
-        if folders.count(folder) > 1:
-            raise UserError(f"two variants would share the folder {folder!r}: give them different labels")
-
-
-def open_index(index: Index, folder: Path, jobs: Sequence[Job], command: str | None = None) -> None:
-    """Write the index, once it is sure that all runs can be built and nothing of an earlier study is overwritten."""
-    if Store(folder).holds_a_run():
-        raise UserError(f"{folder} holds a single run: choose another folder (--out, or out= in Python)")
-    for job in jobs:
-        Store(job.folder).refuse_another(job.experiment)  # before anything of an earlier study is overwritten
-    _refuse_another_study(index, folder)
-    build_on_trial(jobs)
-    with writing_to(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for job in jobs:
-            check_folder(job.folder, folder)
-        content = {
-            "format": FORMAT,
-            "labels": list(index.labels),
-            "seeds": list(index.seeds),
-            "reference": index.reference,
-            "runs": {label: {str(s): place(label, s) for s in index.seeds} for label in index.labels},
-            **({} if command is None else {"command": command}),
-        }
-        write_json(folder / "study.json", content)
-
-
-def _refuse_another_study(index: Index, folder: Path) -> None:
-    """A folder's index may grow; it does not lose rows or seeds of which rounds were played."""
-    try:
-        there = read_json(folder / "study.json")
-        begun = {
-            (label, int(seed))
-            for label, by_seed in there["runs"].items()
-            for seed, where in by_seed.items()
-            if Store(folder / where).rounds()
-        }
-        lost = [str(label) for label in there["labels"] if label not in index.labels and label in {a for a, _ in begun}]
-        seeds = [seed for seed in there["seeds"] if seed not in index.seeds and seed in {b for _, b in begun}]
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # there is none, or none that could be read
-    if lost or seeds:
-        what = f"the row {lost[0]!r}" if lost else f"seed {seeds[0]}"
-        raise UserError(
-            f"{folder} holds a study with {what}, which is not in this one: add it, or choose another folder "
-            f"(--out, or out= in Python)"
-        )
+    check_folders(labels)
 
 
 def grid(axes: Mapping[str, Sequence[Any]], names: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
@@ -195,15 +135,3 @@ def load_study(path: Path) -> Study:
 
 def demo_study() -> Study:
     return load_study(Path(__file__).with_name("demo.toml"))
-
-
-def slug(label: str) -> str:
-    """A folder name for any label; what a folder's name cannot say, or is too long to, tells a few digits apart."""
-    plain = re.sub(r"[^a-z0-9.=]+", "-", label.lower()).strip("-.")
-    says_it = label.isascii() and "+" not in label and len(plain) <= LONGEST
-    digits = "" if says_it else hashlib.sha256(label.encode()).hexdigest()[:6]
-    return "-".join(filter(None, (plain[:LONGEST].strip("-."), digits))) or "variant"
-
-
-def place(label: str, seed: int) -> str:
-    return f"{slug(label)}/seed-{seed}"

@@ -23,12 +23,16 @@ from fedgg.errors import UserError
 from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import build, chosen_device
 from fedgg.lab.jobs import Job, Tell
+from fedgg.lab.locks import InUse
 from fedgg.lab.runner import Session, Watcher, opened, play
 from fedgg.lab.state import synchronise
 
 
-def run_together(jobs: list[Job], tell: Tell) -> None:
-    """Like running the jobs one after another, with the same folders; all must ask for the same engine."""
+def run_together(jobs: list[Job], tell: Tell) -> list[Job]:
+    """Like running the jobs one after another, with the same folders; all must ask for the same engine.
+
+    Those that another process is working on are returned.
+    """
     first = jobs[0].experiment
     for job in jobs:
         if job.experiment.engine != first.engine:
@@ -39,17 +43,21 @@ def run_together(jobs: list[Job], tell: Tell) -> None:
         """One copy on the device, however many experiments train on it."""
         return load(source, jobs[0].data_folder).to(chosen_device(first))
 
-    waiting, engine = deque(jobs), Stacked(first.engine.precision)
+    waiting, engine, in_use = deque(jobs), Stacked(first.engine.precision), list[Job]()
     with arithmetic(first):
         while waiting:
             with ExitStack() as folders:
-                _in_step(_as_many_as_fit(waiting, data_set, folders, tell), engine, tell)
+                _in_step(_as_many_as_fit(waiting, data_set, folders, in_use, tell), engine, tell)
+    return in_use
 
 
 def _as_many_as_fit(
-    waiting: deque[Job], data_set: Callable[[str], Dataset], folders: ExitStack, tell: Tell
+    waiting: deque[Job], data_set: Callable[[str], Dataset], folders: ExitStack, in_use: list[Job], tell: Tell
 ) -> list[tuple[Job, Session]]:
-    """Open runs until the next one would not fit; those that cannot be stacked are played here, to their end."""
+    """Open runs until the next one would not fit; those that cannot be stacked are played here, to their end.
+
+    Those that another process is working on are added to `in_use`.
+    """
     taken: list[tuple[Job, Session]] = []
     used, free = 0, None
     while waiting:
@@ -58,7 +66,11 @@ def _as_many_as_fit(
             given = job.given
             data = data_set(job.experiment.data.source) if given.data is None else given.data
             build_it = partial(build, job.experiment, data=data, model=given.model, algorithm=given.algorithm)
-            session = own.enter_context(opened(build_it, job.experiment, job.folder, _watcher(job, tell)))
+            try:
+                session = own.enter_context(opened(build_it, job.experiment, job.folder, _watcher(job, tell)))
+            except InUse:
+                in_use.append(waiting.popleft())
+                continue
             federation = session.federation
             if federation.engine.name != "stacked":
                 play(session)

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
-from fedgg.lab.study import slug
+from fedgg.lab.study_folder import slug
 from fedgg.paper.items import METHODS, QUICK, Item
 from fedgg.paper.presets import preset
 from fedgg.paper.readings import READINGS, check_readings

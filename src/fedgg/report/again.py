@@ -21,21 +21,36 @@ def command_again(study: StudyRecord) -> str | None:
     settings = settings_by_label(study)
     if not settings or any(str(v).startswith(FROM_PYTHON) for own in settings.values() for v in own.values()):
         return None
-    # TOML escapes line breaks within a name, so that no name can end the document early; and ascii() so that none can
-    # end the comment.
+    # ascii() so that no name can end the comment.
     code = sorted({str(own.get(key)) for own in settings.values() for key in NAMES if ":" in str(own.get(key))})
     warning = f"# It runs code from outside fedgg: {', '.join(map(ascii, code))}. {ALLOWED_BY}\n" if code else ""
-    return f"{warning}cat > {FILE} <<'END'\n{study_toml(study, settings)}END\nfedgg compare {FILE}"
+    shared = tuple(seed for seed in study.seeds if all(seed in study.seeds_of(label) for label in settings))
+    rest = {label: tuple(seed for seed in study.seeds_of(label) if seed not in shared) for label in settings}
+    if not any(rest.values()):
+        return f"{warning}{_written(FILE, study_toml(study, settings, shared))}fedgg compare {FILE}"
+    # Rows of different seeds: calls that add up in one folder. The first decides what rows are measured against.
+    calls = [study_toml(study, settings, shared)] if shared else []
+    for label in sorted(rest, key=lambda label: label != study.reference):
+        if rest[label]:
+            calls.append(study_toml(study, {label: settings[label]}, rest[label]))
+    files = [f"again-{number}.toml" for number in range(1, len(calls) + 1)]
+    parts = [f"{_written(file, call)}fedgg compare {file} --out again" for file, call in zip(files, calls, strict=True)]
+    return warning + "\n".join(parts)
 
 
-def study_toml(study: StudyRecord, settings: Mapping[str, Mapping[str, Any]]) -> str:
-    """A study file of the rows that have begun."""
+def _written(file: str, content: str) -> str:
+    """TOML escapes line breaks within a name, so that no name can end the document early."""
+    return f"cat > {file} <<'END'\n{content}END\n"
+
+
+def study_toml(study: StudyRecord, settings: Mapping[str, Mapping[str, Any]], seeds: tuple[int, ...]) -> str:
+    """A study file of these rows."""
     base = common([{**own} for own in settings.values()])
     variants = {label: {key: value for key, value in own.items() if key not in base} for label, own in settings.items()}
     if len(variants) == 1:  # with nothing to tell it from, all is shared
         variants = {label: {} for label in variants}
     reference = study.reference if study.reference in variants else next(iter(variants))
-    content: dict[str, Any] = {"seeds": list(study.seeds), "reference": reference, "experiment": nested(base)}
+    content: dict[str, Any] = {"seeds": list(seeds), "reference": reference, "experiment": nested(base)}
     return tomli_w.dumps(content | {"variants": {label: nested(own) for label, own in variants.items()}})
 
 

@@ -43,7 +43,7 @@ def shown_percent(spread: Spread) -> str:
 def _nothing_yet(study: StudyRecord, comparison: Comparison) -> str:
     records = [record for by_seed in study.runs.values() for record in by_seed.values()]
     diverged = sum(record.status == "diverged" for record in records)
-    of = len(study.labels) * len(study.seeds)
+    of = study.size
     if diverged == of:
         return "The run diverged." if of == 1 else f"All {of} runs diverged."
     damaged = sum(row.damaged for row in comparison.rows)
@@ -65,7 +65,7 @@ def _progress(record: RunRecord) -> str:
 
 
 def _so_far(study: StudyRecord, comparison: Comparison) -> str:
-    of = len(study.labels) * len(study.seeds)
+    of = study.size
     ended = sum(run.complete or run.status == "diverged" for by_seed in study.runs.values() for run in by_seed.values())
     damaged = sum(row.damaged for row in comparison.rows)  # their number of finished rounds will not change
     return "" if ended + damaged == of else f"Preliminary, with {ended} of {of} runs finished: "

@@ -134,7 +134,7 @@ def compare(study: StudyRecord) -> Comparison:
                 finished=len(curves[label]),
                 diverged=len(diverged),
                 damaged=len(damaged),
-                unfinished=len(study.seeds) - len(curves[label]) - len(diverged) - len(damaged),
+                unfinished=len(study.seeds_of(label)) - len(curves[label]) - len(diverged) - len(damaged),
                 final=spread(list(finals[label].values())),
                 highest=spread(highest),
                 raw=reach(curves[label], curves[study.reference], set(diverged)),

@@ -77,7 +77,7 @@ def accuracy_figure(study: StudyRecord) -> Figure:
             low, high = accuracies.min(axis=0), accuracies.max(axis=0)
             axes.fill_between(rounds, low, high, color=colour, alpha=0.13, linewidth=0)
         handles.append(Line2D([], [], color=colour, linestyle=line_style))
-        names.append(textwrap.fill(label + _shortfall(len(accuracies), len(study.seeds), diverged), 26))
+        names.append(textwrap.fill(label + _shortfall(len(accuracies), len(study.seeds_of(label)), diverged), 26))
     _accuracy_axis(axes)
     told = "line: mean, band: lowest to highest over seeds" if most_seeds > 1 else "one seed, so no band"
     axes.set_title(told, loc="left", fontsize=8, color="#555555")

@@ -127,7 +127,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """What a comparison's study.json says: rows, seeds, and where the run of each lies."""
+    """What a comparison's study.json says: rows, seeds, and where the run of each lies; rows may lack some seeds."""
 
     path: Path
     labels: tuple[str, ...]
@@ -135,10 +135,18 @@ class StudyPlan:
     reference: str
     places: dict[str, dict[int, Path]]
 
+    @property
+    def planned(self) -> dict[str, tuple[int, ...]]:
+        """The seeds each row is to be run with."""
+        return {label: tuple(by_seed) for label, by_seed in self.places.items()}
+
 
 @dataclass(frozen=True, eq=False)
 class StudyRecord:
-    """A comparison: the runs of every label by seed, as far as they have been started."""
+    """A comparison: the runs of every label by seed, as far as they have been started.
+
+    Where several calls have added to it, rows may have different seeds; `seeds` are those of any.
+    """
 
     path: Path
     labels: tuple[str, ...]
@@ -146,11 +154,21 @@ class StudyRecord:
     reference: str
     runs: dict[str, dict[int, RunRecord]]
     unreadable: tuple[tuple[str, int], ...] = ()  # the (label, seed) pairs that have begun but cannot be read
+    planned: dict[str, tuple[int, ...]] | None = None  # the seeds each label is to be run with; None: all
+
+    def seeds_of(self, label: str) -> tuple[int, ...]:
+        """The seeds that this row has or is to have."""
+        return self.seeds if self.planned is None else self.planned[label]
+
+    @property
+    def size(self) -> int:
+        """How many runs there are once all have been run."""
+        return sum(len(self.seeds_of(label)) for label in self.labels)
 
     @property
     def missing(self) -> list[tuple[str, int]]:
         """The (label, seed) pairs that have no run folder yet, or none that can be read."""
-        return [(label, seed) for label in self.labels for seed in self.seeds if seed not in self.runs[label]]
+        return [(label, seed) for label in self.labels for seed in self.seeds_of(label) if seed not in self.runs[label]]
 
     def diverged(self, label: str) -> list[int]:
         """Its seeds that left the finite numbers."""
@@ -179,12 +197,14 @@ def read_run(path: str | Path) -> RunRecord:
         raise UserError(f"{folder} is not a folder; give the folder of a run")
     if not (folder / "config.toml").is_file():
         raise UserError(f"{folder} is not a run folder: it has no config.toml; give a folder that a run has written")
+    # The summary before the history: a run may end while it is read.
+    summary = _read_optional(folder / "summary.json", check_summary)
     return RunRecord(
         path=folder,
         config=read_config(folder / "config.toml"),
         rounds=_read_rounds(folder / "rounds.jsonl"),
         partition=_read_optional(folder / "partition.json", check_partition),
-        summary=_read_optional(folder / "summary.json", check_summary),
+        summary=summary,
         versions=_read_optional(folder / "versions.json"),
         resumes=read_resumes(folder / "resumes.jsonl"),
         processes=read_resumes(folder / PROCESSES),
@@ -232,7 +252,7 @@ def read_study(path: str | Path) -> StudyRecord:
     }
     if not any(found.values()):
         raise UserError(f"{plan.path} holds none of the runs that its study.json names; run the comparison first")
-    return StudyRecord(plan.path, plan.labels, plan.seeds, plan.reference, found)
+    return StudyRecord(plan.path, plan.labels, plan.seeds, plan.reference, found, planned=plan.planned)
 
 
 def _inside(folder: Path, relative: object, file: Path) -> Path | None:

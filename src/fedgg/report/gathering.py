@@ -73,7 +73,8 @@ class Gathering:
         return self._changed or self._said() != before
 
     def _said(self) -> tuple[Any, ...]:
-        shape = tuple((group.study.path, group.study.labels, group.study.seeds) for group in self.groups)
+        studies = [group.study for group in self.groups]
+        shape = tuple((study.path, study.labels, study.seeds, study.size) for study in studies)
         return shape, len(self._runs), tuple(self.problems)
 
     def _look_at(self, path: Path, named: list[RunRecord]) -> set[Path]:
@@ -136,7 +137,7 @@ class Gathering:
                         runs[label][seed] = record
                     else:
                         unreadable.append((label, seed))
-        study = StudyRecord(plan.path, plan.labels, plan.seeds, plan.reference, runs, tuple(unreadable))
+        study = StudyRecord(plan.path, plan.labels, plan.seeds, plan.reference, runs, tuple(unreadable), plan.planned)
         self.groups += [Group(part.study, part.title or None) for part in parts_of(study)]
         return seen
 

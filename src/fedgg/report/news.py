@@ -72,7 +72,8 @@ class News:
                 names.append(name)
                 if name not in self._runs or self._runs[name][0] is not record:
                     self._runs[name] = (record, {"id": name, **run_data(record, label, seed)}, self._number)
-        shape = (group.study.labels, group.study.seeds, *((name, self._runs[name][2]) for name in names))
+        study = group.study
+        shape = (study.labels, study.seeds, study.size, *((name, self._runs[name][2]) for name in names))
         place = _place(group)
         if place not in self._groups or self._groups[place][0] != shape:
             self._groups[place] = (shape, group_data(group) | {"run_ids": names}, self._number)

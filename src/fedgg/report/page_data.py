@@ -55,6 +55,7 @@ def group_data(group: Group, comparison: Comparison | None = None) -> Data:
         "rows": [_row(row, study) for row in comparison.rows],
         "window": WINDOW,
         "difference_rule": difference_rule(comparison),
+        "size": study.size,
         "missing": [[label, seed] for label, seed in study.missing],
         "private": bool(comparison.deltas),
         "notes": [*privacy_notes(comparison), *comparison.notes],

@@ -55,4 +55,5 @@ def _how(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _only(study: StudyRecord, labels: list[str], reference: str) -> StudyRecord:
     runs = {label: study.runs[label] for label in labels}
     unreadable = tuple((label, seed) for label, seed in study.unreadable if label in labels)
-    return replace(study, labels=tuple(labels), reference=reference, runs=runs, unreadable=unreadable)
+    seeds = tuple(seed for seed in study.seeds if any(seed in study.seeds_of(label) for label in labels))
+    return replace(study, labels=tuple(labels), seeds=seeds, reference=reference, runs=runs, unreadable=unreadable)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment, load_experiment
-from fedgg.lab.study import Study, grid, load_study, slug
+from fedgg.lab.study import Study, grid, load_study
+from fedgg.lab.study_folder import slug
 
 
 @settings(deadline=None, max_examples=50)

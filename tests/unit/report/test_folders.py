@@ -13,6 +13,7 @@ import pytest
 from written_folders import write_run, write_study
 
 from fedgg.errors import UserError
+from fedgg.report import folders
 from fedgg.report.folders import read_run, read_study
 
 
@@ -137,3 +138,20 @@ def test_this_room_needs_no_torch_and_no_other_room() -> None:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_run_that_ends_while_it_is_read_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last round and its summary come between two files that are read."""
+    folder = write_run(tmp_path / "run", [0.1], status=None)
+    whole = write_run(tmp_path / "whole", [0.1, 0.2])
+
+    def read_and_end(file: Path) -> bytes:
+        content = file.read_bytes()
+        if file.name == "rounds.jsonl":
+            for name in ("rounds.jsonl", "summary.json"):
+                (folder / name).write_bytes((whole / name).read_bytes())
+        return content
+
+    monkeypatch.setattr(folders, "read_bytes", read_and_end)
+    assert read_run(folder).status == "unfinished"
+    assert read_run(folder).status == "finished"

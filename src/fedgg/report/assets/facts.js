@@ -16,10 +16,7 @@ function eventsSection(view) {
         ? ""
         : "None: no client was dropped, no run diverged or was interrupted, and every folder is complete.",
     );
-    if (missing)
-      say.append(
-        `${missing} of ${view.group.labels.length * view.group.seeds.length} runs have not started or cannot be read. `,
-      );
+    if (missing) say.append(`${missing} of ${view.group.size} runs have not started or cannot be read. `);
     node.replaceChildren(
       say,
       ...(all.length

@@ -1,0 +1,85 @@
+"""Exclusive use of a folder among processes, and whether it still holds.
+
+The lock is on an open file, not on its name: after the folder was removed and made again, the file of that name is
+another one, and another process can lock it. So who holds a lock compares the two before it writes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from fedgg.errors import UserError
+from fedgg.files import check_lock
+
+SHORT = 0.25  # seconds; longer than another process needs to find out whether a lock is held
+FOREVER = -1.0  # as a timeout
+POLL = 0.02  # seconds between two attempts
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+
+
+class InUse(UserError):
+    """Another process holds the lock."""
+
+
+class LockLost(UserError):
+    """The locked file is no longer the one in the folder."""
+
+
+class LockFile:
+    """One lock file. A process that ends, by a kill too, releases it; the file itself stays."""
+
+    def __init__(self, path: Path, mode: int | None = None):
+        self.path = path
+        # Not thread-local: a run may be closed by another thread than the one that opened it.
+        if mode is None:
+            self._lock = FileLock(path, thread_local=False)
+        else:
+            self._lock = FileLock(path, mode=mode, thread_local=False)
+
+    def acquire(self, timeout: float = SHORT) -> bool:
+        """Whether it is held now; waits up to so many seconds for another holder."""
+        check_lock(self.path)
+        while True:
+            try:
+                self._lock.acquire(timeout=timeout, poll_interval=POLL)
+            except Timeout:
+                return False
+            if self.is_current():
+                return True
+            self._lock.release()  # the file was replaced while it was being locked
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def is_current(self) -> bool:
+        """Whether it is held, and the file of this name is the one that is locked."""
+        descriptor = self._lock._context.lock_file_fd
+        if descriptor is None:
+            return False
+        try:
+            return os.path.samestat(os.fstat(descriptor), self.path.stat())
+        except OSError as error:
+            if error.errno in GONE:
+                return False
+            raise
+
+    def check(self) -> None:
+        """LockLost if the folder was removed or replaced since; two system calls."""
+        if not self.is_current():
+            raise LockLost(
+                f"{self.path.parent} was removed or replaced while this process worked in it, so nothing more is "
+                f"written there: start again, in a folder that no other process removes"
+            )
+
+    def is_held_elsewhere(self) -> bool:
+        """Whether another process holds it; found out by holding it for a moment."""
+        if not self.path.exists():
+            return False
+        if not self.acquire(timeout=0):
+            return True
+        self.release()
+        return False
