@@ -16,6 +16,7 @@ from fedgg.errors import UserError
 from fedgg.lab.build import DataGiven, ModelGiven, chosen_device, dataset_of, with_given_clients
 from fedgg.lab.config import Experiment, flat
 from fedgg.lab.jobs import Given, Job
+from fedgg.lab.locks import writing_pages
 from fedgg.lab.parts import build_algorithm, check_needs, given_algorithm
 from fedgg.lab.run_all import run_here
 from fedgg.lab.runner import with_names
@@ -118,12 +119,13 @@ def compare(
         again = f"fedgg.compare(..., out={os.fspath(folder_name)!r}), from Python, with the same rows"
         with listed(Index(labels, chosen_seeds, chosen), folder, jobs, again):
             run_here(jobs, _teller(tell))
-        record = read_study(folder)
-        if out is not None:
-            page = folder / PAGE
-            write_page([folder], page)
-            if tell is not None:
-                tell(f"page: {page}")
+        with writing_pages(folder, tell or (lambda sentence: None)):
+            record = read_study(folder)
+            if out is not None:
+                page = folder / PAGE
+                write_page([folder], page)
+                if tell is not None:
+                    tell(f"page: {page}")
     return Compared(None if out is None else folder, record, compare_runs(record))
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import webbrowser
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +12,10 @@ import typer
 
 from fedgg.cli.screen import Heartbeat, counted, note, progress, say
 from fedgg.errors import UserError
+from fedgg.lab.locks import writing_pages
 from fedgg.report.writing import PAGE
 
 PAPER = "paper.html"
-PATIENCE = 600.0  # seconds; the page of a large study takes one minute
 BESIDE_PAPER = "The paper's tables and figures next to ours"
 Folders = Annotated[
     list[Path] | None,
@@ -65,7 +64,7 @@ def report(
         from fedgg.report.tensorboard import check_tensorboard
 
         check_tensorboard(tensorboard)
-    with writing_pages(file.parent) if out is None else nullcontext():
+    with writing_pages(file.parent, note) if out is None else nullcontext():
         page = write_report(folders, file, figures, tables, tensorboard)
     if open_it:
         open_in_browser(page.resolve().as_uri())
@@ -97,23 +96,6 @@ def watch(
             server.serve_forever()
         except KeyboardInterrupt:
             say("stopped watching; the runs are not affected")
-
-
-@contextmanager
-def writing_pages(folder: Path) -> Iterator[None]:
-    """One process at a time reads the runs of a folder and writes its tables and page: the last one has seen all."""
-    from fedgg.lab.locks import SHORT, InUse, LockFile
-
-    lock = LockFile(folder / "report.lock")
-    with suppress(OSError):  # where nothing can be written, the page says so
-        if folder.is_dir() and not lock.acquire(SHORT):
-            note(f"another process is writing the tables and the page of {folder}; waiting for it")
-            if not lock.acquire(PATIENCE):
-                raise InUse(f"another process has held {lock.path} for {PATIENCE:.0f} s: stop it, then call this again")
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def write_report(

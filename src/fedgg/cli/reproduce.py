@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgg.cli import choices
-from fedgg.cli.report import BESIDE_PAPER, write_report, writing_pages
+from fedgg.cli.report import BESIDE_PAPER, write_report
 from fedgg.cli.screen import note, print_table, say
 from fedgg.cli.watching import processes_for, watched
 from fedgg.errors import UserError
+from fedgg.lab.locks import writing_pages
 from fedgg.report.writing import PAGE
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _make(
         results = FoldedRuns(source, plan.changes.get("engine.precision"))
         if plan.runs() and not any(results.record(line, seed) for line, seed in plan.runs()):
             note(f"none of what was asked for is in {source}: there are {results.lying_there()}")
-    with writing_pages(folder):
+    with writing_pages(folder, note):
         made = make(plan, results, "final" if accuracy == "final" else "highest", data_folder, run=source is None)
         files = write(plan, made, folder)
         _show(plan, made)

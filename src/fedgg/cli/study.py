@@ -11,10 +11,11 @@ import typer
 from fedgg.cli import choices
 from fedgg.cli.again import called_as
 from fedgg.cli.describe import described
-from fedgg.cli.report import write_report, writing_pages
-from fedgg.cli.screen import print_table, say
+from fedgg.cli.report import write_report
+from fedgg.cli.screen import note, print_table, say
 from fedgg.cli.watching import processes_for, watched
 from fedgg.errors import UserError
+from fedgg.lab.locks import writing_pages
 from fedgg.lab.trust import trust_named
 from fedgg.report.labels import short_names
 from fedgg.report.writing import PAGE
@@ -161,7 +162,7 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
             study, folder, processes=processes, tell=tell, data_folder=data_folder, command=called_as()
         ),
     )
-    with writing_pages(folder):
+    with writing_pages(folder, note):
         _show(folder)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -17,6 +19,7 @@ from fedgg.files import check_lock
 
 SHORT = 0.25  # seconds; longer than another process needs to find out whether a lock is held
 FOREVER = -1.0  # as a timeout
+PAGE_PATIENCE = 600.0  # seconds; the page of a large study takes one minute
 POLL = 0.02  # seconds between two attempts
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
@@ -83,3 +86,20 @@ class LockFile:
             return True
         self.release()
         return False
+
+
+@contextmanager
+def writing_pages(folder: Path, notice: Callable[[str], None] = lambda sentence: None) -> Iterator[None]:
+    """One process at a time reads the runs of a folder and writes its tables and page: the last one has seen all."""
+    lock = LockFile(folder / "report.lock")
+    with suppress(OSError):  # where nothing can be written, the page says so
+        if folder.is_dir() and not lock.acquire(SHORT):
+            notice(f"another process is writing the tables and the page of {folder}; waiting for it")
+            if not lock.acquire(PAGE_PATIENCE):
+                raise InUse(
+                    f"another process has held {lock.path} for {PAGE_PATIENCE:.0f} s: stop it, then call this again"
+                )
+    try:
+        yield
+    finally:
+        lock.release()
