@@ -238,6 +238,7 @@ class Store:
                 check_round(line)
             except ValueError:
                 break
+            assert isinstance(line, dict)
             records.append(line)
         return records
 

@@ -18,6 +18,7 @@ from rules import RULES, named, proxy_for
 from torch import nn
 from travellers import Raising, WithALambda, WithDropout, WithStatistics
 
+import fedgg
 from fedgg.core.server import Lost
 from fedgg.engines import Loop, Workers
 from fedgg.engines.errands import Ask, Player
@@ -255,6 +256,7 @@ def test_classes_from_a_users_file(tmp_path: Path) -> None:
         "@dataclass(frozen=True)\nclass Half(fedgg.Algorithm):\n"
         "    def steer(self, grad, w, site):\n        return grad / 2\n"
     )
+    fedgg.trust(file)
     names = {"model.name": f"{file}:Model", "algorithm.name": f"{file}:Half"}
     said, accuracy = said_by(experiment(**names, **{"engine.name": "workers", "engine.workers": 2}))
     assert not [sentence for sentence in said if "loop" in sentence]
