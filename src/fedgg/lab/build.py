@@ -25,7 +25,7 @@ from fedgg.data.partition import Partition, given_partition, partition
 from fedgg.data.sources import load
 from fedgg.errors import UserError
 from fedgg.lab.arithmetic import DTYPES
-from fedgg.lab.batches import check_batches, check_single_examples
+from fedgg.lab.batches import check_batches, check_single_examples, check_single_scores
 from fedgg.lab.choice import EngineName, channels_last, choose, products
 from fedgg.lab.config import Experiment
 from fedgg.lab.holdings import holdings
@@ -131,6 +131,7 @@ def assemble(
     first, _ = next(iter(feed.test_chunks()))
     found = examined(experiment, algorithm, sizes, origin.shape, len(origin.classes), first[:2], model)
     net, work, notices = found.net, found.work, [*found.batches]
+    check_single_scores(net, len(feed.x_test), [len(client) for client in feed.held_out], CHUNK)
     if net.keeps_statistics is False and experiment.model.statistics != "average":
         notices.append(f"model.statistics = {experiment.model.statistics!r} has no effect: the model keeps none")
     notices += _extra_arithmetic(algorithm, work)
