@@ -179,7 +179,7 @@ def mixes_examples(trial: Trial, *, together: bool = False) -> bool:
         return True
     shown = slice(others.shape[1], None)
     pairs = [
-        (torch.cat([others.flip(1), x], 1), torch.cat([others, x], 1), shown),
+        (torch.cat([x[:, :1].expand_as(others), x], 1), torch.cat([others, x], 1), shown),
         (many, torch.cat([many, others], 1), slice(many.shape[1])),
     ]
     undefined = _taken(trial, [torch.full_like(x, torch.nan)])

@@ -50,6 +50,7 @@ class Net:
         self.draws_random_numbers = True  # from torch's generators; what F.dropout drops is counted instead
         self.drops = True
         self.needs_two_examples = False
+        self.needs_two_in_evaluation = False
         self.mixes_in_evaluation = False  # whether an example's outputs depend on others, in evaluation mode too
         self.sample: Tensor | None = None  # two examples, by which `examine` has looked at the module
         self.head = ""  # the layer whose input is the representation, where an algorithm asks for one
@@ -95,7 +96,8 @@ class Net:
             )
         self.moving = tuple(name for name in buffers if differs(self.start_buffers[name], buffers[name]))
         self.keeps_statistics = bool(self.moving)
-        self.needs_two_examples = self._fails_on_one(x[:1], classes)
+        self.needs_two_examples = self._fails_on_one(x[:1], classes, train=True)
+        self.needs_two_in_evaluation = self._fails_on_one(x[:1], classes, train=False)
         self._refuse_random_evaluation(x)
         self.sample = x.detach().clone()
         self._mixes = self._stackable = self.squares_in_one_pass = None
@@ -138,12 +140,12 @@ class Net:
         self.activations = sum(sizes)
         return counted.multiply_adds / len(x)
 
-    def _fails_on_one(self, x: Tensor, classes: int) -> bool:
+    def _fails_on_one(self, x: Tensor, classes: int, *, train: bool) -> bool:
         """Batch statistics of a single value do not exist: PyTorch refuses them."""
         buffers = {name: rows.clone() for name, rows in self.start_buffers.items()}
         try:
             with torch.no_grad(), unchanged_generators():
-                outputs = self.bind(buffers, train=True)(self.start, x[None])
+                outputs = self.bind(buffers, train=train)(self.start, x[None])
         except Exception:  # a user's module may raise anything
             return True
         return outputs.shape != (1, 1, classes)

@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from fedgg.engines.job import RoundJob
+from fedgg.core.plan import Work
+from fedgg.engines.job import ClientData, RoundJob
 
 Asked = tuple[RoundJob, int]  # a job and one of its clients
-Key = tuple[int, int, int, int]
+Key = tuple[int, Work, int, int, int]
 
 
 class Ahead:
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
-        self._made: dict[Key, Future[Any]] = {}
+        self._made: dict[Key, tuple[ClientData, Future[Any]]] = {}  # data are held: their ids stay theirs
 
     def agendas(self, asked: Sequence[Asked]) -> list[Any]:
         """One for each client asked for, made before or made now."""
@@ -29,16 +30,15 @@ class Ahead:
         """Begin with the agendas of the same clients' next round."""
         self._threads = self._threads or ThreadPoolExecutor(2, "fedgg-schedules")
         oldest = min(job.round for job, _ in asked)
-        self._made = {key: made for key, made in self._made.items() if key[2] >= oldest}  # wrong guesses go
+        self._made = {key: made for key, made in self._made.items() if key[3] >= oldest}  # wrong guesses go
         for job, client in asked:
-            self._made[_key(job, client, 1)] = self._threads.submit(
-                job.data.agenda, job.seed, job.round + 1, client, job.work
-            )
+            future = self._threads.submit(job.data.agenda, job.seed, job.round + 1, client, job.work)
+            self._made[_key(job, client, 1)] = (job.data, future)
 
     def _agenda(self, job: RoundJob, client: int) -> Any:
         made = self._made.pop(_key(job, client, 0), None)
-        return job.data.agenda(job.seed, job.round, client, job.work) if made is None else made.result()
+        return job.data.agenda(job.seed, job.round, client, job.work) if made is None else made[1].result()
 
 
 def _key(job: RoundJob, client: int, later: int) -> Key:
-    return id(job.data), job.seed, job.round + later, client
+    return id(job.data), job.work, job.seed, job.round + later, client

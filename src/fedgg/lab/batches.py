@@ -36,6 +36,21 @@ def check_batches(experiment: Experiment, work: Work, sizes: list[int], names: S
     return notices
 
 
+def check_single_scores(net: Net, tested: int, held_out: list[int], names: Sequence[str], chunk: int) -> None:
+    """UserError where a model that cannot take one example would be scored on one."""
+    if not net.needs_two_in_evaluation:
+        return
+    sizes = {"the test set": tested} | {
+        f"the hold-out of client {names[client]}": size for client, size in enumerate(held_out)
+    }
+    for what, size in sizes.items():
+        if size % chunk == 1:
+            raise UserError(
+                f"{what} has {size} examples and is scored {chunk} at a time, so that the last one is alone, which the "
+                f"model cannot take in evaluation mode: leave one out"
+            )
+
+
 def check_single_examples(net: Net, work: Work, sizes: list[int], names: Sequence[str]) -> None:
     """UserError where a client's last batch has one example and the model cannot take that."""
     if not net.needs_two_examples:

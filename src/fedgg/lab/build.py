@@ -26,7 +26,7 @@ from fedgg.data.partition import Partition, given_partition, partition
 from fedgg.data.sources import are_own_arrays, load
 from fedgg.errors import UserError
 from fedgg.lab.arithmetic import DTYPES
-from fedgg.lab.batches import check_batches, check_single_examples
+from fedgg.lab.batches import check_batches, check_single_examples, check_single_scores
 from fedgg.lab.choice import Choice, channels_last, choose, products
 from fedgg.lab.config import Experiment
 from fedgg.lab.holdings import Population, holdings
@@ -147,6 +147,8 @@ def assemble(
     names = origin.client_names
     found = examined(experiment, algorithm, sizes, origin.shape, len(origin.classes), first[:2], model, names)
     net, work, notices = found.net, found.work, [*found.batches]
+    shown_names = names or [str(client) for client in range(len(sizes))]
+    check_single_scores(net, len(feed.x_test), [len(client) for client in feed.held_out], shown_names, CHUNK)
     if net.freezes:
         notices.append(
             "model.statistics = 'frozen': normalisation layers use their starting statistics, in training as in "
