@@ -39,7 +39,7 @@ def close_buffers(policy: BufferPolicy, server: Rows, trained: Rows, share: Tens
 
 
 def _merge(server: Tensor, rows: Tensor, share: Tensor) -> Tensor:
-    """An average of equal numbers is rounded, and drifts over the rounds: what nobody changed is not averaged."""
+    """An average of equal numbers is rounded, and drifts over the rounds: what no client changed is not averaged."""
     constant = _same(server, rows).all(0, keepdim=True)
     if rows.is_floating_point() or rows.is_complex():
         merged = weighted_sum(share.to(rows.dtype).view(-1, *[1] * (rows.ndim - 1)), rows)
