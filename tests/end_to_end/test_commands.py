@@ -190,7 +190,7 @@ def test_report() -> None:
     Path("one/1/rounds.jsonl").write_text("{")
     fedgg_("report", "one")
     page = Path("one/report.html").read_text(encoding="utf-8")
-    assert "One seed says nothing about the spread." in page
+    assert "One seed, so the spread over seeds is unknown." in page
 
 
 def own_browser(writes: Path) -> str:

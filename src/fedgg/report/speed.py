@@ -167,7 +167,7 @@ def bench_figure(record: BenchRecord) -> Figure:
     """Seconds a round as bars, fastest on top: the middle, with a line from the shortest to the longest."""
     standings = record.standings
     if not standings:
-        raise UserError("nobody was measured, so there is nothing to draw")
+        raise UserError("no engine was measured, so there is nothing to draw")
     figure = blank(8.0, 1.9 + 0.36 * len(standings))
     axes = figure.subplots()
     places = range(len(standings))

@@ -125,7 +125,7 @@ def test_silence_and_wrong_words_are_failures(tmp_path: Path, monkeypatch: pytes
     assert "said nothing for 1 s" in found["silent"]["why"]
     assert "said 'forty-two' where 'done' was due" in found["babbling"]["why"]
     assert "cannot be started" in found["nowhere"]["why"]
-    with pytest.raises(UserError, match="nobody was measured"):
+    with pytest.raises(UserError, match="no engine was measured"):
         bench_figure(read_bench(tmp_path / "out" / "bench.json"))
 
 

@@ -11,7 +11,7 @@ function resultColumns(view) {
   const found = new Map(group.labels.map((label) => [label, reaches(group, label, key, view.target, view.window)]));
   const reach = (name, shown) => ({
     low: true,
-    tip: reachRule(view),
+    tip: capital(reachRule(view)),
     show: ({ label }) => {
       const one = found.get(label);
       if (!one.asked) return NONE;
@@ -28,7 +28,12 @@ function resultColumns(view) {
   const overSeeds = "mean ± sample standard deviation over seeds";
   return [
     { head: "algorithm", show: (row) => row.label, by: (row) => row.label, text: true },
-    { head: "runs", tip: "Finished runs, then those excluded from the averages.", show: runsWords, by: (row) => row.finished },
+    {
+      head: "runs",
+      tip: "Finished runs, then those excluded from the averages.",
+      show: runsWords,
+      by: (row) => row.finished,
+    },
     {
       head: "final test accuracy %",
       tip: `At the last evaluated round; ${overSeeds}.`,
@@ -100,7 +105,7 @@ function reachRule(view) {
     ? `${targetWords(view)} with every seed`
     : `${group.reference}'s final ${name}${averaged} with the same seed`;
   return (
-    `Counted until the first evaluated round at which a run's ${name}${averaged} is at least the target: ${target}. ` +
+    `counted until the first evaluated round at which a run's ${name}${averaged} is at least the target: ${target}. ` +
     "Mean over the seeds that reach it; “(2 of 3)” means that two of three seeds do."
   );
 }
@@ -211,6 +216,7 @@ function resultNotes(view) {
     `± after an accuracy is the sample standard deviation over seeds.${many ? ` ${group.difference_rule}` : ""}`,
     ...(many ? [`Verdict: ${page.verdicts}`] : []),
   ];
-  const target = `Rounds, MB and seconds to ${targetWords(view)}: ${reachRule(view).replace("C", "c")} The target can be changed above the chart.`;
+  const target =
+    `Rounds, MB and seconds to ${targetWords(view)}: ${reachRule(view)} ` + "The target can be changed above the chart.";
   return [...rules, ...(group.runs.some(isComplete) ? [target] : []), ...group.notes];
 }
