@@ -174,7 +174,7 @@ def examined(
     net = examined_net(experiment, algorithm, shape, classes, sample, model)
     check_single_examples(net, work, sizes)
     filled = sum(size > 0 for size in sizes)
-    wrappers, about = wrappers_of(experiment, net, filled, experiment.cohort_of(filled))
+    wrappers, about = wrappers_of(experiment, algorithm, net, filled, experiment.cohort_of(filled))
     return Examined(net, work, wrappers, batches, about)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedgg.core.algorithm import Algorithm
 from fedgg.core.collect import PLAIN, Collector
 from fedgg.core.net import Net
 from fedgg.errors import UserError
@@ -25,7 +26,9 @@ class Wrappers:
 NOTHING = Wrappers()
 
 
-def wrappers_of(experiment: Experiment, net: Net, population: int, cohort: int) -> tuple[Wrappers, list[str]]:
+def wrappers_of(
+    experiment: Experiment, algorithm: Algorithm, net: Net, population: int, cohort: int
+) -> tuple[Wrappers, list[str]]:
     """The wrappers and what is worth knowing of them; `population` are the clients that can be drawn."""
     privacy, robust, attack = experiment.privacy, experiment.robust, experiment.attack
     collector, attackers, budget, notices = PLAIN, None, None, list[str]()
@@ -44,7 +47,8 @@ def wrappers_of(experiment: Experiment, net: Net, population: int, cohort: int) 
     if privacy is not None:
         _refuse_statistics(experiment, net)
         collector = ClientPrivacy(privacy.clip, privacy.noise, experiment.seed)
-        budget = Budget(population, cohort, privacy.noise, privacy.delta, privacy.epsilon_limit)
+        state = bool(algorithm.client_memory(net.start))
+        budget = Budget(population, cohort, privacy.noise, privacy.delta, state, privacy.epsilon_limit)
         notices += _about(budget, experiment.rounds)
     return Wrappers(collector, attackers, budget), notices
 
@@ -88,7 +92,13 @@ def _about(budget: Budget, rounds: int) -> list[str]:
             f"{budget.epsilon(1):.2f}; take more privacy.noise, fewer of more clients a round, or a larger limit"
         )
     spent = f"privacy: {affordable} rounds spend epsilon {budget.epsilon(affordable):.2f} at delta {budget.delta:g}"
+    spent += f" (accountant: {budget.accountant(affordable)})"
     told = [spent if affordable == rounds else f"{spent}, which is all that epsilon_limit allows of {rounds}"]
+    if budget.client_state and budget.cohort < budget.clients:
+        told.append(
+            "privacy: clients of this algorithm keep state between rounds, from which later updates may tell who was "
+            "drawn: epsilon counts cohorts as known, and is larger than where clients keep nothing"
+        )
     if budget.delta * budget.clients > 1:
         told.append(f"privacy.delta = {budget.delta:g} is more than 1 / {budget.clients} clients: it promises little")
     return told

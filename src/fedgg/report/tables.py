@@ -173,8 +173,15 @@ def privacy_notes(comparison: Comparison) -> tuple[str, ...]:
     at = " and ".join(f"{delta:g}" for delta in comparison.deltas)
     return (
         f"epsilon: the privacy spent by the end, at delta {at}, the largest of a row's finished runs; infinite without "
-        f"noise, {NONE} where nothing is private.",
+        f"noise, {NONE} where nothing is private. Accountant: {_accountants(comparison)}.",
     )
+
+
+def _accountants(comparison: Comparison) -> str:
+    """Those of the runs; figures of different ones cannot be compared, so that more than one is said."""
+    names = comparison.accountants
+    more = " (bounds of different tightness: compare rows of one accountant only)" if len(names) > 1 else ""
+    return (" and ".join(names) or "none") + more
 
 
 def _runs(row: Row) -> str:
