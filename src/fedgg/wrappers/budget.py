@@ -120,8 +120,8 @@ def _one_round_of_losses(part: float, noise: float) -> Any:
     """Probabilities on a grid whose curve touches the round's at every point of it, and is nowhere below."""
     mu = 2 / noise
     far = float(np.logaddexp(math.log1p(-part), math.log(part) + mu * mu / 2 + FAR * mu))
-    step, places = far / POINTS, np.arange(-POINTS, POINTS + 1)
-    deltas = _one_round(places * step, part, mu)
+    step, places = far / POINTS, np.arange(-POINTS, POINTS + 1, dtype=np.int64)
+    deltas = _one_round(places.astype(np.float64) * step, part, mu)
     # A curve that is straight in e^epsilon between the points, as of losses that are multiples of the step only.
     rise = np.diff(deltas) / math.expm1(step)
     masses = np.zeros(len(places))
