@@ -203,7 +203,7 @@ def examined(
     batches = check_batches(experiment, work, sizes, names)
     net = examined_net(experiment, algorithm, shape, classes, sample, model)
     check_single_examples(net, work, sizes, names)
-    wrappers, about = wrappers_of(experiment, net, np.flatnonzero(sizes))
+    wrappers, about = wrappers_of(experiment, algorithm, net, np.flatnonzero(sizes))
     return Examined(net, work, wrappers, batches, about)
 
 

@@ -60,7 +60,11 @@ def round_record(
 
 def spent(budget: Budget | None, rounds_done: int) -> dict[str, Any]:
     """The privacy spent so far, where there is any to spend; None stands for an infinite epsilon."""
-    return {} if budget is None else {"epsilon": _finite(budget.epsilon(rounds_done)), "delta": budget.delta}
+    if budget is None:
+        return {}
+    accountant = budget.accountant(rounds_done)
+    by = {} if accountant is None else {"accountant": accountant}
+    return {"epsilon": _finite(budget.epsilon(rounds_done)), "delta": budget.delta, **by}
 
 
 def is_finite(record: dict[str, Any]) -> bool:

@@ -15,10 +15,17 @@ def rehearse(federation: Federation) -> None:
     collector = federation.wrappers.collector
     if collector is PLAIN:
         return
+    end, name = rehearsed(federation), type(federation.algorithm).__name__
     try:
-        collector.check(rehearsed(federation).up, federation.net.layout.total)
+        collector.check(end.up, federation.net.layout.total)
     except UserError as error:
-        raise UserError(f"{type(federation.algorithm).__name__}: {error}") from error
+        raise UserError(f"{name}: {error}") from error
+    budget = federation.wrappers.budget
+    if budget is not None and end.memory and not budget.client_state:
+        raise UserError(
+            f"{name}.finish() returns client state ({', '.join(end.memory)}) that client_memory() does not have: give "
+            f"it there too; what privacy is spent depends on whether clients keep state"
+        )
 
 
 def rehearsed(federation: Federation) -> LocalEnd:

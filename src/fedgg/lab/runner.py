@@ -37,6 +37,7 @@ from fedgg.lab.shelf import RowsOnDisk
 from fedgg.lab.state import Closed, Diverged, Ends, State, begin, close_before_looking, next_job, record_of, train
 from fedgg.lab.store import Store, described_engine
 from fedgg.lab.summary import summary_of
+from fedgg.wrappers.budget import OLD_ACCOUNTANT
 
 
 @dataclass(frozen=True)
@@ -324,7 +325,10 @@ class Session:
         federation = self.federation
         weights, unsaved = _weights(federation, self.state), _unsaved_buffers(federation, self.state)
         summary = summary_of(federation, self.rounds, self.diverged)
-        if self.store and not _says(self.store.summary(), summary):
+        known = self.store.summary() if self.store else None
+        if known is not None and _says(known, summary):
+            summary = known  # what was recorded stands, epsilon by an older accountant included
+        elif self.store:
             self.store.finish(weights, unsaved, summary)
         inputs = Inputs.of(federation.origin, self.experiment.data.normalise, federation.feed.scaling)
         trained = partial(_trained, federation.net.module, weights, unsaved)
@@ -341,28 +345,49 @@ def _open(store: Store | None, federation: Federation, watcher: Watcher) -> tupl
     changed = store.check_same(federation)
     state, refused = store.latest(federation.experiment, federation.net.start.device)
     state = state or begin(federation)
-    _refuse_a_broken_limit(federation, state.rounds_done)  # before the folder claims it
-    store.update(federation.experiment)
-    for sentence in [*changed, *refused]:
-        watcher.notice(sentence)
+    _refuse_a_broken_limit(federation, state.rounds_done, store.summary())  # before the folder claims it
+    store.update(federation.experiment, federation.last_round)
     rounds = store.cut_history(state.rounds_done)
+    notices = [*changed, *refused, *_another_accountant(federation, rounds)]
+    for sentence in notices:
+        watcher.notice(sentence)
     if store.summary() is None:
-        store.note_resume(state.rounds_done, [*changed, *refused], described_engine(federation))
+        store.note_resume(state.rounds_done, notices, described_engine(federation))
     return state, rounds
 
 
-def _refuse_a_broken_limit(federation: Federation, rounds_done: int) -> None:
+def _another_accountant(federation: Federation, rounds: list[dict[str, Any]]) -> list[str]:
+    """That epsilon is bounded in another way from now on, where the history has it by an older accountant."""
+    budget, done = federation.wrappers.budget, len(rounds)
+    if budget is None or not rounds or rounds[-1].get("epsilon") is None or done >= federation.last_round:
+        return []
+    before, now = rounds[-1].get("accountant", OLD_ACCOUNTANT), budget.accountant(done)
+    if before == now:
+        return []
+    return [
+        f"epsilon of rounds 1 to {done} was recorded by the accountant {before!r}, {rounds[-1]['epsilon']:.2f} so far; "
+        f"from round {done + 1} on it is that of all rounds by {now!r}, by which those {done} spent "
+        f"{budget.epsilon(done):.2f}"
+    ]
+
+
+def _refuse_a_broken_limit(federation: Federation, rounds_done: int, summary: dict[str, Any] | None) -> None:
     budget = federation.wrappers.budget
-    if budget is not None and budget.limit is not None and budget.epsilon(rounds_done) > budget.limit:
+    if budget is None or budget.limit is None:
+        return
+    recorded = (summary or {}).get("epsilon")
+    if recorded is not None and recorded <= budget.limit and rounds_done >= federation.last_round:
+        return  # it has ended within its limit, by the accountant of its time
+    if budget.epsilon(rounds_done) > budget.limit:
         raise UserError(
             f"this run has spent epsilon {budget.epsilon(rounds_done):.2f} in {rounds_done} rounds, more than "
             f"privacy.epsilon_limit = {budget.limit:g}: what is spent cannot be taken back; give a larger limit"
         )
 
 
-def _says(known: dict[str, Any] | None, summary: dict[str, Any]) -> bool:
+def _says(known: dict[str, Any], summary: dict[str, Any]) -> bool:
     """Whether the summary is written already; one of fewer rounds is older than the wish for more."""
-    return known is not None and known["rounds_done"] == summary["rounds_done"]
+    return bool(known["rounds_done"] == summary["rounds_done"])
 
 
 def _weights(federation: Federation, state: State) -> Rows:

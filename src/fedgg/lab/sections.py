@@ -16,7 +16,7 @@ class Section(BaseModel):
 
 class Privacy(Section):
     """Client-level differential privacy: every client's message is clipped, the server adds noise; clients count the
-    same. Needs `pip install "fedgg[privacy]"`."""
+    same. Where cohorts are drawn, needs `pip install "fedgg[privacy]"`."""
 
     clip: float = Field(1.0, gt=0, description="length that no client's message exceeds, all it sends up as one vector")
     noise: float = Field(1.0, ge=0, description="standard deviation of the noise on the sum, in units of clip")

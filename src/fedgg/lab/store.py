@@ -175,15 +175,17 @@ class Store:
                 np.savez_compressed(file, allow_pickle=False, **origin.positions())
             write_atomically(self.folder / "config.toml", federation.experiment.to_toml().encode())
 
-    def update(self, experiment: Experiment) -> None:
-        """The same path may be followed further than was asked at first; a finished run is then no longer finished."""
-        if experiment.hash() == self.experiment().hash():
-            return
-        summary = self.summary()
+    def update(self, experiment: Experiment, last_round: int) -> None:
+        """The same path may be followed further than was asked at first; a finished run is then no longer finished.
+
+        Nor is one whose privacy allows more rounds by a better accountant than that of its time.
+        """
+        changed, summary = experiment.hash() != self.experiment().hash(), self.summary()
         with self._writing():
-            write_atomically(self.folder / "config.toml", experiment.to_toml().encode())
+            if changed:
+                write_atomically(self.folder / "config.toml", experiment.to_toml().encode())
             ended = summary and summary["status"] in ("finished", "spent")
-            if summary and ended and summary["rounds_done"] < experiment.rounds:
+            if summary and ended and summary["rounds_done"] < (experiment.rounds if changed else last_round):
                 (self.folder / "summary.json").unlink()
 
     def code_files(self) -> dict[str, Any]:

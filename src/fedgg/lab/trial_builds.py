@@ -65,4 +65,5 @@ def _kind(job: Job) -> Hashable:
     return (
         tuple(sorted((key, repr(value)) for key, value in settings.items())),
         (local.batch, local.small_clients, algorithm.needs_representation),
+        repr(algorithm) if job.experiment.privacy is not None else "",  # whether its clients keep state decides epsilon
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgg.core.algorithm import Algorithm
 from fedgg.core.collect import PLAIN, Collector
 from fedgg.core.net import Net
 from fedgg.errors import UserError
@@ -28,7 +29,9 @@ class Wrappers:
 NOTHING = Wrappers()
 
 
-def wrappers_of(experiment: Experiment, net: Net, clients: NDArray[np.int64]) -> tuple[Wrappers, list[str]]:
+def wrappers_of(
+    experiment: Experiment, algorithm: Algorithm, net: Net, clients: NDArray[np.int64]
+) -> tuple[Wrappers, list[str]]:
     """The wrappers and what is worth knowing of them; `clients` are those that hold examples and can be drawn."""
     privacy, robust, attack = experiment.privacy, experiment.robust, experiment.attack
     cohort = experiment.cohort_of(len(clients))
@@ -53,7 +56,8 @@ def wrappers_of(experiment: Experiment, net: Net, clients: NDArray[np.int64]) ->
     if privacy is not None:
         _refuse_statistics(experiment, net)
         collector = ClientPrivacy(privacy.clip, privacy.noise, experiment.seed)
-        budget = Budget(len(clients), cohort, privacy.noise, privacy.delta, privacy.epsilon_limit)
+        state = bool(algorithm.client_memory(net.start))
+        budget = Budget(len(clients), cohort, privacy.noise, privacy.delta, state, privacy.epsilon_limit)
         notices += _about(budget, experiment.rounds)
     return Wrappers(collector, attackers, budget), notices
 
@@ -101,7 +105,13 @@ def _about(budget: Budget, rounds: int) -> list[str]:
             f"{budget.epsilon(1):.2f}; take more privacy.noise, fewer of more clients a round, or a larger limit"
         )
     spent = f"privacy: {affordable} rounds spend epsilon {budget.epsilon(affordable):.2f} at delta {budget.delta:g}"
+    spent += f" (accountant: {budget.accountant(affordable)})"
     told = [spent if affordable == rounds else f"{spent}, which is all that epsilon_limit allows of {rounds}"]
+    if budget.client_state and budget.cohort < budget.clients:
+        told.append(
+            "privacy: clients of this algorithm keep state between rounds, from which later updates may tell who was "
+            "drawn: epsilon counts cohorts as known, and is larger than where clients keep nothing"
+        )
     if budget.delta * budget.clients > 1:
         told.append(f"privacy.delta = {budget.delta:g} is more than 1 / {budget.clients} clients: it promises little")
     return told

@@ -103,6 +103,7 @@ class Comparison:
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
     deltas: tuple[float, ...] = ()  # of the private runs; epsilon is a column where there are any
+    accountants: tuple[str, ...] = ()  # by which their epsilons are bounded
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +145,8 @@ def compare(study: StudyRecord) -> Comparison:
                 epsilon=_largest_epsilon(study.runs[label]),
             )
         )
-    return Comparison(study.reference, study.seeds, best, tuple(rows), caveats(study, ends), _deltas(study))
+    notes = caveats(study, ends)
+    return Comparison(study.reference, study.seeds, best, tuple(rows), notes, _deltas(study), _accountants(study))
 
 
 def spread(values: Sequence[float]) -> Spread | None:
@@ -275,3 +277,8 @@ def _largest_epsilon(runs: dict[int, RunRecord]) -> float | None:
 def _deltas(study: StudyRecord) -> tuple[float, ...]:
     found = (run.delta for by_seed in study.runs.values() for run in by_seed.values())
     return tuple(sorted({delta for delta in found if delta is not None}))
+
+
+def _accountants(study: StudyRecord) -> tuple[str, ...]:
+    found = (run.accountant for by_seed in study.runs.values() for run in by_seed.values())
+    return tuple(sorted({name for name in found if name is not None}))

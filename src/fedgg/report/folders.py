@@ -25,6 +25,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 STUDY_FORMAT = 1
+OLD_ACCOUNTANT = "rdp"  # of lines that have an epsilon and name no accountant: docs/run-folder.md
 BYTES_PER_MEGABYTE = 1_000_000
 
 
@@ -100,6 +101,14 @@ class RunRecord:
     def delta(self) -> float | None:
         """The delta beside it."""
         return next((float(place["delta"]) for place in self._privacy() if is_number(place.get("delta"))), None)
+
+    @property
+    def accountant(self) -> str | None:
+        """How that epsilon is bounded; None where the run is not private, or nothing bounds it."""
+        told = [
+            str(place.get("accountant", OLD_ACCOUNTANT)) for place in self._privacy() if _is_number(place["epsilon"])
+        ]
+        return told[-1] if told else None
 
     def _privacy(self) -> list[dict[str, Any]]:
         """Round by round what is spent grows, and a history may be shorter than its end."""

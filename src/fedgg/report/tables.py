@@ -180,8 +180,15 @@ def privacy_notes(comparison: Comparison) -> tuple[str, ...]:
     at = " and ".join(f"{delta:g}" for delta in comparison.deltas)
     return (
         f"epsilon: the privacy spent over the whole run, at delta {at}; the largest of a row's finished runs. "
-        f"infinite: no noise was added; {NONE}: the run is not private.",
+        f"infinite: no noise was added; {NONE}: the run is not private. Accountant: {_accountants(comparison)}.",
     )
+
+
+def _accountants(comparison: Comparison) -> str:
+    """Those of the runs; figures of different ones cannot be compared, so that more than one is said."""
+    names = comparison.accountants
+    more = " (bounds of different tightness: compare rows of one accountant only)" if len(names) > 1 else ""
+    return (" and ".join(names) or "none") + more
 
 
 def _runs(row: Row) -> str:

@@ -28,18 +28,17 @@ KEPT = math.ceil(0.01 * PARAMETERS)
 
 
 @pytest.fixture(scope="module")
-def top_k(tmp_path_factory: pytest.TempPathFactory) -> type[Algorithm]:
+def top_k(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The class as it is printed in the documentation."""
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), flags=re.DOTALL)
     file = tmp_path_factory.mktemp("docs") / "top_k.py"
     file.write_text(next(block for block in blocks if "class TopK" in block))
     fedgg.trust(file)
-    found: type[Algorithm] = find_object(f"{file}:TopK")
-    return found
+    return find_object(f"{file}:TopK")
 
 
 @pytest.mark.parametrize("engine", ["loop", pytest.param("workers", marks=pytest.mark.slow), "stacked"])
-def test_only_what_is_not_zero_is_charged(top_k: type[Algorithm], engine: str) -> None:
+def test_only_what_is_not_zero_is_charged(top_k: Any, engine: str) -> None:
     precise: dict[str, Any] = {"engine": {"name": engine, "precision": "fp64", "workers": 2}}
     done = fedgg.run(SMALL | precise, algorithm=top_k())
     assert [record["bytes_up"] for record in done.rounds] == 3 * [4 * KEPT * (8 + 4)]
@@ -47,7 +46,7 @@ def test_only_what_is_not_zero_is_charged(top_k: type[Algorithm], engine: str) -
     assert done.summary["bytes"] == 3 * 4 * (KEPT * 12 + PARAMETERS * 8)
 
 
-def test_in_single_precision_a_position_is_as_large_as_a_value(top_k: type[Algorithm], tmp_path: Path) -> None:
+def test_in_single_precision_a_position_is_as_large_as_a_value(top_k: Any, tmp_path: Path) -> None:
     fedgg.run(SMALL, algorithm=top_k(), out=tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     assert {line["bytes_up"] for line in lines} == {4 * KEPT * 8}
@@ -60,7 +59,7 @@ def test_it_is_never_charged_more_than_the_whole(top_k: Any) -> None:
 
 
 @pytest.mark.parametrize("what", [*list(PROPERTIES)[:7], "what is declared sparse is"])
-def test_it_passes_the_suite(top_k: type[Algorithm], what: str) -> None:
+def test_it_passes_the_suite(top_k: Any, what: str) -> None:
     PROPERTIES[what](top_k())
 
 
@@ -125,7 +124,7 @@ def test_what_is_declared_is_checked(kind: type[Algorithm], words: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sign_flip", "noise", "nan"])
-def test_attackers_may_send_more_and_pay_for_it(top_k: type[Algorithm], kind: str) -> None:
+def test_attackers_may_send_more_and_pay_for_it(top_k: Any, kind: str) -> None:
     done = fedgg.run(SMALL | {"rounds": 1, "attack": {"kind": kind}}, algorithm=top_k())
     attacker = {"sign_flip": KEPT * 8, "noise": PARAMETERS * 4, "nan": 0}[kind]  # NaN is left out of the round
     assert done.rounds[0]["bytes_up"] == 3 * KEPT * 8 + attacker

@@ -237,11 +237,18 @@ def test_every_round_says_what_was_spent() -> None:
     assert spent[0] > 0
     assert finished.summary["epsilon"] == spent[-1]
     assert finished.summary["delta"] == 1e-5
+    assert {place["accountant"] for place in (*finished.rounds, finished.summary)} == {"gaussian, known cohorts"}
+    assert any("epsilon counts cohorts as known" in sentence for sentence in notices)  # SCAFFOLD's clients keep state
     assert any(f"4 rounds spend epsilon {spent[-1]:.2f}" in sentence for sentence in notices)
     assert "epsilon" not in run(BASE).rounds[0]
     unprotected = run(BASE.changed({"privacy.noise": 0.0}))
     assert unprotected.rounds[0]["epsilon"] is None
     assert unprotected.summary["epsilon"] is None
+    assert "accountant" not in unprotected.summary
+    stateless = run(BASE.changed(NOISY | {"algorithm.name": "fedavg"}))
+    assert stateless.summary["accountant"] == "pld, secret cohorts"
+    assert stateless.summary["epsilon"] < 0.9 * spent[-1]
+    assert run(BASE.changed(NOISY | {"server.cohort": 6})).summary["accountant"] == "gaussian"
 
 
 @ACCOUNTED
@@ -266,6 +273,71 @@ def test_a_run_stops_before_its_limit_and_goes_on_under_a_larger_one(tmp_path: P
     with pytest.raises(UserError, match="what is spent cannot be taken back"):
         run(limited, out=tmp_path)
     assert (tmp_path / "config.toml").read_text() == before, "the folder claims no limit that it has broken"
+
+
+def as_of_old(folder: Path, epsilons: list[float]) -> None:
+    """The folder as it was written when Rényi's was the only accountant, and was not named."""
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    for line, epsilon in zip(lines, epsilons, strict=True):
+        del line["accountant"]
+        line["epsilon"] = epsilon
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["accountant"]
+    (folder / "summary.json").write_text(json.dumps(summary | {"epsilon": epsilons[-1]}))
+
+
+@ACCOUNTED
+def test_an_old_private_run_keeps_its_figures_and_says_when_they_change(tmp_path: Path) -> None:
+    private = BASE.changed(NOISY | {"algorithm.name": "fedavg", "rounds": 2})
+    new = run(private, out=tmp_path)
+    as_of_old(tmp_path, [20.0, 30.0])
+    notices: list[str] = []
+    again = run(private, out=tmp_path, watcher=Watcher(notice=notices.append))
+    assert [record["epsilon"] for record in again.rounds] == [20.0, 30.0]
+    assert again.summary["epsilon"] == json.loads((tmp_path / "summary.json").read_text())["epsilon"] == 30.0
+    assert not any("was recorded by the accountant" in sentence for sentence in notices)
+
+    further = run(private.changed({"rounds": 3}), out=tmp_path, watcher=Watcher(notice=notices.append))
+    (sentence,) = (sentence for sentence in notices if "was recorded by the accountant" in sentence)
+    assert "rounds 1 to 2 was recorded by the accountant 'rdp', 30.00 so far" in sentence
+    assert f"by 'pld, secret cohorts', by which those 2 spent {new.summary['epsilon']:.2f}" in sentence
+    assert sentence in json.loads((tmp_path / "resumes.jsonl").read_text().splitlines()[-1])["notes"]
+    assert [record.get("accountant") for record in further.rounds] == [None, None, "pld, secret cohorts"]
+    assert further.summary["epsilon"] == run(private.changed({"rounds": 3})).summary["epsilon"]
+
+
+@ACCOUNTED
+def test_an_old_run_under_a_limit(tmp_path: Path) -> None:
+    """Within its limit by the accountant of its time it has ended well; where a better one allows more, it goes on."""
+    private = BASE.changed(NOISY | {"algorithm.name": "fedavg", "rounds": 2})
+    spent = [record["epsilon"] for record in run(private).rounds]
+    run(private.changed({"privacy.epsilon_limit": 1.01 * spent[1]}), out=tmp_path / "ended")
+    as_of_old(tmp_path / "ended", [spent[0] / 4, spent[1] / 4])
+    below = private.changed({"privacy.epsilon_limit": 0.9 * spent[1]})
+    (tmp_path / "ended" / "config.toml").write_text(below.to_toml())
+    assert run(below, out=tmp_path / "ended").summary["epsilon"] == spent[1] / 4
+
+    limited = private.changed({"privacy.epsilon_limit": 1.01 * spent[0]})
+    assert run(limited, out=tmp_path / "spent").status == "spent"
+    as_of_old(tmp_path / "spent", [1.9 * spent[1]])
+    wider = private.changed({"privacy.epsilon_limit": 2 * spent[1]})
+    (tmp_path / "spent" / "config.toml").write_text(wider.to_toml())
+    assert run(wider, out=tmp_path / "spent").status == "finished"
+
+
+@dataclass(frozen=True)
+class Undeclared(FedAvg):
+    """Keeps client state that `client_memory` does not have."""
+
+    def finish(self, w: Any, site: Site) -> tuple[Rows, Rows]:
+        return super().finish(w, site)[0], {"last": w}
+
+
+@ACCOUNTED
+def test_client_state_must_be_declared_where_epsilon_depends_on_it() -> None:
+    with pytest.raises(UserError, match=r"Undeclared\.finish\(\) returns client state \(last\) that client_memory"):
+        run(BASE.changed(NOISY), algorithm=Undeclared())
 
 
 @pytest.mark.parametrize(
@@ -325,7 +397,7 @@ def test_a_missing_accountant_is_noticed_before_anything_is_written(
 
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(UserError, match=r'pip install "fedgg\[privacy\]"'):
-        run(BASE.changed({"privacy.noise": 1.7}), out=tmp_path / "run")
+        run(BASE.changed({"privacy.noise": 1.7, "algorithm.name": "fedavg"}), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert run(BASE.changed({"privacy.noise": 0.0, "rounds": 1})).status == "finished"
 

@@ -54,6 +54,20 @@ def test_the_accuracy_table(study: StudyRecord) -> None:
     assert any("at delta 1e-05" in note for note in table.notes)
 
 
+def test_the_accountant_is_named(study: StudyRecord, tmp_path: Path) -> None:
+    """A run from before accountants were named had Rényi's."""
+    assert [study.runs[label][0].accountant for label in study.labels] == [None, "rdp", None, "rdp"]
+    (note,) = (note for note in accuracy_table(compare(study)).notes if note.startswith("epsilon: "))
+    assert note.endswith("Accountant: rdp.")
+    tight = read_run(write_run(tmp_path / "tight", CURVE, epsilons=[1.0, 2.0], accountant="pld, secret cohorts"))
+    assert tight.accountant == "pld, secret cohorts"
+    (back,) = unfold(fold([tight]))
+    assert back.accountant == "pld, secret cohorts"
+    both = StudyRecord(tmp_path, ("a", "b"), (0,), "a", {"a": study.runs["noisy"], "b": {0: tight}})
+    (note,) = (note for note in accuracy_table(compare(both)).notes if note.startswith("epsilon: "))
+    assert "Accountant: pld, secret cohorts and rdp (bounds of different tightness" in note
+
+
 def test_every_form_of_every_table(study: StudyRecord, tmp_path: Path) -> None:
     write_tables([Group(study)], tmp_path / "tables")
     for name in ("accuracy", "runs"):

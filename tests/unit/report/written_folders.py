@@ -17,10 +17,11 @@ def write_run(
     split_hash: str = "same",
     name: str = "demo",
     epsilons: Sequence[float | None] | None = None,
+    accountant: str | None = None,
 ) -> Path:
     """A run with one accuracy a round (None: not evaluated) and 2 * bytes_each_way of traffic a round.
 
-    A private one has an epsilon a round too, None standing for infinite.
+    A private one has an epsilon a round too, None standing for infinite; an old one names no accountant.
     """
     folder.mkdir(parents=True)
     config = f"name = {json.dumps(name)}\nseed = 0\nrounds = {len(accuracies)}\n[split]\nscheme = 'iid'\n"
@@ -38,8 +39,9 @@ def write_run(
     ]
     end: dict[str, Any] = {"status": status, "rounds_done": len(lines)}
     for line, epsilon in zip(lines, epsilons or (), strict=False):
-        line |= {"epsilon": epsilon, "delta": 1e-5}
-        end |= {"epsilon": epsilon, "delta": 1e-5}
+        spent = {"epsilon": epsilon, "delta": 1e-5} | ({"accountant": accountant} if accountant else {})
+        line |= spent
+        end |= spent
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "partition.json").write_text(json.dumps({"scheme": "iid", "hash": split_hash, "counts": [[1, 2]]}))
     if status is not None:
