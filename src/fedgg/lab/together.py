@@ -60,7 +60,7 @@ def _as_many_as_fit(
             build_it = partial(build, job.experiment, data=data, model=given.model, algorithm=given.algorithm)
             session = own.enter_context(opened(build_it, job.experiment, job.folder, _watcher(job, tell)))
             federation = session.federation
-            if federation.engine.name != "stacked":
+            if federation.engine != "stacked":
                 play(session)
                 tell(job, "ended", session.finish().summary)
                 waiting.popleft()
