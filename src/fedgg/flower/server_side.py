@@ -73,7 +73,7 @@ def federation_of(experiment: Experiment, data: Path | None, said: Said) -> Fede
     if data is None:
         federation = build(experiment)
         assert isinstance(federation.origin, WholeData)
-        notices = tuple(sentence for sentence in federation.notices if sentence != federation.engine.notice)
+        notices = tuple(sentence for sentence in federation.notices if sentence != federation.choice.notice)
         federation = replace(federation, origin=replace(federation.origin, keeper="nodes"), notices=notices)
     else:
         file = read_server(data, experiment)

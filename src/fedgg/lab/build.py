@@ -27,7 +27,7 @@ from fedgg.data.sources import are_own_arrays, load
 from fedgg.errors import UserError
 from fedgg.lab.arithmetic import DTYPES
 from fedgg.lab.batches import check_batches, check_single_examples, check_single_scores
-from fedgg.lab.choice import Choice, channels_last, choose, products
+from fedgg.lab.choice import Choice, EngineName, channels_last, choose, products
 from fedgg.lab.config import Experiment
 from fedgg.lab.holdings import Population, holdings
 from fedgg.lab.origin import Origin, WholeData, described_split
@@ -49,9 +49,14 @@ class Federation:
     feed: Feed
     origin: Origin
     work: Work
-    engine: Choice  # who trains it, and why
+    choice: Choice  # of the engine, and why
     notices: tuple[str, ...]
     wrappers: Wrappers = NOTHING  # what happens between clients and algorithm
+
+    @property
+    def engine(self) -> EngineName:
+        """Who trains it."""
+        return self.choice.name
 
     def named(self, client: int) -> dict[str, Any]:
         """A client as the history writes it: its number, and its name where it has one."""

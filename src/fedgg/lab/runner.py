@@ -170,7 +170,7 @@ def run_under(
 
 def play(session: Session) -> None:
     """One run to its end."""
-    if session.federation.engine.name == "workers":
+    if session.federation.engine == "workers":
         play_alone(session)
         return
     play_with(session, make_engine(session.federation))
@@ -187,7 +187,7 @@ def play_with(session: Session, engine: Engine) -> None:
 def make_engine(federation: Federation) -> Engine:
     """The engine that trains it; `Workers` ends its processes when it is closed."""
     engine = federation.experiment.engine
-    match federation.engine.name:
+    match federation.engine:
         case "stacked":
             return Stacked(engine.precision)
         case "streams":

@@ -399,7 +399,7 @@ def described_engine(federation: Federation) -> dict[str, str]:
     precision = federation.experiment.engine.precision
     if federation.origin.keeper == "nodes":
         return {"name": "flower", "precision": precision, "reason": "clients train on nodes of their own"}
-    return {"name": federation.engine.name, "precision": precision, "reason": federation.engine.reason}
+    return {"name": federation.engine, "precision": precision, "reason": federation.choice.reason}
 
 
 def _versions(federation: Federation) -> dict[str, Any]:

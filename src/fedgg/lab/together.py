@@ -72,7 +72,7 @@ def _as_many_as_fit(
                 in_use.append(waiting.popleft())
                 continue
             federation = session.federation
-            if federation.engine.name != "stacked":
+            if federation.engine != "stacked":
                 play(session)
                 tell(job, "ended", session.finish().summary)
                 waiting.popleft()

@@ -106,7 +106,7 @@ class RunRecord:
     def accountant(self) -> str | None:
         """How that epsilon is bounded; None where the run is not private, or nothing bounds it."""
         told = [
-            str(place.get("accountant", OLD_ACCOUNTANT)) for place in self._privacy() if _is_number(place["epsilon"])
+            str(place.get("accountant", OLD_ACCOUNTANT)) for place in self._privacy() if is_number(place["epsilon"])
         ]
         return told[-1] if told else None
 
