@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,9 +97,8 @@ def variant(text: str) -> tuple[str, dict[str, Any]]:
 def variants(texts: list[str]) -> dict[str, dict[str, Any]]:
     """Several of them, each under a label of its own."""
     labelled = [variant(text) for text in texts]
-    labels = [label for label, _ in labelled]
-    for label in labels:
-        if labels.count(label) > 1:
+    for label, count in Counter(label for label, _ in labelled).items():
+        if count > 1:
             raise UserError(f"--algorithm {label!r} is named twice: give one a label, as in 'again@{label}'")
     return dict(labelled)
 

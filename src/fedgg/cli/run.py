@@ -162,11 +162,9 @@ def _draw(folder: Path) -> None:
     from fedgg.report.folders import read_run
 
     record = read_run(folder)
-    if record.partition and "counts" in record.partition:
-        save(
-            split_figure(record.partition["counts"], record.partition["classes"], record.split_title()),
-            folder / "split.png",
-        )
+    split = record.partition or {}
+    if split.get("counts") and split.get("classes"):
+        save(split_figure(split["counts"], split["classes"], record.split_title()), folder / "split.png")
     if len(record.accuracy()[0]):
         save(curves_figure(record), folder / "curves.png")
 
