@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,10 +95,9 @@ def check_labels(labels: Sequence[str], seeds: Sequence[int], reference: str) ->
         raise UserError(f"the reference {reference!r} is none of the variants: {', '.join(labels)}")
     if len(set(seeds)) < len(seeds):
         raise UserError(f"seeds {list(seeds)}: name each seed once")
-    folders = [slug(label) for label in labels]
-    for folder in folders:
-        if folders.count(folder) > 1:
-            raise UserError(f"two variants would share the folder {folder!r}: give them different labels")
+    folder, count = Counter(map(slug, labels)).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"two variants would share the folder {folder!r}: give them different labels")
 
 
 def open_index(index: Index, folder: Path, jobs: Sequence[Job], command: str | None = None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedgg.report.folders import RunRecord
+from fedgg.run_records import is_number
 
 CLIENTS = 300  # rows that a heat map can tell apart
 FOLLOWED = 60  # clients whose history is shown
@@ -158,6 +159,4 @@ def _notes(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def short(value: Any) -> float | None:
     """Six digits, which no screen shows all of; None for what is no number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(f"{value:.6g}")
+    return float(f"{value:.6g}") if is_number(value) else None
