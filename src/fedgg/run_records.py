@@ -6,12 +6,13 @@ It is refused here, with the key and the value in a ValueError, so that nothing 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedgg.files import parse_lines
 
+LONGEST = 10_000  # letters of a name
+FARTHEST = 1e300  # numbers beyond it cannot be drawn: their differences are no longer finite
 LARGEST = 2**53  # above it, whole numbers are no longer exact in JavaScript, nor in a float
 SECTIONS = ("data", "split", "model", "algorithm", "local", "server", "engine", "privacy", "robust", "attack")
 STATUSES = ("finished", "diverged", "spent", "stopped")
@@ -101,8 +102,8 @@ def _shown(value: Any) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """A finite one that a float holds."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """A finite one that can be added up and drawn."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -FARTHEST <= value <= FARTHEST
 
 
 def _any_number(value: Any) -> bool:
@@ -122,11 +123,11 @@ def _amount(value: Any) -> bool:
 
 
 def _text(value: Any) -> bool:
-    return isinstance(value, str)
+    return isinstance(value, str) and len(value) <= LONGEST
 
 
 def _text_or_none(value: Any) -> bool:
-    return value is None or isinstance(value, str)
+    return value is None or _text(value)
 
 
 def _numbers(value: Any) -> bool:

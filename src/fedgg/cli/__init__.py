@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
+from typing import NoReturn
 
 import click
 import typer
 
 from fedgg import check_numpy
 from fedgg.cli import bench, data, flower, listing, report, reproduce, run, study
-from fedgg.cli.screen import complain, confirm
+from fedgg.cli.screen import OutputLost, close_output, complain, confirm, prepare_output, say
 from fedgg.errors import UserError
 from fedgg.lab.trust import ask_with
 from fedgg.version import VERSION
@@ -41,7 +43,7 @@ app.add_typer(flower.app, name="flower")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"fedgg {VERSION}")
+        say(f"fedgg {VERSION}")
         raise typer.Exit
 
 
@@ -58,8 +60,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` and `timeout` stop as orderly as Ctrl-C does
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # processes we start import nothing from the folder we were called in
     try:
+        prepare_output()
         check_numpy()
         code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except OutputLost as lost:
+        _leave_without_output(lost)
     except UserError as error:
         complain(str(error))
         sys.exit(2)
@@ -71,4 +77,49 @@ def main() -> None:
         sys.exit(2)
     except click.Abort:
         sys.exit(130)
+    except (OSError, MemoryError, RuntimeError, ImportError) as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno in (errno.EPIPE, errno.ENOSPC):
+            _leave_without_output(OutputLost(error))  # of what typer prints itself
+        if (shortage := _shortage(error)) is None:
+            raise
+        complain(shortage)
+        sys.exit(2)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _leave_without_output(lost: OutputLost) -> NoReturn:
+    close_output()
+    if not lost.quiet:
+        complain(str(lost))
+    sys.exit(1 if lost.quiet else 2)
+
+
+def _shortage(error: Exception) -> str | None:
+    """What this machine has too little of, or a path that it does not take, in one line; None for a bug of ours."""
+    reason = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.errno in _SHORTAGES:
+        where = f"{os.fsdecode(error.filename)[:80]}: " if isinstance(error.filename, str | bytes) else ""
+        return f"{where}{os.strerror(error.errno)}; {_SHORTAGES[error.errno]}"
+    if isinstance(error, MemoryError) or any(words in reason for words in _NO_MEMORY):
+        told = f" ({reason[:200]})" if reason else ""
+        return f"there is not enough memory{told}: close other programs, raise the limit, or run less at once"
+    return None
+
+
+_SHORTAGES = {
+    errno.EMFILE: "allow more open files (ulimit -n), or run fewer processes at once",
+    errno.ENFILE: "this machine has too many files open: close other programs",
+    errno.ENOMEM: "there is not enough memory: close other programs, or run less at once",
+    errno.EAGAIN: "no more processes are allowed (ulimit -u): run fewer at once",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+}
+_NO_MEMORY = (
+    "can't allocate memory",  # torch on a CPU
+    "not enough memory",  # torch on Windows
+    "CUDA out of memory",
+    "can't start new thread",
+    "failed to map segment",  # a library that does not fit, when it is loaded
+    "Cannot allocate memory",
+)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from fedgg.cli import choices
-from fedgg.cli.screen import errors, say
+from fedgg.cli.screen import Words, errors, say
 from fedgg.errors import UserError
 
 app = typer.Typer(
@@ -40,7 +40,7 @@ def fetch(
 
     folder = folder_of(data_folder)
     columns = (
-        TextColumn("{task.description}"),
+        Words("{task.description}"),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),

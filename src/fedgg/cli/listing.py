@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args, get_origin, get_type_hints
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
-from fedgg.cli.screen import console, print_table, progress, say
+from fedgg.cli.screen import console, print_table, printable, progress, say
 from fedgg.lab.trust import trust_named
 from fedgg.report.tables import Table
 
@@ -135,19 +135,19 @@ def check(
             bar.update(task, news=name)
             try:
                 holds(kind())
-                verdict = "[green]holds[/]  "
+                verdict = [("holds", "green")]
             except Skipped as why:
                 skipped += 1
-                verdict = f"[dim]skipped[/]  [dim]{escape(str(why))}[/]"
+                verdict = [(f"skipped  {printable(str(why))}", "dim")]
             except Broken as why:
                 broken += 1
-                verdict = f"[red]broken[/]  {escape(str(why))}"
+                verdict = [("broken", "red"), (f"  {printable(str(why))}", "")]
             except Exception as error:
                 broken += 1
                 told = f"it raised {type(error).__name__}: {error}{_where(error, kind)}"
-                verdict = f"[red]broken[/]  {escape('the same as above' if told in said else told)}"
+                verdict = [("broken", "red"), (f"  {printable('the same as above' if told in said else told)}", "")]
                 said.add(told)
-            seen.print(f"{name:42} {verdict}", soft_wrap=True)
+            seen.print(Text.assemble(f"{name:42} ", *verdict), soft_wrap=True)
             bar.advance(task)
     held = len(PROPERTIES) - broken - skipped
     say(f"{kind.__name__}: of {len(PROPERTIES)} properties {held} hold, {broken} broken, {skipped} not applicable")

@@ -180,13 +180,10 @@ def _draw(folder: Path) -> None:
     from fedgg.report.folders import read_run
 
     record = read_run(folder)
-    if record.partition and "counts" in record.partition:
-        save(
-            split_figure(
-                record.partition["counts"], record.partition["classes"], record.split_title(), record.client_names
-            ),
-            folder / "split.png",
-        )
+    split = record.partition or {}
+    if split.get("counts") and split.get("classes"):
+        figure = split_figure(split["counts"], split["classes"], record.split_title(), record.client_names)
+        save(figure, folder / "split.png")
     if len(record.accuracy()[0]):
         save(curves_figure(record), folder / "curves.png")
 

@@ -1,42 +1,141 @@
-"""What a person sees: progress bars, tables and one-line complaints."""
+"""What a person sees: progress bars, tables and one-line complaints.
+
+Labels, reasons and names of files come from elsewhere. Strings are printed as they are, without markup of their own
+(styles are given as `Text`), and without what a terminal would obey: control characters are replaced here, for all.
+"""
 
 from __future__ import annotations
 
+import codecs
+import errno
 import os
+import re
 import sys
 import time
+import unicodedata
 from typing import Any
 
 import typer
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
+from rich.text import Text
 
+from fedgg.errors import UserError
 from fedgg.report.tables import Table
 
+LONGEST_LINE = 2000  # letters: a value that somebody got wrong may be a whole file
 IN_A_FILE = 140  # columns where no terminal says how many it has
+# C0 but for tabs and line breaks, C1, what turns the direction of writing, line separators, halves of surrogate pairs
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+class OutputLost(UserError):
+    """Standard output takes no more; `quiet` where its reader has left (`| head`)."""
+
+    def __init__(self, error: OSError):
+        self.quiet = error.errno == errno.EPIPE
+        reason = error.strerror or error
+        super().__init__(f"standard output cannot be written: {reason}; send it to a place with room, or to /dev/null")
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal would obey instead of showing it."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+class Screen(Console):
+    """A console for texts from elsewhere: see above."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(markup=False, emoji=False, highlight=False, **settings)
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        shown = printable(text)
+        if not self.encoding.startswith("utf"):  # before tables are laid out: what is spelled is longer
+            shown = shown.encode(self.encoding, "fedgg.spelled").decode(self.encoding)
+        return super().render_str(shown, **how)
+
+    def print(self, *things: Any, **how: Any) -> None:
+        try:
+            super().print(*things, **how)
+        except OSError as error:
+            if not self.stderr:
+                raise OutputLost(error) from error  # without standard error there is nobody to tell
+
+    def on_broken_pipe(self) -> None:
+        if not self.stderr:
+            raise OutputLost(BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)))
 
 
 def _wide() -> int | None:
     """As wide as the terminal; in a pipe or a file wide enough for every table, unless COLUMNS says otherwise."""
-    return None if sys.stdout.isatty() or "COLUMNS" in os.environ else IN_A_FILE
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    return None if terminal or "COLUMNS" in os.environ else IN_A_FILE
 
 
-console = Console(highlight=False, width=_wide())
-errors = Console(stderr=True, highlight=False)
+console = Screen(width=_wide())
+errors = Screen(stderr=True)
+
+_SPELLED = dict(zip("−–—×↑↓≈·•\N{REPLACEMENT CHARACTER}", "---x^v~**?", strict=True)) | {
+    "±": "+-", "…": "...", "→": "->", "≥": ">=", "≤": "<=", "β": "beta", "ε": "epsilon", "δ": "delta", "μ": "mu"
+}  # fmt: skip
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+    """For `codecs`: what the encoding of an output has no sign for, in letters that it has."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letters = (_SPELLED.get(sign) or _plain(sign) for sign in error.object[error.start : error.end])
+    return "".join(letters), error.end
+
+
+def _plain(sign: str) -> str:
+    return unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode() or "?"
+
+
+codecs.register_error("fedgg.spelled", _spelled)
+
+
+def prepare_output() -> None:
+    """Before anything is printed: every sign can be, and the numbers 0 to 2 are no files of ours."""
+    closed = sys.stdout is None
+    for descriptor in (0, 1, 2):  # the next file that is opened would become standard output
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    if closed:
+        raise OutputLost(OSError(errno.EBADF, "it is closed"))
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="fedgg.spelled")
+
+
+def close_output() -> None:
+    """Whatever still waits to be written goes nowhere: Python would complain of it once more at the end."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError, AttributeError):
+        sys.stdout = None  # type: ignore[assignment]
 
 
 def complain(sentence: str) -> None:
     """One line on standard error, never wrapped, so that it can be searched and quoted."""
     line = " ".join(sentence.split())
-    errors.print(f"[bold red]error:[/] {escape(line)}", soft_wrap=True)
+    errors.print(Text.assemble(("error:", "bold red"), " ", printable(_cut(line))), soft_wrap=True)
 
 
 def note(sentence: str) -> None:
-    errors.print(f"[yellow]note:[/] {escape(sentence)}", soft_wrap=True)
+    errors.print(Text.assemble(("note:", "yellow"), " ", printable(_cut(sentence))), soft_wrap=True)
+
+
+def _cut(sentence: str) -> str:
+    return sentence if len(sentence) <= LONGEST_LINE else f"{sentence[: LONGEST_LINE - 1]}…"
 
 
 def confirm(question: str) -> bool:
@@ -45,7 +144,7 @@ def confirm(question: str) -> bool:
 
 
 def say(sentence: str) -> None:
-    console.print(escape(sentence), soft_wrap=True)
+    console.print(sentence, soft_wrap=True)
 
 
 LONGEST = 15  # letters of a word that are kept together: distinguishable
@@ -54,30 +153,37 @@ LONGEST = 15  # letters of a word that are kept together: distinguishable
 def print_table(table: Table, *, numbers: bool = True, names: int = 1) -> None:
     """Columns after the first `names` stand to the right if they are numbers."""
     grid = RichTable(
-        title=escape(table.title), title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD
+        title=table.title, title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD
     )
     for number, column in enumerate(table.columns):
         words = " ".join([column, *(row[number] for row in table.rows)]).split()
         right = number >= names and numbers
         # No word is broken as long as that is possible at all.
         whole = min(max(map(len, words), default=1), LONGEST)
-        grid.add_column(escape(column), justify="right" if right else "left", overflow="fold", min_width=whole)
+        grid.add_column(column, justify="right" if right else "left", overflow="fold", min_width=whole)
     for row in table.rows:
-        grid.add_row(*(escape(cell) for cell in row))
+        grid.add_row(*row)
     console.print(grid)
     for sentence in table.notes:
-        console.print(Padding(f"[dim]{escape(sentence)}[/]", (0, 0, 0, 2)))
+        console.print(Padding(Text(printable(sentence), style="dim"), (0, 0, 0, 2)))
     console.print()
+
+
+class Words(TextColumn):
+    """A column of text from elsewhere."""
+
+    def render(self, task: Task) -> Text:
+        return Text(printable(self.text_format.format(task=task)), style=self.style, justify=self.justify)
 
 
 def progress() -> Progress:
     return Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        Words("{task.description}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[news]}"),
-        TextColumn("[dim]{task.fields[within]}"),
+        Words("{task.fields[news]}"),
+        Words("{task.fields[within]}", style="dim"),
         TimeRemainingColumn(compact=True),
         console=errors,
         transient=True,  # what remains to be seen is printed; after a mistake only the mistake stays
@@ -94,7 +200,7 @@ class Heartbeat:
     def __call__(self, sentence: str) -> None:
         if not errors.is_terminal and time.monotonic() - self._last >= self._seconds:
             self._last = time.monotonic()
-            errors.print(escape(sentence), soft_wrap=True)
+            errors.print(sentence, soft_wrap=True)
 
 
 def ending(summary: dict[str, Any]) -> str | None:

@@ -18,7 +18,7 @@ class PublishedFile:
 
     name: str
     url: str
-    md5: str
+    sha256: str
     size: int  # bytes
     members: Mapping[str, str] = field(default_factory=dict)  # MD5 of the files within an archive, where known
 
@@ -80,7 +80,7 @@ CIFAR10 = Publication(
         PublishedFile(
             name="cifar-10-python.tar.gz",
             url=_CIFAR_FILES + "cifar-10-python.tar.gz",
-            md5="c58f30108f718f92721af3b95e74349a",
+            sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
             size=170_498_071,
             members={
                 "data_batch_1": "c99cafc152244af753f735de768cd75f",
@@ -96,7 +96,7 @@ CIFAR10 = Publication(
         PublishedFile(
             name="cifar-10-binary.tar.gz",
             url=_CIFAR_FILES + "cifar-10-binary.tar.gz",
-            md5="c32a1d4ab5d03f1284b67883e8d87530",
+            sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
             size=170_052_171,
         ),
     ),
@@ -112,7 +112,7 @@ CIFAR100 = Publication(
         PublishedFile(
             name="cifar-100-python.tar.gz",
             url=_CIFAR_FILES + "cifar-100-python.tar.gz",
-            md5="eb9058c3a382ffc7106e4002c42a8d85",
+            sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
             size=169_001_437,
             members={"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
         ),
@@ -121,7 +121,7 @@ CIFAR100 = Publication(
         PublishedFile(
             name="cifar-100-binary.tar.gz",
             url=_CIFAR_FILES + "cifar-100-binary.tar.gz",
-            md5="03b5dce01913d631647c71ecec9e9cb8",
+            sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
             size=168_513_733,
         ),
     ),
@@ -176,13 +176,13 @@ SVHN = Publication(
         PublishedFile(
             name="train_32x32.mat",
             url=_SVHN_FILES + "train_32x32.mat",
-            md5="e26dedcc434d2e4c54c9b2d4a06d8373",
+            sha256="435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
             size=182_040_794,
         ),
         PublishedFile(
             name="test_32x32.mat",
             url=_SVHN_FILES + "test_32x32.mat",
-            md5="eb5a983be6a315427106f1b164d9cef3",
+            sha256="cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
             size=64_275_384,
         ),
     ),

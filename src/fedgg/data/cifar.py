@@ -93,10 +93,10 @@ class Copy:
             return
         import pooch
 
-        expected, found = self.publication.file(self.path.name).md5, pooch.file_hash(str(self.path), alg="md5")
+        expected, found = self.publication.file(self.path.name).sha256, pooch.file_hash(str(self.path), alg="sha256")
         if found != expected:
             raise UserError(
-                f"{self.path}: MD5 {found} is not the publisher's {expected}; delete it and fetch again "
+                f"{self.path}: SHA-256 {found} is not the publisher's {expected}; delete it and fetch again "
                 f"(`fedgg data fetch {self.publication.name}`), or extract it yourself if you made it on purpose"
             )
 

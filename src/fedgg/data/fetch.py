@@ -39,7 +39,7 @@ def fetch(
     publication, folder = find_publication(name, publications), Path(folder)
     paths = [folder / file.name for file in publication.files]
     try:
-        missing = [file for file, path in zip(publication.files, paths, strict=True) if not _is_intact(path, file.md5)]
+        missing = [file for file, path in zip(publication.files, paths, strict=True) if not _is_intact(path, file)]
         if missing:
             folder.mkdir(parents=True, exist_ok=True)
             check_lock(folder / ".fetch.lock")
@@ -52,18 +52,19 @@ def fetch(
     return paths
 
 
-def _is_intact(path: Path, md5: str) -> bool:
-    return path.is_file() and pooch.file_hash(str(path), alg="md5") == md5
+def _is_intact(path: Path, file: PublishedFile) -> bool:
+    """MD5, which others publish, finds damage; a file made to have the same MD5 it does not find."""
+    return path.is_file() and pooch.file_hash(str(path), alg="sha256") == file.sha256
 
 
 def _retrieve(file: PublishedFile, url: str, folder: Path, progress: Progress | None) -> None:
     # The key keeps what came from one address apart from what comes from another.
-    key = hashlib.sha256(f"{url} {file.md5}".encode()).hexdigest()[:8]
+    key = hashlib.sha256(f"{url} {file.sha256}".encode()).hexdigest()[:8]
     part = folder / f"{file.name}.{key}.part"
     try:
         with _quiet_pooch():
             download = _ResumingDownload(file, part, progress)
-            pooch.retrieve(url, f"md5:{file.md5}", fname=file.name, path=folder, downloader=download)
+            pooch.retrieve(url, f"sha256:{file.sha256}", fname=file.name, path=folder, downloader=download)
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
         raise UserError(
             f"{file.name}: {_reason(error)} at {url}; call again to resume, or put the file into {folder} by hand"
@@ -79,13 +80,13 @@ class _ResumingDownload:
         self._file, self._part, self._progress = file, part, progress
 
     def __call__(self, url: str, output_file: str, _pooch: object) -> None:
-        if self._done() != self._file.size or not _is_intact(self._part, self._file.md5):
+        if self._done() != self._file.size or not _is_intact(self._part, self._file):
             self._transfer(url)
-        found = pooch.file_hash(str(self._part), alg="md5")
-        if found != self._file.md5:
+        found = pooch.file_hash(str(self._part), alg="sha256")
+        if found != self._file.sha256:
             self._part.unlink()
             raise UserError(
-                f"{self._file.name}: {url} sent other bytes, MD5 {found} instead of {self._file.md5}; "
+                f"{self._file.name}: {url} sent other bytes, SHA-256 {found} instead of {self._file.sha256}; "
                 "they are deleted, call again or try another mirror"
             )
         self._part.replace(output_file)

@@ -69,7 +69,7 @@ def _check_cifar(folder: Path, publication: Publication, strict: bool) -> Iterat
         gaps += _gaps("test", dataset.y_test, publication.test_counts)
         members = publication.file(copy.form.archive).members
         original = copy.archived or (
-            bool(members) and all(_md5(copy.path / member) == md5 for member, md5 in members.items())
+            bool(members) and all(_hash(copy.path / member, "md5") == md5 for member, md5 in members.items())
         )
         # Toronto publishes no checksums of single files, and those of the binary version are not on record.
         doubt = _REWRITTEN.format(publication.name) if members else "single files of this version have no checksums"
@@ -87,7 +87,7 @@ def _check_svhn(folder: Path, publication: Publication, strict: bool) -> Iterato
             continue
         gaps = _gaps("training" if name == svhn.TRAIN else "test", labels, counts[name])
         summary = f"{len(images):,} images {_shape(images)}"
-        original = _md5(path) == publication.file(name).md5
+        original = _hash(path, "sha256") == publication.file(name).sha256
         yield _judge(path, summary, gaps, original, _REWRITTEN.format(publication.name), strict)
     for name in counts.keys() - present.keys() if present else ():
         yield Finding(str(folder / name), False, "missing; run `fedgg data fetch svhn`")
@@ -124,5 +124,5 @@ def _shape(images: Tensor) -> str:
     return "x".join(str(side) for side in images.shape[1:])
 
 
-def _md5(path: Path) -> str:
-    return str(pooch.file_hash(str(path), alg="md5")) if path.is_file() else ""
+def _hash(path: Path, kind: str) -> str:
+    return str(pooch.file_hash(str(path), alg=kind)) if path.is_file() else ""

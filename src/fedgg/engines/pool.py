@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Literal
 
 from fedgg.child_process import child_process, fork_server_modules
@@ -25,7 +26,14 @@ from fedgg.engines.tasks import Task
 from fedgg.engines.worker import Done, Manners, Unreadable
 from fedgg.errors import UserError
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 StartMethod = Literal["forkserver", "spawn", "fork"]
+FILES_TO_START = 12  # open at once while a process is started
+OPEN_FILES = Path("/dev/fd")
 DEATHS = 3  # a task on which this many processes have died is given up
 
 
@@ -165,6 +173,7 @@ class Pool:
         return None
 
     def _start(self) -> None:
+        allow_open_files(FILES_TO_START)
         with _without_interrupts():
             ours, theirs = self._context.Pipe()
             others = [*self._workers, ours] if self._forks else []
@@ -185,6 +194,22 @@ class Pool:
         for _, parcel in self._lent.values():
             parcel.close()
         self._workers, self._lent, self._known, self._queue = {}, {}, {}, []
+
+
+def allow_open_files(count: int) -> None:
+    """Before a process is started: if so many more files cannot be opened, the limit is raised as far as it may be."""
+    if resource is None or not OPEN_FILES.exists():
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(list(OPEN_FILES.iterdir())) + count
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise UserError(
+            f"another process needs about {count} open files, and of the {hard} that are allowed {needed - count} are "
+            f"in use: allow more (ulimit -n), or run fewer processes at once"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else hard, hard))
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import Any
 
 from fedgg.child_process import child_process
 from fedgg.core.algorithm import Algorithm
+from fedgg.engines.pool import FILES_TO_START, allow_open_files
 from fedgg.errors import UserError
 from fedgg.lab.build import DataGiven, ModelGiven
 from fedgg.lab.config import Experiment
@@ -94,6 +95,7 @@ class _Pool:
         self.workers: dict[Connection, BaseProcess] = dict(self._start() for _ in range(size))
 
     def _start(self) -> tuple[Connection, BaseProcess]:
+        allow_open_files(FILES_TO_START)
         ours, theirs = self._context.Pipe()
         process = child_process(self._context, "fedgg.lab.jobs:work", theirs, trusted_here())
         process.start()

@@ -19,6 +19,8 @@ from fedgg.report.folders import Floats, Ints, RunRecord, StudyRecord
 from fedgg.report.labels import short_name
 from fedgg.report.style import COLOURS, LINE_STYLES, blank, save, short, styled
 
+MOST_ROWS = 100  # of a picture: more lines cannot be told apart, and a legend of thousands takes minutes
+
 __all__ = ["accuracy_figure", "curves_figure", "samples_figure", "save", "split_figure"]
 
 
@@ -66,7 +68,7 @@ def accuracy_figure(study: StudyRecord) -> Figure:
     figure = blank(7.5, 4.0)
     axes = figure.subplots()
     handles, names, most_seeds = [], [], 0
-    for position, label in enumerate(study.labels):
+    for position, label in enumerate(study.labels[:MOST_ROWS]):
         colour, line_style = COLOURS[position % len(COLOURS)], LINE_STYLES[position % len(LINE_STYLES)]
         rounds, accuracies = common_rounds([run for run in study.runs[label].values() if run.sound])
         diverged = sum(run.status == "diverged" for run in study.runs[label].values())
@@ -80,6 +82,8 @@ def accuracy_figure(study: StudyRecord) -> Figure:
         names.append(textwrap.fill(label + _shortfall(len(accuracies), len(study.seeds_of(label)), diverged), 26))
     _accuracy_axis(axes)
     told = "line: mean, band: lowest to highest over seeds" if most_seeds > 1 else "one seed, so no band"
+    if len(study.labels) > MOST_ROWS:
+        told += f"; the first {MOST_ROWS} of {len(study.labels):,} rows"
     axes.set_title(told, loc="left", fontsize=8, color="#555555")
     figure.legend(handles, names, loc="outside right upper", handlelength=2.8)
     return figure
@@ -110,7 +114,7 @@ def curves_figure(run: RunRecord) -> Figure:
         right.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0)
     algorithm = short_name(str(run.config.get("algorithm", {}).get("name", "")))
     title = run.config.get("name") or f"{algorithm} on {run.split_title()}"
-    figure.suptitle(str(title), x=0.01, ha="left", fontsize=10)
+    figure.suptitle(short(title, 120), x=0.01, ha="left", fontsize=10)
     return figure
 
 

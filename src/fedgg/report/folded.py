@@ -20,10 +20,12 @@ from fedgg.files import LARGE, open_regular, read_json
 from fedgg.report.folders import RunRecord
 from fedgg.report.settings import common, flat, nested
 from fedgg.report.writing import write_text
+from fedgg.run_records import check_config, check_partition, check_round, check_summary
 
 FORMAT = 1
 EXACT = ("test_accuracy", "holdout_accuracy", "bytes_up", "bytes_down")
 ROUNDED = ("test_loss", "train_loss")
+MOST_ROUNDS = 1_000_000  # of a folded run
 _ENDED = ("finished", "diverged", "spent")
 _OWN = ("format", "experiment", "model")  # of versions.json: a run's own, not its surroundings
 
@@ -68,17 +70,28 @@ def unfold(content: dict[str, Any]) -> list[RunRecord]:
         raise UserError("this is no file of folded runs: give one that `fedgg reproduce --fold` wrote")
     if content.get("format") != FORMAT:
         raise UserError(f"format {content.get('format')!r} of folded runs is not {FORMAT}, which this version reads")
-    return [
-        RunRecord(
-            path=Path(run["place"]),
-            config=nested(content["base"] | run["settings"]),
-            rounds=_lines(run),
-            partition=content["splits"].get(run.get("split")),
-            summary=run["summary"],
-            versions=content["conditions"][run["conditions"]],
-        )
-        for run in content["runs"]
-    ]
+    for partition in content["splits"].values():
+        check_partition(partition)
+    return [_record(run, content) for run in content["runs"]]
+
+
+def _record(run: dict[str, Any], content: dict[str, Any]) -> RunRecord:
+    config, rounds = nested(content["base"] | run["settings"]), _lines(run)
+    check_config(config)
+    check_summary(run["summary"])
+    for line in rounds:
+        check_round(line)
+    versions = content["conditions"][run["conditions"]]
+    if not isinstance(versions, dict) or "\0" in run["place"]:
+        raise ValueError("its conditions or its place are not what a run has")
+    return RunRecord(
+        path=Path(run["place"]),
+        config=config,
+        rounds=rounds,
+        partition=content["splits"].get(run.get("split")),
+        summary=run["summary"],
+        versions=versions,
+    )
 
 
 def write_folded(records: Iterable[RunRecord], file: Path, note: str = "") -> int:
@@ -100,8 +113,9 @@ def read_folded(file: Path) -> list[RunRecord]:
         return unfold(content)
     except UserError as error:
         raise UserError(f"{file}: {error}") from error
-    except (AttributeError, KeyError, IndexError, TypeError) as error:
-        raise UserError(f"{file} is broken: it lacks {error}; fold the runs again") from error
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        lacks = "it lacks " if isinstance(error, LookupError) else ""
+        raise UserError(f"{file} is broken: {lacks}{error}; fold the runs again") from error
 
 
 def _columns(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -115,6 +129,8 @@ def _columns(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _lines(run: dict[str, Any]) -> list[dict[str, Any]]:
     count = run["rounds"]
+    if type(count) is not int or not 0 <= count <= MOST_ROUNDS:
+        raise ValueError(f"a run of {count!r} rounds")
     columns = {key: _spread_out(run[key], count) for key in (*EXACT, *ROUNDED) if key in run}
     readings = {name: _spread_out(column, count) for name, column in run["readings"].items()}
     return [
@@ -132,6 +148,8 @@ def _alike(column: list[Any]) -> Any:
 
 
 def _spread_out(column: Any, count: int) -> list[Any]:
+    if isinstance(column, list) and len(column) != count:
+        raise ValueError(f"a column of {len(column)} numbers for {count} rounds")
     return column if isinstance(column, list) else [column] * count
 
 

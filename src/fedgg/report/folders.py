@@ -267,14 +267,14 @@ def read_study(path: str | Path) -> StudyRecord:
 def _inside(folder: Path, relative: object, file: Path) -> Path | None:
     if relative is None:
         return None
-    if (
-        not isinstance(relative, str)
-        or PurePosixPath(relative).is_absolute()
-        or ".." in PurePosixPath(relative).parts
-        or "\0" in relative
-    ):
-        raise broken(file, f"{relative!r} is not a path inside the comparison folder")
+    if not isinstance(relative, str) or not _is_a_place(PurePosixPath(relative)):
+        raise broken(file, f"{repr(relative)[:80]} is not a path inside the comparison folder")
     return folder / relative
+
+
+def _is_a_place(path: PurePosixPath) -> bool:
+    parts = path.parts
+    return not path.is_absolute() and ".." not in parts and not any("\0" in part or len(part) > 255 for part in parts)
 
 
 def _evaluated(line: dict[str, Any]) -> bool:

@@ -23,6 +23,7 @@ from fedgg.report.page_runs import run_data
 from fedgg.report.parts import parts_of
 from fedgg.report.settings import flat
 
+ODD = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)  # of odd content
 DEPTH = 5  # folders below the one named: reproductions lie three down
 
 
@@ -167,7 +168,7 @@ def _unsound(record: RunRecord | None) -> str | None:
             run_data(record, "", 0)
             flat(record.config.get("data", {}))
             float(record.seconds)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except ODD as error:
         said = f"{type(error).__name__}: {error}"
         return f"{record.path if record else ''} holds something no run writes ({said}); restore it or run again"
     return None
@@ -178,9 +179,17 @@ def _has_begun(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("config.toml", "rounds.jsonl", "summary.json"))
 
 
-def _below(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """Run folders and comparison folders below this one; what lies in them is theirs."""
+def _below(folder: Path, depth: int = DEPTH, seen: set[tuple[int, int]] | None = None) -> Iterator[Path]:
+    """Run folders and comparison folders below this one; what lies in them is theirs.
+
+    Links are followed, and a folder that links lead to again and again is looked into once.
+    """
+    seen = set() if seen is None else seen
     try:
+        here = folder.stat()
+        if (here.st_dev, here.st_ino) in seen:
+            return
+        seen.add((here.st_dev, here.st_ino))
         inner = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     except OSError:
         return
@@ -189,7 +198,7 @@ def _below(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
         if (place / "study.json").is_file() or _has_begun(place):
             yield place
         elif depth > 1:
-            yield from _below(place, depth - 1)
+            yield from _below(place, depth - 1, seen)
 
 
 def _grouped(records: Sequence[RunRecord], by: tuple[str, ...], path: Path) -> list[Group]:

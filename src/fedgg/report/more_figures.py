@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedgg.report.axes import Axes as SweepAxes
 from fedgg.report.compare import Spread, spread
+from fedgg.report.figures import MOST_ROWS
 from fedgg.report.folders import RunRecord, StudyRecord
 from fedgg.report.page_runs import FOLLOWED, clients_data
 from fedgg.report.style import COLOURS, LINE_STYLES, blank, short, styled
@@ -34,7 +35,8 @@ def diagnostics_figure(study: StudyRecord) -> Figure:
     panels = figure.subplots(rows, columns, squeeze=False).flat
     drawn: set[str] = set()
     for name, axes in zip(names, panels, strict=False):
-        drawn |= {label for at, label in enumerate(study.labels) if _diagnostic(axes, study, label, at, name)}
+        shown_rows = study.labels[:MOST_ROWS]
+        drawn |= {label for at, label in enumerate(shown_rows) if _diagnostic(axes, study, label, at, name)}
         axes.set_title(name, loc="left")
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))

@@ -11,8 +11,8 @@ from typing import Any
 
 from fedgg.report.document import as_json
 from fedgg.report.folders import RunRecord
-from fedgg.report.gathering import Gathering, Group
-from fedgg.report.page_data import Data, group_data, identity
+from fedgg.report.gathering import Gathering, Group, Problem
+from fedgg.report.page_data import Data, group_data, identity, shown
 from fedgg.report.page_runs import run_data
 from fedgg.report.report_page import page_of
 
@@ -29,6 +29,8 @@ class News:
         self._number = 0
         self._looked = float("-inf")
         self._lock = threading.Lock()
+        self._shown: list[Group] = []
+        self._problems: list[Problem] = []
         self._runs: dict[str, tuple[RunRecord, Data, int]] = {}
         self._groups: dict[str, tuple[tuple[Any, ...], Data, int]] = {}
 
@@ -36,7 +38,7 @@ class News:
         """The whole page as it is now."""
         with self._lock:
             self._look()
-            return page_of(self._gathering.groups, self._gathering.problems, self._since(0), live=True)
+            return page_of(self._shown, self._problems, self._since(0), live=True)
 
     def since(self, version: str) -> tuple[str, str | None]:
         """The version now, and what has changed since the one given; None if nothing has."""
@@ -46,7 +48,7 @@ class News:
                 return self._version, None
             born, _, number = version.rpartition("-")
             known = int(number) if born == self._born and number.isdecimal() else 0
-            problems = [vars(problem) for problem in self._gathering.problems]
+            problems = [vars(problem) for problem in self._problems]
             return self._version, as_json(self._since(known) | {"problems": problems})
 
     @property
@@ -58,13 +60,15 @@ class News:
             return
         if self._gathering.look():
             self._number += 1
-            seen = {name for group in self._gathering.groups for name in self._update(group)}
+            self._shown, heads, odd = shown(self._gathering.groups, self._update)
+            self._problems = [*self._gathering.problems, *odd]
+            seen = {name for head in heads for name in head["run_ids"]}
             for gone in self._runs.keys() - seen:
                 del self._runs[gone]
         self._looked = time.monotonic()
 
-    def _update(self, group: Group) -> list[str]:
-        """Work out again what has changed of a group; the names of its runs."""
+    def _update(self, group: Group) -> Data:
+        """Work out again what has changed of a group; all but its runs, of which it has the names."""
         names = []
         for label, by_seed in group.study.runs.items():
             for seed, record in by_seed.items():
@@ -77,11 +81,11 @@ class News:
         place = _place(group)
         if place not in self._groups or self._groups[place][0] != shape:
             self._groups[place] = (shape, group_data(group) | {"run_ids": names}, self._number)
-        return names
+        return self._groups[place][1]
 
     def _since(self, known: int) -> Data:
         told = []
-        for group in self._gathering.groups:
+        for group in self._shown:
             _, head, number = self._groups[_place(group)]
             if number <= known:
                 told.append({"id": head["id"], "same": True})

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedgg.report.axes import axes_of
 from fedgg.report.compare import WINDOW, Comparison, Row, compare
 from fedgg.report.conditions import conditions
 from fedgg.report.folders import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
-from fedgg.report.gathering import Group
+from fedgg.report.gathering import ODD, Group, Problem
 from fedgg.report.labels import short_name
 from fedgg.report.page_runs import KEPT, run_data, short, split_data
 from fedgg.report.settings import common, flat, nested
@@ -66,6 +67,19 @@ def group_data(group: Group, comparison: Comparison | None = None) -> Data:
         "versions": _versions(records),
         "again": command_again(study),
     }
+
+
+def shown(groups: Sequence[Group], fill: Callable[[Group], Data]) -> tuple[list[Group], list[Data], list[Problem]]:
+    """The groups with their data, and a problem for each that turns out to hold what no run writes: the rest stands."""
+    fine, data, problems = [], [], []
+    for group in groups:
+        try:
+            data.append(fill(group))
+            fine.append(group)
+        except ODD as error:
+            why = f"it holds something no run writes ({type(error).__name__}: {error}); restore it or run again"
+            problems.append(Problem(str(group.study.path), " ".join(why.split())))
+    return fine, data, problems
 
 
 def runs_data(group: Group) -> list[Data]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedgg.report import style
 from fedgg.report.folders import RunRecord, names_in
+from fedgg.run_records import is_number
 
 ROWS = 300  # of a heat map that can be told apart
 CLIENTS = 1000  # shown with their own values
@@ -201,6 +202,4 @@ def _shown_client(entry: dict[str, Any]) -> Any:
 
 def short(value: Any) -> float | None:
     """Six digits, which no screen shows all of; None for what is no number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(f"{value:.6g}")
+    return float(f"{value:.6g}") if is_number(value) else None

@@ -14,7 +14,7 @@ from fedgg.report.compare import compare
 from fedgg.report.document import asset, document
 from fedgg.report.gathering import Gathering, Group, Problem
 from fedgg.report.html_tables import html_notes, html_table
-from fedgg.report.page_data import Data, group_data, runs_data
+from fedgg.report.page_data import Data, group_data, runs_data, shown
 from fedgg.report.style import COLOURS, COLOURS_ON_DARK
 from fedgg.report.tables import VERDICTS, comparison_tables
 from fedgg.report.writing import write_text
@@ -55,8 +55,8 @@ def write_page(
 
 def report_html(gathering: Gathering, beside: Mapping[str, str] | None = None) -> str:
     """The page of all groups; `beside` are files in the same folder to link to, and what they are."""
-    groups = [group_data(group) | {"runs": runs_data(group)} for group in gathering.groups]
-    return page_of(gathering.groups, gathering.problems, {"groups": groups}, beside)
+    groups, data, problems = shown(gathering.groups, lambda group: group_data(group) | {"runs": runs_data(group)})
+    return page_of(groups, [*gathering.problems, *problems], {"groups": data}, beside)
 
 
 def page_of(

@@ -19,9 +19,12 @@ def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for key, value in dotted.items():
         *path, last = key.split(".")
-        place = content
+        place: Any = content
         for part in path:
             place = place.setdefault(part, {})
+            if not isinstance(place, dict):  # a value and a table of one name, which is no setting of ours
+                place, last = content, key
+                break
         place[last] = value
     return content
 

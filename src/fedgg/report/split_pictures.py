@@ -17,9 +17,9 @@ def split_pictures(study: StudyRecord) -> Iterator[tuple[str, Figure]]:
     for label, by_seed in study.runs.items():
         for seed, record in by_seed.items():
             split = record.partition or {}
-            if not (split.get("counts") and split.get("classes")) or split.get("hash") in seen.get(seed, []):
+            if not (split.get("counts") and split.get("classes")) or split.get("hash", "") in seen.get(seed, []):
                 continue
-            seen.setdefault(seed, []).append(split["hash"])
+            seen.setdefault(seed, []).append(split.get("hash", ""))
             which = len(seen[seed])  # two labels may read alike as names of files
             yield f"split-seed-{seed}" + (f"-{which}-{file_name(label)}" if which > 1 else ""), _drawn(record, split)
 

@@ -91,11 +91,11 @@ def pack(folder: str, prefix: str = "") -> bytes:
 
 def expecting(publication: Publication, archive: str, raw: bytes) -> Publication:
     """The publication with the checksum of these bytes for one of its archives."""
-    md5 = hashlib.md5(raw).hexdigest()
+    sha256 = hashlib.sha256(raw).hexdigest()
 
     def change(group: str) -> Any:
         found = getattr(publication, group)
-        return tuple(replace(file, md5=md5) if file.name == archive else file for file in found)
+        return tuple(replace(file, sha256=sha256) if file.name == archive else file for file in found)
 
     return replace(publication, files=change("files"), alternatives=change("alternatives"))
 
@@ -189,8 +189,8 @@ def test_an_archive_with_another_checksum_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(raw)
     with pytest.raises(UserError) as caught:
         load_cifar10(tmp_path)
-    assert hashlib.md5(raw).hexdigest() in str(caught.value)
-    assert CIFAR10.files[0].md5 in str(caught.value)
+    assert hashlib.sha256(raw).hexdigest() in str(caught.value)
+    assert CIFAR10.files[0].sha256 in str(caught.value)
     assert "extract it yourself" in str(caught.value)
 
 

@@ -20,7 +20,7 @@ from fedgg.errors import UserError
 
 NAME = "data.bin"
 CONTENT = np.random.default_rng(0).bytes(300_000)
-MD5 = hashlib.md5(CONTENT).hexdigest()
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Server:
     asked: list[str | None] = field(default_factory=list)  # the Range header of each request
 
     def known(self) -> dict[str, Publication]:
-        file = PublishedFile(NAME, f"{self.url}/{NAME}", MD5, len(CONTENT))
+        file = PublishedFile(NAME, f"{self.url}/{NAME}", SHA256, len(CONTENT))
         return {"mine": replace(CIFAR10, name="mine", files=(file,), alternatives=())}
 
     def fetch(self, folder: Path, progress: Callable[[str, int, int | None], None] | None = None) -> list[Path]:
@@ -181,7 +181,7 @@ def test_wrong_bytes_are_deleted_and_named(server: Server, tmp_path: Path) -> No
     server.content = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
     with pytest.raises(UserError) as caught:
         server.fetch(tmp_path)
-    for word in (NAME, MD5, hashlib.md5(server.content).hexdigest()):
+    for word in (NAME, SHA256, hashlib.sha256(server.content).hexdigest()):
         assert word in str(caught.value)
     assert [path.name for path in tmp_path.iterdir() if path.name != ".fetch.lock"] == []
     server.content = CONTENT

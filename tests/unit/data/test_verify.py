@@ -29,7 +29,7 @@ def small_svhn(folder: Path, genuine: bool) -> dict[str, Publication]:
     """A publication of 20 and 10 images, and its files; with their checksums where they are genuine."""
     paths = [write_svhn(folder, name, count) for name, count in SPLITS.items()]
     files = tuple(
-        replace(file, md5=hashlib.md5(path.read_bytes()).hexdigest() if genuine else file.md5)
+        replace(file, sha256=hashlib.sha256(path.read_bytes()).hexdigest() if genuine else file.sha256)
         for file, path in zip(SVHN.files, paths, strict=True)
     )
     return {"svhn": replace(SVHN, files=files, train_counts=(2,) * 10, test_counts=(1,) * 10)}
@@ -40,9 +40,9 @@ def binary_rows(count: int) -> bytes:
     return np.column_stack([labels % 20, labels, np.zeros((count, 3072), np.uint8)]).astype(np.uint8).tobytes()
 
 
-def small_cifar(md5: str = "") -> dict[str, Publication]:
+def small_cifar(sha256: str = "") -> dict[str, Publication]:
     """CIFAR-100 with one image a class and split; the checksum is that of its binary archive."""
-    archive = replace(CIFAR100.alternatives[0], md5=md5)
+    archive = replace(CIFAR100.alternatives[0], sha256=sha256)
     return {"cifar100": replace(CIFAR100, alternatives=(archive,), train_counts=(1,) * 100, test_counts=(1,) * 100)}
 
 
@@ -60,7 +60,7 @@ def write_cifar(folder: Path, packed: bool, train: int = 100) -> str:
             entry = tarfile.TarInfo(f"cifar-100-binary/{name}")
             entry.size = len(raw)
             archive.addfile(entry, io.BytesIO(raw))
-    return hashlib.md5(path.read_bytes()).hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize("genuine", [True, False])
@@ -100,13 +100,13 @@ def test_wrong_class_counts_are_named(tmp_path: Path) -> None:
 
 
 def test_cifar_archive(tmp_path: Path) -> None:
-    md5 = write_cifar(tmp_path, packed=True)
-    (right,) = check("cifar100", tmp_path, strict=True, publications=small_cifar(md5))
+    sha256 = write_cifar(tmp_path, packed=True)
+    (right,) = check("cifar100", tmp_path, strict=True, publications=small_cifar(sha256))
     assert right.ok
     assert "100 training and 100 test images 3x32x32, 100 classes; the publisher's own bytes" in right.what
     (wrong,) = check("cifar100", tmp_path, publications=small_cifar("0" * 32))
     assert not wrong.ok
-    assert md5 in wrong.what
+    assert sha256 in wrong.what
 
 
 def test_cifar_folder(tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_cifar_folder(tmp_path: Path) -> None:
 
 
 def test_every_copy_is_looked_at(tmp_path: Path) -> None:
-    md5 = write_cifar(tmp_path, packed=True)
+    sha256 = write_cifar(tmp_path, packed=True)
     write_cifar(tmp_path, packed=False, train=99)
-    folder, archive = check("cifar100", tmp_path, publications=small_cifar(md5))
+    folder, archive = check("cifar100", tmp_path, publications=small_cifar(sha256))
     assert (folder.ok, archive.ok) == (False, True)
     assert "99 training images, published are 100" in folder.what
 

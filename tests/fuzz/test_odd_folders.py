@@ -1,0 +1,134 @@
+"""Run folders that no run writes, for `report`, `watch` and `resume`: a page or one line, no traceback, no wait."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from odd import CRAFTED, FILES, crafted, mutated, odd_folder, patience, reference
+
+from fedgg.cli.run import _draw
+from fedgg.errors import UserError
+from fedgg.lab.runner import run
+from fedgg.lab.store import Store
+from fedgg.report.exported import write_figures, write_tables
+from fedgg.report.folded import fold, read_folded
+from fedgg.report.folders import read_run
+from fedgg.report.gathering import Gathering
+from fedgg.report.news import News
+from fedgg.report.page_runs import run_data
+from fedgg.report.report_page import report_html
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return reference(tmp_path_factory.mktemp("whole") / "run")
+
+
+def assert_shown_beside(odd: Path, whole: Path) -> None:
+    """The page comes, with the sound run on it; the odd one is shown, or named with what is wrong with it."""
+    with patience():
+        gathering = Gathering([whole, odd])
+        gathering.look()
+        html = report_html(gathering)
+    html.encode("utf-8", "strict")
+    shown = [record.path for group in gathering.groups for by in group.study.runs.values() for record in by.values()]
+    assert whole in shown
+    odd_is_shown = odd in shown or (odd.is_file() and len(shown) > 1)  # folded runs say where they were
+    assert odd_is_shown or any(str(odd) in problem.path for problem in gathering.problems)
+    for problem in gathering.problems:
+        assert "\n" not in problem.why
+        assert len(problem.why) < 2000
+
+
+def assert_resumed_or_refused(odd: Path) -> None:
+    """As `fedgg resume` does, with the pictures it draws."""
+    with patience():
+        try:
+            run(Store(odd).experiment(), out=odd)
+            _draw(odd)
+        except UserError as error:
+            line = str(error)
+        else:
+            return
+    assert "\n" not in line
+    assert len(line) < 2000
+
+
+@pytest.mark.parametrize("name", CRAFTED)
+def test_crafted_folders(name: str, whole: Path, tmp_path: Path) -> None:
+    assert_shown_beside(crafted(name, whole, tmp_path / "odd"), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CRAFTED)
+def test_crafted_folders_resumed_and_drawn(name: str, whole: Path, tmp_path: Path) -> None:
+    odd = crafted(name, whole, tmp_path / "odd")
+    assert_resumed_or_refused(odd)
+    with patience(120):
+        News([odd]).page()
+        if name.startswith(FILES):
+            return  # pictures take seconds, and these are alike
+        gathering = Gathering([odd])
+        gathering.look()
+        write_figures(gathering.groups, tmp_path / "figures")
+        write_tables(gathering.groups, tmp_path / "tables")
+
+
+def through(seed: int, count: int, whole: Path, tmp_path: Path) -> None:
+    """Odd folders one after another, every fourth resumed as well."""
+    chance = random.Random(seed)
+    for number in range(count):
+        odd = odd_folder(whole, tmp_path / f"odd-{number}", chance)
+        try:
+            assert_shown_beside(odd, whole)
+            if number % 4 == 0:
+                assert_resumed_or_refused(odd)
+        except BaseException as error:
+            error.add_note(f"folder {number} of seed {seed}, kept at {odd}")
+            raise
+        shutil.rmtree(odd)
+
+
+def test_twenty_odd_folders(whole: Path, tmp_path: Path) -> None:
+    through(0, 20, whole, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_a_thousand_odd_folders(seed: int, whole: Path, tmp_path: Path) -> None:
+    through(seed, 200, whole, tmp_path)
+
+
+def folded_through(seed: int, count: int, whole: Path, tmp_path: Path) -> None:
+    """Odd files of folded runs."""
+    chance, file = random.Random(seed), tmp_path / "folded.json"
+    content = json.loads(json.dumps(fold([read_run(whole)] * 3)))
+    for number in range(count):
+        odd = mutated(content, chance)
+        # The first key says what kind of file it is.
+        file.write_text(json.dumps({"format": odd.get("format", 1)} | odd, separators=(",", ":")))
+        try:
+            assert_shown_beside(file, whole) if number % 10 == 0 else _read_or_refused(file)
+        except BaseException as error:
+            error.add_note(f"file {number} of seed {seed}: {json.dumps(odd)[:2000]}")
+            raise
+
+
+def _read_or_refused(file: Path) -> None:
+    with patience(), suppress(UserError):
+        for record in read_folded(file):
+            run_data(record, "", 0)
+
+
+def test_fifty_odd_folded_files(whole: Path, tmp_path: Path) -> None:
+    folded_through(0, 50, whole, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_thousand_odd_folded_files(whole: Path, tmp_path: Path) -> None:
+    folded_through(1, 1000, whole, tmp_path)
