@@ -77,7 +77,7 @@ def fedgg_rounds(experiment: Experiment, data: Dataset, rounds: int) -> dict[str
     """Whole rounds, aggregation included."""
     with arithmetic(experiment):
         federation = build(experiment, data=data)
-        engine: Engine = Streams() if federation.engine.name == "streams" else Loop()
+        engine: Engine = Streams() if federation.engine == "streams" else Loop()
         state = begin(federation)
 
         def play() -> None:
@@ -87,7 +87,7 @@ def fedgg_rounds(experiment: Experiment, data: Dataset, rounds: int) -> dict[str
 
         first, *counted = [seconds(play) for _ in range(1 + rounds)]
     return {
-        "who": f"fedgg {federation.engine.name}",
+        "who": f"fedgg {federation.engine}",
         "precision": experiment.engine.precision,
         "deterministic": experiment.engine.deterministic,
         "first_round_seconds": first,

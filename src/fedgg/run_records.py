@@ -83,11 +83,11 @@ def check_partition(partition: Mapping[str, Any]) -> None:
 def check_config(config: Mapping[str, Any]) -> None:
     """The settings of a run as far as they are shown, or a ValueError; `Experiment` checks all of them."""
     for name in SECTIONS:
-        if not isinstance(config.get(name, {}), dict):
+        if not isinstance(config.get(name) or {}, dict):
             raise ValueError(f"{name} is {_shown(config[name])}, not a table")
     _check(config, _CONFIG)
     for section, spec in _IN_SECTION.items():
-        _check(config.get(section, {}), spec, f"{section}.")
+        _check(config.get(section) or {}, spec, f"{section}.")
 
 
 def _check(content: Mapping[str, Any], spec: Spec, prefix: str = "") -> None:

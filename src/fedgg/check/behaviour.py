@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from fedgg.data.worlds import Quadratics
 from fedgg.engines import Engine, Loop, RoundJob, Workers
 from fedgg.engines.job import Optimiser
 from fedgg.errors import UserError
+from fedgg.files import parse_toml
 from fedgg.lab.build import Federation, build
 from fedgg.lab.checkpoint import read_checkpoint, write_checkpoint
 from fedgg.lab.config import Experiment
@@ -59,7 +59,7 @@ def _demand_runnable(neutral: Algorithm) -> None:
         asked = with_names(Experiment(), None, None, given_algorithm(neutral))
     except UserError as error:
         raise Broken(f"neutral() cannot be run: {error}") from error
-    settings = Experiment(**tomllib.loads(asked.to_toml())).algorithm.settings
+    settings = Experiment(**parse_toml(asked.to_toml())).algorithm.settings
     demand(settings == vars(neutral), f"of neutral()'s settings {vars(neutral)} a config.toml keeps {settings}")
 
 

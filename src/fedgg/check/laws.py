@@ -22,6 +22,7 @@ from fedgg.core.algorithm import Algorithm, Batch, Hub, Site
 from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Assigned, Rows, assigns, check_sparse
 from fedgg.errors import UserError
+from fedgg.files import read_bytes
 
 ROUNDING = 1e-12  # float64, a handful of steps, another order of summation
 HOOKS = ("broadcast", "send_down", "begin", "loss", "terms", "steer", "nudge", "finish", "readings", "aggregate")
@@ -295,7 +296,7 @@ def _read_again(algorithm: Algorithm) -> Algorithm | None:
     vars(again).update(__file__=file, __package__=module.__package__)
     sys.modules[again.__name__] = again  # dataclasses look their module up there
     try:
-        text = getattr(module, "__text__", None) or Path(file).read_text(encoding="utf-8")
+        text = getattr(module, "__text__", None) or read_bytes(Path(file)).decode("utf-8")
         exec(compile(text, file, "exec"), vars(again))
         made: Algorithm = getattr(again, kind.__name__)(**{f.name: getattr(algorithm, f.name) for f in fields(kind)})
     except Exception:  # a file that can be read only once is no fault of the algorithm

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from fedgg.core.rows import Rows
 
 if TYPE_CHECKING:
-    from fedgg.core.forward import RowsForward
     from fedgg.core.net import Net
 
 EXACT = 1e-9  # relative difference allowed in float64: a thousand times more than rounding makes in a deep model
@@ -92,7 +91,7 @@ class Trial:
         for dtype, tolerance in [rough] if large else [(torch.float64, EXACT), rough]:
             try:
                 twin = _copied(net, dtype)
-                w = _around(net, rows).to(dtype)
+                w = rows_around(net, rows).to(dtype)
                 keys = torch.arange(1, rows + 1, device=w.device)[:, None]
                 for x in [net.sample] if large else _inputs(net.sample.to(dtype)):
                     trial = cls(twin, w, x.to(dtype).expand(rows, *x.shape), keys, tolerance, large)
@@ -120,9 +119,9 @@ class Trial:
             outputs.append(forward(w[k : k + 1], x[k : k + 1]))
         return torch.cat(outputs)
 
-    def together(self, w: Tensor, train: bool, x: Tensor, many: RowsForward | None = None) -> Tensor:
-        """All rows at once, as a stack runs them, or by an engine's own means."""
-        forward = self.net.bind(self.buffers(), train=train, keys=self.keys if train else None, many=many)
+    def together(self, w: Tensor, train: bool, x: Tensor) -> Tensor:
+        """All rows at once, as a stack runs them."""
+        forward = self.net.bind(self.buffers(), train=train, keys=self.keys if train else None)
         forward.at_step(STEP)
         return forward(w, x)
 
@@ -145,6 +144,8 @@ class Trial:
                 results.append(outputs)
                 continue
             (gradient,) = torch.autograd.grad((outputs * drawn(outputs.shape, outputs)).sum(), leaf)
+            if not math.isfinite(float(outputs.detach().norm() + gradient.norm())):
+                raise ArithmeticError("nothing can be told by numbers that are not finite")
             results += [outputs.detach(), *self.net.layout.unflatten(gradient).values()]
         return results
 
@@ -158,6 +159,18 @@ class Trial:
         buffers = self.buffers()
         results = self.measured(partial(self.alone, x=self.x, buffers=buffers, quick=quick))
         return [*results, *buffers.values()]
+
+
+def mixes_in_evaluation(net: Net, x: Tensor) -> bool:
+    """The same by one look at outputs in evaluation mode, in the net's own precision: for announcing it."""
+    others = [x[0], x[-1], x[0].flip(list(range(x.ndim - 1)))]
+    try:
+        with torch.no_grad(), unchanged_generators():
+            forward, w = net.bind(net.start_buffers, train=False), rows_around(net, 1)
+            first, *beside = [forward(w, torch.stack([x[0], other])[None])[0, 0] for other in others]
+    except Exception:  # a user's module may raise anything
+        return False
+    return not all(torch.allclose(first, one, rtol=1e-4, atol=1e-6, equal_nan=True) for one in beside)
 
 
 def mixes_examples(trial: Trial, *, together: bool = False) -> bool:
@@ -276,7 +289,7 @@ def _copied(net: Net, dtype: torch.dtype) -> Net:
     return twin
 
 
-def _around(net: Net, rows: int) -> Tensor:
+def rows_around(net: Net, rows: int) -> Tensor:
     """Rows around the starting point, `[K, P]`, as far from it as each parameter is long."""
     noise = drawn((rows, net.layout.total), net.start)
     parts = zip(net.start.split(net.layout.sizes, 1), noise.split(net.layout.sizes, 1), net.layout.shapes, strict=True)

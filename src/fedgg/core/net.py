@@ -14,7 +14,7 @@ from torch.func import functional_call
 from fedgg.core.buffers import differs
 from fedgg.core.criterion import Criterion, cross_entropy
 from fedgg.core.effort import CountedProducts
-from fedgg.core.equivalence import Trial, agree, mixes_examples, unchanged_generators
+from fedgg.core.equivalence import Trial, agree, mixes_examples, mixes_in_evaluation, unchanged_generators
 from fedgg.core.forward import Forward, RowsForward
 from fedgg.core.layout import Layout
 from fedgg.core.masks import CountedMasks
@@ -70,7 +70,7 @@ class Net:
         self._refuse_hooks_on_parameters()
         buffers = {name: rows.clone() for name, rows in self.start_buffers.items()}
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+            with torch.no_grad(), unchanged_generators():
                 before = _generators(x)
                 self.set_mode(True)
                 own = {name: rows[0] for name, rows in buffers.items()}
@@ -105,7 +105,7 @@ class Net:
         self._quick = self._proven_quick()
         if self._quick is not self.module:
             self.multiply_adds = self._count_work(x)
-        self.mixes_in_evaluation = self._mixes_in_evaluation(x)
+        self.mixes_in_evaluation = mixes_in_evaluation(self, x)
 
     @property
     def mixes_examples(self) -> bool:
@@ -169,16 +169,6 @@ class Net:
         twin._quick = self.module
         return twin
 
-    def _mixes_in_evaluation(self, x: Tensor) -> bool:
-        """By the outputs of the first example beside another one."""
-        try:
-            with torch.no_grad(), unchanged_generators():
-                forward = self.bind(self.start_buffers, train=False)
-                beside = [forward(self.start, torch.stack([x[0], other])[None])[0, 0] for other in (x[-1], x[0])]
-        except Exception:  # a user's module may raise anything
-            return False
-        return not torch.allclose(beside[0], beside[1], rtol=1e-4, atol=1e-6, equal_nan=True)
-
     def _refuse_hooks_on_parameters(self) -> None:
         for name, parameter in self.module.named_parameters():
             if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
@@ -188,7 +178,7 @@ class Net:
                 )
 
     def _refuse_random_evaluation(self, x: Tensor) -> None:
-        with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        with torch.no_grad(), unchanged_generators():
             before = _generators(x)
             self.bind(self.start_buffers, train=False)(self.start, x[None])
             if any(not torch.equal(a, b) for a, b in zip(before, _generators(x), strict=True)):
@@ -279,6 +269,10 @@ def _hint(shape: tuple[int, ...], reason: str) -> str:
         return "; inputs arrive as floating point numbers: write x.long() in forward() and set data.normalise = 'none'"
     if "index out of range" in reason or "device-side assert" in reason:
         return "; token ids must reach an Embedding unscaled, and be less than its size: set data.normalise = 'none'"
+    if "same device" in reason or "dtype" in reason or "scalar type" in reason:
+        return (
+            "; tensors that are neither parameters nor buffers keep their device and precision: register_buffer() them"
+        )
     if len(shape) == 3 and shape[0] == 1:
         return "; examples of two dimensions arrive as images of one channel: write x.squeeze(1) in forward()"
     return ""

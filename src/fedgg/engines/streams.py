@@ -42,9 +42,10 @@ class Streams:
         if job.net.draws_random_numbers:
             yield from Loop().train(job)
             return
+        exact = job.net.keeps_statistics or job.net.mixes_examples
         order = sorted(job.cohort, key=lambda client: -job.data.examples(client))
         waiting, ends = deque(order), dict[int, LocalEnd]()
-        works = [self._lane(number, job, waiting, ends) for number in range(min(self._most, len(order)))]
+        works = [self._lane(number, job, waiting, ends, exact) for number in range(min(self._most, len(order)))]
         self._lanes.run(works, job.w.device)
         for client in job.cohort:
             yield client, for_people(ends[client])
@@ -52,7 +53,9 @@ class Streams:
     def score(self, looks: Sequence[Look]) -> list[Score]:
         return score_here(looks)
 
-    def _lane(self, number: int, job: RoundJob, waiting: deque[int], ends: dict[int, LocalEnd]) -> Iterator[None]:
+    def _lane(
+        self, number: int, job: RoundJob, waiting: deque[int], ends: dict[int, LocalEnd], exact: bool
+    ) -> Iterator[None]:
         """One client after another; which lane trains whom is a function of the cohort, and changes no number."""
         longest = job.work.steps(max(job.data.examples(client) for client in job.cohort))
         while waiting:
@@ -62,7 +65,7 @@ class Streams:
             net, program = self._arranged(job.net)
             start, sgd = open_client(job, client)
             start = _arranged_start(start, net, program)
-            steps = _steps(agenda.where, exact=job.net.keeps_statistics or job.net.mixes_examples)
+            steps = _steps(agenda.where, exact)
             pages = job.data.lay_out([agenda], longest)
             stack, site = self._graphs.open(number, job.algorithm, net, sgd, start, job.data, pages, [0], steps, Form())
             yield from stack.replay(steps)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.errors import UserError
+from fedgg.files import open_regular, read_bytes
 
 VARIABLE = "FEDGG_TRUST"
 HANDED_IN = "python"  # names of objects from Python begin with `python:`
@@ -68,7 +69,7 @@ def code_at(place: str) -> Code:
     path = _module_file(words)
     if path is None:
         raise UserError(f"{place} cannot be imported: no such module is installed, or it has no file of its own")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return Code(place, path, hashlib.file_digest(file, "sha256").hexdigest())
 
 
@@ -76,10 +77,8 @@ def _file(place: str) -> Code:
     if not _is_file(Path(place)):
         raise UserError(f"there is no file {place}")
     path = Path(place).resolve()
-    if path.stat().st_size > LARGEST:
-        raise UserError(f"{place} cannot be imported: {path.stat().st_size} bytes are no program")
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, LARGEST)
         return Code(place, path, hashlib.sha256(content).hexdigest(), content.decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{place} cannot be imported: {error}") from error
@@ -232,7 +231,7 @@ def _remembered() -> set[str]:
     try:
         if file is None or not file.is_file() or _open_to_others(file):
             return set()
-        return set(file.read_text(encoding="utf-8").splitlines())
+        return set(read_bytes(file, LARGEST).decode("utf-8").splitlines())
     except (OSError, UnicodeDecodeError):
         return set()
 

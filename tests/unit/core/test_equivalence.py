@@ -23,10 +23,10 @@ from fedgg.lab.parts import build_model
 CLASSES = 3
 
 
-def net_of(module: nn.Module, shape: tuple[int, ...] = (12,)) -> Net:
+def net_of(module: nn.Module, shape: tuple[int, ...] = (12,), dtype: torch.dtype = torch.float32) -> Net:
     torch.manual_seed(0)
     net = Net(module)
-    net.examine(torch.randn(2, *shape), CLASSES)
+    net.examine(torch.randn(2, *shape, dtype=dtype), CLASSES)
     return net
 
 
@@ -283,6 +283,14 @@ def test_a_model_that_takes_no_single_example_is_refused_in_one_line() -> None:
     chosen = Experiment(split={"clients": 2, "scheme": "iid"}, local={"batch": 8})
     with pytest.raises(UserError, match="its last batch has one"):
         build(chosen, model=MIXING["batch norm without statistics"], data=(x, y, x, y))
+
+
+def test_a_tensor_of_another_precision_is_named_in_one_line() -> None:
+    module: Any = nn.Linear(12, CLASSES)
+    module.projection = torch.eye(12)
+    module.register_forward_pre_hook(lambda layer, inputs: (inputs[0] @ layer.projection,))
+    with pytest.raises(UserError, match=r"register_buffer\(\) them"):
+        net_of(module.double(), dtype=torch.float64)
 
 
 def test_a_single_example_to_be_scored_is_refused_in_one_line() -> None:

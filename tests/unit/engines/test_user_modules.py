@@ -540,7 +540,7 @@ def test_kernels_pass_their_trial(name: str, precision: Precision) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
-@pytest.mark.parametrize("make", KNOWN, ids=str)
+@pytest.mark.parametrize("make", [one for one in KNOWN if "mask" not in one.flat], ids=str)  # it stays on the CPU
 def test_modules_as_people_write_them_on_a_gpu(make: Recipe) -> None:
     for engine in ("loop", "stacked", "streams"):
         chosen = experiment(0).changed({"engine.device": "cuda", "engine.name": engine})

@@ -145,7 +145,7 @@ def test_a_run_that_ends_while_it_is_read_is_not_damaged(tmp_path: Path, monkeyp
     folder = write_run(tmp_path / "run", [0.1], status=None)
     whole = write_run(tmp_path / "whole", [0.1, 0.2])
 
-    def read_and_end(file: Path) -> bytes:
+    def read_and_end(file: Path, *_: Any) -> bytes:
         content = file.read_bytes()
         if file.name == "rounds.jsonl":
             for name in ("rounds.jsonl", "summary.json"):
