@@ -43,7 +43,10 @@ def digits(algorithm: Algorithm, rounds: int, cohort: int | None = None, precisi
 
 
 def neutral_is_fedavg(algorithm: Algorithm) -> None:
-    neutral = algorithm.neutral()
+    try:
+        neutral = algorithm.neutral()
+    except UserError as error:
+        raise Broken(f"neutral() cannot be made: {error}") from error
     if neutral is None:
         raise Skipped("neutral() names no setting under which it is FedAvg")
     _demand_runnable(neutral)

@@ -280,5 +280,5 @@ def _deltas(study: StudyRecord) -> tuple[float, ...]:
 
 
 def _accountants(study: StudyRecord) -> tuple[str, ...]:
-    found = (run.accountant for by_seed in study.runs.values() for run in by_seed.values())
-    return tuple(sorted({name for name in found if name is not None}))
+    names = (run.accountant for by_seed in study.runs.values() for run in by_seed.values())
+    return tuple(sorted({name for name in names if name is not None}))

@@ -105,10 +105,8 @@ class RunRecord:
     @property
     def accountant(self) -> str | None:
         """How that epsilon is bounded; None where the run is not private, or nothing bounds it."""
-        told = [
-            str(place.get("accountant", OLD_ACCOUNTANT)) for place in self._privacy() if is_number(place["epsilon"])
-        ]
-        return told[-1] if told else None
+        places = [place for place in self._privacy() if is_number(place["epsilon"])]
+        return str(places[-1].get("accountant", OLD_ACCOUNTANT)) if places else None
 
     def _privacy(self) -> list[dict[str, Any]]:
         """Round by round what is spent grows, and a history may be shorter than its end."""

@@ -40,6 +40,7 @@ Floats = NDArray[np.float64]
 OLD_ACCOUNTANT = "rdp"  # of histories whose lines name none: Rényi differential privacy, whatever clients keep
 POINTS = 2000  # of a round's privacy losses, on either side of zero
 FAR = 9.5  # standard deviations; what lies beyond has a probability of 1e-21
+LOUD_ENOUGH = 0.02  # noise below which a loss of e^epsilon overflows; epsilon is in the thousands there
 ROUNDING = 1e-13  # of a delta in each round: what Fourier transforms may lose
 
 
@@ -106,9 +107,9 @@ def _gaussian(epsilon: Floats, mu: Floats | float) -> Floats:
 
 
 def _losses(part: float, noise: float, delta: float, rounds: int) -> float:
-    """By the privacy loss distribution of a round; infinite where delta is too small for floating point."""
+    """By the privacy loss distribution of a round; infinite where delta or noise is too small for floating point."""
     left = delta - ROUNDING * rounds
-    if left < 0.9 * delta:
+    if left < 0.9 * delta or noise < LOUD_ENOUGH:
         return math.inf
     if rounds == 0:
         return 0.0

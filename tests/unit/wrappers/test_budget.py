@@ -193,6 +193,13 @@ def test_a_delta_too_small_for_fourier_transforms_is_left_to_renyi() -> None:
     assert budget.epsilon(30) == _renyi(budget, 30)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("noise", [1e-4, 0.02, 0.05, 1e4, 1e7])
+def test_noise_of_any_size_has_an_epsilon(noise: float) -> None:
+    secret, known = (Budget(100, 10, noise, 1e-5, client_state).epsilon(50) for client_state in (False, True))
+    assert 0 <= secret <= known < math.inf
+
+
 def test_no_bound_is_above_renyis() -> None:
     for clients, cohort, noise, rounds, delta in SAMPLED:
         budget = without_state(clients, cohort, noise, delta)
