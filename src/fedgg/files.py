@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 
 MEGABYTE = 1 << 20
-LIMITS = {".toml": MEGABYTE, ".json": 64 * MEGABYTE, ".jsonl": 2048 * MEGABYTE}
+LIMITS = {".toml": MEGABYTE, ".json": 64 * MEGABYTE, ".jsonl": 2048 * MEGABYTE, ".py": 16 * MEGABYTE}
 LARGE = 512 * MEGABYTE  # splits of very many clients, files of many folded runs
 DEPTH = 64  # tables and lists within each other
 DIGITS = 40  # of an integer: more than any count has, and every one is a finite float

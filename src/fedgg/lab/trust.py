@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.errors import UserError
-from fedgg.files import open_regular, read_bytes
+from fedgg.files import MEGABYTE, open_regular, read_bytes
 
 VARIABLE = "FEDGG_TRUST"
 HANDED_IN = "python"  # names of objects from Python begin with `python:`
 NAMED_PARTS = ("model.name", "algorithm.name")  # the settings that can name code
-LARGEST = 1 << 24  # bytes of a FILE.py
 LIBRARY = ("fedgg.algorithms", "fedgg.models")  # loaded with the library, whatever an experiment says
 
 IN_THIS_CALL, IN_ENVIRONMENT, BEFORE = "this call", VARIABLE, "an earlier permission"
@@ -78,7 +77,7 @@ def _file(place: str) -> Code:
         raise UserError(f"there is no file {place}")
     path = Path(place).resolve()
     try:
-        content = read_bytes(path, LARGEST)
+        content = read_bytes(path)
         return Code(place, path, hashlib.sha256(content).hexdigest(), content.decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{place} cannot be imported: {error}") from error
@@ -231,7 +230,7 @@ def _remembered() -> set[str]:
     try:
         if file is None or not file.is_file() or _open_to_others(file):
             return set()
-        return set(read_bytes(file, LARGEST).decode("utf-8").splitlines())
+        return set(read_bytes(file, MEGABYTE).decode("utf-8").splitlines())
     except (OSError, UnicodeDecodeError):
         return set()
 
