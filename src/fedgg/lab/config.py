@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +23,7 @@ from fedgg.errors import UserError
 from fedgg.lab.complaints import one_line, section_in
 from fedgg.lab.sections import OFF_UNLESS_THERE, SWITCHES, Attack, Privacy, Robust, Section
 
+LARGEST = {"fp32": 3.4028234663852886e38, "fp64": sys.float_info.max}
 HANDS = {"threads", "workers", "lost_clients"}  # who does the work; clients that were lost are named in the history
 
 
@@ -138,7 +141,7 @@ class Engine(Section):
 class Experiment(Section):
     """One run, complete: the same experiment gives the same bits again on the same machine."""
 
-    name: str = Field("", description="a label for people; moves no number")
+    name: str = Field("", max_length=10_000, description="a label for people; moves no number")
     seed: int = Field(0, ge=0, description="everything random is a function of it")
     rounds: int = Field(100, ge=1, description="communication rounds")
     data: Data = Data()
@@ -174,6 +177,17 @@ class Experiment(Section):
             )
         if self.attack is not None and self.attack.clients > self.split.clients:
             raise ValueError(f"attack.clients = {self.attack.clients} but there are only {self.split.clients} clients")
+        return self
+
+    @model_validator(mode="after")
+    def _numbers_fit_the_precision(self) -> Experiment:
+        """What becomes a number of the run's precision must not overflow in it; infinite ones are as they are."""
+        largest = LARGEST["fp64" if self.engine.precision == "fp64" else "fp32"]
+        for section in ("local", "algorithm", "privacy", "robust", "attack"):
+            for key, value in (getattr(self, section) or Section()).model_dump().items():
+                number = isinstance(value, int | float) and not isinstance(value, bool)
+                if number and largest < abs(value) and value not in (math.inf, -math.inf):
+                    raise ValueError(f"{section}.{key} = {value}: too large for {self.engine.precision}")
         return self
 
     @model_validator(mode="after")
