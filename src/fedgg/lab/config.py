@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import tomli_w
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -36,6 +36,20 @@ class Named(Section):
     @property
     def settings(self) -> dict[str, Any]:
         return dict(self.__pydantic_extra__ or {})
+
+    @model_validator(mode="after")
+    def _settings_are_plain(self) -> Self:
+        """TOML has dates too, which come back as text; and a NaN is not equal to itself."""
+        pending = list(self.settings.items())
+        while pending:
+            key, value = pending.pop()
+            if isinstance(value, dict):
+                pending += value.items()
+            elif isinstance(value, list):
+                pending += ((key, inner) for inner in value)
+            elif value is not None and (not isinstance(value, str | int | float) or value != value):
+                raise ValueError(f"{key} = {value}: a setting is text, a number, true or false, or a list of these")
+        return self
 
 
 class Data(Section):
