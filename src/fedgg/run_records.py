@@ -14,7 +14,8 @@ from fedgg.files import parse_lines
 LONGEST = 10_000  # letters of a name
 FARTHEST = 1e300  # numbers beyond it cannot be drawn: their differences are no longer finite
 LARGEST = 2**53  # above it, whole numbers are no longer exact in JavaScript, nor in a float
-SECTIONS = ("data", "split", "model", "algorithm", "local", "server", "engine", "privacy", "robust", "attack")
+SECTIONS = ("data", "split", "model", "algorithm", "local", "server", "engine")
+OFF_UNLESS_THERE = ("privacy", "robust", "attack")
 STATUSES = ("finished", "diverged", "spent", "stopped")
 
 Spec = Mapping[str, tuple[Callable[[Any], bool], str]]
@@ -82,8 +83,9 @@ def check_partition(partition: Mapping[str, Any]) -> None:
 
 def check_config(config: Mapping[str, Any]) -> None:
     """The settings of a run as far as they are shown, or a ValueError; `Experiment` checks all of them."""
-    for name in SECTIONS:
-        if not isinstance(config.get(name) or {}, dict):
+    for name in (*SECTIONS, *OFF_UNLESS_THERE):
+        off = name in OFF_UNLESS_THERE and config.get(name) is None
+        if not off and not isinstance(config.get(name, {}), dict):
             raise ValueError(f"{name} is {_shown(config[name])}, not a table")
     _check(config, _CONFIG)
     for section, spec in _IN_SECTION.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from contextlib import suppress
@@ -22,6 +23,7 @@ from fedgg.report.gathering import Gathering
 from fedgg.report.news import News
 from fedgg.report.page_runs import run_data
 from fedgg.report.report_page import report_html
+from fedgg.report.writing import write_text
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +64,37 @@ def assert_resumed_or_refused(odd: Path) -> None:
 @pytest.mark.parametrize("name", CRAFTED)
 def test_crafted_folders(name: str, whole: Path, tmp_path: Path) -> None:
     assert_shown_beside(crafted(name, whole, tmp_path / "odd"), whole)
+
+
+def test_a_folder_whose_name_is_no_text(whole: Path, tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"run-\xff-\xed\xa0\x80")
+    for place in (odd / "a", odd / "b", odd / "broken"):
+        shutil.copytree(whole, place)
+    (odd / "broken" / "config.toml").write_text("=")
+    with patience():
+        gathering = Gathering([odd])
+        gathering.look()
+        write_text(tmp_path / "page.html", report_html(gathering))
+        write_tables(gathering.groups, tmp_path / "tables")
+        write_figures(gathering.groups, tmp_path / "figures")
+        news = News([odd])
+        news.page().encode()
+        (news.since("")[1] or "").encode()
+    assert "run-?" in (tmp_path / "page.html").read_text()
+    assert [problem.path for problem in gathering.problems] == [str(odd / "broken")]
+
+
+def test_links_that_lead_in_circles(whole: Path, tmp_path: Path) -> None:
+    """Twenty links in each of three folders would be 20**5 ways to go."""
+    shutil.copytree(whole, tmp_path / "runs" / "a")
+    for number in range(20):
+        for folder in ("x", "y", "z"):
+            (tmp_path / "runs" / folder).mkdir(exist_ok=True)
+            (tmp_path / "runs" / folder / f"link-{number}").symlink_to(tmp_path / "runs")
+    with patience(20):
+        gathering = Gathering([tmp_path / "runs"])
+        gathering.look()
+    assert len(gathering.groups) == 1
 
 
 @pytest.mark.slow

@@ -162,10 +162,7 @@ def _batch(
         pixels, found = rows[:, len(form.labels) :], rows[:, at]
     else:
         batch = load_pickle(raw, where)
-        try:
-            pixels, found = np.asarray(_entry(batch, "data", where)), np.asarray(_entry(batch, at, where))
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{where}: its images or labels are no arrays; extract it again") from error
+        pixels, found = (_array(_entry(batch, key, where), where) for key in ("data", at))
     if pixels.ndim != 2 or pixels.shape[1] != PIXELS or pixels.dtype != np.uint8:
         raise UserError(f"{where}: images are {pixels.dtype} of shape {pixels.shape}, expected uint8 [N, {PIXELS}]")
     if found.shape != pixels.shape[:1] or found.dtype.kind not in "iu":
@@ -174,6 +171,15 @@ def _batch(
     if len(wrong):
         raise UserError(f"{where}: label {wrong[0]} is outside 0 to {classes - 1}; the file is damaged")
     return pixels, found.astype(np.int64)
+
+
+def _array(value: Any, where: str) -> NDArray[Any]:
+    """An array, or a list of numbers: lists within lists may hold each other, and then have no end."""
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)
+    if isinstance(value, list) and all(isinstance(one, int | float | np.number) for one in value):
+        return np.array(value)
+    raise UserError(f"{where}: its images or labels are no arrays; extract it again")
 
 
 def _entry(batch: Any, key: str, where: str) -> Any:
@@ -186,9 +192,9 @@ def _entry(batch: Any, key: str, where: str) -> Any:
 
 def _class_names(raw: bytes, key: str | None, expected: int, where: str) -> tuple[str, ...]:
     words = raw.split() if key is None else _entry(load_pickle(raw, where), key, where)
-    if not isinstance(words, list | tuple):
+    if not isinstance(words, list | tuple) or not all(isinstance(word, bytes | str) for word in words):
         raise UserError(f"{where}: holds no list of class names; extract it again or delete it")
-    names = tuple(word.decode("utf-8", "replace") if isinstance(word, bytes) else str(word) for word in words)
+    names = tuple(word.decode("utf-8", "replace") if isinstance(word, bytes) else word for word in words)
     if len(names) != expected:
         raise UserError(f"{where}: names {len(names)} classes, expected {expected}; extract it again or delete it")
     return names

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import tomli_w
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -22,6 +24,7 @@ from fedgg.errors import UserError
 from fedgg.lab.complaints import one_line, section_in
 from fedgg.lab.sections import OFF_UNLESS_THERE, SWITCHES, Attack, Privacy, Robust, Section
 
+LARGEST = {"fp32": 3.4028234663852886e38, "fp64": sys.float_info.max}
 FOLLOW_THE_DATA = ("data.normalise", "split.clients")  # where they are not set, whichever data those will be
 # Not part of an identity: how many processes work on it, and lost clients, which the history names. Threads have rules
 # of their own (`_with_arithmetic`).
@@ -37,6 +40,20 @@ class Named(Section):
     @property
     def settings(self) -> dict[str, Any]:
         return dict(self.__pydantic_extra__ or {})
+
+    @model_validator(mode="after")
+    def _settings_are_plain(self) -> Self:
+        """TOML has dates too, which come back as text; and a NaN is not equal to itself."""
+        pending = list(self.settings.items())
+        while pending:
+            key, value = pending.pop()
+            if isinstance(value, dict):
+                pending += value.items()
+            elif isinstance(value, list):
+                pending += ((key, inner) for inner in value)
+            elif value is not None and (not isinstance(value, str | int | float) or value != value):
+                raise ValueError(f"{key} = {value}: a setting is text, a number, true or false, or a list of these")
+        return self
 
 
 class Data(Section):
@@ -161,7 +178,7 @@ class Engine(Section):
 class Experiment(Section):
     """One run, complete: the same experiment gives the same bits again on the same machine."""
 
-    name: str = Field("", description="a label for people; moves no number")
+    name: str = Field("", max_length=10_000, description="a label for people; moves no number")
     seed: int = Field(0, ge=0, description="everything random is a function of it")
     rounds: int = Field(100, ge=1, description="communication rounds")
     data: Data = Data()
@@ -209,6 +226,17 @@ class Experiment(Section):
                     raise ValueError(f"{where} None; leave it out for its default")
                 if _holds(value, lambda one: isinstance(one, float) and one != one):
                     raise ValueError(f"{where} NaN; give a number, or put the word into quotes")
+        return self
+
+    @model_validator(mode="after")
+    def _numbers_fit_the_precision(self) -> Experiment:
+        """What becomes a number of the run's precision must not overflow in it; infinite ones are as they are."""
+        largest = LARGEST["fp64" if self.engine.precision == "fp64" else "fp32"]
+        for section in ("local", "algorithm", "privacy", "robust", "attack"):
+            for key, value in (getattr(self, section) or Section()).model_dump().items():
+                number = isinstance(value, int | float) and not isinstance(value, bool)
+                if number and largest < abs(value) and value not in (math.inf, -math.inf):
+                    raise ValueError(f"{section}.{key} = {value}: too large for {self.engine.precision}")
         return self
 
     @model_validator(mode="after")

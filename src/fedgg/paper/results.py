@@ -67,9 +67,9 @@ class FoldedRuns:
 
     def lying_there(self) -> str:
         """What there is, in a few words, for whoever asked for something else."""
-        configs = [record.config for records in self._records.values() for record in records]
-        rounds, seeds = ({str(config[key]) for config in configs} for key in ("rounds", "seed"))
-        count = f"{len(configs)} run{'s' * (len(configs) != 1)}"
+        runs = [Experiment(**record.config) for records in self._records.values() for record in records]
+        rounds, seeds = {str(run.rounds) for run in runs}, {str(run.seed) for run in runs}
+        count = f"{len(runs)} run{'s' * (len(runs) != 1)}"
         return f"{count} of {', '.join(sorted(rounds, key=int))} rounds, seeds {', '.join(sorted(seeds, key=int))}"
 
     def record(self, line: Line, seed: int) -> RunRecord | None:
@@ -97,7 +97,7 @@ def identity(experiment: Experiment) -> str:
 
 
 def _precision(record: RunRecord) -> str:
-    return str(record.config["engine"]["precision"])
+    return Experiment(**record.config).engine.precision
 
 
 def all_records(plan: Plan, results: Results) -> list[RunRecord]:

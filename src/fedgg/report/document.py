@@ -25,13 +25,14 @@ def document(title: str, body: str, *, scripts: Sequence[str] = (), data: Any = 
     """The whole page. `data` goes in as JSON under the id `data`; scripts run in their order, and no others do."""
     block = "" if data is None else f'<script type="application/json" id="data">{as_json(data)}</script>\n'
     code = "".join(f"<script>{script}</script>\n" for script in scripts)
-    return (
+    page = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy(scripts, live)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{asset('page.css')}</style>\n</head>\n"
         f"<body>\n{body}{block}{code}</body>\n</html>\n"
     )
+    return as_unicode(page)
 
 
 def as_json(data: Any) -> str:
@@ -40,7 +41,12 @@ def as_json(data: Any) -> str:
         text = _compact(data)
     except ValueError:  # JSON has no NaN, though Python writes one
         text = _compact(_finite(data))
-    return re.sub("[<>&\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", text)
+    return as_unicode(re.sub("[<>&\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+def as_unicode(text: str) -> str:
+    """The name of a folder may be bytes that are no text; a question mark stands for each of them."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _compact(data: Any) -> str:

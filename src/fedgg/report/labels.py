@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+from fedgg.report.document import as_unicode
 from fedgg.report.folders import RunRecord, StudyRecord
 from fedgg.report.settings import differing, flat
 
@@ -91,7 +92,7 @@ def _settings_of(names: Sequence[str], records: Sequence[RunRecord]) -> list[str
 def _folder_of(names: Sequence[str], records: Sequence[RunRecord]) -> list[str]:
     taken = Counter(zip(names, map(_seed, records), strict=True))
     return [
-        f"{name} ({record.path})" if taken[name, _seed(record)] > 1 else name
+        f"{name} ({as_unicode(str(record.path))})" if taken[name, _seed(record)] > 1 else name
         for name, record in zip(names, records, strict=True)
     ]
 

@@ -80,7 +80,7 @@ class _Answer(BaseHTTPRequestHandler):
     def _send(
         self, status: HTTPStatus, kind: str | None, text: str, with_body: bool, more: dict[str, str] | None = None
     ) -> None:
-        content = text.encode()
+        content = text.encode("utf-8", "replace")
         self.send_response(status)
         if kind is not None:
             self.send_header("Content-Type", f"{kind}; charset=utf-8")

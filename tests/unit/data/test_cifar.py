@@ -222,6 +222,13 @@ def pickled(**entries: Any) -> bytes:
     return pickle.dumps({key.encode(): entry for key, entry in entries.items()}, protocol=2)
 
 
+ENDLESS: list[object] = []
+ENDLESS.append(ENDLESS)
+SHARED: object = 0
+for _ in range(30):
+    SHARED = [SHARED] * 10  # 10**30 numbers in a few hundred bytes
+
+
 @pytest.mark.parametrize(
     ("name", "raw", "complaint"),
     [
@@ -236,6 +243,10 @@ def pickled(**entries: Any) -> bytes:
         ("data_batch_3", pickled(data=X, labels=FINE.tolist()[:-1]), r"20 images but labels of shape \(19,\)"),
         ("data_batch_3", pickled(data=X, labels=[0.5] * ROWS), "labels of shape"),
         ("data_batch_3", pickled(data=X, labels=[[1], [1, 2]]), "no arrays"),
+        ("data_batch_3", pickled(data=ENDLESS, labels=FINE.tolist()), "no arrays"),
+        ("data_batch_3", pickled(data=X, labels=ENDLESS), "no arrays"),
+        ("data_batch_3", pickled(data=SHARED, labels=FINE.tolist()), "no arrays"),
+        ("batches.meta", pickled(label_names=[SHARED] * 10), "no list of class names"),
         ("data_batch_3", pickled(data=X, labels=[10] * ROWS), "label 10 is outside 0 to 9"),
         ("data_batch_3", pickled(data=X, labels=[-1] * ROWS), "label -1 is outside 0 to 9"),
         ("batches.meta", pickled(label_names=[b"a"]), "names 1 classes, expected 10"),
