@@ -34,8 +34,8 @@ def readings_figure(study: StudyRecord) -> Figure:
     panels = figure.subplots(rows, columns, squeeze=False).flat
     drawn: set[str] = set()
     for name, axes in zip(names, panels, strict=False):
-        rows = study.labels[:MOST_ROWS]
-        drawn |= {label for at, label in enumerate(rows) if _reading(axes, study, label, at, name)}
+        few = study.labels[:MOST_ROWS]
+        drawn |= {label for at, label in enumerate(few) if _reading(axes, study, label, at, name)}
         axes.set_title(name, loc="left")
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
