@@ -49,7 +49,7 @@ def add_rounds(
     return complaints
 
 
-def check_round(line: Any) -> None:
+def check_round(line: Any) -> dict[str, Any]:
     """A line of rounds.jsonl, or a ValueError."""
     if not isinstance(line, dict) or type(line.get("round")) is not int:
         raise ValueError("is not a round")
@@ -61,6 +61,7 @@ def check_round(line: Any) -> None:
     for key in ("lost", "notes"):
         for told in line.get(key) or ():
             _check(told, _TOLD)
+    return line
 
 
 def check_summary(summary: Mapping[str, Any]) -> None:

@@ -65,7 +65,14 @@ HTML = "</script><img src=x onerror=alert(1)>"
 
 
 def _text(name: str, content: str) -> Change:
-    return lambda folder: (folder / name).write_text(content, encoding="utf-8", errors="surrogatepass") and None
+    def change(folder: Path) -> None:
+        (folder / name).write_text(content)
+
+    return change
+
+
+def _of_a_terabyte(name: str) -> Change:
+    return lambda folder: os.truncate(folder / name, 1 << 40)  # sparse: it takes no room
 
 
 def _json(name: str, **facts: Any) -> Change:
@@ -123,7 +130,7 @@ CRAFTED: dict[str, Change] = {
     **{f"{name} leads to itself": _instead(name, lambda path: path.symlink_to(path.name)) for name in FILES},
     **{f"{name} is empty": _text(name, "") for name in FILES},
     **{f"{name} is a list": _text(name, "[]\n") for name in FILES},
-    **{f"{name} is a terabyte": (lambda folder, name=name: os.truncate(folder / name, 1 << 40)) for name in FILES},
+    **{f"{name} is a terabyte": _of_a_terabyte(name) for name in FILES},
     "deep TOML list": _text("config.toml", "name = " + "[" * 20_000 + "]" * 20_000),
     "deep TOML table": _config("rounds = 6", f"rounds = 6\n{'.'.join('a' * 3000)} = 1"),
     "huge integer": _config("rounds = 6", f"rounds = {'9' * 4000}"),
@@ -210,6 +217,9 @@ CRAFTED: dict[str, Change] = {
 }
 
 
+LARGE = ("counts of 100,000 clients", "study: 10,000 rows", "study: 3,000 seeds", "name of 900 kB")  # take seconds
+
+
 def crafted(name: str, whole: Path, folder: Path) -> Path:
     shutil.copytree(whole, folder)
     CRAFTED[name](folder)
@@ -218,8 +228,9 @@ def crafted(name: str, whole: Path, folder: Path) -> Path:
 
 # By chance ------------------------------------------------------------------------------------------------------------
 
-VALUES = (None, True, -1, 0, 1e308, float("inf"), float("nan"), 10**30, 10**400, "", "x", "<b>", "[/x]", "\ud800",
-          "\x1b[2J", [], {}, [[]], {"a": 1}, "../../x", [1, 2, 3], [None], -1e-300, 2**63)  # fmt: skip
+NUMBERS = (-1, 0, 1e308, float("inf"), float("nan"), 10**30, 10**400, -1e-300, 2**63)
+TEXTS = ("", "x", "<b>", "[/x]", "\ud800", "\x1b[2J", "../../x")
+VALUES: tuple[Any, ...] = (None, True, *NUMBERS, *TEXTS, [], {}, [[]], {"a": 1}, [1, 2, 3], [None])
 _GONE = object()
 
 

@@ -6,11 +6,13 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from odd import CRAFTED, FILES, crafted, mutated, odd_folder, patience, reference
+from odd import CRAFTED, FILES, LARGE, crafted, mutated, odd_folder, patience, reference
 
 from fedgg.cli.run import _draw
 from fedgg.errors import UserError
@@ -31,17 +33,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return reference(tmp_path_factory.mktemp("whole") / "run")
 
 
-def assert_shown_beside(odd: Path, whole: Path) -> None:
-    """The page comes, with the sound run on it; the odd one is shown, or named with what is wrong with it."""
+def assert_shown_beside(folders: list[Path], whole: Path) -> None:
+    """The page comes, with the sound run on it; odd ones are shown, or named with what is wrong with them."""
     with patience():
-        gathering = Gathering([whole, odd])
+        gathering = Gathering([whole, *folders])
         gathering.look()
         html = report_html(gathering)
     html.encode("utf-8", "strict")
+    assert "something no run writes" not in html, "it was not refused when it was read"
     shown = [record.path for group in gathering.groups for by in group.study.runs.values() for record in by.values()]
     assert whole in shown
-    odd_is_shown = odd in shown or (odd.is_file() and len(shown) > 1)  # folded runs say where they were
-    assert odd_is_shown or any(str(odd) in problem.path for problem in gathering.problems)
+    for odd in folders:
+        odd_is_shown = odd in shown or (odd.is_file() and len(shown) > 1)  # folded runs say where they were
+        assert odd_is_shown or any(str(odd) in problem.path for problem in gathering.problems)
     for problem in gathering.problems:
         assert "\n" not in problem.why
         assert len(problem.why) < 2000
@@ -61,9 +65,31 @@ def assert_resumed_or_refused(odd: Path) -> None:
     assert len(line) < 2000
 
 
+def test_crafted_folders_on_one_page(whole: Path, tmp_path: Path) -> None:
+    odd = [crafted(name, whole, tmp_path / str(at)) for at, name in enumerate(CRAFTED) if name not in LARGE]
+    assert_shown_beside(odd, whole)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CRAFTED)
-def test_crafted_folders(name: str, whole: Path, tmp_path: Path) -> None:
-    assert_shown_beside(crafted(name, whole, tmp_path / "odd"), whole)
+def test_crafted_folders_one_by_one(name: str, whole: Path, tmp_path: Path) -> None:
+    assert_shown_beside([crafted(name, whole, tmp_path / "odd")], whole)
+
+
+def test_the_real_command(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "runs" / "whole")
+    for at, name in enumerate(("rounds.jsonl is a FIFO", "config.toml leads to /dev/zero", "deep summary.json",
+                               "infinite bytes", "study: surrogates", "reason as markup")):  # fmt: skip
+        crafted(name, whole, tmp_path / "runs" / f"odd-{at}")
+    command = [str(Path(sys.executable).with_name("fedgg")), "report", str(tmp_path / "runs"), "-o", "page.html"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stderr
+    for said in ("is a FIFO, not a regular file", "is a device, not a regular file", "nested more than 64 deep",
+                 "bytes_up = inf, not a number of bytes", "half of a surrogate pair"):  # fmt: skip
+        assert said in done.stderr
+    assert "<!doctype html>" in (tmp_path / "page.html").read_text()
 
 
 def test_a_folder_whose_name_is_no_text(whole: Path, tmp_path: Path) -> None:
@@ -118,7 +144,7 @@ def through(seed: int, count: int, whole: Path, tmp_path: Path) -> None:
     for number in range(count):
         odd = odd_folder(whole, tmp_path / f"odd-{number}", chance)
         try:
-            assert_shown_beside(odd, whole)
+            assert_shown_beside([odd], whole)
             if number % 4 == 0:
                 assert_resumed_or_refused(odd)
         except BaseException as error:
@@ -127,8 +153,12 @@ def through(seed: int, count: int, whole: Path, tmp_path: Path) -> None:
         shutil.rmtree(odd)
 
 
-def test_twenty_odd_folders(whole: Path, tmp_path: Path) -> None:
-    through(0, 20, whole, tmp_path)
+def test_forty_odd_folders_on_one_page(whole: Path, tmp_path: Path) -> None:
+    chance = random.Random(0)
+    folders = [odd_folder(whole, tmp_path / str(number), chance) for number in range(40)]
+    assert_shown_beside(folders, whole)
+    for odd in folders[:3]:
+        assert_resumed_or_refused(odd)
 
 
 @pytest.mark.slow
@@ -146,7 +176,7 @@ def folded_through(seed: int, count: int, whole: Path, tmp_path: Path) -> None:
         # The first key says what kind of file it is.
         file.write_text(json.dumps({"format": odd.get("format", 1)} | odd, separators=(",", ":")))
         try:
-            assert_shown_beside(file, whole) if number % 10 == 0 else _read_or_refused(file)
+            assert_shown_beside([file], whole) if number % 10 == 0 else _read_or_refused(file)
         except BaseException as error:
             error.add_note(f"file {number} of seed {seed}: {json.dumps(odd)[:2000]}")
             raise

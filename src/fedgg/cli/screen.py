@@ -121,7 +121,7 @@ def close_output() -> None:
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError, AttributeError):
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
 
 
 def complain(sentence: str) -> None:

@@ -96,7 +96,7 @@ class AlgorithmChoice(Named):
 
 
 class Local(Section):
-    epochs: int = Field(5, ge=1, description="passes over a client's examples in a round")
+    epochs: int = Field(5, ge=1, le=1_000_000, description="passes over a client's examples in a round")
     batch: int = Field(64, ge=1, description="examples a step")
     lr: float = Field(0.01, gt=0, description="learning rate of the clients' SGD")
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor on lr after every round")

@@ -237,11 +237,9 @@ class Store:
         records: list[dict[str, Any]] = []
         for _, line in parse_lines(content[: content.rfind(b"\n") + 1]):
             try:
-                check_round(line)
+                records.append(check_round(line))
             except ValueError:
                 break
-            assert isinstance(line, dict)
-            records.append(line)
         return records
 
     def cut_history(self, rounds: int) -> list[dict[str, Any]]:
