@@ -77,9 +77,10 @@ class Run:
         if summary is None:
             raise UserError(f"the run in {store.folder} is not finished: go on with fedgg resume {store.folder}")
         inputs = store.inputs(DTYPES[experiment.engine.precision])
+        store.check_final("model.safetensors")
         weights = read_tensors(store.folder / "model.safetensors")
         rebuild = partial(_rebuilt, store, experiment, inputs, weights, model)
-        return cls(experiment, store.folder, store.rounds(), summary, weights, inputs, rebuild)
+        return cls(experiment, store.folder, store.finished_rounds(), summary, weights, inputs, rebuild)
 
     def model(self) -> nn.Module:
         """The trained model, a new copy in evaluation mode on the CPU, which takes inputs as the data had them.
@@ -324,12 +325,24 @@ class Session:
         federation = self.federation
         weights, unsaved = _weights(federation, self.state), _unsaved_buffers(federation, self.state)
         summary = summary_of(federation, self.rounds, self.diverged)
-        if self.store and not _says(self.store.summary(), summary):
+        if self.store and not self._is_written(summary, unsaved):
             self.store.finish(weights, unsaved, summary)
         inputs = Inputs.of(federation.origin, self.experiment.data.normalise, federation.feed.scaling)
         trained = partial(_trained, federation.net.module, weights, unsaved)
         folder = self.store.folder if self.store else None
         return Run(self.experiment, folder, self.rounds, summary, weights, inputs, trained)
+
+    def _is_written(self, summary: dict[str, Any], unsaved: Rows) -> bool:
+        """Whether the folder has the end of the run; a summary of fewer rounds is older than the wish for more."""
+        assert self.store is not None
+        known = self.store.summary()
+        if known is None or known["rounds_done"] != summary["rounds_done"]:
+            return False
+        names = ["model.safetensors", *(["buffers.safetensors"] if unsaved else [])]
+        damaged = [damage for name in names if (damage := self.store.damage_of_final(name)) is not None]
+        for damage in damaged:
+            self.watcher.notice(f"{damage}, and is written again")
+        return not damaged
 
 
 def _open(store: Store | None, federation: Federation, watcher: Watcher) -> tuple[State, list[dict[str, Any]]]:
@@ -342,7 +355,7 @@ def _open(store: Store | None, federation: Federation, watcher: Watcher) -> tupl
     state, refused = store.latest(federation.experiment, federation.net.start.device)
     state = state or begin(federation)
     _refuse_a_broken_limit(federation, state.rounds_done)  # before the folder claims it
-    store.update(federation.experiment)
+    changed += store.update(federation.experiment)
     for sentence in [*changed, *refused]:
         watcher.notice(sentence)
     rounds = store.cut_history(state.rounds_done)
@@ -358,11 +371,6 @@ def _refuse_a_broken_limit(federation: Federation, rounds_done: int) -> None:
             f"this run has spent epsilon {budget.epsilon(rounds_done):.2f} in {rounds_done} rounds, more than "
             f"privacy.epsilon_limit = {budget.limit:g}: what is spent cannot be taken back; give a larger limit"
         )
-
-
-def _says(known: dict[str, Any] | None, summary: dict[str, Any]) -> bool:
-    """Whether the summary is written already; one of fewer rounds is older than the wish for more."""
-    return known is not None and known["rounds_done"] == summary["rounds_done"]
 
 
 def _weights(federation: Federation, state: State) -> Rows:
@@ -414,6 +422,7 @@ def _rebuilt(
     if ":" in name and under == torch.__version__ and structure not in (None, structure_of(module)):
         raise UserError(f"{file} is of a model of other layers: give the one that was trained")
     if (buffers := folder / "buffers.safetensors").exists():
+        store.check_final(buffers.name)
         for buffer, values in read_tensors(buffers).items():
             module.get_buffer(buffer).copy_(values)
     return module

@@ -128,7 +128,7 @@ def test_this_room_needs_no_torch_and_no_other_room() -> None:
         "rooms = {name for name in sys.modules if name.startswith('fedgg.') and not name.startswith('fedgg.report')}\n"
         "assert 'torch' not in sys.modules, 'torch'\n"
         "assert 'matplotlib.pyplot' not in sys.modules, 'pyplot'\n"
-        "assert rooms == {'fedgg.errors', 'fedgg.files', 'fedgg.run_records'}, rooms\n"
+        "assert rooms == {'fedgg.checksums', 'fedgg.errors', 'fedgg.files', 'fedgg.run_records'}, rooms\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -145,7 +145,7 @@ def test_a_run_that_ends_while_it_is_read_is_not_damaged(tmp_path: Path, monkeyp
     folder = write_run(tmp_path / "run", [0.1], status=None)
     whole = write_run(tmp_path / "whole", [0.1, 0.2])
 
-    def read_and_end(file: Path) -> bytes:
+    def read_and_end(file: Path, limit: int | None = None) -> bytes:
         content = file.read_bytes()
         if file.name == "rounds.jsonl":
             for name in ("rounds.jsonl", "summary.json"):
