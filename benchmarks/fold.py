@@ -21,7 +21,11 @@ def main() -> None:
     parser.add_argument("--note", default="")
     chosen = parser.parse_args()
     folders = sorted(config.parent for config in chosen.study.glob("**/seed-*/config.toml"))
-    count = write_folded((read_run(folder) for folder in folders), chosen.result, chosen.note)
+    records = [read_run(folder) for folder in folders]
+    for record in records:
+        if record.damaged:
+            print(f"{record.path} is damaged and not folded: {record.faults[0].why}")
+    count = write_folded(records, chosen.result, chosen.note)
     print(f"{count} of {len(folders)} runs folded into {chosen.result}")
 
 

@@ -7,9 +7,11 @@ It is refused here, with the key and the value in a ValueError, so that nothing 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from fedgg.files import parse_lines
+from fedgg.checksums import KEY, LineChecksums, sha256, without_checksum
+from fedgg.files import parse_json, parse_lines
 
 LONGEST = 10_000  # letters of a name
 FARTHEST = 1e300  # numbers beyond it cannot be drawn: their differences are no longer finite
@@ -21,14 +23,64 @@ STATUSES = ("finished", "diverged", "spent", "stopped")
 Spec = Mapping[str, tuple[Callable[[Any], bool], str]]
 
 
+@dataclass(frozen=True)
+class History:
+    """The rounds of a rounds.jsonl, up to the first line that a run has not written so."""
+
+    content: bytes
+    rounds: list[dict[str, Any]]
+    ends: list[int]  # by round: the bytes of the file up to the end of its line
+    damage: str | None  # what is wrong with the line behind them
+    has_checksums: bool
+
+    def up_to(self, rounds: int) -> bytes:
+        return self.content[: self.ends[rounds - 1]] if rounds else b""
+
+    def sha256(self, rounds: int) -> str:
+        return sha256(self.up_to(rounds))
+
+
+def read_history(content: bytes, *, checksums_required: bool = False) -> History:
+    """A last line torn by a kill does not count, and is no damage."""
+    checksums = LineChecksums(required=checksums_required)
+    rounds: list[dict[str, Any]] = []
+    ends: list[int] = []
+    damage, end = None, 0
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        end += len(line) + 1
+        checksums.check(line + b"\n")
+        damage = checksums.complaint
+        try:
+            if damage is None and line.strip():
+                record = parse_json(line)
+                check_round(record)
+                if record["round"] != len(rounds) + 1:
+                    raise ValueError(f"tells round {record['round']}, where round {len(rounds) + 1} belongs")
+                record.pop(KEY, None)
+                rounds.append(record)
+                ends.append(end)
+        except ValueError as error:
+            damage = f"line {number} {' '.join(str(error).split())}"
+        if damage is not None:
+            break
+    return History(content, rounds, ends, damage, checksums.present)
+
+
 def add_rounds(
-    rounds: list[dict[str, Any]], content: bytes, first_line: int = 1, *, may_be_torn: bool = True
+    rounds: list[dict[str, Any]],
+    content: bytes,
+    first_line: int = 1,
+    *,
+    may_be_torn: bool = True,
+    checksums: LineChecksums | None = None,
 ) -> list[str]:
     """Append the rounds that some lines of rounds.jsonl hold to those already known; what is wrong with the others.
 
     Lines are only ever appended, so a kill can tear the last one and no other: that one, if it may be torn, is left out
-    without a complaint.
+    without a complaint. `checksums` are those of the lines before; it remembers what is wrong with its own.
     """
+    if checksums is not None:
+        checksums.check_all(content)
     complaints = []
     last = content.rstrip().count(b"\n") + 1
     for number, line in parse_lines(content):
@@ -45,8 +97,19 @@ def add_rounds(
         if rounds and line["round"] <= rounds[-1]["round"]:
             complaints.append(f"{at} tells round {line['round']} after round {rounds[-1]['round']}")
         else:
+            line.pop(KEY, None)
             rounds.append(line)
     return complaints
+
+
+def summary_in(content: Any, *, checksum_required: bool = False) -> tuple[dict[str, Any], dict[str, str]]:
+    """A summary.json: how the run ended, and SHA-256 of other files at that time; or a ValueError."""
+    summary = without_checksum(content, required=checksum_required)
+    checksums = summary.pop("checksums", {})
+    check_summary(summary)
+    if not isinstance(checksums, dict):
+        raise ValueError(f"its checksums are {_shown(checksums)}")
+    return summary, checksums
 
 
 def check_round(line: Any) -> dict[str, Any]:

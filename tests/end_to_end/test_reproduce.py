@@ -36,7 +36,7 @@ def histories(out: Path) -> dict[str, list[dict[str, Any]]]:
     for file in sorted(out.glob("digits/*/seed-*/rounds.jsonl")):
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         found[str(file.parent.relative_to(out))] = [
-            {key: value for key, value in line.items() if key != "seconds"} for line in lines
+            {key: value for key, value in line.items() if key not in ("seconds", "checksum")} for line in lines
         ]
     return found
 

@@ -59,7 +59,7 @@ def rounds(folder: Path) -> int:
 
 def history(folder: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+    return [{key: value for key, value in line.items() if key not in ("seconds", "checksum")} for line in lines]
 
 
 def stopped(words: list[str], folder: Path, how: signal.Signals, whole_group: bool) -> tuple[int, str]:

@@ -118,7 +118,7 @@ def history(out: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     lines = [json.loads(line) for line in file.read_bytes().split(b"\n")[:-1]]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+    return [{key: value for key, value in line.items() if key not in ("seconds", "checksum")} for line in lines]
 
 
 def lost(out: Path) -> dict[tuple[int, int], str]:

@@ -16,7 +16,8 @@ HOME = Path(fedgg.__file__).parent
 MAY: dict[str, set[str]] = {
     "errors": set(),
     "files": set(),
-    "run_records": {"files"},
+    "checksums": {"files"},
+    "run_records": {"checksums", "files"},
     "version": set(),
     "child_process": set(),
     "fork_server": {"child_process"},
@@ -29,16 +30,16 @@ MAY: dict[str, set[str]] = {
     "engines": {"child_process", "core", "errors", "files", "kernels"},
     "lab": {
         *("child_process", "core", "algorithms", "wrappers", "models", "data", "engines"),
-        *("errors", "files", "run_records", "version"),
+        *("checksums", "errors", "files", "run_records", "version"),
     },
     "check": {"lab", "core", "algorithms", "models", "data", "engines", "errors", "files", "version"},
     "bench": {"lab", "core", "data", "errors", "files", "version"},
-    "report": {"errors", "files", "run_records"},
+    "report": {"checksums", "errors", "files", "run_records"},
     "comparing": {"lab", "core", "report", "errors", "files"},
     "paper": {"lab", "report", "errors", "files", "run_records"},
-    "flower": {"core", "lab", "engines", "data", "errors", "files", "run_records", "version"},
+    "flower": {"checksums", "core", "lab", "engines", "data", "errors", "files", "run_records", "version"},
 }
-WITHOUT_TORCH = ("report", "errors", "files", "run_records", "version", "child_process", "fork_server")
+WITHOUT_TORCH = ("report", "checksums", "errors", "files", "run_records", "version", "child_process", "fork_server")
 FILES = sorted(path for path in HOME.rglob("*.py"))
 
 

@@ -7,6 +7,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+from fedgg.checksums import without_checksum
 from fedgg.cli import choices
 from fedgg.errors import UserError
 from fedgg.files import read_json
@@ -27,7 +28,7 @@ def refuse_a_study(folder: Path) -> None:
     if not file.is_file():
         return
     try:
-        content = read_json(file)
+        content = without_checksum(read_json(file))
         called = [command for command in content.get("commands", [content.get("command")]) if isinstance(command, str)]
     except (OSError, ValueError, AttributeError, TypeError):
         called = []

@@ -138,7 +138,11 @@ def _make(
         say(f"beside the paper: {page}.html; tables: {page}.md; {len(files)} files in {folder}")
         _report(plan, source or folder, folder, page.name)
     if fold is not None:
-        count = write_folded(all_records(plan, results), fold)
+        records = all_records(plan, results)
+        for record in records:
+            if record.damaged:
+                note(f"{record.path} is damaged and not folded: {record.faults[0].why}")
+        count = write_folded(records, fold)
         say(f"{count} runs folded into {fold}")
 
 

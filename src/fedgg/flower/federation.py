@@ -6,7 +6,6 @@ server that dies is followed by a new Flower run, which goes on after the last f
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +16,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedgg.checksums import append_checked
 from fedgg.data.sources import load
 from fedgg.errors import UserError
-from fedgg.files import append_line, make_folder, write_text
+from fedgg.files import make_folder, write_text
 from fedgg.flower.control import Control
 from fedgg.flower.flower_processes import (
     TO_START,
@@ -246,8 +246,8 @@ class LocalFederation:
     def note(self, who: str, what: str) -> None:
         """For whoever watches, and into the run folder."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        line = json.dumps({"when": now, "after_round": self.history.rounds.told, "who": who, "what": what})
-        append_line(self.places.events, line)
+        line = {"when": now, "after_round": self.history.rounds.told, "who": who, "what": what}
+        append_checked(self.places.events, line)
         self.tell("notice", f"{who}: {what}")
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedgg.checksums import FILE
 from fedgg.errors import UserError
 from fedgg.files import parse_lines, read_bytes, read_json
 from fedgg.lab.config import Experiment
-from fedgg.run_records import check_summary
+from fedgg.run_records import summary_in
 
 
 @dataclass
@@ -56,8 +57,7 @@ class History:
     def summary(self, experiment: Experiment) -> dict[str, Any] | None:
         """How the run ended, once it has; the end of a shorter run that is to be followed further is none."""
         try:
-            told: dict[str, Any] = read_json(self._summary)
-            check_summary(told)
+            told, _ = summary_in(read_json(self._summary), checksum_required=(self._summary.parent / FILE).exists())
         except FileNotFoundError:
             return None
         except (OSError, ValueError, AttributeError) as error:

@@ -12,6 +12,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedgg.checksums import with_checksum, without_checksum
 from fedgg.errors import UserError
 from fedgg.files import read_json
 from fedgg.flower.engine import OverMessages
@@ -86,7 +87,7 @@ class Passport:
         if not path.exists():
             return None
         try:
-            content = read_json(path)
+            content = without_checksum(read_json(path))
             if content["format"] != FORMAT:
                 raise UserError(f"{path} has format {content['format']}; this fedgg reads {FORMAT}")
             return cls(str(content["run"]), {told["client"]: Hello(**told) for told in content["clients"]})
@@ -96,7 +97,8 @@ class Passport:
     def write(self, folder: Path) -> None:
         clients = [asdict(self.clients[client]) for client in sorted(self.clients)]
         with writing_to(folder):
-            write_json(folder / "flower.json", {"format": FORMAT, "run": self.run, "clients": clients})
+            content = {"format": FORMAT, "run": self.run, "clients": clients}
+            write_json(folder / "flower.json", with_checksum(content))
 
 
 def _gather(roll: Roll, settings: RunSettings, watcher: Watcher) -> None:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fedgg.checksums import with_checksum
 from fedgg.core.rows import Rows
 from fedgg.core.server import ServerState
 from fedgg.files import check_regular, write_atomically
@@ -35,7 +36,10 @@ class BadCheckpoint(Exception):
     """This file is no checkpoint of this run; the message says why."""
 
 
-def write_checkpoint(path: Path, state: State, experiment_hash: str) -> None:
+def write_checkpoint(
+    path: Path, state: State, experiment_hash: str, checksums: Mapping[str, str] | None = None
+) -> None:
+    """`checksums`: SHA-256 of the other files of the run folder at this round, by name."""
     shelved = {name: rows for name in FILES if isinstance(rows := getattr(state, name), RowsOnDisk)}
     tensors, same_as = _without_copies(_named(state))
     tensors |= _named_places(shelved)
@@ -45,6 +49,8 @@ def write_checkpoint(path: Path, state: State, experiment_hash: str) -> None:
         "rounds_done": str(state.rounds_done),
         "same_as": json.dumps(same_as),
     }
+    if checksums:
+        facts["checksums"] = json.dumps(with_checksum(checksums))
     if shelved:
         facts["records"] = json.dumps({name: rows.shelf.record.described() for name, rows in shelved.items()})
     for rows in shelved.values():

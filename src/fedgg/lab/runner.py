@@ -78,9 +78,10 @@ class Run:
         if summary is None:
             raise UserError(f"the run in {store.folder} is not finished: go on with fedgg resume {store.folder}")
         inputs = store.inputs(DTYPES[experiment.engine.precision])
+        store.check_final("model.safetensors")
         weights = read_tensors(store.folder / "model.safetensors")
         rebuild = partial(_rebuilt, store, experiment, inputs, weights, model)
-        return cls(experiment, store.folder, store.rounds(), summary, weights, inputs, rebuild)
+        return cls(experiment, store.folder, store.finished_rounds(), summary, weights, inputs, rebuild)
 
     def model(self) -> nn.Module:
         """The trained model, a new copy in evaluation mode on the CPU, which takes inputs as the data had them.
@@ -326,7 +327,7 @@ class Session:
         weights, unsaved = _weights(federation, self.state), _unsaved_buffers(federation, self.state)
         summary = summary_of(federation, self.rounds, self.diverged)
         known = self.store.summary() if self.store else None
-        if known is not None and _says(known, summary):
+        if known is not None and self._is_written(summary, unsaved):
             summary = known  # what was recorded stands, epsilon by an older accountant included
         elif self.store:
             self.store.finish(weights, unsaved, summary)
@@ -334,6 +335,18 @@ class Session:
         trained = partial(_trained, federation.net.module, weights, unsaved)
         folder = self.store.folder if self.store else None
         return Run(self.experiment, folder, self.rounds, summary, weights, inputs, trained)
+
+    def _is_written(self, summary: dict[str, Any], unsaved: Rows) -> bool:
+        """Whether the folder has the end of the run; a summary of fewer rounds is older than the wish for more."""
+        assert self.store is not None
+        known = self.store.summary()
+        if known is None or known["rounds_done"] != summary["rounds_done"]:
+            return False
+        names = ["model.safetensors", *(["buffers.safetensors"] if unsaved else [])]
+        damaged = [damage for name in names if (damage := self.store.damage_of_final(name)) is not None]
+        for damage in damaged:
+            self.watcher.notice(f"{damage}, and is written again")
+        return not damaged
 
 
 def _open(store: Store | None, federation: Federation, watcher: Watcher) -> tuple[State, list[dict[str, Any]]]:
@@ -346,7 +359,7 @@ def _open(store: Store | None, federation: Federation, watcher: Watcher) -> tupl
     state, refused = store.latest(federation.experiment, federation.net.start.device)
     state = state or begin(federation)
     _refuse_a_broken_limit(federation, state.rounds_done, store.summary())  # before the folder claims it
-    store.update(federation.experiment, federation.last_round)
+    changed += store.update(federation.experiment, federation.last_round)
     rounds = store.cut_history(state.rounds_done)
     notices = [*changed, *refused, *_another_accountant(federation, rounds)]
     for sentence in notices:
@@ -383,11 +396,6 @@ def _refuse_a_broken_limit(federation: Federation, rounds_done: int, summary: di
             f"this run has spent epsilon {budget.epsilon(rounds_done):.2f} in {rounds_done} rounds, more than "
             f"privacy.epsilon_limit = {budget.limit:g}: what is spent cannot be taken back; give a larger limit"
         )
-
-
-def _says(known: dict[str, Any], summary: dict[str, Any]) -> bool:
-    """Whether the summary is written already; one of fewer rounds is older than the wish for more."""
-    return bool(known["rounds_done"] == summary["rounds_done"])
 
 
 def _weights(federation: Federation, state: State) -> Rows:
@@ -439,6 +447,7 @@ def _rebuilt(
     if ":" in name and under == torch.__version__ and structure not in (None, structure_of(module)):
         raise UserError(f"{file} is of a model of other layers: give the one that was trained")
     if (buffers := folder / "buffers.safetensors").exists():
+        store.check_final(buffers.name)
         for buffer, values in read_tensors(buffers).items():
             module.get_buffer(buffer).copy_(values)
     return module

@@ -1,6 +1,7 @@
 """The run folder: what was asked, what happened round by round, and where to go on.
 
 config.toml       the experiment, complete
+checksums.json    SHA-256 of config.toml and of what is written once; lines and objects elsewhere carry their own
 versions.json     format of this folder; fedgg, its commit, torch, Python, machine; hash of experiment and data; the
                   engine at the start, its precision, and why it was chosen
 attackers.json    the clients that attack, where some do
@@ -22,6 +23,7 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
+from fedgg import checksums
+from fedgg.checksums import HISTORY, LineChecksums, Manifest, known_checksums, newest_checkpoint, sha256
 from fedgg.core.layout import Layout
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
@@ -38,9 +42,8 @@ from fedgg.files import (
     append_line,
     make_folder,
     open_to_append,
-    parse_lines,
+    parse_json,
     read_bytes,
-    read_json,
     replacing,
     write_atomically,
 )
@@ -55,11 +58,16 @@ from fedgg.lab.predictions import Inputs
 from fedgg.lab.shelf import RowsOnDisk
 from fedgg.lab.state import State
 from fedgg.lab.trust import used_code
-from fedgg.run_records import check_round, check_summary
+from fedgg.run_records import History, read_history, summary_in
 from fedgg.version import VERSION
 
 FORMAT = 1
 KEPT_CHECKPOINTS = 2
+AFRESH = "put the file back, or move the folder away to run it afresh"
+
+
+class ChangedConfig(UserError):
+    """config.toml is not what this library wrote."""
 
 
 class Store:
@@ -68,6 +76,8 @@ class Store:
     def __init__(self, folder: Path):
         self.folder = folder
         self._lock: LockFile | None = None
+        self._manifest: Manifest | None = None  # of a folder that was opened to be written; None: without checksums
+        self._lines: LineChecksums | None = None  # of its history
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -108,10 +118,6 @@ class Store:
             self.check_lock()  # a folder that is gone explains a file that is missing
             raise
 
-    def _append(self, name: str, line: dict[str, Any]) -> None:
-        with self._writing():
-            append_line(self.folder / name, json.dumps(line), self.check_lock)
-
     # What was asked ---------------------------------------------------------------------------------------------------
 
     def holds_a_run(self) -> bool:
@@ -122,7 +128,27 @@ class Store:
             self._refuse_a_history_alone()
             raise UserError(f"{self.folder} holds no run (there is no config.toml in it)")
         self.check_format()
-        return load_experiment(self.folder / "config.toml")
+        path = self.folder / "config.toml"
+        self._check("config.toml", self._read("config.toml"))
+        return load_experiment(path)
+
+    def _check(self, name: str, content: bytes) -> None:
+        """UserError if the file is listed with another SHA-256 than that of its content."""
+        known = known_checksums(self.folder)
+        if known is None:
+            return
+        if known.fault is not None and not known.files:
+            raise UserError(f"{self.folder / checksums.FILE} cannot be used ({known.fault}): {AFRESH}")
+        if known.fits(name, sha256(content)):
+            return
+        path = self.folder / name
+        changed = f"{path} is not as fedgg wrote it (its SHA-256 is not the one in {known.source})"
+        if name == "config.toml":
+            raise ChangedConfig(
+                f"{changed}: if it is damaged, put it back; if you edited it, `fedgg run {path} --out {self.folder}` "
+                f"takes over what may change, and `fedgg resume {self.folder} --rounds N` is for more rounds"
+            )
+        raise UserError(f"{changed}: {AFRESH}")
 
     def refuse_another(self, experiment: Experiment) -> None:
         """Whatever lies here must be a part of this experiment, or nothing."""
@@ -131,7 +157,14 @@ class Store:
         if not self.holds_a_run():
             self._refuse_a_history_alone()
             return
-        there = self.experiment()
+        try:
+            there = self.experiment()
+        except ChangedConfig:
+            # What is to be run is given. versions.json says what the folder is of.
+            begun_as = self._facts("versions.json", "experiment")["experiment"]
+            if begun_as not in experiment.trajectories() or experiment.rounds < newest_checkpoint(self.folder):
+                raise
+            return
         if there.trajectory() != experiment.trajectory():
             differences = there.differences(experiment)
             raise UserError(
@@ -173,20 +206,60 @@ class Store:
                 write_json(self.folder / "attackers.json", {"kind": attack.kind, "clients": sorted(attack.clients)})
             with replacing(self.folder / "partition.npz") as file:
                 np.savez_compressed(file, allow_pickle=False, **origin.positions())
-            write_atomically(self.folder / "config.toml", federation.experiment.to_toml().encode())
+            names = ["versions.json", "partition.json", "inputs.json", "partition.npz"]
+            names += ["attackers.json"] if federation.wrappers.attack is not None else []
+            config = federation.experiment.to_toml().encode()
+            files = {name: checksums.sha256_of(self.folder / name) for name in names}
+            self._manifest, self._lines = Manifest(files | {"config.toml": sha256(config)}), LineChecksums()
+            self._manifest.write(self.folder)
+            write_atomically(self.folder / "config.toml", config)
 
-    def update(self, experiment: Experiment, last_round: int) -> None:
+    def update(self, experiment: Experiment, last_round: int) -> list[str]:
         """The same path may be followed further than was asked at first; a finished run is then no longer finished.
 
-        Nor is one whose privacy allows more rounds by a better accountant than that of its time.
+        Nor is one whose privacy allows more rounds by a better accountant than that of its time. A word on each file that
+        had to be written again.
         """
-        changed, summary = experiment.hash() != self.experiment().hash(), self.summary()
+        self._manifest = known_checksums(self.folder)
+        notices = self._mend_manifest()
+        try:
+            changed = experiment.hash() != self.experiment().hash()
+        except ChangedConfig as damage:
+            changed = True
+            notices.append(f"config.toml is written again with the settings that were given: {damage}")
+        summary = self.summary()
         with self._writing():
             if changed:
-                write_atomically(self.folder / "config.toml", experiment.to_toml().encode())
+                self._write_config(experiment.to_toml().encode())
             ended = summary and summary["status"] in ("finished", "spent")
             if summary and ended and summary["rounds_done"] < (experiment.rounds if changed else last_round):
                 (self.folder / "summary.json").unlink()
+        return notices
+
+    def _write_config(self, content: bytes) -> None:
+        """A kill at any time leaves a config.toml that checksums.json knows."""
+        if self._manifest is None:
+            write_atomically(self.folder / "config.toml", content)
+            return
+        changing = self._manifest.with_config(content)
+        changing.write(self.folder)
+        write_atomically(self.folder / "config.toml", content)
+        self._manifest = replace(changing, replaced=None)
+        self._manifest.write(self.folder)
+
+    def _mend_manifest(self) -> list[str]:
+        """A checksums.json that is missing or damaged is written again, from what a checkpoint or the summary says."""
+        known = self._manifest
+        if known is None or known.fault is None:
+            return []
+        resumes = self.folder / "resumes.jsonl"
+        lines = read_bytes(resumes).count(b"\n") if resumes.exists() else 0
+        self._manifest = replace(known, fault=None, resumes=lines)
+        with self._writing():
+            self._manifest.write(self.folder)
+        return [
+            f"{checksums.FILE} could not be used ({known.fault}) and is written again: the other files are unchanged"
+        ]
 
     def code_files(self) -> dict[str, Any]:
         """By part: path and SHA-256 of the code it began with, as the folder says it."""
@@ -197,6 +270,9 @@ class Store:
         """Refuse to go on with other settings, data or split; name what else has changed since."""
         versions = self._facts("versions.json", "experiment", "data", "model", "fedgg", "torch", "machine", "device")
         self.refuse_another(federation.experiment)
+        for name in ("partition.npz", "inputs.json", "attackers.json"):  # others are checked as they are read
+            if (self.folder / name).exists():
+                self._check(name, self._read(name, LARGE))
         if versions["experiment"] not in federation.experiment.trajectories():
             raise UserError(
                 f"{self.folder / 'config.toml'} was changed since the run began: it is another experiment now"
@@ -223,42 +299,64 @@ class Store:
     # What happened ----------------------------------------------------------------------------------------------------
 
     def append(self, record: dict[str, Any]) -> None:
-        self._append("rounds.jsonl", record)
+        line = json.dumps(record).encode() + b"\n" if self._lines is None else self._lines.next_line(record)
+        with self._writing():
+            append_line(self.folder / HISTORY, line[:-1].decode(), self.check_lock)
+        if self._lines is not None:
+            self._lines.add(line)
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The history; a last line torn by a kill does not count."""
-        path = self.folder / "rounds.jsonl"
-        if not path.exists():
-            return []
-        try:
-            content = read_bytes(path)
-        except OSError as error:
-            raise UserError(f"{path} cannot be read ({error.strerror or error}): this is no run folder") from error
-        records: list[dict[str, Any]] = []
-        for _, line in parse_lines(content[: content.rfind(b"\n") + 1]):
-            try:
-                records.append(check_round(line))
-            except ValueError:
-                break
-        return records
+        """The history, as far as it is undamaged."""
+        return self._history().rounds
+
+    def _history(self) -> History:
+        content = self._read(HISTORY) if (self.folder / HISTORY).exists() else b""
+        return read_history(content, checksums_required=(self.folder / checksums.FILE).exists())
+
+    def finished_rounds(self) -> list[dict[str, Any]]:
+        """The history of a run that has ended, which must be whole."""
+        summary, recorded = self._summary()
+        history = self._history()
+        done = summary["rounds_done"]
+        damage = history.damage
+        if damage is None and len(history.rounds) < done:
+            damage = f"it ends at round {len(history.rounds)}, and summary.json says that {done} were done"
+        if damage is None and recorded.get(HISTORY, history.sha256(done)) != history.sha256(done):
+            damage = "it is another history than that of summary.json"
+        if damage is not None:
+            raise UserError(f"{self.folder / HISTORY} is damaged ({damage}): put the file back, or try fedgg resume")
+        return history.rounds
 
     def cut_history(self, rounds: int) -> list[dict[str, Any]]:
-        """Drop what lies beyond the checkpoint: those rounds are played again."""
-        records = self.rounds()[:rounds]
-        if len(records) < rounds:
-            raise UserError(
-                f"{self.folder / 'rounds.jsonl'} has {len(records)} rounds, the checkpoint {rounds}: history was lost; "
-                f"put the file back, or move the folder away to run it afresh"
-            )
+        """Drop what lies beyond the checkpoint: those rounds are played again, and the run has not ended."""
+        history = self._history()
+        if len(history.rounds) < rounds:
+            damage = history.damage or f"it has {len(history.rounds)} rounds, the checkpoint {rounds}"
+            raise UserError(f"{self.folder / HISTORY} is damaged ({damage}): history was lost; {AFRESH}")
+        summary = self.summary()
         with self._writing():
-            content = "".join(json.dumps(record) + "\n" for record in records)
-            write_atomically(self.folder / "rounds.jsonl", content.encode())
-        return records
+            if summary is not None and summary["rounds_done"] > rounds:
+                (self.folder / "summary.json").unlink()
+            for path in self._checkpoints():
+                if (
+                    _round_of(path) > rounds
+                ):  # refused; a name of a later round than the history has is a sign of damage
+                    path.replace(path.with_name(f"{path.name}.refused"))
+            write_atomically(self.folder / HISTORY, history.up_to(rounds))
+        self._lines = None if self._manifest is None else LineChecksums(history.up_to(rounds))
+        return history.rounds[:rounds]
 
     def note_resume(self, rounds_done: int, notes: list[str], engine: dict[str, str]) -> None:
         """That an unfinished run was taken up again, after which round, when, by which engine, and what was said."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._append("resumes.jsonl", {"after_round": rounds_done, "when": now, "notes": notes, "engine": engine})
+        line = {"after_round": rounds_done, "when": now, "notes": notes, "engine": engine}
+        file = self.folder / "resumes.jsonl"
+        with self._writing():
+            if self._manifest is None:
+                append_line(file, json.dumps(line), self.check_lock)
+                return
+            self._manifest = replace(self._manifest, resumes=checksums.append_checked(file, line, self.check_lock))
+            self._manifest.write(self.folder)
 
     # Where to go on ---------------------------------------------------------------------------------------------------
 
@@ -267,9 +365,8 @@ class Store:
         with self._writing():
             with open_to_append(self.folder / "rounds.jsonl") as history:
                 os.fsync(history.fileno())
-            write_checkpoint(
-                self.checkpoint_folder / f"{state.rounds_done:06d}.safetensors", state, experiment.trajectory()
-            )
+            path = self.checkpoint_folder / f"{state.rounds_done:06d}.safetensors"
+            write_checkpoint(path, state, experiment.trajectory(), self._checksums())
             for old in self._checkpoints()[:-KEPT_CHECKPOINTS]:
                 old.unlink()
         there = {_round_of(path) for path in self._checkpoints()}
@@ -278,19 +375,31 @@ class Store:
                 pinned = rows.shelf.pinned | {state.rounds_done: rows.places}
                 rows.shelf.pinned = {number: places for number, places in pinned.items() if number in there}
 
+    def _checksums(self) -> dict[str, str]:
+        """SHA-256 of the history so far and of the files that do not grow with it."""
+        if self._manifest is None or self._lines is None:
+            return {}
+        return {HISTORY: self._lines.hexdigest(), **self._manifest.files}
+
     def latest(self, experiment: Experiment, device: torch.device) -> tuple[State | None, list[str]]:
-        """The newest state that can be trusted, and a word on each that cannot."""
+        """The newest state that can be trusted and that the history leads to, and a word on each that cannot."""
         refused: list[str] = []
-        paths = self._checkpoints()
+        paths, history, known = self._checkpoints(), self._history(), known_checksums(self.folder)
+        if known is None and history.has_checksums:
+            raise UserError(f"{self.folder / checksums.FILE} is missing: {AFRESH}")
         for number, path in reversed(list(enumerate(paths))):
             try:
                 state = read_checkpoint(path, experiment.trajectories(), device)
+                _check_history(history, path, state.rounds_done, known)
                 pin(state, {_round_of(older): older for older in paths[:number]})
                 return state, refused
             except BadCheckpoint as reason:
                 refused.append(f"checkpoint {path.name} is refused: {reason}")
-        if refused and self.rounds():
-            raise UserError(f"{self.folder}: {'; '.join(refused)}. None is left: start anew in another folder")
+        if refused:
+            raise UserError(
+                f"{self.folder}: {'; '.join(refused)}. None is left: put back what is damaged, or start anew in "
+                f"another folder"
+            )
         return None, refused
 
     def settled(self) -> int:
@@ -308,7 +417,26 @@ class Store:
             if unsaved:
                 write_atomically(self.folder / "buffers.safetensors", _packed(unsaved))
             write_atomically(self.folder / "model.safetensors", _packed(weights))
+            if recorded := self._checksums():
+                names = ["model.safetensors", *(["buffers.safetensors"] if unsaved else [])]
+                recorded |= {name: checksums.sha256_of(self.folder / name) for name in names}
+                summary = checksums.with_checksum({**summary, "checksums": recorded})
             write_json(self.folder / "summary.json", summary)
+
+    def damage_of_final(self, name: str) -> str | None:
+        """What is wrong with a file that was written at the end, model.safetensors or buffers.safetensors."""
+        expected = self._summary()[1].get(name)
+        if expected is None:
+            return None
+        try:
+            fits = checksums.sha256_of(self.folder / name) == expected
+        except OSError as error:
+            return f"{self.folder / name} cannot be read ({error.strerror or error})"
+        return None if fits else f"{self.folder / name} is damaged (its SHA-256 is not the one in summary.json)"
+
+    def check_final(self, name: str) -> None:
+        if (damage := self.damage_of_final(name)) is not None:
+            raise UserError(f"{damage}: fedgg resume {self.folder} writes it again from the last checkpoint")
 
     def inputs(self, dtype: torch.dtype) -> Inputs:
         """What the final model expects of its inputs."""
@@ -325,16 +453,18 @@ class Store:
         return versions.get("structure"), str(versions["torch"])
 
     def summary(self) -> dict[str, Any] | None:
-        if not (self.folder / "summary.json").exists():
-            return None
-        summary = self._facts("summary.json", "status", "rounds_done")
+        return self._summary()[0] if (self.folder / "summary.json").exists() else None
+
+    def _summary(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """How the run ended, and the checksums that were written down with it."""
+        content = self._facts("summary.json", "status", "rounds_done")
         try:
-            check_summary(summary)
+            return summary_in(content, checksum_required=(self.folder / checksums.FILE).exists())
         except ValueError as error:
             raise UserError(
-                f"{self.folder / 'summary.json'} {error}: delete the file and resume the run, and it is written again"
+                f"{self.folder / 'summary.json'} is broken ({error}): delete the file and resume the run, and it is "
+                f"written again"
             ) from error
-        return summary
 
     def _facts(self, name: str, *keys: str) -> dict[str, Any]:
         content = self._json(name)
@@ -345,13 +475,42 @@ class Store:
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.folder / name
+        raw = self._read(name, LARGE if name == "partition.json" else None)
+        self._check(name, raw)
         try:
-            content = read_json(path, LARGE if name == "partition.json" else None)
-        except (OSError, ValueError) as error:
+            content = parse_json(raw)
+        except ValueError as error:
             raise UserError(f"{path} cannot be read ({error}): this is no complete run folder") from error
         if not isinstance(content, dict):
             raise UserError(f"{path} is not what fedgg wrote: this is no run folder")
         return content
+
+    def _read(self, name: str, limit: int | None = None) -> bytes:
+        path = self.folder / name
+        try:
+            return read_bytes(path, limit)
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be read ({error.strerror or error}): this is no complete run folder"
+            ) from error
+
+
+def _check_history(history: History, checkpoint: Path, rounds: int, known: Manifest | None) -> None:
+    """BadCheckpoint if the history does not lead to it, or other files are not those it was written with."""
+    if len(history.rounds) < rounds:
+        ends = history.damage or f"it ends at round {len(history.rounds)}"
+        raise BadCheckpoint(f"{HISTORY} is damaged ({ends})")
+    if known is None:
+        return
+    try:
+        recorded = checksums.checkpoint_checksums(checkpoint)
+    except (OSError, ValueError) as error:
+        raise BadCheckpoint(str(error)) from error
+    if recorded.get(HISTORY) != history.sha256(rounds):
+        raise BadCheckpoint(f"{HISTORY} has other rounds than those that led to it")
+    for name in recorded.keys() & known.files.keys() - {"config.toml"}:  # that one may be changed
+        if recorded[name] != known.files[name]:
+            raise BadCheckpoint(f"it was written beside another {name}")
 
 
 def _round_of(checkpoint: Path) -> int:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from fedgg.checksums import with_checksum, without_checksum
 from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
 from fedgg.files import check_folder, read_json
@@ -56,7 +57,7 @@ class Listing:
     def read(cls, folder: Path) -> Listing:
         """An empty one where there is none that can be read: runs are found on disk too."""
         try:
-            content = read_json(folder / FILE)
+            content = without_checksum(read_json(folder / FILE))
             runs = {
                 str(label): {int(seed): place for seed, place in content["runs"][label].items() if _is_inside(place)}
                 for label in content["labels"]
@@ -128,7 +129,7 @@ def _changing(folder: Path) -> Iterator[LockFile]:
 def _write(folder: Path, lock: LockFile, before: Listing, listing: Listing) -> None:
     lock.check()
     if listing.content() != before.content():
-        write_json(folder / FILE, listing.content())
+        write_json(folder / FILE, with_checksum(listing.content()))
 
 
 def _merged(before: Listing, index: Index, by_label: Mapping[str, Job], folder: Path, *, keep_all: bool) -> Listing:

@@ -41,7 +41,7 @@ def is_folded(file: Path) -> bool:
 
 def fold(records: Iterable[RunRecord], note: str = "") -> dict[str, Any]:
     """The runs that have ended, compactly."""
-    ended = [record for record in records if record.status in _ENDED]
+    ended = [record for record in records if record.status in _ENDED and not record.damaged]
     settings = [flat(record.config) for record in ended]
     base = common(settings)
     conditions: list[dict[str, Any]] = []

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -12,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgg.checksums import LineChecksums, known_checksums, newest_checkpoint, sha256
 from fedgg.errors import UserError
 from fedgg.files import LARGE
-from fedgg.report.faults import Fault, history_faults
-from fedgg.report.reading import broken, parsed_object, read_bytes, read_config, read_object, read_resumes
-from fedgg.run_records import add_rounds, check_partition, check_summary, is_number
+from fedgg.report.faults import Fault, checksum_faults, event_faults, history_checksum_faults, history_faults
+from fedgg.report.reading import broken, parsed_config, parsed_object, read_bytes, read_events, read_object
+from fedgg.run_records import add_rounds, check_partition, is_number, summary_in
 
 UNFINISHED = "unfinished"  # at work, or killed: its folder does not tell
 
@@ -55,7 +55,12 @@ class RunRecord:
         A run whose history is not whole is "damaged", whatever its summary says, unless that is that it diverged.
         """
         told = UNFINISHED if self.summary is None else str(self.summary.get("status", UNFINISHED))
-        return "damaged" if told != "diverged" and any(fault.damages for fault in self.faults) else told
+        return "damaged" if told != "diverged" and self.damaged else told
+
+    @property
+    def damaged(self) -> bool:
+        """Whether its numbers can no longer stand for a whole run."""
+        return any(fault.damages for fault in self.faults)
 
     @property
     def complete(self) -> bool:
@@ -204,18 +209,40 @@ def read_run(path: str | Path) -> RunRecord:
         raise UserError(f"{folder} is not a folder; give the folder of a run")
     if not (folder / "config.toml").is_file():
         raise UserError(f"{folder} is not a run folder: it has no config.toml; give a folder that a run has written")
+    record = _read_run(folder)
+    return _read_run(folder) if record.unreadable else record  # its settings may have been replaced meanwhile
+
+
+def _read_run(folder: Path) -> RunRecord:
+    known, checkpoint = known_checksums(folder), newest_checkpoint(folder)
+    lines, resumes, processes = (LineChecksums(required=known is not None and own) for own in (True, True, False))
+    digests: dict[str, str | None] = {}
+
+    def optional(name: str) -> dict[str, Any] | None:
+        content = read_bytes(folder / name, LARGE) if (folder / name).exists() else None
+        digests[name] = None if content is None else sha256(content)
+        return None if content is None else _object(folder / name, content)
+
     # The summary before the history: a run may end while it is read.
-    summary = _read_optional(folder / "summary.json", check_summary)
-    return RunRecord(
+    summary, recorded = _read_summary(folder / "summary.json", known is not None)
+    config = read_bytes(folder / "config.toml")
+    digests["config.toml"] = sha256(config)
+    record = RunRecord(
         path=folder,
-        config=read_config(folder / "config.toml"),
-        rounds=_read_rounds(folder / "rounds.jsonl"),
-        partition=_read_optional(folder / "partition.json", check_partition),
+        config=parsed_config(folder / "config.toml", config),
+        rounds=_read_rounds(folder / "rounds.jsonl", lines),
+        partition=optional("partition.json"),
         summary=summary,
-        versions=_read_optional(folder / "versions.json"),
-        resumes=read_resumes(folder / "resumes.jsonl"),
-        processes=read_resumes(folder / PROCESSES),
+        versions=optional("versions.json"),
+        resumes=read_events(folder / "resumes.jsonl", resumes),
+        processes=read_events(folder / PROCESSES, processes),
     )
+    faults = (
+        *checksum_faults(folder, known, digests, lines, record.resumes),
+        *history_checksum_faults(lines, record.rounds, summary, recorded, checkpoint),
+        *event_faults({"resumes.jsonl": resumes, PROCESSES: processes}),
+    )
+    return replace(record, unreadable=faults)
 
 
 def read_plan(path: str | Path) -> StudyPlan:
@@ -279,19 +306,27 @@ def _evaluated(line: dict[str, Any]) -> bool:
     return is_number(line.get("test_accuracy"))
 
 
-def _read_optional(file: Path, check: Callable[[dict[str, Any]], None] = lambda content: None) -> dict[str, Any] | None:
-    if not file.exists():
-        return None
+def _object(file: Path, content: bytes) -> dict[str, Any]:
     try:
-        content = parsed_object(read_bytes(file, LARGE))
-        check(content)
+        value = parsed_object(content)
+        if file.name == "partition.json":
+            check_partition(value)
     except ValueError as error:
         raise broken(file, str(error)) from error
-    return content
+    return value
 
 
-def _read_rounds(file: Path) -> list[dict[str, Any]]:
+def _read_summary(file: Path, checksum_required: bool) -> tuple[dict[str, Any] | None, dict[str, str]]:
+    if not file.exists():
+        return None, {}
+    try:
+        return summary_in(parsed_object(read_bytes(file)), checksum_required=checksum_required)
+    except ValueError as error:
+        raise broken(file, str(error)) from error
+
+
+def _read_rounds(file: Path, checksums: LineChecksums) -> list[dict[str, Any]]:
     rounds: list[dict[str, Any]] = []
-    for complaint in add_rounds(rounds, read_bytes(file)) if file.exists() else ():
+    for complaint in add_rounds(rounds, read_bytes(file), checksums=checksums) if file.exists() else ():
         raise broken(file, complaint)
     return rounds

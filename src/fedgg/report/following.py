@@ -6,21 +6,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedgg import checksums
+from fedgg.checksums import LineChecksums, Manifest, known_checksums, newest_checkpoint, sha256
 from fedgg.errors import UserError
 from fedgg.files import LARGE
-from fedgg.report.faults import Fault, line_faults, summary_by_history, summary_fault
+from fedgg.report.faults import (
+    Fault,
+    checksum_faults,
+    event_faults,
+    history_checksum_faults,
+    line_faults,
+    summary_by_history,
+    summary_fault,
+)
 from fedgg.report.folders import PROCESSES, RunRecord
-from fedgg.report.reading import parsed_object, read_bytes, read_config, read_resumes
-from fedgg.run_records import add_rounds, check_partition, check_summary
+from fedgg.report.reading import parsed_config, parsed_object, read_bytes, read_events
+from fedgg.run_records import add_rounds, check_partition, summary_in
 
 Stamp = tuple[int, int, int] | None  # inode, date, size; None where there is no file
 
-_WHOLE = ("config.toml", "partition.json", "summary.json", "versions.json", "resumes.jsonl", PROCESSES)
+_EVENTS = ("resumes.jsonl", PROCESSES)
+_WHOLE = ("config.toml", "partition.json", "summary.json", "versions.json", *_EVENTS)
 _WITHOUT = {  # what is not known of a run that lacks this file
     "partition.json": "who holds what, and whether this is the split of the other runs, is not known",
     "versions.json": "the conditions of this run are not known",
 }
-_CHECKS = {"partition.json": check_partition, "summary.json": check_summary}
+TRIES = 3  # to read settings and their checksums between two changes of them
 
 
 def stamp(file: Path) -> Stamp:
@@ -48,32 +59,49 @@ class FollowedRun:
         self._rounds: list[dict[str, Any]] = []
         self._read_to = 0  # bytes of rounds.jsonl that have become rounds
         self._lines = 0
+        self._known: Manifest | None = None
+        self._digests: dict[str, str | None] = dict.fromkeys(_WHOLE)  # SHA-256 of files as they were read
+        self._recorded: dict[str, str] = {}  # and as the summary has them
+        self._history = LineChecksums()
+        self._events = {name: LineChecksums() for name in _EVENTS}
+        self._mismatch = False
 
     def look(self) -> bool:
         """Read what is new; whether there was anything."""
-        stamps = {name: stamp(self.path / name) for name in (*_WHOLE, "rounds.jsonl")}
-        if stamps == self._stamps:
-            return False
-        try:
-            self._read(stamps)
-            self.problem = None
-        except UserError as error:
-            self.problem, self.record = str(error), None
-        self._stamps = stamps
+        for attempt in range(TRIES):
+            stamps = {name: stamp(self.path / name) for name in (*_WHOLE, checksums.FILE, "rounds.jsonl")}
+            if stamps == self._stamps:
+                return attempt > 0
+            try:
+                self._read(stamps)
+                self.problem = None
+            except UserError as error:
+                self.problem, self.record = str(error), None
+            self._stamps = stamps
+            if not self._mismatch:
+                break
         return True
 
     def _read(self, stamps: dict[str, Stamp]) -> None:
         changed = {name for name in stamps if stamps[name] != self._stamps.get(name)}
+        self._mismatch = False
+        checkpoint = newest_checkpoint(self.path)  # before the history, which grows first
+        before, self._known = self._known, known_checksums(self.path)
+        if (before is None) != (self._known is None):
+            changed |= {name for name in stamps if stamps[name]}  # what has to have a checksum
+            self._read_to = 0
         for name in _WHOLE:
             if name in changed or self.problem:
                 self._wrong.pop(name, None)
+                self._digests[name] = None
                 self._content[name] = self._file(name) if stamps[name] else None
         # A run that is taken up again cuts its history: that is another file, not the same one grown.
-        now, before = stamps["rounds.jsonl"], self._stamps.get("rounds.jsonl")
-        grown = now is not None and before is not None and now[0] == before[0] and now[2] >= self._read_to
+        now, last = stamps["rounds.jsonl"], self._stamps.get("rounds.jsonl")
+        grown = now is not None and last is not None and now[0] == last[0] and now[2] >= self._read_to > 0
         # And one with broken lines may have been mended in its place.
-        if not grown or self.problem or self._complaints or "config.toml" in changed:
+        if not grown or self.problem or self._complaints or self._history.complaint or "config.toml" in changed:
             self._rounds, self._complaints, self._read_to, self._lines = [], [], 0, 0
+            self._history = LineChecksums(required=self._known is not None)
         if now is not None:
             self._read_rounds()
         config = self._content["config.toml"]
@@ -93,34 +121,52 @@ class FollowedRun:
             versions=self._content["versions.json"],
             resumes=self._content["resumes.jsonl"] or (),
             processes=self._content[PROCESSES] or (),
-            unreadable=tuple(self._faults(summary, stamps)),
+            unreadable=tuple(self._faults(summary, stamps, checkpoint)),
         )
 
-    def _faults(self, summary: dict[str, Any] | None, stamps: dict[str, Stamp]) -> Iterator[Fault]:
+    def _faults(self, summary: dict[str, Any] | None, stamps: dict[str, Stamp], checkpoint: int) -> Iterator[Fault]:
         yield from line_faults(self._complaints)
+        if not self._complaints:
+            yield from history_checksum_faults(self._history, self._rounds, summary, self._recorded, checkpoint)
+        resumes = self._content["resumes.jsonl"] or ()
+        found = [*checksum_faults(self.path, self._known, self._readable_digests(), self._history, resumes)]
+        self._mismatch = bool(found)
+        yield from found
+        yield from event_faults(self._events)
         for name, why in self._wrong.items():
             if name == "summary.json":
                 yield summary_fault(why, summary)
             else:
                 yield Fault(f"{name} is broken ({why}): {_WITHOUT[name]}")
-        if stamps["partition.json"] is None:  # a run that starts writes it before config.toml
+        if stamps["partition.json"] is None and self._known is None:  # written before config.toml
             yield Fault(f"partition.json is not there: {_WITHOUT['partition.json']}")
 
     def _file(self, name: str) -> Any:
         """What is in it; None of a file that a run can be shown without and that cannot be read."""
         file = self.path / name
-        if name == "config.toml":
-            return read_config(file)
-        if name in ("resumes.jsonl", PROCESSES):
-            return read_resumes(file)
+        if name in _EVENTS:
+            self._events[name] = LineChecksums(required=self._known is not None and name == "resumes.jsonl")
+            return read_events(file, self._events[name])
         try:
-            content = parsed_object(read_bytes(file, LARGE if name == "partition.json" else None))
-            if name in _CHECKS:
-                _CHECKS[name](content)
+            raw = read_bytes(file, LARGE if name == "partition.json" else None)
+            self._digests[name] = sha256(raw)
+            if name == "config.toml":
+                return parsed_config(file, raw)
+            content = parsed_object(raw)
+            if name == "summary.json":
+                content, self._recorded = summary_in(content, checksum_required=self._known is not None)
+            elif name == "partition.json":
+                check_partition(content)
         except (UserError, ValueError) as error:
+            if name == "config.toml":
+                raise
             self._wrong[name] = " ".join(str(error).split())
             return None
         return content
+
+    def _readable_digests(self) -> dict[str, str | None]:
+        """Files that cannot be read are named for that."""
+        return {name: digest for name, digest in self._digests.items() if name not in self._wrong}
 
     def _read_rounds(self) -> None:
         file = self.path / "rounds.jsonl"
@@ -131,7 +177,7 @@ class FollowedRun:
         if whole:
             # The history so far belongs to an older record: leave it as it was.
             self._rounds = [*self._rounds]
-            complaints = add_rounds(self._rounds, whole, self._lines + 1, may_be_torn=False)
+            complaints = add_rounds(self._rounds, whole, self._lines + 1, may_be_torn=False, checksums=self._history)
             self._complaints = [*self._complaints, *complaints]
             self._read_to += len(whole)
             self._lines += whole.count(b"\n")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgg import files
+from fedgg.checksums import KEY, LineChecksums, without_checksum
 from fedgg.errors import UserError
 from fedgg.files import parse_json, parse_lines, parse_toml
 from fedgg.run_records import check_config
@@ -23,9 +24,9 @@ def read_bytes(file: Path, limit: int | None = None, start: int = 0) -> bytes:
         raise UserError(f"{file} cannot be read: {reason}; check the path and its permissions") from error
 
 
-def read_config(file: Path) -> dict[str, Any]:
+def parsed_config(file: Path, content: bytes) -> dict[str, Any]:
     try:
-        config = parse_toml(read_bytes(file))
+        config = parse_toml(content)
         check_config(config)
     except ValueError as error:
         raise broken(file, str(error)) from error
@@ -33,8 +34,9 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def read_object(file: Path) -> dict[str, Any]:
+    """One JSON object, which fits its checksum if it has one."""
     try:
-        return parsed_object(read_bytes(file))
+        return without_checksum(parsed_object(read_bytes(file)))
     except ValueError as error:
         raise broken(file, str(error)) from error
 
@@ -49,7 +51,9 @@ def parsed_object(content: bytes) -> dict[str, Any]:
     return value
 
 
-def read_resumes(file: Path) -> tuple[dict[str, Any], ...]:
-    """When the run was taken up again; a line torn by a kill is left out."""
-    lines = parse_lines(read_bytes(file)) if file.exists() else ()
-    return tuple(line for _, line in lines if isinstance(line, dict))
+def read_events(file: Path, checksums: LineChecksums) -> tuple[dict[str, Any], ...]:
+    """When the run was resumed, or what happened to its processes; a line torn by a kill is left out."""
+    content = read_bytes(file) if file.exists() else b""
+    checksums.check_all(content)
+    lines = [line for _, line in parse_lines(content) if isinstance(line, dict)]
+    return tuple({key: value for key, value in line.items() if key != KEY} for line in lines)

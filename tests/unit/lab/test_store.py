@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from earlier_folders import without_checksums
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -29,6 +30,7 @@ from fedgg.lab.state import State
 from fedgg.lab.store import Store
 
 CPU = torch.device("cpu")
+MEASURED = {"seconds": 0, "checksum": "", "checksums": {}}  # of a summary: what depends on the time it took
 
 
 class Stop(Exception):
@@ -66,14 +68,14 @@ def resumed(experiment: Experiment, out: Path, **given: Any) -> tuple[Run, list[
 
 def history(folder: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+    return [{key: value for key, value in line.items() if key not in ("seconds", "checksum")} for line in lines]
 
 
 def assert_same(a: Path, b: Path) -> None:
     assert (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
     assert history(a) == history(b)
     left, right = (json.loads((folder / "summary.json").read_text()) for folder in (a, b))
-    assert {**left, "seconds": 0} == {**right, "seconds": 0}
+    assert {**left, **MEASURED} == {**right, **MEASURED}
 
 
 def batch_norm() -> nn.Module:
@@ -122,7 +124,7 @@ def test_who_is_stopped_has_time_for_a_checkpoint_and_who_is_killed_has_not(kill
 def test_resumes_are_written_down(tmp_path: Path) -> None:
     stopped(small(), tmp_path, after=2)
     assert not (tmp_path / "resumes.jsonl").exists()
-    versions = json.loads((tmp_path / "versions.json").read_text())
+    versions = json.loads((without_checksums(tmp_path) / "versions.json").read_text())
     (tmp_path / "versions.json").write_text(json.dumps(versions | {"torch": "0.1"}))
     resumed(small(), tmp_path)
     resumed(small(), tmp_path)  # there was nothing left to do
@@ -274,12 +276,20 @@ def test_torn_last_line_of_the_history(tmp_path: Path) -> None:
     assert_same(tmp_path / "straight", tmp_path / "hurt")
 
 
-def test_history_shorter_than_the_checkpoint(tmp_path: Path) -> None:
-    stopped(small(), tmp_path, 3)
-    lines = (tmp_path / "rounds.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "rounds.jsonl").write_bytes(b"".join(lines[:2]))
-    with pytest.raises(UserError, match="history was lost"):
-        resumed(small(), tmp_path)
+@pytest.mark.parametrize("earlier", [False, True])
+def test_history_shorter_than_the_checkpoint(earlier: bool, tmp_path: Path) -> None:
+    run(small(), out=tmp_path / "straight")
+    stopped(small(), tmp_path / "cut", 3)
+    file = (without_checksums(tmp_path / "cut") if earlier else tmp_path / "cut") / "rounds.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(lines[0])
+    with pytest.raises(UserError, match=r"000002.* is refused: rounds.jsonl is damaged \(it ends at round 1\)"):
+        resumed(small(), tmp_path / "cut")
+    file.write_bytes(b"".join(lines[:2]))
+    _, notices, start = resumed(small(), tmp_path / "cut")
+    assert start == 2
+    assert any("000003.safetensors is refused: rounds.jsonl is damaged" in sentence for sentence in notices)
+    assert_same(tmp_path / "straight", tmp_path / "cut")
 
 
 def test_a_history_without_its_experiment_is_left_alone(tmp_path: Path) -> None:
@@ -295,7 +305,7 @@ def test_a_history_without_its_experiment_is_left_alone(tmp_path: Path) -> None:
 
 def test_another_format(tmp_path: Path) -> None:
     stopped(small(), tmp_path, 2)
-    versions = json.loads((tmp_path / "versions.json").read_text())
+    versions = json.loads((without_checksums(tmp_path) / "versions.json").read_text())
     (tmp_path / "versions.json").write_text(json.dumps({**versions, "format": 99}))
     for call in (lambda: run(small(), out=tmp_path), lambda: Store(tmp_path).experiment()):
         with pytest.raises(UserError, match="format 99"):
@@ -304,7 +314,7 @@ def test_another_format(tmp_path: Path) -> None:
 
 def test_other_versions_are_named_and_the_run_goes_on(tmp_path: Path) -> None:
     stopped(small(), tmp_path, 2)
-    versions = json.loads((tmp_path / "versions.json").read_text())
+    versions = json.loads((without_checksums(tmp_path) / "versions.json").read_text())
     (tmp_path / "versions.json").write_text(json.dumps({**versions, "torch": "1.0"}))
     _, notices, _ = resumed(small(), tmp_path)
     assert any("torch 1.0" in sentence for sentence in notices)
@@ -323,7 +333,7 @@ def test_another_experiment_data_or_split(tmp_path: Path) -> None:
     stopped(small(), tmp_path, 1)
     with pytest.raises(UserError, match="another experiment"):
         run(small(seed=1), out=tmp_path)
-    facts = json.loads((tmp_path / "partition.json").read_text())
+    facts = json.loads((without_checksums(tmp_path) / "partition.json").read_text())
     (tmp_path / "partition.json").write_text(json.dumps({**facts, "hash": "other"}))
     with pytest.raises(UserError, match="another split"):
         run(small(), out=tmp_path)
@@ -338,7 +348,7 @@ def test_another_number_of_threads_is_another_experiment(tmp_path: Path, monkeyp
     with pytest.raises(UserError, match=r"engine\.threads = 2 there, its default here"):
         run(small(), out=tmp_path / "run")
     own, older = experiment.trajectories()
-    versions = tmp_path / "run" / "versions.json"
+    versions = without_checksums(tmp_path / "run") / "versions.json"
     assert own in versions.read_text()
     versions.write_text(versions.read_text().replace(own, older))
     for file in (tmp_path / "run" / "checkpoint").glob("*.safetensors"):

@@ -128,7 +128,7 @@ def test_this_room_needs_no_torch_and_no_other_room() -> None:
         "rooms = {name for name in sys.modules if name.startswith('fedgg.') and not name.startswith('fedgg.report')}\n"
         "assert 'torch' not in sys.modules, 'torch'\n"
         "assert 'matplotlib.pyplot' not in sys.modules, 'pyplot'\n"
-        "assert rooms == {'fedgg.errors', 'fedgg.files', 'fedgg.run_records'}, rooms\n"
+        "assert rooms == {'fedgg.checksums', 'fedgg.errors', 'fedgg.files', 'fedgg.run_records'}, rooms\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
