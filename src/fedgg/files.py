@@ -23,6 +23,7 @@ import stat
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
@@ -58,7 +59,7 @@ class RefusedFile(OSError):
 # Reading --------------------------------------------------------------------------------------------------------------
 
 
-def open_regular(path: Path, limit: int | None = None) -> IO[bytes]:
+def open_regular(path: Path, limit: int | None = None) -> BufferedReader:
     """The file, open for reading; RefusedFile if it is not a regular one, or larger than `limit` bytes."""
     descriptor = os.open(path, os.O_RDONLY | _NOT_WAITING | _COMMON)
     try:

@@ -217,8 +217,8 @@ class Store:
     def update(self, experiment: Experiment, last_round: int) -> list[str]:
         """The same path may be followed further than was asked at first; a finished run is then no longer finished.
 
-        Nor is one whose privacy allows more rounds by a better accountant than that of its time. A word on each file that
-        had to be written again.
+        Nor is one whose privacy allows more rounds by a better accountant than that of its time. Returns a sentence for
+        each file that had to be written again.
         """
         self._manifest = known_checksums(self.folder)
         notices = self._mend_manifest()

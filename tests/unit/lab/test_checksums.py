@@ -15,6 +15,7 @@ import fedgg
 from fedgg import checksums
 from fedgg.checksums import LineChecksums, checkpoint_checksums, known_checksums
 from fedgg.errors import UserError
+from fedgg.files import read_bytes, write_atomically
 from fedgg.lab import store as store_module
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.runner import Run, Session, Watcher, run
@@ -232,7 +233,7 @@ def test_a_kill_while_settings_are_replaced(finished: Path, monkeypatch: pytest.
     class Kill(BaseException):
         pass
 
-    write = store_module.write_atomically
+    write = write_atomically
 
     def killed(path: Path, content: bytes, mode: int = 0o666) -> None:
         if path.name == "config.toml":
@@ -256,7 +257,7 @@ def test_a_kill_while_settings_are_replaced(finished: Path, monkeypatch: pytest.
 
 
 def test_settings_replaced_while_the_report_reads(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = following.read_bytes
+    read = read_bytes
 
     def read_and_replace(file: Path, *more: Any, **named: Any) -> bytes:
         content = read(file, *more, **named)

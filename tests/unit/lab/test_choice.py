@@ -88,7 +88,12 @@ def test_a_study_under_auto_keeps_the_threads_it_asks_for(monkeypatch: pytest.Mo
     """Workers have one thread each: with fewer runs than cores they are taken where that is what was asked for."""
     taken: list[str] = []
     for way in ("run_jobs", "run_interleaved"):
-        monkeypatch.setattr(run_all, way, lambda jobs, processes, tell, way=way: taken.append(way) or [])
+
+        def taken_by(jobs: list[Job], processes: int, tell: object, way: str = way) -> list[Job]:
+            taken.append(way)
+            return []
+
+        monkeypatch.setattr(run_all, way, taken_by)
     for threads in (1, 2):
         jobs = [Job(name, Experiment(engine={"threads": threads}), Path(name), None) for name in "ab"]
         run_all.run_all(jobs, 3, lambda *_: None)

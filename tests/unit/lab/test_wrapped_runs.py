@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from earlier_folders import without_checksums
 from torch import nn
 
 from fedgg.algorithms import FedAvg
@@ -277,6 +278,7 @@ def test_a_run_stops_before_its_limit_and_goes_on_under_a_larger_one(tmp_path: P
 
 def as_of_old(folder: Path, epsilons: list[float]) -> None:
     """The folder as it was written when Rényi's was the only accountant, and was not named."""
+    without_checksums(folder)
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     for line, epsilon in zip(lines, epsilons, strict=True):
         del line["accountant"]
