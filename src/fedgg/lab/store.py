@@ -163,6 +163,15 @@ class Store:
             if summary and ended and summary["rounds_done"] < experiment.rounds:
                 (self.folder / "summary.json").unlink()
 
+    def forget_divergence(self) -> str | None:
+        """Why a run diverged, if it did; it is then unfinished again. For runs whose clients may send other numbers."""
+        summary = self.summary()
+        if summary is None or summary["status"] != "diverged":
+            return None
+        with writing_to(self.folder):
+            (self.folder / "summary.json").unlink()
+        return str(summary["why"])
+
     def code_files(self) -> dict[str, Any]:
         """By part: path and SHA-256 of the code it began with, as the folder says it."""
         files = self._json("versions.json").get("code_files")
