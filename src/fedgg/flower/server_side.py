@@ -77,15 +77,17 @@ class ServerData:
 
     def __init__(self, experiment: Experiment, data: Path | None):
         self.experiment = experiment
+        self.file: ServerFile | None = None
+        self.whole: Federation | None = None
         if data is None:
             federation = build(experiment)
             assert isinstance(federation.origin, WholeData)
             notices = tuple(sentence for sentence in federation.notices if sentence != federation.engine.notice)
             origin = replace(federation.origin, keeper="nodes")
-            self.file, self.whole = None, replace(federation, origin=origin, notices=notices)
+            self.whole = replace(federation, origin=origin, notices=notices)
             self.shape, self.classes = _written(origin.shape), len(origin.classes)
         else:
-            self.file, self.whole, self.name = read_server(data, experiment), None, str(data)
+            self.file, self.name = read_server(data, experiment), str(data)
             if self.file.clients != experiment.split.clients:
                 raise UserError(
                     f"{data} was divided for {self.file.clients} clients, split.clients = {experiment.split.clients}"
