@@ -99,6 +99,11 @@ def spoilt(before: ServerState, after: ServerState) -> str | None:
     return f"the server's {', '.join(sick)} is not finite" if sick else None
 
 
+def is_ordinary(state: ServerState) -> bool:
+    """Whether the model has values that training gives it; one that has been diverging for rounds is no one's fault."""
+    return largest({"w": state.w})["w"] <= FACTOR
+
+
 def largest(rows: Mapping[K, Tensor]) -> dict[K, float]:
     """The largest absolute value of each tensor; not finite if any value is not. The device is waited for once."""
     filled = {key: tensor for key, tensor in rows.items() if tensor.numel()}

@@ -75,11 +75,12 @@ def up(
         try_to_build(experiment, load(experiment.data.source, data_folder))  # before anything is begun
     with _held(places):
         tell("phase", "dividing the data")
-        if known is not None:
-            Store(places.out).forget_divergence()
-            tell("notice", f"the run had diverged ({known['why']}): it is resumed from the last good model")
         prepare(places, experiment, listening, settings, data_folder)
-        return LocalFederation(experiment, places, listening, tell).play()
+        federation = LocalFederation(experiment, places, listening, tell)
+        if known is not None:
+            tell("notice", f"the run had diverged ({known['why']}): it is resumed from its last good model")
+            federation.history.resume()
+        return federation.play()
 
 
 @dataclass

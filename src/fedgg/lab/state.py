@@ -17,7 +17,17 @@ from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
 from fedgg.core.net import Net
 from fedgg.core.probe import Probe
-from fedgg.core.server import Lost, ServerState, close_round, first_state, healthy, in_proportion, largest, spoilt
+from fedgg.core.server import (
+    Lost,
+    ServerState,
+    close_round,
+    first_state,
+    healthy,
+    in_proportion,
+    is_ordinary,
+    largest,
+    spoilt,
+)
 from fedgg.engines import Engine, RoundJob
 from fedgg.engines.job import ClientData, Look, Optimiser, Scorer, score_here
 from fedgg.lab.build import Federation
@@ -129,8 +139,11 @@ def close(
     server, share = aggregated(kept)
     wrong = spoilt(state.server, server)
     if wrong is not None:
+        can_be_told = not private and is_ordinary(state.server)
         offender = (
-            None if private else _only_offender(kept, lambda part: spoilt(state.server, aggregated(part)[0]) is None)
+            _only_offender(kept, lambda part: spoilt(state.server, aggregated(part)[0]) is None)
+            if can_be_told
+            else None
         )
         if offender is None:
             raise Diverged(f"{wrong} after round {number}", lost)
@@ -197,7 +210,7 @@ def close_without_offender(
     federation: Federation, state: State, closed: Closed, score: Scorer
 ) -> tuple[Closed, list[Score]] | None:
     """The round without the one client with which the test loss is not finite, and its scores, if there is such."""
-    if federation.wrappers.budget is not None or not closed.looks:
+    if federation.wrappers.budget is not None or not closed.looks or not is_ordinary(state.server):
         return None
     everybody, why = closed.played.kept, "the test loss is not finite with its update"
 

@@ -157,6 +157,19 @@ def test_the_one_client_without_which_the_model_is_finite_is_left_out(tmp_path: 
     ]
 
 
+def test_of_a_run_that_has_been_diverging_nobody_is_left_out(tmp_path: Path) -> None:
+    """The same client, once the model has grown beyond all that training makes: the run ends, as it always did."""
+
+    def alter(round_: int, client: int, end: LocalEnd) -> LocalEnd:
+        if round_ < 3:
+            return replace(end, up=end.up | {"delta": torch.full_like(end.up["delta"], 9e5 * 1e5 ** (round_ - 1))})
+        return replace(end, up=end.up | {"worth": torch.zeros_like(end.up["worth"])}) if client == 1 else end
+
+    finished = run_altered(small(**{"algorithm.name": "fednova"}), tmp_path, alter)
+    assert (finished.status, len(finished.rounds)) == ("diverged", 2)
+    assert finished.summary["clients_lost"] == 0
+
+
 def test_the_one_client_without_which_the_test_loss_is_finite_is_left_out(tmp_path: Path) -> None:
     """A variance below zero is as finite as the weights; what comes of it in evaluation is not."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
