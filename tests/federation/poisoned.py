@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 
 class Poisoned(nn.Module):
-    """Linear; `client` is the node that is ill while `flag` exists."""
+    """Linear; `client` is the node that is ill while `flag` exists; -1: every node."""
 
     def __init__(self, shape: tuple[int, ...], classes: int, client: int, flag: str):
         super().__init__()
         self.layer = nn.Linear(math.prod(shape), classes)
-        here = os.environ.get("FEDGG_FEDERATION", "").endswith(f"/client-{client}")
+        mark = os.environ.get("FEDGG_FEDERATION", "")
+        here = "/client-" in mark if client < 0 else mark.endswith(f"/client-{client}")
         self.ill = here and Path(flag).exists()
 
     def forward(self, x: Tensor) -> Tensor:

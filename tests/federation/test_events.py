@@ -143,6 +143,30 @@ def test_a_node_that_computes_nan_is_left_out_and_named(tmp_path: Path) -> None:
     assert_as_embedded(experiment, up.out, tmp_path)
 
 
+def test_a_run_that_diverged_is_resumed_once_its_nodes_are_repaired(tmp_path: Path) -> None:
+    flag, code = tmp_path / "ill", Path(__file__).with_name("poisoned.py")
+    fedgg.trust(code)
+    model = {"name": f"{code}:Poisoned", "client": -1, "flag": str(flag)}
+    experiment = EXPERIMENT.changed({"model.name": model["name"]} | {f"model.{key}": model[key] for key in model})
+    up = start(experiment, tmp_path / "run", "--trust", str(code))
+    try:
+        up.until_round(1)
+        flag.touch()
+        up.wait()
+    finally:
+        up.stop()
+    assert json.loads((up.out / "summary.json").read_text())["status"] == "diverged"
+    assert (up.out / "model.safetensors").exists()
+    flag.unlink()
+    again = start(experiment, up.out, again=("resume", str(up.out), "--trust", str(code)))
+    try:
+        finish(again)
+    finally:
+        again.stop()
+    assert any("had diverged" in note for note in json.loads((up.out / "resumes.jsonl").read_text())["notes"])
+    assert_as_embedded(experiment, up.out, tmp_path)
+
+
 @pytest.mark.parametrize("program", ["flwr-serverapp", "flower-superlink"])
 def test_a_server_that_is_killed_goes_on(up: Up, tmp_path: Path, program: str) -> None:
     up.until_round(2)

@@ -75,6 +75,14 @@ def up(
         bool,
         typer.Option("--insecure-beyond-loopback", help="Allow either of them where other machines can listen."),
     ] = False,
+    shared_network: Annotated[
+        bool,
+        typer.Option(
+            "--shared-network",
+            help="Use this machine's network, in which every local account reaches the federation; by default it has "
+            "one of its own where the system allows it.",
+        ),
+    ] = False,
     trust: choices.TrustOption = None,
 ) -> None:
     """Start a whole federation on this machine, run an experiment on it, and take everything down again.
@@ -94,7 +102,7 @@ def up(
     from fedgg.lab.config import load_experiment
 
     choices.trust_all(trust)
-    listening = Listening(host, not no_tls, not (no_authentication or no_tls), insecure_beyond_loopback)
+    listening = Listening(host, not no_tls, not (no_authentication or no_tls), insecure_beyond_loopback, shared_network)
     changed = choices.changes(clients=clients, rounds=rounds, settings=settings)
     chosen = with_given_clients(load_experiment(experiment).changed(changed), data_folder=data_folder)
     given = {"deadline": deadline, "min_clients": min_clients}

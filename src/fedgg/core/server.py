@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +15,10 @@ from fedgg.core.buffers import BufferPolicy, close_buffers, not_finite
 from fedgg.core.collect import PLAIN, Collector, Sent, shares
 from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Rows, check, read_only, stack
+
+FACTOR = 1e6  # training does not make values so many times larger in one round
+OUT_OF_PROPORTION = "out of all proportion"
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,65 @@ def healthy(
     return kept, lost
 
 
+def in_proportion(ends: Mapping[int, LocalEnd], model: Tensor) -> tuple[dict[int, LocalEnd], list[Lost]]:
+    """The clients whose update is in proportion to the others of the round, and those whose is not.
+
+    Out of proportion is a part of an update with larger values than FACTOR times those of the model that was sent and
+    those of the other clients, of which the lower median counts: a cohort that diverges together is kept, and half of a
+    cohort can be left out. Repeated until nobody is: who is kept is kept again when the others are gone.
+    """
+    sizes = largest({(client, name): rows for client, end in ends.items() for name, rows in _sent(end).items()})
+    (size_of_model,) = largest({"w": model}).values()
+    kept, lost = dict(ends), dict[int, Lost]()
+    while len(kept) > 1:
+        too_large: dict[int, list[str]] = {}
+        for name in _sent(next(iter(kept.values()))):
+            usual = sorted(sizes[client, name] for client in kept)[(len(kept) - 2) // 2]
+            limit = FACTOR * max(usual, size_of_model, 1.0)
+            for client in kept:
+                if sizes[client, name] > limit:
+                    too_large.setdefault(client, []).append(name)
+        if not too_large:
+            break
+        for client, names in too_large.items():
+            del kept[client]
+            why = f"{OUT_OF_PROPORTION}: {', '.join(names)}, over {FACTOR:,.0f} times the model and the other clients"
+            lost[client] = Lost(client, why)
+    return kept, [lost[client] for client in ends if client in lost]
+
+
+def spoilt(before: ServerState, after: ServerState) -> str | None:
+    """What is wrong with the server's state after a round, where it was right before."""
+    sizes = largest(_parts(after))
+    if not math.isfinite(sizes["model"]):
+        return "the global model is not finite"
+    if sizes["model"] > FACTOR * max(largest({"w": before.w})["w"], 1.0):
+        return f"the global model is {OUT_OF_PROPORTION}"
+    sick = [name for name, size in sizes.items() if not math.isfinite(size)]
+    earlier = largest(_parts(before)) if sick else {}
+    sick = [name for name in sick if math.isfinite(earlier.get(name, 0.0))]
+    return f"the server's {', '.join(sick)} is not finite" if sick else None
+
+
+def is_ordinary(state: ServerState) -> bool:
+    """Whether the model has values that training gives it; one that has been diverging for rounds is no one's fault."""
+    return largest({"w": state.w})["w"] <= FACTOR
+
+
+def largest(rows: Mapping[K, Tensor]) -> dict[K, float]:
+    """The largest absolute value of each tensor; not finite if any value is not. The device is waited for once."""
+    filled = {key: tensor for key, tensor in rows.items() if tensor.numel()}
+    sizes = dict.fromkeys(rows, 0.0)
+    if filled:
+        exact = (
+            tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()
+            for tensor in filled.values()
+        )
+        found = torch.stack([tensor.abs().amax().double() for tensor in exact]).tolist()
+        sizes |= dict(zip(filled, found, strict=True))
+    return sizes
+
+
 def close_round(
     algorithm: Algorithm,
     state: ServerState,
@@ -87,3 +152,17 @@ def close_round(
     return ServerState(w, buffers, check(memory, 1, "aggregate() memory")), {
         client: float(part) for client, part in zip(order, share, strict=True)
     }
+
+
+def _sent(end: LocalEnd) -> Rows:
+    """What the server computes with; clients keep their memory to themselves."""
+    return end.up | {f"statistics {name}": rows for name, rows in end.buffers.items()}
+
+
+def _parts(state: ServerState) -> Rows:
+    parts = {"memory": state.memory, "statistics": state.buffers}
+    return {"model": state.w} | {f"{part} {name}": rows for part, own in parts.items() for name, rows in own.items()}
+
+
+def _floating(rows: Rows) -> Rows:
+    return {name: tensor for name, tensor in rows.items() if tensor.is_floating_point()}

@@ -13,6 +13,7 @@ import tomli_w
 
 from fedgg.errors import UserError
 from fedgg.files import make_folder, write_text
+from fedgg.flower.settings import MAX_EXAMPLES
 from fedgg.lab.config import Experiment
 from fedgg.lab.files import writing_to
 from fedgg.lab.parts import build_algorithm, check_model_name, check_needs
@@ -26,6 +27,7 @@ SETTINGS: dict[str, str | int | float] = {
     "wait": 120,
     "attempts": 3,
     "min_clients": 0,
+    "max_examples": MAX_EXAMPLES,
 }
 
 SIDE = '''"""{what}: everything else is in experiment.toml beside this file."""
@@ -205,6 +207,7 @@ They stand under `[tool.flwr.app.config]` in `pyproject.toml`, and `--run-config
 | `wait` | seconds to wait for enough nodes |
 | `attempts` | how often a round with too few answers is repeated before the run stops |
 | `min_clients` | the fewest answers a round may stand on; 0: half of the clients asked |
+| `max_examples` | a client that claims to have more examples is refused |
 
 `fedgg report OUT` makes a page of the run folder.
 """

@@ -13,6 +13,7 @@ import tomli_w
 
 from fedgg.errors import UserError
 from fedgg.files import write_text
+from fedgg.flower.private_network import PrivateNetwork
 
 CONNECTION = "here"
 TIMEOUT = 60.0  # seconds for one question
@@ -23,15 +24,22 @@ class Control:
     """The address of a SuperLink, and the environment in which `flwr` finds it."""
 
     environment: Mapping[str, str]
+    network: PrivateNetwork | None = None  # in which the SuperLink is; None: that of this machine
 
     @classmethod
-    def of(cls, environment: Mapping[str, str], address: str, authority: Path | None) -> Control:
+    def of(
+        cls,
+        environment: Mapping[str, str],
+        address: str,
+        authority: Path | None,
+        network: PrivateNetwork | None = None,
+    ) -> Control:
         home = Path(environment["FLWR_HOME"])
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         trust = {"insecure": True} if authority is None else {"root-certificates": str(authority)}
         connections = {"superlink": {"default": CONNECTION, CONNECTION: {"address": address, **trust}}}
         write_text(home / "config.toml", tomli_w.dumps(connections))
-        return cls(environment)
+        return cls(environment, network)
 
     def register(self, public_key: Path, name: str) -> int:
         """From now on the owner of this key may join; the number Flower gives it."""
@@ -65,8 +73,9 @@ class Control:
     def _said(self, *words: str) -> subprocess.CompletedProcess[str]:
         try:
             return subprocess.run(
-                ["flwr", *words],
+                ["flwr", *words] if self.network is None else self.network.inside(["flwr", *words]),
                 env=dict(self.environment),
+                pass_fds=() if self.network is None else self.network.descriptors,
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT,

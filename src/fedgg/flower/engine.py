@@ -16,11 +16,11 @@ from flwr.app import ArrayRecord
 from fedgg.core.buffers import travelling, travels
 from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
-from fedgg.core.server import Lost
+from fedgg.core.server import Lost, in_proportion
 from fedgg.engines import RoundJob
 from fedgg.engines.job import Look, score_here
 from fedgg.errors import UserError
-from fedgg.flower.exchange import Exchange, Question, Reply
+from fedgg.flower.exchange import Exchange, Question, Reply, one_line
 from fedgg.flower.letters import NEVER, About, arrays_of, numbers_of, reading, write
 from fedgg.flower.log import ExchangeLog
 from fedgg.flower.records import (
@@ -52,6 +52,7 @@ class OverMessages:
     settled: Callable[[], int]
     log: ExchangeLog
     notice: Callable[[str], None]
+    private: bool = False  # then no client is judged by what others sent
     _met: dict[int, int] = field(default_factory=dict)
     _read: int = 0
 
@@ -63,6 +64,7 @@ class OverMessages:
             ends |= {
                 client: _noted(end, ends.get(client)) for client, end in self._asked(job, missing, attempt).items()
             }
+            ends |= self._out_of_proportion(job, ends)
             if self._enough(job, ends):
                 return iter(ends.items())
             self.notice(f"round {job.round + 1}, attempt {attempt}: too few clients: {_named(ends)}")
@@ -77,6 +79,13 @@ class OverMessages:
         away = {look.client: look for look in looks if look.client is not None}
         found = self._by_clients(away) if away else {}
         return [found[look.client] if look.client is not None else score_here([look])[0] for look in looks]
+
+    def _out_of_proportion(self, job: RoundJob, ends: Mapping[int, LocalEnd | Lost]) -> dict[int, LocalEnd | Lost]:
+        """As the session does when it closes the round; here, so that clients are asked again if too few are left."""
+        if self.private:
+            return {}
+        _, lost = in_proportion({client: end for client, end in ends.items() if isinstance(end, LocalEnd)}, job.w)
+        return {gone.client: gone for gone in lost}
 
     def _enough(self, job: RoundJob, ends: Mapping[int, LocalEnd | Lost]) -> bool:
         """Where everybody has answered and nobody with a number, asking again is no use: the run has diverged."""
@@ -98,7 +107,7 @@ class OverMessages:
                 )
                 arrays = shared | ({"buffers": buffers} if job.buffers_down(client) else {})
                 questions.append(Question(nodes[client], about, write(about, arrays)))
-        ends: dict[int, LocalEnd | Lost] = {client: Lost(client, "its node is not connected") for client in clients}
+        ends: dict[int, LocalEnd | Lost] = {client: Lost(client, self.roll.absence(client)) for client in clients}
         with self.log.exchange("train", number, attempt, clients, self.exchange) as done:
             for question, reply in self.exchange.ask("train", questions):
                 client = question.about.client
@@ -138,7 +147,7 @@ class OverMessages:
             check_finite(up, "")
             check_buffers(job.buffers_before(client), buffers, "")
         except BadRecord as error:
-            return Lost(client, str(error))
+            return Lost(client, one_line(str(error)))
         told = {name: torch.tensor([[value]], dtype=torch.float64).to(job.w.dtype) for name, value in numbers.items()}
         readings = {name: told[reading(name)] for name in self.example.readings}
         return LocalEnd(up, {}, buffers, readings, told["loss"], reply.answer.note)
@@ -153,7 +162,7 @@ class OverMessages:
             if client in nodes:
                 about = About(self.roll.run, self.roll.experiment, number, 1, client)
                 questions.append(Question(nodes[client], about, write(about, _model_of(look, model))))
-        found: dict[int, Score | Lost] = {client: Lost(client, "its node is not connected") for client in clients}
+        found: dict[int, Score | Lost] = {client: Lost(client, self.roll.absence(client)) for client in clients}
         with self.log.exchange("evaluate", number, 1, clients, self.exchange) as done:
             found |= {
                 q.about.client: self._score(q.about.client, reply)
@@ -171,7 +180,7 @@ class OverMessages:
         try:
             numbers = numbers_of(reply.content, {"accuracy", "loss"})
         except BadRecord as error:
-            return Lost(client, str(error))
+            return Lost(client, one_line(str(error)))
         if not 0 <= numbers["accuracy"] <= 1:
             return Lost(client, f"it sent the accuracy {numbers['accuracy']}")
         return Score(numbers["accuracy"], numbers["loss"], self.roll.said[client].held_out)

@@ -114,14 +114,14 @@ class Exchange:
             return nothing(f"it answered {len(messages)} times")
         (message,) = messages
         if message.has_error():
-            return nothing(f"its app failed: {one_line(str(message.error.reason))}")
+            return nothing(f"its app failed: {message.error.reason}")
         try:
             other = difference(question.about, about_of(message.content))
             answer = answer_of(message.content)
         except BadRecord as error:
             return nothing(str(error))
         if answer.refused:
-            return nothing(one_line(answer.refused))
+            return nothing(answer.refused)
         return nothing(other) if other else Reply(message.content, replace(answer, note=one_line(answer.note)))
 
 
@@ -131,4 +131,4 @@ def one_line(told: str) -> str:
 
 
 def nothing(why: str) -> Reply:
-    return Reply(None, Answer(), why)
+    return Reply(None, Answer(), one_line(why))

@@ -3,8 +3,9 @@
     strategy = fedgg.flower.strategy(FedGG(mu=0.1), model, fraction_evaluate=0.5)
     result = strategy.start(grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=10)
 
-Sampling, evaluation and configuration are Flower's own. Clients whose answer is not finite or of another shape are left
-out and named in the log; a round without any healthy answer ends the run instead of passing for one.
+Sampling, evaluation and configuration are Flower's own. Clients whose answer is not finite, out of all proportion or of
+another shape are left out and named in the log; a round without any healthy answer, or whose model would not be finite,
+ends the run instead of passing for one.
 """
 
 from __future__ import annotations
@@ -23,28 +24,35 @@ from fedgg.core.algorithm import Algorithm, Hub
 from fedgg.core.buffers import close_buffers
 from fedgg.core.collect import shares
 from fedgg.core.layout import Layout
+from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Rows, read_only, stack
+from fedgg.core.server import ServerState, in_proportion, spoilt
 from fedgg.errors import UserError
 from fedgg.flower.guidance import ALGORITHM, BUFFERS, DOWN, UP, guidable
 from fedgg.flower.letters import arrays_of
 from fedgg.flower.records import BadRecord, check_buffers, check_finite, check_kinds, from_record, kinds, to_record
+from fedgg.flower.settings import MAX_EXAMPLES
 
 LOG = logging.getLogger("flwr")
 EXAMPLES = "num-examples"
 CPU = torch.device("cpu")
 
 
-def strategy(algorithm: Algorithm, model: nn.Module, **flower: Any) -> Guiding:
-    """`flower`: what Flower's FedAvg takes, such as `fraction_train`, `min_train_nodes` and `fraction_evaluate`."""
-    return Guiding(algorithm, model, **flower)
+def strategy(algorithm: Algorithm, model: nn.Module, *, max_examples: int = MAX_EXAMPLES, **flower: Any) -> Guiding:
+    """`flower`: what Flower's FedAvg takes, such as `fraction_train`, `min_train_nodes` and `fraction_evaluate`.
+
+    A client that claims more than `max_examples` in `num-examples` is left out.
+    """
+    return Guiding(algorithm, model, max_examples=max_examples, **flower)
 
 
 class Guiding(FlowerFedAvg):
     """Flower's FedAvg, with what travels and how it is added up replaced by the algorithm's."""
 
-    def __init__(self, algorithm: Algorithm, model: nn.Module, **flower: Any):
+    def __init__(self, algorithm: Algorithm, model: nn.Module, *, max_examples: int = MAX_EXAMPLES, **flower: Any):
         algorithm = guidable(algorithm)
         super().__init__(**flower)
+        self.max_examples = max_examples
         self.algorithm, self.model = algorithm, model.cpu()
         self.layout = Layout.of(self.model)
         self.memory: Rows | None = None
@@ -75,19 +83,24 @@ class Guiding(FlowerFedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         assert self._hub is not None
-        healthy = self._healthy(list(replies))
+        healthy = self._in_proportion(self._healthy(list(replies)))
         if not healthy:
             raise UserError(f"round {server_round}: no client sent a finite update")
         order = sorted(healthy)  # the same sum in the same order, whoever answered first
         contents = [healthy[node][2].content for node in order]
-        counts = [_examples(healthy[node][2]) for node in order]
+        counts = [self._examples(healthy[node][2]) for node in order]
         with torch.no_grad():
             w, share = self._w(), shares(counts, self._w(), equally=False)
             up = stack([healthy[node][0] for node in order])
-            new, self.memory = self.algorithm.aggregate(w, read_only(up, "up"), share, self._hub)
+            new, memory = self.algorithm.aggregate(w, read_only(up, "up"), share, self._hub)
+            before = ServerState(w, self._buffers(), self.memory or {})
+            buffers = close_buffers("average", before.buffers, stack([healthy[node][1] for node in order]), share)
+            wrong = spoilt(before, ServerState(new, buffers, memory))
+            if wrong is not None:  # the strategy keeps the model it had
+                raise UserError(f"round {server_round}: {wrong}")
+            self.memory = memory
             self._set(new)
-            buffers = stack([healthy[node][1] for node in order])
-            for name, rows in close_buffers("average", self._buffers(), buffers, share).items():
+            for name, rows in buffers.items():
                 self.model.get_buffer(name).copy_(rows[0])
         metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
         return ArrayRecord(self.model.state_dict()), metrics
@@ -106,12 +119,32 @@ class Guiding(FlowerFedAvg):
                 buffers = from_record(arrays_of(reply.content, BUFFERS), CPU) if self.layout.buffers else {}
                 check_buffers(self._buffers(), check_kinds(buffers, kinds(self._buffers()), "its statistics"), "")
                 check_kinds({"delta": up.get("delta", torch.empty(1, 0))}, kinds({"delta": self._w()}), "its message")
-                _examples(reply)
+                self._examples(reply)
             except BadRecord as error:
                 LOG.warning("fedgg: left out: node %d: %s", node, error)
                 continue
             found[node] = (up, buffers, reply)
         return _of_one_kind(found)
+
+    def _in_proportion(self, found: dict[int, tuple[Rows, Rows, Message]]) -> dict[int, tuple[Rows, Rows, Message]]:
+        """As in every other run of the library."""
+        none = torch.zeros(1, 1)
+        ends = {node: LocalEnd(up, {}, buffers, {}, none) for node, (up, buffers, _) in found.items()}
+        _, lost = in_proportion(ends, self._w())
+        for gone in lost:
+            LOG.warning("fedgg: left out: node %d: %s", gone.client, gone.why)
+            del found[gone.client]
+        return found
+
+    def _examples(self, reply: Message) -> int:
+        """What a client counts for: a whole number, within the limit."""
+        for metrics in reply.content.metric_records.values():
+            count = metrics.get(EXAMPLES)
+            if isinstance(count, int | float) and count > self.max_examples:
+                raise BadRecord(f"its {EXAMPLES!r} is {count:g}, and max_examples = {self.max_examples}")
+            if isinstance(count, int | float) and count >= 1:
+                return int(count)
+        raise BadRecord(f"its metrics have no {EXAMPLES!r} above zero")
 
     def _w(self) -> torch.Tensor:
         return self.layout.flatten(dict(self.model.named_parameters()))
@@ -132,14 +165,6 @@ class Guiding(FlowerFedAvg):
             record = ArrayRecord(self.model.state_dict())
             self._set(own)
         return record
-
-
-def _examples(reply: Message) -> int:
-    for metrics in reply.content.metric_records.values():
-        count = metrics.get(EXAMPLES)
-        if isinstance(count, int | float) and 0 < count < float("inf"):
-            return int(count)
-    raise BadRecord(f"its metrics have no {EXAMPLES!r} above zero")
 
 
 def _of_one_kind(found: dict[int, tuple[Rows, Rows, Message]]) -> dict[int, tuple[Rows, Rows, Message]]:

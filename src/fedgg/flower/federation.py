@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,8 +32,9 @@ from fedgg.flower.flower_processes import (
 from fedgg.flower.history import History
 from fedgg.flower.keys import make_node_key
 from fedgg.flower.places import Places
-from fedgg.flower.ports import LOOPBACK, Listening, free_ports
+from fedgg.flower.ports import LOOPBACK, Listening, free_ports, is_loopback
 from fedgg.flower.prepared import prepare
+from fedgg.flower.private_network import PrivateNetwork, private_network
 from fedgg.flower.processes import Running, is_running, surroundings, watched_over
 from fedgg.flower.settings import settings_fit
 from fedgg.lab.config import Experiment
@@ -65,7 +66,7 @@ def up(
     with writing_to(out):
         Store(places.out).refuse_another(experiment)
         known = History(places.out).summary(experiment)
-    if known is not None:
+    if known is not None and known["status"] != "diverged":
         return known
     settings_fit(experiment, int(settings.get("min_clients", 0)))
     free_ports(listening.reached_at, 1)
@@ -74,7 +75,11 @@ def up(
     with _held(places) as lock:
         tell("phase", "dividing the data")
         prepare(places, experiment, listening, settings, data_folder)
-        return LocalFederation(experiment, places, listening, tell, lock).play()
+        federation = LocalFederation(experiment, places, listening, tell, lock)
+        if known is not None:
+            tell("notice", f"the run had diverged ({known['why']}): it is resumed from its last good model")
+            federation.history.resume()
+        return federation.play()
 
 
 @dataclass
@@ -101,7 +106,7 @@ class LocalFederation:
         self.port, self.address = port, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.nodes = [Node(client, own) for client, own in enumerate(others)]
         self.authority = places.certificates.authority if listening.tls else None
-        self.control = Control.of(surroundings(places.home, host), self.address, self.authority)
+        self.network: PrivateNetwork | None = None
         self.history = History(places.out)
 
     # From the first process to the last ----------------------------------------------------------------------------
@@ -111,7 +116,12 @@ class LocalFederation:
         self.tell("done", self.history.rounds.told)
         if not cells_allowed(self.places.nodes):
             self.tell("notice", "only permissions keep nodes from each other's data: this system allows no more")
-        with watched_over(self.word) as self.start:
+        with ExitStack() as held:
+            self.network = held.enter_context(self.network_for_all())
+            self.control = Control.of(
+                surroundings(self.places.home, self.listening.reached_at), self.address, self.authority, self.network
+            )
+            self.start = held.enter_context(watched_over(self.word))
             self.start_link()
             self.tell("phase", f"starting {len(self.nodes)} SuperNodes")
             with ThreadPoolExecutor(ASKED_AT_A_TIME) as pool:
@@ -122,6 +132,23 @@ class LocalFederation:
                 time.sleep(LOOK_EVERY)
             self.pass_on_news()
         return summary
+
+    @contextmanager
+    def network_for_all(self) -> Iterator[PrivateNetwork | None]:
+        """A network of their own where there can be one; says in a line who can reach the federation."""
+        open_to = "every account of this machine" if is_loopback(self.listening.host) else "everybody who reaches it"
+        warning = f"{open_to} can submit an app to {self.address}, and it runs as you: Flower asks for no password"
+        if not self.listening.may_be_private:
+            self.tell("notice", warning)
+            yield None
+            return
+        with private_network(self.listening.host) as network:
+            if isinstance(network, PrivateNetwork):
+                self.tell("notice", "the federation has a network of its own: no other account can submit an app to it")
+                yield network
+            else:
+                self.tell("notice", f"{warning}, and this system gives it no network of its own ({network.why})")
+                yield None
 
     def look_at_everybody(self) -> None:
         self.lock.check()
@@ -146,7 +173,7 @@ class LocalFederation:
 
     def start_link(self) -> None:
         self.tell("phase", "starting the SuperLink")
-        self.link = self.start(superlink(self.word, self.places, self.listening, self.port))
+        self.link = self.start(superlink(self.word, self.places, self.listening, self.port, self.network))
         wait_until_it_answers(self.link, self.address, self.authority)
 
     def replace_link(self) -> None:
@@ -206,7 +233,7 @@ class LocalFederation:
         if self.listening.authentication:
             self.give_identity(node)
         node.running = self.start(
-            supernode(self.word, self.places, self.listening, self.address, node.client, node.port)
+            supernode(self.word, self.places, self.listening, self.address, node.client, node.port, self.network)
         )
 
     def give_identity(self, node: Node) -> None:

@@ -59,6 +59,15 @@ class ClientFile:
     scaling: Scaling
 
 
+@dataclass(frozen=True)
+class Holding:
+    """What a client's file holds: how many examples to train on and kept back, and a hash of all of them."""
+
+    examples: int
+    held_out: int
+    fingerprint: str
+
+
 @dataclass(frozen=True, eq=False)
 class ServerFile:
     """All that the server knows of the data."""
@@ -70,6 +79,7 @@ class ServerFile:
     scaling: Scaling
     split: dict[str, str]  # `scheme` and `hash`, where the file tells them
     client_names: tuple[str, ...] | None = None  # by client, where the data give them names
+    holdings: tuple[Holding, ...] | None = None  # by client, where the file was divided with theirs
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -102,7 +112,20 @@ def read_server(path: Path, experiment: Experiment) -> ServerFile:
     names = tuple(str(name) for name in arrays["client_names"]) if "client_names" in arrays else None
     if names is not None and len(names) != clients:
         raise UserError(f"{path}: client_names has {len(names)} names for {clients} clients")
-    return ServerFile(clients, test, proxy, classes, _scaling(path, arrays, experiment, test), split, names)
+    scaling, holdings = _scaling(path, arrays, experiment, test), _holdings(path, arrays, clients)
+    return ServerFile(clients, test, proxy, classes, scaling, split, names, holdings)
+
+
+def _holdings(path: Path, arrays: Arrays, clients: int) -> tuple[Holding, ...] | None:
+    if not arrays.keys() >= {"sizes", "fingerprints"}:
+        return None
+    sizes, fingerprints = arrays["sizes"], arrays["fingerprints"]
+    if sizes.shape != (clients, 2) or sizes.dtype.kind not in "ui" or fingerprints.shape != (clients,):
+        raise UserError(f"{path}: sizes must be whole numbers [{clients}, 2], and fingerprints [{clients}]")
+    return tuple(
+        Holding(int(own), int(kept), str(digest))
+        for (own, kept), digest in zip(sizes.tolist(), fingerprints.tolist(), strict=True)
+    )
 
 
 def _read(path: Path, *needed: str) -> Arrays:

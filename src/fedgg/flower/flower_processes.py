@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import ssl
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 
 from fedgg.errors import UserError
 from fedgg.flower.cell import REFUSED
 from fedgg.flower.places import FLOWER_HOME, Places
 from fedgg.flower.ports import LOOPBACK, Listening
+from fedgg.flower.private_network import PrivateNetwork
 from fedgg.flower.processes import Part, Running, surroundings, tail
 
 TO_START = 60.0  # seconds for a SuperLink to answer, and for a ServerApp to appear
 
 
-def superlink(word: str, places: Places, listening: Listening, port: int) -> Part:
+def superlink(
+    word: str, places: Places, listening: Listening, port: int, network: PrivateNetwork | None = None
+) -> Part:
     """The server; it sees no node's folder."""
     files = places.certificates
     command = [
@@ -34,10 +35,18 @@ def superlink(word: str, places: Places, listening: Listening, port: int) -> Par
     if listening.authentication:
         command += ["--enable-supernode-auth"]
     environment = surroundings(places.server / FLOWER_HOME, listening.reached_at)
-    return Part(word, "SuperLink", command, environment, places.server_log)
+    return Part(word, "SuperLink", command, environment, places.server_log, network)
 
 
-def supernode(word: str, places: Places, listening: Listening, server: str, client: int, port: int) -> Part:
+def supernode(
+    word: str,
+    places: Places,
+    listening: Listening,
+    server: str,
+    client: int,
+    port: int,
+    network: PrivateNetwork | None = None,
+) -> Part:
     """A client; of the run folder it sees its own part alone."""
     place = places.node(client)
     command = [
@@ -49,22 +58,37 @@ def supernode(word: str, places: Places, listening: Listening, server: str, clie
     if listening.authentication:
         command += ["--auth-supernode-private-key", str(place.key)]
     environment = surroundings(place.home, listening.reached_at)
-    return Part(word, f"client-{client}", command, environment, place.log)
+    return Part(word, f"client-{client}", command, environment, place.log, network)
 
 
 def wait_until_it_answers(link: Running, address: str, authority: Path | None) -> None:
-    trust = ssl.create_default_context(cafile=authority) if authority else None
-    secure = [urllib.request.HTTPSHandler(context=trust)] if trust else []
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), *secure)
+    """Asked by a process in the SuperLink's network, which need not be ours."""
+    network = link.part.network
+    url = f"{'https' if authority else 'http'}://{address}/health"
+    question = [sys.executable, "-c", ASK, url, str(authority or "")]
     while link.age() < TO_START:
         if link.ended is not None:
             raise complaint(link, f"ended with code {link.ended} instead of listening")
-        try:
-            with direct.open(f"{'https' if authority else 'http'}://{address}/health", timeout=2):
-                return
-        except OSError:
-            time.sleep(0.1)
+        asked = subprocess.run(
+            question if network is None else network.inside(question),
+            pass_fds=() if network is None else network.descriptors,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        if asked.returncode == 0:
+            return
+        time.sleep(0.1)
     raise complaint(link, f"does not answer at {address} after {TO_START:.0f} s")
+
+
+ASK = """
+import ssl, sys, urllib.request
+url, authority = sys.argv[1:]
+secure = [urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=authority))] if authority else []
+urllib.request.build_opener(urllib.request.ProxyHandler({}), *secure).open(url, timeout=2).close()
+"""
 
 
 def complaint(running: Running, what: str) -> UserError:

@@ -44,6 +44,18 @@ class History:
     def __init__(self, out: Path):
         self.rounds, self.exchanges = Lines(out / "rounds.jsonl"), Lines(out / "exchanges.jsonl")
         self._summary = out / "summary.json"
+        self._earlier: tuple[int, int] | None = None
+
+    def resume(self) -> None:
+        """The run goes on: the summary that is there is of its earlier end."""
+        self._earlier = self._identity()
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = self._summary.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def silent(self) -> dict[int, int]:
         """Clients that have let a deadline pass since the last look, and in which round."""
@@ -56,6 +68,8 @@ class History:
 
     def summary(self, experiment: Experiment) -> dict[str, Any] | None:
         """How the run ended, once it has; the end of a shorter run that is to be followed further is none."""
+        if self._earlier is not None and self._identity() == self._earlier:
+            return None
         try:
             told, _ = summary_in(read_json(self._summary), checksum_required=(self._summary.parent / FILE).exists())
         except FileNotFoundError:

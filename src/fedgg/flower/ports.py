@@ -20,6 +20,7 @@ class Listening:
     tls: bool = True
     authentication: bool = True
     unprotected_beyond_loopback: bool = False  # said explicitly
+    shared_network: bool = False  # said explicitly: other accounts of this machine reach it, too
 
     def __post_init__(self) -> None:
         if self.authentication and not self.tls:
@@ -32,6 +33,11 @@ class Listening:
                 f"refused to listen on {self.host} without {' and '.join(unprotected)}: everybody who reaches it could "
                 f"join or read along; leave --host at {LOOPBACK}, or say --insecure-beyond-loopback"
             )
+
+    @property
+    def may_be_private(self) -> bool:
+        """Whether a network of its own is wanted: what is reached from other machines cannot have one."""
+        return is_loopback(self.host) and not self.shared_network
 
     @property
     def reached_at(self) -> str:

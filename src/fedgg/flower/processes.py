@@ -22,6 +22,7 @@ from typing import Any
 
 from fedgg.errors import UserError
 from fedgg.files import open_regular, open_to_append
+from fedgg.flower.private_network import PrivateNetwork
 from fedgg.lab.trust import environment_for_children
 
 MARK = "FEDGG_FEDERATION"
@@ -45,6 +46,7 @@ class Part:
     command: list[str]
     environment: dict[str, str]
     log: Path
+    network: PrivateNetwork | None = None  # in which it runs; None: that of this machine
 
     @property
     def mark(self) -> str:
@@ -79,7 +81,8 @@ def _start(part: Part) -> Running:
     """In a session of its own, so that Ctrl-C reaches nobody but us; what it says goes into its log."""
     with open_to_append(part.log) as log:
         process = subprocess.Popen(
-            part.command,
+            part.command if part.network is None else part.network.inside(part.command),
+            pass_fds=() if part.network is None else part.network.descriptors,
             env=part.environment | {MARK: part.mark},
             stdin=subprocess.DEVNULL,
             stdout=log,

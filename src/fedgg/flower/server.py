@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from fedgg.flower.exchange import Exchange
 from fedgg.flower.letters import FORMAT, Hello
 from fedgg.flower.log import ExchangeLog
 from fedgg.flower.roll import Roll
-from fedgg.flower.server_side import federation_of
+from fedgg.flower.server_side import ServerData
 from fedgg.flower.settings import Configuration, RunSettings, run_settings, settings_fit
 from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.config import Experiment, load_experiment
@@ -60,16 +60,25 @@ def run_over(grid: Grid, experiment: Experiment, settings: RunSettings, watcher:
     before = Passport.read(settings.out)
     run = before.run if before else secrets.token_hex(8)
     exchange = Exchange(grid, settings.deadline)
-    roll = Roll(exchange, run, experiment.trajectory(), watcher.notice, experiment.split.clients)
-    if before is not None:
-        roll.said.update(before.clients)
-    _gather(roll, settings, watcher)
     with arithmetic(experiment):
-        build_it = partial(federation_of, experiment, settings.data, roll.said)
+        data = ServerData(experiment, settings.data)
+        roll = Roll(
+            exchange,
+            run,
+            experiment.trajectory(),
+            watcher.notice,
+            experiment.split.clients,
+            partial(data.refusal, max_examples=settings.max_examples),
+            data.is_simulation,
+        )
+        if before is not None:
+            roll.said.update(before.clients)
+        left_out = (before.left_out if before else {}) | _gather(roll, data, settings, watcher)
+        build_it = partial(data.federation, roll.said)
         with opened(build_it, experiment, settings.out, watcher) as session:
             assert session.store is not None
             session.store.check_lock()
-            Passport(run, roll.said).write(settings.out)
+            Passport(run, roll.said, left_out).write(settings.out)
             play_with(session, _engine(session, roll, exchange, settings))
             return session.finish()
 
@@ -80,6 +89,7 @@ class Passport:
 
     run: str
     clients: dict[int, Hello]
+    left_out: dict[int, str] = field(default_factory=dict)  # clients the run began without, and why
 
     @classmethod
     def read(cls, folder: Path) -> Passport | None:
@@ -90,35 +100,68 @@ class Passport:
             content = without_checksum(read_json(path))
             if content["format"] != FORMAT:
                 raise UserError(f"{path} has format {content['format']}; this fedgg reads {FORMAT}")
-            return cls(str(content["run"]), {told["client"]: Hello(**told) for told in content["clients"]})
+            clients = {told["client"]: Hello(**told) for told in content["clients"]}
+            left_out = {told["client"]: str(told["why"]) for told in content.get("left_out", [])}
+            return cls(str(content["run"]), clients, left_out)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} cannot be read ({error}): this is no complete run folder") from error
 
     def write(self, folder: Path) -> None:
         clients = [asdict(self.clients[client]) for client in sorted(self.clients)]
         with writing_to(folder):
-            content = {"format": FORMAT, "run": self.run, "clients": clients}
+            left_out = [{"client": client, "why": why} for client, why in sorted(self.left_out.items())]
+            absent = {"left_out": left_out} if left_out else {}
+            content = {"format": FORMAT, "run": self.run, "clients": clients, **absent}
             write_json(folder / "flower.json", with_checksum(content))
 
 
-def _gather(roll: Roll, settings: RunSettings, watcher: Watcher) -> None:
-    """Every client must have said once how many examples it has: shares and cohorts follow from it."""
+def _gather(roll: Roll, data: ServerData, settings: RunSettings, watcher: Watcher) -> dict[int, str]:
+    """Every client must have said once how many examples it has: shares and cohorts follow from it.
+
+    A run does begin without clients whose nodes were refused for what they said, if enough others are there. Gives
+    those that have no part in it, with the reason: nothing but their word says how many examples they have.
+    """
     everybody = range(roll.clients)
     missing = roll.wait_for(everybody, settings.wait)
     unknown = [client for client in everybody if client not in roll.said]
-    if unknown:
+    enough = len(roll.said) >= settings.enough(roll.clients)
+    if unknown and not (enough and len(roll.rejected) >= len(unknown)):
         raise UserError(
             f"client {', '.join(map(str, unknown))} of {roll.clients} did not come within {settings.wait:g} s: "
             f"{_refusals(roll) or 'start their nodes, or set split.clients'}"
         )
-    if missing:
-        watcher.notice(f"client {', '.join(map(str, missing))} is not connected")
+    left_out = {}
+    for client in unknown:
+        expected = data.expected(client)
+        roll.said[client] = expected or data.nothing_of(client)
+        if expected is None:
+            left_out[client] = roll.absence(client)
+            watcher.notice(f"client {client} is left out of this run: {left_out[client]}")
+    for client in missing:
+        if client not in left_out:
+            watcher.notice(f"client {client} is not connected: {roll.absence(client)}")
+    for sentence in _outweighing(roll, data):
+        watcher.notice(sentence)
+    return left_out
+
+
+def _outweighing(roll: Roll, data: ServerData) -> list[str]:
+    """A client that says it has more examples than all others together, where nothing here can check that."""
+    total = sum(hello.examples for hello in roll.said.values())
+    return [
+        f"client {client} says that it has {hello.examples:,} of {total:,} examples, and counts for as much: "
+        f"if that cannot be, set max_examples, or a robust.rule that counts clients the same"
+        for client, hello in sorted(roll.said.items())
+        if 2 * hello.examples > total and len(roll.said) > 2 and data.expected(client) is None
+    ]
 
 
 def _refusals(roll: Roll) -> str:
-    """Why those who are there said no: one node's words stand for all that say the same."""
-    reasons = {no.why: node for node, no in roll.refused.items()}
-    return "; ".join(f"node {node} says: {why}" for why, node in list(reasons.items())[:3])
+    """Why those who are there said no or were refused: one node's words stand for all that say the same."""
+    reasons = {no.why: node for node, no in roll.refused.items() if node not in roll.rejected}
+    said = [f"node {node} says: {why}" for why, node in reasons.items()]
+    refused = {str(no): node for node, no in roll.rejected.items()}
+    return "; ".join([*said, *(f"node {node} is refused: {why}" for why, node in refused.items())][:3])
 
 
 def _engine(session: Session, roll: Roll, exchange: Exchange, settings: RunSettings) -> OverMessages:
@@ -132,6 +175,7 @@ def _engine(session: Session, roll: Roll, exchange: Exchange, settings: RunSetti
         settled=session.store.settled,
         log=ExchangeLog(settings.out, session.store.check_lock),
         notice=session.watcher.notice,
+        private=session.federation.wrappers.budget is not None,
     )
 
 

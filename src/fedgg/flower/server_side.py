@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from fedgg.core.plan import Positions
 from fedgg.data.feed import Feed
 from fedgg.errors import UserError
-from fedgg.flower.files import Examples, ServerFile, read_server
+from fedgg.flower.files import Examples, Holding, ServerFile, read_server
 from fedgg.flower.letters import Hello
 from fedgg.lab.build import Federation, assemble, build, chosen_device
 from fedgg.lab.config import Experiment
@@ -68,38 +69,109 @@ class OnNodes:
         return [self.said[client].examples + self.said[client].held_out for client in sorted(self.said)]
 
 
-def federation_of(experiment: Experiment, data: Path | None, said: Said) -> Federation:
-    """From the server's file, or, where the experiment's source is here (as in a simulation), from that."""
-    if data is None:
-        federation = build(experiment)
-        assert isinstance(federation.origin, WholeData)
-        notices = tuple(sentence for sentence in federation.notices if sentence != federation.choice.notice)
-        federation = replace(federation, origin=replace(federation.origin, keeper="nodes"), notices=notices)
-    else:
-        file = read_server(data, experiment)
-        if file.clients != experiment.split.clients:
-            raise UserError(
-                f"{data} was divided for {file.clients} clients, split.clients = {experiment.split.clients}"
+class ServerData:
+    """What the server has before the first client has come: its file, or the experiment's source, as in a simulation.
+
+    What it says of a client's data is what that client must say, too.
+    """
+
+    def __init__(self, experiment: Experiment, data: Path | None):
+        self.experiment = experiment
+        self.file: ServerFile | None = None
+        self.whole: Federation | None = None
+        if data is None:
+            federation = build(experiment)
+            assert isinstance(federation.origin, WholeData)
+            notices = tuple(sentence for sentence in federation.notices if sentence != federation.choice.notice)
+            origin = replace(federation.origin, keeper="nodes")
+            self.whole = replace(federation, origin=origin, notices=notices)
+            self.shape, self.classes = _written(origin.shape), len(origin.classes)
+        else:
+            self.file, self.name = read_server(data, experiment), str(data)
+            if self.file.clients != experiment.split.clients:
+                raise UserError(
+                    f"{data} was divided for {self.file.clients} clients, split.clients = {experiment.split.clients}"
+                )
+            self.shape, self.classes = _written(self.file.test.x.shape[1:]), len(self.file.classes)
+
+    @property
+    def is_simulation(self) -> bool:
+        return self.whole is not None
+
+    def expected(self, client: int) -> Hello | None:
+        """What this client must say of its data; None where that is not known here."""
+        if self.whole is not None:
+            feed = self.whole.feed
+            own = np.concatenate([feed.clients[client], feed.held_out[client]])
+            holding = Holding(
+                len(feed.clients[client]), len(feed.held_out[client]), Examples(feed.x[own], feed.y[own]).fingerprint()
             )
-        federation = assemble(experiment, _feed(file, said, experiment), OnNodes(file, said, str(data)))
-    _compare(federation, said)
-    return federation
+        elif self.file is not None and self.file.holdings is not None:
+            holding = self.file.holdings[client]
+        else:
+            return None
+        return Hello(client, holding.examples, holding.held_out, self.shape, self.classes, holding.fingerprint)
 
+    def nothing_of(self, client: int) -> Hello:
+        """In the place of what a client has not said: it has no part in the run."""
+        return Hello(client, 0, 0, self.shape, self.classes, "")
 
-def _compare(federation: Federation, said: Said) -> None:
-    shape, classes = " ".join(map(str, federation.origin.shape)), len(federation.origin.classes)
-    for client, hello in sorted(said.items()):
-        here = (federation.examples[client], len(federation.feed.held_out[client]), shape, classes)
-        there = (hello.examples, hello.held_out, hello.shape, hello.classes)
-        if here != there:
-            raise UserError(
-                f"client {client} has {_shown(*there)}, where the server expects {_shown(*here)}: "
-                f"give both the files of one division"
+    def refusal(self, hello: Hello, max_examples: int) -> str | None:
+        """Why a node's claims cannot be taken for true."""
+        clients, least = self.experiment.split.clients, 0 if self.experiment.split.allow_empty else 1
+        if not 0 <= hello.client < clients:
+            return (
+                f"it says that it is client {hello.client}, but the experiment has {clients} clients: "
+                f"give it a client-id from 0 to {clients - 1}, or set split.clients"
             )
+        expected = self.expected(hello.client)
+        if expected is not None:
+            return _difference(hello, expected)
+        if not least <= hello.examples <= max_examples or not 0 <= hello.held_out <= max_examples:
+            return (
+                f"it says that client {hello.client} has {hello.examples} examples and keeps {hello.held_out} back, "
+                f"which may be {least} to max_examples = {max_examples}"
+            )
+        if (hello.shape, hello.classes) != (self.shape, self.classes):
+            return _difference(hello, replace(hello, shape=self.shape, classes=self.classes))
+        if not re.fullmatch("[0-9a-f]{64}", hello.data):
+            return f"it says that the hash of client {hello.client}'s examples is {hello.data!r}"
+        return None
+
+    def federation(self, said: Said) -> Federation:
+        if self.whole is not None:
+            federation = self.whole
+        else:
+            assert self.file is not None
+            feed = _feed(self.file, said, self.experiment)
+            federation = assemble(self.experiment, feed, OnNodes(self.file, said, self.name))
+        for client, hello in sorted(said.items()):
+            here = (federation.examples[client], len(federation.feed.held_out[client]), self.shape, self.classes)
+            if (hello.examples, hello.held_out, hello.shape, hello.classes) != here:
+                expected = Hello(client, *here, hello.data)
+                raise UserError(str(_difference(hello, expected)))
+        return federation
 
 
-def _shown(examples: int, held_out: int, shape: str, classes: int) -> str:
-    return f"{examples} examples and {held_out} kept back, of shape {shape} in {classes} classes"
+def _written(shape: Sequence[int]) -> str:
+    return " ".join(map(str, shape))
+
+
+def _difference(hello: Hello, expected: Hello) -> str | None:
+    """What is another here and there."""
+    if hello == expected:
+        return None
+    there, here = _shown(hello), _shown(expected)
+    if there == here:
+        return f"client {hello.client} has other examples than the server expects: give both the files of one division"
+    return f"client {hello.client} has {there}, where the server expects {here}: give both the files of one division"
+
+
+def _shown(hello: Hello) -> str:
+    return (
+        f"{hello.examples} examples and {hello.held_out} kept back, of shape {hello.shape[:30]} "
+        f"in {hello.classes} classes"
+    )
 
 
 def _feed(file: ServerFile, said: Said, experiment: Experiment) -> Feed:
@@ -112,7 +184,7 @@ def _feed(file: ServerFile, said: Said, experiment: Experiment) -> Feed:
     everybody = [said[client] for client in range(experiment.split.clients)]
 
     def counted(count: int) -> Positions:
-        return np.full(count, elsewhere, np.int64)
+        return np.broadcast_to(np.int64(elsewhere), count)  # whatever a node claims, one number in memory
 
     return Feed(
         x=own.x,

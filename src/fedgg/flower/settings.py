@@ -13,6 +13,7 @@ from fedgg.lab.complaints import nearest
 from fedgg.lab.config import Experiment
 
 Configuration = Mapping[str, Any]
+MAX_EXAMPLES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class RunSettings:
     wait: float = 120.0  # seconds to wait for nodes
     attempts: int = 3  # how often a round with too few clients is played
     min_clients: int = 0  # fewer healthy answers than this are too few; 0: half of those asked
+    max_examples: int = MAX_EXAMPLES  # a client that claims more is refused
 
     def enough(self, asked: int) -> int:
         """How many of so many clients must have answered."""
@@ -61,6 +63,7 @@ _KINDS: dict[str, type] = {
     "wait": float,
     "attempts": int,
     "min_clients": int,
+    "max_examples": int,
 }
 
 
@@ -104,7 +107,7 @@ def _checked(key: str, value: Any) -> Any:
         raise UserError(f"run configuration: {key} = {value!r} must be {_WORDS[kind]}")
     if kind is not str and not math.isfinite(value):
         raise UserError(f"run configuration: {key} = {value!r} must be finite")
-    if kind is not str and value < (1 if key == "attempts" else 0):
+    if kind is not str and value < (1 if key in ("attempts", "max_examples") else 0):
         raise UserError(f"run configuration: {key} = {value!r} is too small")
     return value
 

@@ -34,7 +34,18 @@ from fedgg.lab.players import hired, play_alone
 from fedgg.lab.predictions import Inputs, Output, RawInputModel, predict
 from fedgg.lab.rehearsal import rehearse
 from fedgg.lab.shelf import RowsOnDisk
-from fedgg.lab.state import Closed, Diverged, Ends, State, begin, close_before_looking, next_job, record_of, train
+from fedgg.lab.state import (
+    Closed,
+    Diverged,
+    Ends,
+    State,
+    begin,
+    close_before_looking,
+    close_without_offender,
+    next_job,
+    record_of,
+    train,
+)
 from fedgg.lab.store import Store, described_engine
 from fedgg.lab.summary import summary_of
 from fedgg.wrappers.budget import OLD_ACCOUNTANT
@@ -249,7 +260,7 @@ class Session:
         self.saved = self.state.rounds_done
         known = self.store.summary() if self.store else None
         if known is not None and known["status"] == "diverged":
-            self.diverged = known["why"]
+            self.diverged = known["why"]  # the same numbers would come again
 
     @property
     def over(self) -> bool:
@@ -262,7 +273,7 @@ class Session:
         """Aggregate, look at the new model in this process, write down."""
         looks = self.aggregate(job, ends, seconds)
         if looks is not None:
-            self.write_down(score(looks))
+            self.write_down(score(looks), score=score)
 
     def aggregate(self, job: RoundJob, ends: Ends, seconds: float) -> tuple[Look, ...] | None:
         """The looks to be taken at the new model; None if the run has left the finite numbers and is over."""
@@ -273,15 +284,19 @@ class Session:
             return None
         return self.closed.looks
 
-    def write_down(self, scores: list[Score], seconds: float | None = None) -> None:
+    def write_down(self, scores: list[Score], seconds: float | None = None, score: Scorer = score_here) -> None:
         """The round is done: what it was goes into the history, and its state into a checkpoint."""
         assert self.closed is not None
         closed, self.closed = self.closed, None
         try:
             record = record_of(self.federation, closed, scores, seconds)
         except Diverged as end:
-            self._end(end)
-            return
+            again = close_without_offender(self.federation, self.state, closed, score)
+            if again is None:
+                self._end(end)
+                return
+            closed = again[0]
+            record = record_of(self.federation, closed, again[1], seconds)
         self.whole = False
         if self.store:
             self.store.check_lock()  # the clients' state may go to a new file
@@ -360,6 +375,8 @@ def _open(store: Store | None, federation: Federation, watcher: Watcher) -> tupl
     state = state or begin(federation)
     _refuse_a_broken_limit(federation, state.rounds_done, store.summary())  # before the folder claims it
     changed += store.update(federation.experiment, federation.last_round)
+    if federation.origin.keeper == "nodes" and (why := store.forget_divergence()) is not None:
+        changed.append(f"the run had diverged ({why}): it is resumed after round {state.rounds_done}")
     rounds = store.cut_history(state.rounds_done)
     notices = [*changed, *refused, *_another_accountant(federation, rounds)]
     for sentence in notices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,17 @@ from fedgg.core.local import LocalEnd
 from fedgg.core.net import Net
 from fedgg.core.probe import Probe
 from fedgg.core.rows import check_sparse
-from fedgg.core.server import Lost, ServerState, close_round, first_state, healthy
+from fedgg.core.server import (
+    Lost,
+    ServerState,
+    close_round,
+    first_state,
+    healthy,
+    in_proportion,
+    is_ordinary,
+    largest,
+    spoilt,
+)
 from fedgg.engines import Engine, RoundJob
 from fedgg.engines.job import ClientData, Look, Optimiser, Scorer, score_here
 from fedgg.errors import UserError
@@ -30,6 +41,7 @@ from fedgg.lab.wrapping import NOTHING, Wrappers
 TrainedOne = Callable[[int, int], None]  # clients done, clients of this round
 Record = dict[str, Any]
 Ends = Mapping[int, LocalEnd | Lost]
+TRIED = 8  # clients, one after the other, where a round is closed without one of them
 
 
 @dataclass(frozen=True)
@@ -104,7 +116,10 @@ def close(
     population: Population | None = None,
     wrappers: Wrappers = NOTHING,
 ) -> tuple[State, Played]:
-    """Leave out what is not finite, aggregate the rest. `population` saves counting all clients."""
+    """Leave out what is not finite or out of all proportion, aggregate the rest.
+
+    `population` saves counting all clients.
+    """
     started = time.perf_counter()
     if wrappers.attack is not None:
         ends = wrappers.attack.act(ends, job.round)
@@ -115,14 +130,34 @@ def close(
     if not kept:
         raise Diverged(f"no client of round {number} sent a finite update", lost)
     _check_messages(job, kept, wrappers)
-    # Who was lost is known of clients one by one: where that is private, the hub is told of those asked.
-    there = job.cohort if wrappers.budget is not None else list(kept)
-    hub = hub_of(state, job.net, job.data, examples, there, population, wrappers)
-    counts = {client: examples[client] for client in kept}
-    collector, asked = wrappers.collector, len(job.cohort)
-    server, share = close_round(job.algorithm, state.server, hub, kept, counts, job.policy, collector, asked)
-    if not bool(torch.isfinite(server.w).all()):
-        raise Diverged(f"the global model is not finite after round {number}", lost)
+    # Where clients are private, whether one is in the sum must not depend on the others: each is clipped instead.
+    private = wrappers.budget is not None
+    if not private:
+        kept, too_large = in_proportion(kept, job.w)
+        lost += too_large
+
+    def aggregated(part: dict[int, LocalEnd]) -> tuple[ServerState, dict[int, float]]:
+        # Who was lost is known of clients one by one: where that is private, the hub is told of those asked.
+        there = job.cohort if private else list(part)
+        hub = hub_of(state, job.net, job.data, examples, there, population, wrappers)
+        counts = {client: examples[client] for client in part}
+        collector, asked = wrappers.collector, len(job.cohort)
+        return close_round(job.algorithm, state.server, hub, part, counts, job.policy, collector, asked)
+
+    server, share = aggregated(kept)
+    wrong = spoilt(state.server, server)
+    if wrong is not None:
+        can_be_told = not private and is_ordinary(state.server)
+        offender = (
+            _only_offender(kept, lambda part: spoilt(state.server, aggregated(part)[0]) is None)
+            if can_be_told
+            else None
+        )
+        if offender is None:
+            raise Diverged(f"{wrong} after round {number}", lost)
+        kept = {client: end for client, end in kept.items() if client != offender}
+        lost = [*lost, Lost(offender, f"{wrong} with its update")]
+        server, share = aggregated(kept)
     new = State(
         rounds_done=number,
         server=server,
@@ -151,6 +186,21 @@ def _check_messages(job: RoundJob, kept: Mapping[int, LocalEnd], wrappers: Wrapp
         check_sparse(kept[client].up, sparse, who, f" from client {client}")
 
 
+def _only_offender(kept: Mapping[int, LocalEnd], is_usable: Callable[[dict[int, LocalEnd]], bool]) -> int | None:
+    """The one client without which the round is usable; None if there are several such, or none.
+
+    Those with the largest values are tried first, and no more than TRIED.
+    """
+    offenders: list[int] = []
+    sizes = {client: max(largest(end.up).values(), default=0.0) for client, end in kept.items()}
+    for client in sorted(kept, key=lambda client: -sizes[client])[:TRIED] if len(kept) > 1 else []:
+        if is_usable({other: end for other, end in kept.items() if other != client}):
+            offenders.append(client)
+        if len(offenders) > 1:
+            return None
+    return offenders[0] if offenders else None
+
+
 @dataclass(frozen=True)
 class Closed:
     """A round whose model is there but has not been looked at."""
@@ -160,6 +210,7 @@ class Closed:
     state: State
     looks: tuple[Look, ...]
     at: float  # when
+    ends: Ends  # as the engine gave them
 
 
 def close_before_looking(
@@ -168,7 +219,7 @@ def close_before_looking(
     wrappers = federation.wrappers
     new, played = close(state, job, federation.examples, ends, train_seconds, federation.population, wrappers)
     looks = looks_due(federation, new.rounds_done, new.server, new.kept_buffers)
-    return Closed(job, played, new, looks, time.perf_counter())
+    return Closed(job, played, new, looks, time.perf_counter(), ends)
 
 
 def record_of(federation: Federation, closed: Closed, scores: list[Score], seconds: float | None = None) -> Record:
@@ -180,6 +231,31 @@ def record_of(federation: Federation, closed: Closed, scores: list[Score], secon
     if not is_finite(record):
         raise Diverged(f"the test loss is not finite after round {number}", closed.played.lost)
     return record
+
+
+def close_without_offender(
+    federation: Federation, state: State, closed: Closed, score: Scorer
+) -> tuple[Closed, list[Score]] | None:
+    """The round without the one client with which the test loss is not finite, and its scores, if there is such."""
+    if federation.wrappers.budget is not None or not closed.looks or not is_ordinary(state.server):
+        return None
+    everybody, why = closed.played.kept, "the test loss is not finite with its update"
+
+    def closed_with(part: Mapping[int, LocalEnd]) -> Closed:
+        ends = {**closed.ends, **{client: Lost(client, why) for client in everybody if client not in part}}
+        return close_before_looking(federation, state, closed.job, ends, closed.played.train_seconds)
+
+    def is_usable(part: dict[int, LocalEnd]) -> bool:
+        try:
+            return math.isfinite(score(closed_with(part).looks[:1])[0].loss)
+        except Diverged:
+            return False
+
+    offender = _only_offender(everybody, is_usable)
+    if offender is None:
+        return None
+    again = closed_with({client: end for client, end in everybody.items() if client != offender})
+    return again, score(again.looks)
 
 
 def play_round(

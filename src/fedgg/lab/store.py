@@ -261,6 +261,15 @@ class Store:
             f"{checksums.FILE} could not be used ({known.fault}) and is written again: the other files are unchanged"
         ]
 
+    def forget_divergence(self) -> str | None:
+        """Why a run diverged, if it did; it is then unfinished again. For runs whose clients may send other numbers."""
+        summary = self.summary()
+        if summary is None or summary["status"] != "diverged":
+            return None
+        with writing_to(self.folder):
+            (self.folder / "summary.json").unlink()
+        return str(summary["why"])
+
     def code_files(self) -> dict[str, Any]:
         """By part: path and SHA-256 of the code it began with, as the folder says it."""
         files = self._json("versions.json").get("code_files")

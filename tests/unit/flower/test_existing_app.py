@@ -18,6 +18,7 @@ from fedgg.algorithms import ALGORITHMS, MOON, SCAFFOLD, FedAvg, FedGG
 from fedgg.core.algorithm import Algorithm
 from fedgg.errors import UserError
 from fedgg.flower import guided, strategy
+from fedgg.flower.records import to_record
 from fedgg.lab.build import Federation, build
 from fedgg.lab.parts import build_model
 
@@ -122,6 +123,38 @@ def test_a_client_that_sends_nan_is_left_out_and_a_round_of_none_ends_the_run() 
     with pytest.raises(UserError, match="round 1: no client sent a finite update"):
         strategy(FedAvg(), model_of(federation), fraction_evaluate=0.0).start(
             office, ArrayRecord(model.state_dict()), num_rounds=1
+        )
+
+
+@pytest.mark.parametrize(("name", "value"), [("delta", 1e30), ("num-examples", 10**15), ("num-examples", 0.5)])
+def test_a_client_that_lies_is_left_out_and_named(name: str, value: float, caplog: pytest.LogCaptureFixture) -> None:
+    federation = build(small(algorithm__name="fedavg", server__cohort=4, split__scheme="iid", rounds=1))
+    liars: set[int] = {1}
+
+    def way(question: Message, deliver: Any) -> list[Message]:
+        reply = deliver()
+        if question.metadata.dst_node_id - 100 in liars and name == "delta":
+            up = reply.content.array_records["fedgg.up"]
+            up.update(to_record({name: torch.full(tuple(up[name].shape), value, dtype=torch.float64)}))
+        elif question.metadata.dst_node_id - 100 in liars:
+            reply.content.metric_records["metrics"][name] = value
+        return [reply]
+
+    model = model_of(federation)
+    app = their_app(FedAvg(), federation, model)
+    office = Lasting({100 + client: Node(app, {"partition-id": client}) for client in range(4)}, {}, carry=way)
+    start, plan = ArrayRecord(model.state_dict()), strategy(FedAvg(), model_of(federation), fraction_evaluate=0.0)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        result = plan.start(office, start, num_rounds=1)
+    assert all(float(t.abs().max()) < 10 for t in result.arrays.to_torch_state_dict().values())
+    assert any("left out: node 101" in record.getMessage() for record in caplog.records)
+    liars.update(range(4))
+    if name == "delta":
+        plan = strategy(FedAvg(), model_of(federation), fraction_evaluate=0.0)
+        with pytest.raises(UserError, match="round 1: the global model is out of all proportion"):
+            plan.start(office, start, num_rounds=1)
+        assert all(float(p.detach().abs().max()) < 10 for p in plan.model.parameters()), (
+            "the strategy keeps the model it had"
         )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from fedgg.files import write_atomically
 from fedgg.flower.history import History, Lines
 from fedgg.lab.config import Experiment
 
@@ -43,3 +44,13 @@ def test_the_end_of_a_shorter_run_is_none(tmp_path: Path, status: str, done: int
     assert History(tmp_path).summary(Experiment(rounds=5)) is None
     (tmp_path / "summary.json").write_text(json.dumps({"status": status, "rounds_done": done}))
     assert (History(tmp_path).summary(Experiment(rounds=5)) is not None) == over
+
+
+def test_the_end_before_a_resume_is_none(tmp_path: Path) -> None:
+    history, file = History(tmp_path), tmp_path / "summary.json"
+    end = json.dumps({"status": "diverged", "rounds_done": 2})
+    file.write_text(end)
+    history.resume()
+    assert history.summary(Experiment(rounds=5)) is None
+    write_atomically(file, end.encode())  # it diverged again
+    assert history.summary(Experiment(rounds=5)) is not None

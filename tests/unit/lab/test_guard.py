@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import nn
 
+from fedgg.core.local import LocalEnd
+from fedgg.engines import Loop, RoundJob
+from fedgg.lab.arithmetic import arithmetic
+from fedgg.lab.build import ModelGiven, build
 from fedgg.lab.config import Experiment
-from fedgg.lab.runner import Watcher, run
+from fedgg.lab.runner import Run, Watcher, opened, play_with, run
 from fedgg.lab.study import Study, run_study
+
+Alter = Callable[[int, int, LocalEnd], LocalEnd]  # (round from 1, client, what it sends)
 
 
 def poisoned(clients: int = 4, sick: int = 1) -> tuple[Any, ...]:
@@ -60,6 +71,124 @@ def test_a_client_whose_update_is_not_finite_is_left_out_and_named(algorithm: st
     text = (tmp_path / "rounds.jsonl").read_text()
     assert "NaN" not in text
     assert "Infinity" not in text
+
+
+FLIPPED = {"attack.kind": "sign_flip", "attack.clients": 2, "attack.scale": 1e12}
+
+
+def small(**changes: Any) -> Experiment:
+    return Experiment(
+        rounds=3,
+        split={"clients": 4},
+        local={"epochs": 1},
+        model={"name": "linear"},
+        algorithm={"name": "fedavg"},
+        engine={"name": "loop"},
+    ).changed(changes)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
+def test_updates_out_of_all_proportion_are_left_out_and_named_in_every_engine(engine: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = FLIPPED | {"engine.name": engine}
+    if engine == "workers":
+        changes |= {"engine.workers": 2}
+    finished = run(small(**changes), out=tmp_path)
+    liars = json.loads((tmp_path / "attackers.json").read_text())["clients"]
+    assert finished.status == "finished"
+    for record in finished.rounds:
+        assert [gone["client"] for gone in record["lost"]] == liars
+        assert all(
+            gone["why"].startswith("out of all proportion: delta, over 1,000,000 times") for gone in record["lost"]
+        )
+    assert all(float(tensor.abs().max()) < 10 for tensor in finished.weights.values())
+
+
+def test_large_updates_that_are_not_out_of_proportion_are_used() -> None:
+    """The guard is against nonsense; `[robust]` is against attackers who know how far they can go."""
+    assert run(small(**FLIPPED | {"attack.scale": 1e4})).summary["clients_lost"] == 0
+
+
+class Altered(Loop):
+    """The loop, with something done to what clients send up."""
+
+    def __init__(self, alter: Alter):
+        self.alter = alter
+
+    def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd]]:
+        for client, end in super().train(job):
+            yield client, self.alter(job.round + 1, client, end)
+
+
+def run_altered(experiment: Experiment, out: Path, alter: Alter, model: ModelGiven | None = None) -> Run:
+    build_it = partial(build, experiment, model=model)
+    with arithmetic(experiment), opened(build_it, experiment, out, Watcher()) as session:
+        play_with(session, Altered(alter))
+        return session.finish()
+
+
+def test_a_whole_cohort_out_of_proportion_ends_the_run_with_the_last_good_model(tmp_path: Path) -> None:
+    def alter(round_: int, client: int, end: LocalEnd) -> LocalEnd:
+        return replace(end, up={"delta": torch.full_like(end.up["delta"], 1e30)}) if round_ == 2 else end
+
+    finished = run_altered(small(), tmp_path, alter)
+    assert finished.status == "diverged"
+    assert finished.summary["why"] == "the global model is out of all proportion after round 2"
+    assert finished.summary["rounds_done"] == len(finished.rounds) == 1
+    assert [path.name for path in sorted((tmp_path / "checkpoint").glob("0*"))] == ["000001.safetensors"]
+    good = run(small(rounds=1)).weights
+    kept = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(kept[name], tensor) for name, tensor in good.items())
+    assert run(small(), out=tmp_path).summary == finished.summary, "the same numbers would come again"
+
+
+def test_the_one_client_without_which_the_model_is_finite_is_left_out(tmp_path: Path) -> None:
+    """FedNova divides by the number of steps that a client claims."""
+
+    def alter(round_: int, client: int, end: LocalEnd) -> LocalEnd:
+        worth = torch.zeros_like(end.up["worth"]) if (round_, client) == (2, 1) else end.up["worth"]
+        return replace(end, up=end.up | {"worth": worth})
+
+    finished = run_altered(small(**{"algorithm.name": "fednova"}), tmp_path, alter)
+    assert finished.status == "finished"
+    assert [record["lost"] for record in finished.rounds] == [
+        [],
+        [{"client": 1, "why": "the global model is not finite with its update"}],
+        [],
+    ]
+
+
+def test_of_a_run_that_has_been_diverging_nobody_is_left_out(tmp_path: Path) -> None:
+    """The same client, once the model has grown beyond all that training makes: the run ends, as it always did."""
+
+    def alter(round_: int, client: int, end: LocalEnd) -> LocalEnd:
+        if round_ < 3:
+            return replace(end, up=end.up | {"delta": torch.full_like(end.up["delta"], 9e5 * 1e5 ** (round_ - 1))})
+        return replace(end, up=end.up | {"worth": torch.zeros_like(end.up["worth"])}) if client == 1 else end
+
+    finished = run_altered(small(**{"algorithm.name": "fednova"}), tmp_path, alter)
+    assert (finished.status, len(finished.rounds)) == ("diverged", 2)
+    assert finished.summary["clients_lost"] == 0
+
+
+def test_the_one_client_without_which_the_test_loss_is_finite_is_left_out(tmp_path: Path) -> None:
+    """A variance below zero is as finite as the weights; what comes of it in evaluation is not."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+
+    def alter(liars: Collection[int], round_: int, client: int, end: LocalEnd) -> LocalEnd:
+        if round_ != 2 or client not in liars:
+            return end
+        return replace(
+            end, buffers=end.buffers | {"2.running_var": torch.full_like(end.buffers["2.running_var"], -100)}
+        )
+
+    experiment = small(**{"model.name": f"python:{type(model).__qualname__}", "data.holdout": 0.1})
+    finished = run_altered(experiment, tmp_path / "one", partial(alter, [1]), model)
+    assert finished.status == "finished"
+    assert [gone["client"] for record in finished.rounds for gone in record["lost"]] == [1]
+    assert finished.rounds[1]["lost"][0]["why"] == "the test loss is not finite with its update"
+    assert finished.rounds[1]["test_loss"] < 3
+    finished = run_altered(experiment, tmp_path / "two", partial(alter, [1, 2]), model)
+    assert (finished.status, len(finished.rounds)) == ("diverged", 1)  # nobody can be told to be at fault
 
 
 def test_everybody_lost(tmp_path: Path) -> None:
