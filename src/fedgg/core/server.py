@@ -116,11 +116,7 @@ def largest(rows: Mapping[K, Tensor]) -> dict[K, float]:
     filled = {key: tensor for key, tensor in rows.items() if tensor.numel()}
     sizes = dict.fromkeys(rows, 0.0)
     if filled:
-        exact = (
-            tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()
-            for tensor in filled.values()
-        )
-        found = torch.stack([tensor.abs().amax().double() for tensor in exact]).tolist()
+        found = torch.stack([_magnitudes(tensor).amax().double() for tensor in filled.values()]).tolist()
         sizes |= dict(zip(filled, found, strict=True))
     return sizes
 
@@ -164,5 +160,5 @@ def _parts(state: ServerState) -> Rows:
     return {"model": state.w} | {f"{part} {name}": rows for part, own in parts.items() for name, rows in own.items()}
 
 
-def _floating(rows: Rows) -> Rows:
-    return {name: tensor for name, tensor in rows.items() if tensor.is_floating_point()}
+def _magnitudes(tensor: Tensor) -> Tensor:
+    return (tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()).abs()

@@ -266,7 +266,7 @@ class Store:
         summary = self.summary()
         if summary is None or summary["status"] != "diverged":
             return None
-        with writing_to(self.folder):
+        with self._writing():
             (self.folder / "summary.json").unlink()
         return str(summary["why"])
 

@@ -224,7 +224,7 @@ def test_an_update_out_of_all_proportion_is_left_out_of_its_round(algorithm: str
     (lost,) = run.rounds[1]["lost"]
     assert lost["client"] == 1
     assert lost["why"].startswith(OUT_OF_PROPORTION)
-    assert any("client 1 left out (out of all proportion" in sentence for sentence in federation.notices)
+    assert any("client 1 dropped (out of all proportion" in sentence for sentence in federation.notices)
     same_as_loop(run, federation.experiment)
 
 

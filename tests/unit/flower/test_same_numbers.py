@@ -72,6 +72,7 @@ def test_every_treatment_of_buffers(policy: str, name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("policy", ["average", "local", "frozen"])
 def test_constants_that_do_not_travel_and_one_that_changes_later(policy: str, tmp_path: Path) -> None:
     (tmp_path / "masked.py").write_text(CONSTANT)
+    fedgg.trust(tmp_path / "masked.py")
     experiment = of(
         "fedavg",
         model__name=f"{tmp_path / 'masked.py'}:Masked",
@@ -143,6 +144,7 @@ class First(Algorithm):
 
 def test_a_sparse_message_travels_whole(tmp_path: Path) -> None:
     (tmp_path / "first.py").write_text(SPARSE)
+    fedgg.trust(tmp_path / "first.py")
     experiment = small(algorithm__name=f"{tmp_path / 'first.py'}:First", engine__precision="fp64")
     federation = Federation(experiment, tmp_path)
     done = federation.run()
