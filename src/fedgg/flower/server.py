@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ class Passport:
             content = without_checksum(read_json(path))
             if content["format"] != FORMAT:
                 raise UserError(f"{path} has format {content['format']}; this fedgg reads {FORMAT}")
-            clients = {told["client"]: Hello(**told) for told in content["clients"]}
+            clients = {told["client"]: _hello(told) for told in content["clients"]}
             left_out = {told["client"]: str(told["why"]) for told in content.get("left_out", [])}
             return cls(str(content["run"]), clients, left_out)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -113,6 +113,16 @@ class Passport:
             absent = {"left_out": left_out} if left_out else {}
             content = {"format": FORMAT, "run": self.run, "clients": clients, **absent}
             write_json(folder / "flower.json", with_checksum(content))
+
+
+def _hello(entry: dict[str, Any]) -> Hello:
+    """A folder may come from somebody else: ValueError or TypeError where this is not what was written."""
+    hello = Hello(**entry)
+    if not all(type(getattr(hello, f.name)).__name__ == f.type for f in fields(Hello)):
+        raise ValueError(f"client {hello.client!r} has values of other types")
+    if min(hello.client, hello.examples, hello.held_out) < 0:
+        raise ValueError(f"client {hello.client} has numbers below zero")
+    return hello
 
 
 def _gather(roll: Roll, data: ServerData, settings: RunSettings, watcher: Watcher) -> dict[int, str]:
@@ -139,7 +149,7 @@ def _gather(roll: Roll, data: ServerData, settings: RunSettings, watcher: Watche
             watcher.notice(f"client {client} is left out of this run: {left_out[client]}")
     for client in missing:
         if client not in left_out:
-            watcher.notice(f"client {client} is not connected: {roll.absence(client)}")
+            watcher.notice(f"client {client} is not there: {roll.absence(client)}")
     for sentence in _outweighing(roll, data):
         watcher.notice(sentence)
     return left_out

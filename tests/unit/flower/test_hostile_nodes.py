@@ -302,3 +302,15 @@ def test_everybody_lies_once_and_the_run_goes_on_from_its_last_good_model(tmp_pa
     (resumed,) = [json.loads(line) for line in (federation.out / "resumes.jsonl").read_text().splitlines()]
     assert resumed["after_round"] == 1
     assert any("had diverged" in note for note in resumed["notes"])
+
+
+@pytest.mark.parametrize("lie", [{"examples": -5}, {"examples": "many"}, {"held_out": 1.5}, {"client": None}])
+def test_a_folder_whose_clients_cannot_be_is_refused_in_a_line(lie: dict[str, Any], tmp_path: Path) -> None:
+    federation = Federation(small(**(EXPERIMENT | {"rounds": 1})), tmp_path, settings=QUICK)
+    federation.run()
+    file = federation.out / "flower.json"
+    content = json.loads(file.read_text())
+    content["clients"][1] |= lie
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"flower\.json cannot be read"):
+        federation.run(rounds=2)
