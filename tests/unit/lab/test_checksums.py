@@ -313,9 +313,7 @@ def test_a_changed_summary_is_not_used(finished: Path) -> None:
     accuracy = read_run(finished).accuracy()[1][-1]
     replace_in(finished / "summary.json", '"highest_test_accuracy": 0.', '"highest_test_accuracy": 0.9')
     for read in (Run.load, resume):
-        with pytest.raises(
-            UserError, match=r"summary\.json is broken \(its content does not fit its checksum\)"
-        ):
+        with pytest.raises(UserError, match=r"summary\.json is broken \(its content does not fit its checksum\)"):
             read(finished)
     (said,) = problems_of(finished)
     assert "summary.json is broken (its content does not fit its checksum)" in said
