@@ -21,7 +21,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedgg.files import MEGABYTE, append_line, open_regular, parse_json, read_bytes, read_json, write_atomically
+from fedgg.files import (
+    MEGABYTE,
+    append_line,
+    open_existing,
+    open_regular,
+    parse_json,
+    read_bytes,
+    read_json,
+    write_atomically,
+)
 
 FILE = "checksums.json"
 FORMAT = 1
@@ -131,7 +140,8 @@ def append_checked(file: Path, record: Mapping[str, Any], check: Callable[[], No
     content = read_bytes(file) if file.exists() else b""
     whole = content[: content.rfind(b"\n") + 1]
     if whole != content:  # torn by a kill
-        write_atomically(file, whole)
+        with open_existing(file) as torn:
+            torn.truncate(len(whole))
     append_line(file, LineChecksums(whole).next_line(record)[:-1].decode(), check)
     return whole.count(b"\n") + 1
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from browsing import until
+from earlier_folders import without_checksums
 
 from fedgg.lab.config import Experiment
 from fedgg.lab.study import Study, grid, run_study
@@ -297,7 +298,7 @@ def test_what_went_wrong_is_told(open_page: Callable[..., Any], tmp_path: Path) 
     """A run that diverged, one that was resumed, and one whose client was dropped; times have a column of their own."""
     wild = {"algorithm.name": "fedavg", "local.lr": 1e38}
     folder = study_folder(tmp_path / "runs", {"calm": {"algorithm.name": "fedavg"}, "wild": wild}, (0,))
-    resumed = folder / "calm" / "seed-0"
+    resumed = without_checksums(folder / "calm" / "seed-0")
     (resumed / "resumes.jsonl").write_text(
         '{"after_round": 2, "when": "2026-01-01T10:00:00+00:00", "notes": ["torch <1> is new"]}\n'
     )
@@ -345,7 +346,7 @@ def many_rows(run: Path, folder: Path, count: int) -> Path:
     for at in range(count):
         place = folder / f"r{at}"
         shutil.copytree(run, place, ignore=shutil.ignore_patterns("checkpoint"))
-        lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (without_checksums(place) / "rounds.jsonl").read_text().splitlines()]
         told = [line | {"test_accuracy": 0.5 + at / 1000} for line in lines]
         (place / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
     runs = {label: {"0": f"r{at}"} for at, label in enumerate(labels)}
@@ -556,7 +557,7 @@ def test_ticks_differ_and_rounds_are_whole(open_page: Callable[..., Any], compar
     """Of a run whose accuracy hardly moves within three rounds; and after a zoom."""
     folder = tmp_path / "run"
     shutil.copytree(compared / "fedavg" / "seed-0", folder)
-    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (without_checksums(folder) / "rounds.jsonl").read_text().splitlines()]
     for at, line in enumerate(lines):
         line |= {"test_accuracy": 0.121 + at / 400, "test_loss": 2.3 + at / 10_000}
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -583,8 +584,7 @@ def test_ticks_differ_and_rounds_are_whole(open_page: Callable[..., Any], compar
 def test_an_unfinished_run(open_page: Callable[..., Any], compared: Path, tmp_path: Path) -> None:
     """Killed after two rounds of four: nothing on the page speaks of its end."""
     folder = tmp_path / "run"
-    shutil.copytree(compared / "fedavg" / "seed-0", folder)
-    (folder / "summary.json").unlink()
+    shutil.copytree(compared / "fedavg" / "seed-0", folder, ignore=shutil.ignore_patterns("checkpoint", "summary.json"))
     (folder / "rounds.jsonl").write_text("".join((folder / "rounds.jsonl").read_text().splitlines(keepends=True)[:2]))
     page = open_page(write_page(folder, to=tmp_path / "report.html"))
     assert page.inner_text("#answer") == "The run has not finished (round 2 of 4), so there is no result yet."

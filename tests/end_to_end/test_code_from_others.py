@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+from earlier_folders import without_checksums
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer uses names that click is about to drop
@@ -195,7 +196,7 @@ def test_a_file_beside_the_experiment_and_the_folder_of_its_run(monkeypatch: pyt
     fedgg_("resume", "runs/mine", "--rounds", "3", error="to go on with this code, add --trust evil.py")
     versions = json.loads(Path("runs/mine/versions.json").read_text())
     del versions["code_files"]
-    Path("runs/mine/versions.json").write_text(json.dumps(versions))
+    (without_checksums(Path("runs/mine")) / "versions.json").write_text(json.dumps(versions))
     fedgg_("resume", "runs/mine", "--rounds", "3", error="does not say with which code it began")
     fedgg_("resume", "runs/mine", "--rounds", "3", "--trust", "evil.py")
 

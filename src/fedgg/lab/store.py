@@ -404,7 +404,7 @@ class Store:
                 return state, refused
             except BadCheckpoint as reason:
                 refused.append(f"checkpoint {path.name} is refused: {reason}")
-        if refused:
+        if refused and (history.rounds or known is not None):
             raise UserError(
                 f"{self.folder}: {'; '.join(refused)}. None is left: put back what is damaged, or start anew in "
                 f"another folder"
@@ -506,11 +506,11 @@ class Store:
 
 def _check_history(history: History, checkpoint: Path, rounds: int, known: Manifest | None) -> None:
     """BadCheckpoint if the history does not lead to it, or other files are not those it was written with."""
+    if known is None:
+        return
     if len(history.rounds) < rounds:
         ends = history.damage or f"it ends at round {len(history.rounds)}"
         raise BadCheckpoint(f"{HISTORY} is damaged ({ends})")
-    if known is None:
-        return
     try:
         recorded = checksums.checkpoint_checksums(checkpoint)
     except (OSError, ValueError) as error:

@@ -80,7 +80,7 @@ def history_checksum_faults(
     elif summary is not None and summary.get("rounds_done") == len(rounds) and HISTORY in recorded:
         if recorded[HISTORY] != lines.hexdigest():
             yield Fault(f"{HISTORY} is not the history that summary.json was written for", damages=True)
-    elif summary is None and len(rounds) < checkpoint:
+    elif lines.present and summary is None and len(rounds) < checkpoint:
         yield Fault(f"{HISTORY} has {len(rounds)} rounds, and there is a checkpoint of {checkpoint}", damages=True)
 
 

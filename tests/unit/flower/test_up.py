@@ -54,8 +54,7 @@ def test_a_finished_run_is_shown_and_nothing_is_started(words: list[str], tmp_pa
     assert said.exit_code == 0, said.output
     assert f"{100 * done.test_accuracy[-1]:.2f}%" in said.output
     assert not (tmp_path / "run" / "federation").exists()
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert {key: summary[key] for key in done.summary} == done.summary
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()).items() >= done.summary.items()
 
 
 @pytest.mark.parametrize(

@@ -276,11 +276,10 @@ def test_torn_last_line_of_the_history(tmp_path: Path) -> None:
     assert_same(tmp_path / "straight", tmp_path / "hurt")
 
 
-@pytest.mark.parametrize("earlier", [False, True])
-def test_history_shorter_than_the_checkpoint(earlier: bool, tmp_path: Path) -> None:
+def test_history_shorter_than_the_checkpoint(tmp_path: Path) -> None:
     run(small(), out=tmp_path / "straight")
     stopped(small(), tmp_path / "cut", 3)
-    file = (without_checksums(tmp_path / "cut") if earlier else tmp_path / "cut") / "rounds.jsonl"
+    file = tmp_path / "cut" / "rounds.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(lines[0])
     with pytest.raises(UserError, match=r"000002.* is refused: rounds.jsonl is damaged \(it ends at round 1\)"):
@@ -290,6 +289,14 @@ def test_history_shorter_than_the_checkpoint(earlier: bool, tmp_path: Path) -> N
     assert start == 2
     assert any("000003.safetensors is refused: rounds.jsonl is damaged" in sentence for sentence in notices)
     assert_same(tmp_path / "straight", tmp_path / "cut")
+
+
+def test_history_shorter_than_the_checkpoint_in_a_folder_without_checksums(tmp_path: Path) -> None:
+    stopped(small(), tmp_path, 3)
+    file = without_checksums(tmp_path) / "rounds.jsonl"
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:2]))
+    with pytest.raises(UserError, match=r"it has 2 rounds, the checkpoint 3.*history was lost"):
+        resumed(small(), tmp_path)
 
 
 def test_a_history_without_its_experiment_is_left_alone(tmp_path: Path) -> None:
