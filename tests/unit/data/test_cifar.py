@@ -225,7 +225,7 @@ def pickled(**entries: Any) -> bytes:
 ENDLESS: list[object] = []
 ENDLESS.append(ENDLESS)
 SHARED: list[object] = [0] * 10
-for depth in range(30):
+for _depth in range(30):
     SHARED = [SHARED] * 10  # 10**30 numbers in a few hundred bytes
 
 
