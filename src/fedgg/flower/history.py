@@ -56,11 +56,11 @@ class History:
     def summary(self, experiment: Experiment) -> dict[str, Any] | None:
         """How the run ended, once it has; the end of a shorter run that is to be followed further is none."""
         try:
-            told: dict[str, Any] = read_json(self._summary)
-            check_summary(told)
+            summary: dict[str, Any] = read_json(self._summary)
+            check_summary(summary)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, AttributeError) as error:
             raise UserError(f"{self._summary} cannot be read ({error}): delete it, and it is written again") from error
-        over = told["status"] != "finished" or told["rounds_done"] >= experiment.rounds
-        return told if over else None
+        over = summary["status"] != "finished" or summary["rounds_done"] >= experiment.rounds
+        return summary if over else None
