@@ -1,13 +1,13 @@
-"""Every file the library reads or writes as bytes, text, JSON or TOML goes through here.
+"""One reader and one writer of files for the whole library (tests/unit/test_files.py lists the exceptions).
 
 Run folders are sent around, so a file may be anything. Reading follows symbolic links, but the file at their end must
 be a regular one of a bounded size: a FIFO would block, a device never end. JSON and TOML are limited in depth and in
 the length of integers, and text must be Unicode. Whatever is refused is an `OSError` (`RefusedFile`) or a `ValueError`
 whose message is one line.
 
-Writing does not follow symbolic links. A file is written beside its place under a name that nobody can predict, and
-renamed: readers see the old file or the new one, a link in its place is replaced, and a kill leaves the old file as it
-was. Folders below the one that the user named must be real folders, too (`make_folder`).
+Writing does not follow symbolic links. A file is written beside its place under an unpredictable name, and renamed:
+readers see the old file or the new one, a link in its place is replaced, and a kill leaves the old file as it was.
+Folders below the one that the user named must be real folders, too (`make_folder`).
 """
 
 from __future__ import annotations
@@ -252,8 +252,8 @@ def check_folder(folder: Path, within: Path) -> None:
     for name in folder.relative_to(within).parts:
         below = below / name
         with suppress(FileNotFoundError):
-            if not stat.S_ISDIR(found := below.lstat().st_mode):
-                raise RefusedFile(below, f"is {_kind(found)}, and files are written into real folders only")
+            if not stat.S_ISDIR(mode := below.lstat().st_mode):
+                raise RefusedFile(below, f"is {_kind(mode)}, and files are written into real folders only")
 
 
 def refuse_links(folder: Path) -> None:
@@ -291,12 +291,12 @@ def _opened_for_writing(path: Path, flags: int, mode: int) -> int:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK):  # EMLINK is FreeBSD's word for it
             raise RefusedFile(path, "is a symbolic link, and nothing is written through one") from error
-        if error.errno == errno.ENXIO:  # a FIFO that nobody reads, a socket
+        if error.errno == errno.ENXIO:  # a FIFO without a reader, a socket
             raise RefusedFile(path, "is not a regular file") from error
         raise
-    if not stat.S_ISREG(found := os.fstat(descriptor).st_mode):
+    if not stat.S_ISREG(kind := os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise RefusedFile(path, f"is {_kind(found)}, not a regular file")
+        raise RefusedFile(path, f"is {_kind(kind)}, not a regular file")
     return descriptor
 
 
@@ -329,7 +329,7 @@ def _is_alive(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except OSError:
-        pass  # somebody else's
+        pass  # of another user
     return True
 
 

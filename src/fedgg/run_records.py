@@ -1,4 +1,4 @@
-"""What the files of a run folder hold, checked as they are read: one reader for whoever needs a history.
+"""What the files of a run folder hold, checked as they are read: one reader of histories for all.
 
 A file may be well-formed and still hold what no run writes (an infinite number of bytes, a client that is a list).
 It is refused here, with the key and the value in a ValueError, so that nothing behind it has to expect it.
@@ -119,11 +119,11 @@ def check_round(line: Any) -> dict[str, Any]:
     _check(line, _ROUND)
     for client in line.get("clients") or ():
         if "client" not in client:
-            raise ValueError("does not say which client it tells of")
+            raise ValueError("does not name the client")
         _check(client, _CLIENT)
     for key in ("lost", "notes"):
-        for told in line.get(key) or ():
-            _check(told, _TOLD)
+        for event in line.get(key) or ():
+            _check(event, _EVENT)
     return line
 
 
@@ -252,7 +252,7 @@ _CLIENT: Spec = {
     "examples": (_amount, "a number of examples"),
     "loss": _NUMBER,
 }
-_TOLD: Spec = {
+_EVENT: Spec = {
     "client": (lambda value: _whole(value) or _text(value), "the number or the name of a client"),
     "why": (_text_or_none, "text"),
     "what": (_text_or_none, "text"),

@@ -174,7 +174,7 @@ CRAFTED: dict[str, Change] = {
     "client is a list": _round(0, clients=[{"client": [], "loss": 1.0}]),
     "lost are text": _round(0, lost=["x"]),
     "lost without a number": _round(0, lost=[{"why": HTML}]),
-    "hold-out by nobody": _round(-1, holdout_accuracy_by_client={"x": 1}),
+    "hold-out by a word": _round(-1, holdout_accuracy_by_client={"x": 1}),
     "hold-out by a list": _round(-1, holdout_accuracy_by_client={"1": []}),
     "lines that are no objects": _text("rounds.jsonl", "[1,2]\n123\nnull\n"),
     "surrogate in the classes": _json("partition.json", classes=["\ud800"] * 10),
@@ -187,7 +187,7 @@ CRAFTED: dict[str, Change] = {
     "counts are negative": _json("partition.json", counts=[[-1] * 10] * 4),
     "counts are ragged": _json("partition.json", counts=[[1], [2, 3], []]),
     "counts are text": _json("partition.json", counts=[["a"] * 10] * 4),
-    "counts of nobody": _json("partition.json", counts=[]),
+    "counts without clients": _json("partition.json", counts=[]),
     "counts of nothing": _json("partition.json", counts=[[], []]),
     "counts of 100,000 clients": _json("partition.json", counts=[[1] * 10] * 100_000),
     "split without a hash": _text("partition.json", '{"counts": [[1, 2]], "classes": ["a", "b"]}'),
@@ -261,7 +261,7 @@ def _put(content: Any, place: tuple[Any, ...], value: Any) -> None:
     if value is _GONE:
         del content[place[-1]]
     else:
-        content[place[-1]] = value
+        content[place[-1]] = copy.deepcopy(value)  # a later change may reach into it
 
 
 def odd_folder(whole: Path, folder: Path, chance: random.Random) -> Path:

@@ -105,12 +105,12 @@ def outcomes(kinds: Kinds, cases: Sequence[Case]) -> list[str]:
             signal.alarm(PATIENCE)
             try:
                 kinds.read(kind, content)
-                said = "read"
+                outcome = "read"
             except UserError as error:
-                said = "several lines" if "\n" in str(error) else "one line"
+                outcome = "several lines" if "\n" in str(error) else "one line"
             except BaseException as error:
-                said = f"{type(error).__name__}: {error} {traceback.format_exc()[-1500:]}"
-            os.write(writing, json.dumps(said).encode() + b"\n")
+                outcome = f"{type(error).__name__}: {error} {traceback.format_exc()[-1500:]}"
+            os.write(writing, json.dumps(outcome).encode() + b"\n")
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as answer:
@@ -122,10 +122,10 @@ def outcomes(kinds: Kinds, cases: Sequence[Case]) -> list[str]:
 def assert_read_or_refused(kinds: Kinds, cases: list[Case], name: str) -> None:
     at = 0
     while at < len(cases):
-        for number, said in enumerate(outcomes(kinds, cases[at:]), start=at):
-            if said not in ("read", "one line"):
-                (kinds.folder / "kept").write_bytes(cases[number][1])
-                pytest.fail(f"{name}, case {number}, {cases[number][0]}, kept at {kinds.folder / 'kept'}: {said}")
+        for number, outcome in enumerate(outcomes(kinds, cases[at:]), start=at):
+            if outcome not in ("read", "one line"):
+                (kinds.folder / "odd-file").write_bytes(cases[number][1])
+                pytest.fail(f"{name}, case {number}, {cases[number][0]} ({kinds.folder / 'odd-file'}): {outcome}")
             at = number + 1
 
 

@@ -1,4 +1,4 @@
-"""TOML files that nobody would write: an experiment that is the same when written and read again, or one line."""
+"""TOML files with odd settings: an experiment that is the same when written and read again, or one line."""
 
 from __future__ import annotations
 
@@ -152,23 +152,23 @@ def played(experiment: Experiment) -> str:
         try:
             loop = {"engine.name": "loop"} if experiment.engine.device == "cpu" else {}
             run(experiment.changed({"rounds": 1, **loop}))
-            said = "ok"
+            outcome = "ok"
         except UserError as error:
-            said = "several lines" if "\n" in str(error) else "one line"
+            outcome = "several lines" if "\n" in str(error) else "one line"
         except MemoryError:
-            said = "no memory"  # which the command line says in one line
+            outcome = "no memory"  # which the command line says in one line
         except BaseException as error:
             memory = "can't allocate memory" in str(error)
-            said = "no memory" if memory else f"traceback {traceback.format_exc()}"
-        os.write(writing, said.encode("utf-8", "replace")[-60_000:])
+            outcome = "no memory" if memory else f"traceback {traceback.format_exc()}"
+        os.write(writing, outcome.encode("utf-8", "replace")[-60_000:])
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as answer:
-        said = answer.read().decode()
+        outcome = answer.read().decode()
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         return "at work" if os.WTERMSIG(status) == signal.SIGALRM else f"signal {os.WTERMSIG(status)}"
-    return said
+    return outcome
 
 
 def through(seed: int, count: int, plays: int, file: Path) -> None:

@@ -206,11 +206,11 @@ def test_what_looks_odd_and_is_in_order() -> None:
 
 
 def test_lines_are_told_apart() -> None:
-    told = list(files.parse_lines(b'{"round": 1}\n\n{"round"\n[1]\n{"rou'))
-    assert [number for number, _ in told] == [1, 3, 4, 5]
-    assert told[0][1] == {"round": 1}
-    assert isinstance(told[1][1], ValueError)
-    assert isinstance(told[3][1], ValueError)
+    lines = list(files.parse_lines(b'{"round": 1}\n\n{"round"\n[1]\n{"rou'))
+    assert [number for number, _ in lines] == [1, 3, 4, 5]
+    assert lines[0][1] == {"round": 1}
+    assert isinstance(lines[1][1], ValueError)
+    assert isinstance(lines[3][1], ValueError)
 
 
 # Nothing else opens files ---------------------------------------------------------------------------------------------

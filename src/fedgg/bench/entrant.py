@@ -33,13 +33,13 @@ class Entrant:
         self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         log.parent.mkdir(parents=True, exist_ok=True)
         self._started = time.perf_counter()
-        with open_log(log) as said:
+        with open_log(log) as output:
             try:
                 self._process = subprocess.Popen(
                     contender.words,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=said,
+                    stderr=output,
                     text=True,
                     bufsize=1,
                     cwd=scratch,

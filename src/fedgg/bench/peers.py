@@ -117,9 +117,9 @@ def install(peer: Peer, tell: Callable[[str], None], python: str = sys.executabl
         *((str(peer.python), *PIP_INSTALL, "--constraint", str(constraint), *words) for words in peer.requirements),
     )
     tell(f"{peer.name}: installing into {peer.environment} (log: {log})")
-    with open_log(log) as said:
+    with open_log(log) as output:
         for words in steps:
-            if subprocess.run(words, stdout=said, stderr=subprocess.STDOUT, check=False).returncode:
+            if subprocess.run(words, stdout=output, stderr=subprocess.STDOUT, check=False).returncode:
                 raise UserError(f"{peer.name} could not be installed: {_complaint(log)}; the log is {log}")
     constraint.unlink()
     seconds = round(time.perf_counter() - started, 1)

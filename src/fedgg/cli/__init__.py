@@ -101,8 +101,8 @@ def _shortage(error: Exception) -> str | None:
         where = f"{os.fsdecode(error.filename)[:80]}: " if isinstance(error.filename, str | bytes) else ""
         return f"{where}{os.strerror(error.errno)}; {_SHORTAGES[error.errno]}"
     if isinstance(error, MemoryError) or any(words in reason for words in _NO_MEMORY):
-        told = f" ({reason[:200]})" if reason else ""
-        return f"there is not enough memory{told}: close other programs, raise the limit, or run less at once"
+        details = f" ({reason[:200]})" if reason else ""
+        return f"there is not enough memory{details}: close other programs, raise the limit, or run less at once"
     return None
 
 

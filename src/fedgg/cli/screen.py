@@ -26,7 +26,7 @@ from rich.text import Text
 from fedgg.errors import UserError
 from fedgg.report.tables import Table
 
-LONGEST_LINE = 2000  # letters: a value that somebody got wrong may be a whole file
+LONGEST_LINE = 2000  # letters: an invalid value may be as long as a file
 IN_A_FILE = 140  # columns where no terminal says how many it has
 # C0 but for tabs and line breaks, C1, what turns the direction of writing, line separators, halves of surrogate pairs
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -63,7 +63,7 @@ class Screen(Console):
             super().print(*things, **how)
         except OSError as error:
             if not self.stderr:
-                raise OutputLost(error) from error  # without standard error there is nobody to tell
+                raise OutputLost(error) from error  # what standard error cannot take is dropped
 
     def on_broken_pipe(self) -> None:
         if not self.stderr:

@@ -71,10 +71,11 @@ class History:
         if self._earlier is not None and self._identity() == self._earlier:
             return None
         try:
-            told, _ = summary_in(read_json(self._summary), checksum_required=(self._summary.parent / FILE).exists())
+            content = read_json(self._summary)
+            summary, _ = summary_in(content, checksum_required=(self._summary.parent / FILE).exists())
         except FileNotFoundError:
             return None
         except (OSError, ValueError, AttributeError) as error:
             raise UserError(f"{self._summary} cannot be read ({error}): delete it, and it is written again") from error
-        over = told["status"] != "finished" or told["rounds_done"] >= experiment.rounds
-        return told if over else None
+        over = summary["status"] != "finished" or summary["rounds_done"] >= experiment.rounds
+        return summary if over else None

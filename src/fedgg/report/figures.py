@@ -19,7 +19,7 @@ from fedgg.report.folders import Floats, Ints, RunRecord, StudyRecord
 from fedgg.report.labels import short_name
 from fedgg.report.style import COLOURS, LINE_STYLES, blank, save, short, styled
 
-MOST_ROWS = 100  # of a picture: more lines cannot be told apart, and a legend of thousands takes minutes
+MOST_ROWS = 100  # of a picture: more lines cannot be distinguished, and a legend of thousands takes minutes
 
 __all__ = ["accuracy_figure", "curves_figure", "samples_figure", "save", "split_figure"]
 

@@ -14,7 +14,7 @@ PAGE = "report.html"
 
 
 def write_text(file: Path, content: str, within: Path | None = None) -> Path:
-    """A page that somebody has open is never half of the new one. `within`: the folder that the user named."""
+    """Readers see the old page or the new one. `within`: the folder that the user named."""
     with writing(file, within):
         files.write_text(file, content)
     return file
