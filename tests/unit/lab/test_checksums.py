@@ -15,6 +15,7 @@ import fedgg
 from fedgg import checksums
 from fedgg.checksums import LineChecksums, checkpoint_checksums, known_checksums
 from fedgg.errors import UserError
+from fedgg.files import read_bytes, write_atomically
 from fedgg.lab import store as store_module
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.runner import Run, Session, Watcher, run
@@ -232,7 +233,7 @@ def test_a_kill_while_settings_are_replaced(finished: Path, monkeypatch: pytest.
     class Kill(BaseException):
         pass
 
-    write = store_module.write_atomically
+    write = write_atomically
 
     def killed(path: Path, content: bytes, mode: int = 0o666) -> None:
         if path.name == "config.toml":
@@ -256,7 +257,7 @@ def test_a_kill_while_settings_are_replaced(finished: Path, monkeypatch: pytest.
 
 
 def test_settings_replaced_while_the_report_reads(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = following.read_bytes
+    read = read_bytes
 
     def read_and_replace(file: Path, *more: Any, **named: Any) -> bytes:
         content = read(file, *more, **named)
@@ -341,6 +342,15 @@ def test_lost_resumes_are_named(unfinished: Path) -> None:
     assert any("resumes.jsonl is damaged: line 1 does not fit" in said for said in problems_of(unfinished))
     file.unlink()
     assert any("resumes.jsonl has 0 whole lines of 1" in said for said in problems_of(unfinished))
+
+
+def test_a_changed_flower_json_is_refused(tmp_path: Path) -> None:
+    passport = pytest.importorskip("fedgg.flower.server", exc_type=ImportError).Passport
+    passport("0123456789abcdef", {}).write(tmp_path)
+    assert passport.read(tmp_path) == passport("0123456789abcdef", {})
+    replace_in(tmp_path / "flower.json", "0123", "0133")
+    with pytest.raises(UserError, match=r"flower\.json cannot be read \(its content does not fit its checksum\)"):
+        passport.read(tmp_path)
 
 
 # Earlier versions -----------------------------------------------------------------------------------------------------
