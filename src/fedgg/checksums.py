@@ -53,8 +53,11 @@ def sha256(content: bytes) -> str:
 
 def sha256_of(file: Path) -> str:
     """Of a file of any size."""
+    digest = hashlib.sha256()
     with open_regular(file) as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+        while chunk := content.read(MEGABYTE):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 # Objects --------------------------------------------------------------------------------------------------------------
