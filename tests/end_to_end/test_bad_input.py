@@ -214,7 +214,7 @@ def test_archives_with_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for content in (b"", b"\x1f\x8b\x08\x00torn", os.urandom(1000)):
         archive.write_bytes(content)
         for words in (["run", "--data", "cifar10"], ["data", "check", "cifar10"], ["data", "show", "cifar10"]):
-            assert_one_line(call(words, monkeypatch), "cifar-10-python.tar.gz", "MD5", "fetch")
+            assert_one_line(call(words, monkeypatch), "cifar-10-python.tar.gz", "SHA-256", "fetch")
     archive.unlink()
     (folder / "cifar-10-batches-py").mkdir()
     assert_one_line(call(["run", "--data", "cifar10"], monkeypatch), "data_batch_1", "missing")

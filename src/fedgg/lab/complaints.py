@@ -57,8 +57,8 @@ def _describe(problem: Any, model: type[BaseModel]) -> str:
                 return f"unknown key {whole[0]!r}: did you mean {close[0]!r}?"
         return f"unknown key {key!r}{nearest(place[-1], _keys(model, place[:-1]), '.'.join(place[:-1]))}"
     if problem["type"] in ("model_type", "model_attributes_type", "dict_type") and key in model.model_fields:
-        inner = _keys(model, [key])
-        return f"{key} = {_shown(problem['input'])}: {key} is a section; write {', '.join(f'{key}.{one}' for one in inner[:3])}"
+        inner = ", ".join(f"{key}.{one}" for one in _keys(model, [key])[:3])
+        return f"{key} = {_shown(problem['input'])}: {key} is a section; write {inner}"
     if problem["type"] == "missing":
         names = _names_for(model, place)
         return f"{key} is missing" + (f": choose from {', '.join(names)}" if names else "")
