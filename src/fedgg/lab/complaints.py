@@ -28,6 +28,11 @@ def one_line(error: ValidationError, model: type[BaseModel]) -> str:
     return "; ".join(problems[:3]) + more
 
 
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 200 else f"{shown[:199]}…"
+
+
 def _describe(problem: Any, model: type[BaseModel]) -> str:
     place = [str(part) for part in problem["loc"]]
     key = ".".join(place)
@@ -43,17 +48,15 @@ def _describe(problem: Any, model: type[BaseModel]) -> str:
             )
         return f"unknown key {_unknown(place, problem['input'], model)}"
     if problem["type"] in ("model_type", "model_attributes_type", "dict_type") and key in model.model_fields:
-        inner = _keys(model, [key])
-        return (
-            f"{key} = {problem['input']!r}: {key} is a section; write {', '.join(f'{key}.{one}' for one in inner[:3])}"
-        )
+        inner = ", ".join(f"{key}.{one}" for one in _keys(model, [key])[:3])
+        return f"{key} = {_shown(problem['input'])}: {key} is a section; write {inner}"
     if problem["type"] == "missing":
         names = _names_for(model, place)
         return f"{key} is missing" + (f": choose from {', '.join(names)}" if names else "")
     message = problem["msg"].removeprefix("Value error, ")
     if not key or (problem["type"] == "value_error" and isinstance(problem["input"], dict)):
         return str(message)  # about several settings of a section: the message names them
-    return f"{key} = {problem['input']!r}: {message[0].lower()}{message[1:]}"
+    return f"{key} = {_shown(problem['input'])}: {message[0].lower()}{message[1:]}"
 
 
 def _unknown(place: list[str], value: Any, model: type[BaseModel]) -> str:

@@ -113,6 +113,8 @@ class Gathering:
             if file not in self._folded or self._folded[file][0] != now:
                 self._folded[file] = (now, read_folded(file))
                 self._changed = True
+            if not self._folded[file][1]:
+                self._trouble(file, "it holds no run")
             self.groups += _grouped(self._folded[file][1], ("data.source", "split"), file)
         except UserError as error:
             self._trouble(file, str(error))
