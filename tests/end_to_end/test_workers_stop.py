@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from earlier_folders import without_checksums
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see processes")
 
@@ -79,7 +80,7 @@ def stopped(words: list[str], folder: Path, how: signal.Signals, whole_group: bo
 
 def goes_on_as_if_nothing_had_happened(folder: Path, tmp_path: Path) -> None:
     """A few rounds further, against the loop that was left alone. The stopped run asked for far more: say fewer."""
-    config = folder / "config.toml"
+    config = without_checksums(folder) / "config.toml"
     target = rounds(folder) + 3
     config.write_text(config.read_text().replace("rounds = 100000", f"rounds = {target}"))
     straight = tmp_path / "straight"

@@ -8,11 +8,11 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import tomli_w
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import PydanticSerializationError, PydanticUndefined, to_jsonable_python
+from pydantic_core import PydanticUndefined
 
 from fedgg import files
 from fedgg.core.buffers import BufferPolicy
@@ -40,20 +40,6 @@ class Named(Section):
     @property
     def settings(self) -> dict[str, Any]:
         return dict(self.__pydantic_extra__ or {})
-
-    @model_validator(mode="after")
-    def _settings_are_plain(self) -> Self:
-        """TOML has dates too, which come back as text; and a NaN is not equal to itself."""
-        pending = list(self.settings.items())
-        while pending:
-            key, value = pending.pop()
-            if isinstance(value, dict):
-                pending += value.items()
-            elif isinstance(value, list):
-                pending += ((key, inner) for inner in value)
-            elif value is not None and (not isinstance(value, str | int | float) or value != value):
-                raise ValueError(f"{key} = {value}: a setting is text, a number, true or false, or a list of these")
-        return self
 
 
 class Data(Section):
@@ -218,9 +204,12 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _settings_can_be_kept(self) -> Experiment:
-        """A NaN differs from itself, and TOML has no None: neither would come back from config.toml as it was."""
+        """A NaN differs from itself, TOML has no None, and its dates are text in JSON: none of them would come back."""
         for section in ("model", "algorithm"):
             for key, value in getattr(self, section).settings.items():
+                if _holds(value, lambda one: one is not None and not isinstance(one, str | int | float)):
+                    kinds = "a number, a text, true or false, or a list of those"
+                    raise ValueError(f"{section}.{key} is a {type(value).__name__}: a setting is {kinds}")
                 where = f"{section}.{key} = {value!r}: a setting cannot be"
                 if _holds(value, lambda one: one is None):
                     raise ValueError(f"{where} None; leave it out for its default")
@@ -309,16 +298,7 @@ class Experiment(Section):
 
     def plain(self, exclude: Any = None) -> dict[str, Any]:
         """Every setting as TOML and JSON have it: numbers, infinite ones too, texts, switches, None and lists."""
-        try:
-            return self.model_dump(mode="json", exclude=exclude)
-        except PydanticSerializationError as error:
-            for key, value in flat(self.model_dump()).items():
-                try:
-                    to_jsonable_python(value)
-                except PydanticSerializationError:
-                    kinds = "a number, a text, true or false, or a list of those"
-                    raise UserError(f"{key} is a {type(value).__name__}: a setting is {kinds}") from error
-            raise
+        return self.model_dump(mode="json", exclude=exclude)
 
     def to_toml(self) -> str:
         return tomli_w.dumps(_without_none(self.plain()))
