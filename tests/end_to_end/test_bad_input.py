@@ -57,7 +57,7 @@ CASES: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "lr too large for its precision": (["run", *QUICK, "--set", "local.lr=1e308"], ("local.lr = 1e+308", "fp32")),
     "name too long": (["run", *QUICK, "--out", "x" * 300], ("xxx", "File name too long")),
     "report of a name too long": (["report", "x" * 300], ("xxx", "File name too long")),
-    "a date as a setting": (["run", "--set", "model.hidden=1979-05-27"], ("hidden = 1979-05-27",)),
+    "a date as a setting": (["run", "--set", "model.hidden=1979-05-27"], ("model.hidden is a date",)),
     "no batch": (["run", "--set", "local.batch=0"], ("local.batch = 0",)),
     "no rounds": (["run", "--rounds", "0"], ("rounds = 0",)),
     "half a client": (["run", "--set", "split.clients=2.5"], ("split.clients = 2.5",)),
