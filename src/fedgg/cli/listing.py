@@ -51,7 +51,7 @@ def list_parts(
     algorithms = tuple((name, _difference(kind), kind.when) for name, kind in ALGORITHMS.items())
     more = ("`fedgg list NAME` shows one in full: paper and equation, settings, costs.",)
     print_table(Table("algorithms", ("name", "differs from FedAvg", "when to use it"), algorithms, more), numbers=False)
-    print_table(_prices(ALGORITHMS), numbers=False)
+    print_table(_cost_table(ALGORITHMS), numbers=False)
     for name, kind in ALGORITHMS.items():
         own = tuple(
             (f.name, str(f.default), f"{f.metadata['about']} (default: {f.metadata['origin']})") for f in fields(kind)
@@ -64,7 +64,7 @@ def list_parts(
         print_table(Table(title, ("name", "what it is"), rows), numbers=False)
 
 
-def _prices(algorithms: dict[str, type[Algorithm]]) -> Table:
+def _cost_table(algorithms: dict[str, type[Algorithm]]) -> Table:
     """What each sends, keeps and computes, seen by letting it play two rounds."""
     from fedgg.check.price import EPOCHS, price
 

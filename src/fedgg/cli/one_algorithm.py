@@ -64,7 +64,7 @@ def _costs(kind: type[Algorithm]) -> Table:
     from fedgg.check.price import EPOCHS
 
     usual = kind()
-    found = dict(_prices(kind))
+    found = dict(_costs_by_setting(kind))
     rows = tuple((words, p.sent, p.kept, f"{p.bytes:g}", f"{p.arithmetic:.3g}") for words, p in found.items())
     notes = [
         "Each is as long as the model but for what is marked as a number.",
@@ -82,7 +82,7 @@ def _costs(kind: type[Algorithm]) -> Table:
     return Table("what it costs", columns, rows, tuple(notes))
 
 
-def _prices(kind: type[Algorithm]) -> Iterator[tuple[str, Price]]:
+def _costs_by_setting(kind: type[Algorithm]) -> Iterator[tuple[str, Price]]:
     from fedgg.check.price import price
 
     usual = price(kind())

@@ -67,7 +67,7 @@ def _as_many_as_fit(
             data = data_set(job.experiment.data.source) if given.data is None else given.data
             build_it = partial(build, job.experiment, data=data, model=given.model, algorithm=given.algorithm)
             try:
-                session = own.enter_context(opened(build_it, job.experiment, job.folder, _watcher(job, tell)))
+                session = own.enter_context(opened(build_it, job.experiment, job.folder, _round_watcher(job, tell)))
             except InUse:
                 in_use.append(waiting.popleft())
                 continue
@@ -116,7 +116,7 @@ def _write_down(closed: list[tuple[Session, tuple[Look, ...]]], engine: Stacked)
         session.write_down([scores.popleft() for _ in looks], share)
 
 
-def _watcher(job: Job, tell: Tell) -> Watcher:
+def _round_watcher(job: Job, tell: Tell) -> Watcher:
     return Watcher(
         started=lambda done, of: tell(job, "started", (done, of)),
         round=partial(tell, job, "round"),

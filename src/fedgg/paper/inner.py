@@ -30,7 +30,7 @@ def inner_figure(plan: Plan, item: Item, results: Results) -> Drawn | None:
         [
             ValuePanel(
                 f"{'weight, relative' if name == 'weight' else name}, beta {beta:g}",
-                {line.label: _drawn(found, name) for line, found in records.items() if line.beta == beta and found},
+                {line.label: _diagnostic_values(found, name) for line, found in records.items() if line.beta == beta and found},
                 first=2,
             )
             for name in DIAGNOSTICS
@@ -58,7 +58,7 @@ def _curves(records: list[RunRecord], name: str) -> list[Floats]:
     return [record.reading(name)[1][1:] for record in records]
 
 
-def _drawn(records: list[RunRecord], name: str) -> list[Floats]:
+def _diagnostic_values(records: list[RunRecord], name: str) -> list[Floats]:
     """Weights lie decades apart: what is to be seen of them is whether they rise or fall."""
     curves = _curves(records, name)
     return [curve / curve[EARLY].mean() for curve in curves] if name == "weight" else curves
