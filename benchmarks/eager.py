@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgg.data.augment import MARGIN
+from fedgg.data.transforms import MARGIN
 from fedgg.lab.build import Federation
-from fedgg.lab.parts import build_model
+from fedgg.lab.registry import build_model
 
 
 class EagerLoop:

@@ -2,7 +2,7 @@
 
     python benchmarks/fold.py runs/STUDY results/NAME.json --note "what else a reader should know"
 
-Every run that has ended below the folder is in it; `fedgg.report.folded` says what is kept and reads it again.
+Every run that has ended below the folder is in it; `fedgg.runfolder.archive` says what is kept and reads it again.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedgg.report.folded import write_folded
-from fedgg.report.folders import read_run
+from fedgg.runfolder.archive import write_folded
+from fedgg.runfolder.read import read_run
 
 
 def main() -> None:

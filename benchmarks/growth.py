@@ -60,7 +60,8 @@ def play(point: Point, engine: str, warm_up: int, rounds: int, folder: Path) -> 
     import torch
 
     from fedgg.lab.config import Experiment
-    from fedgg.lab.runner import Watcher, run
+    from fedgg.lab.runner import run
+    from fedgg.lab.session import Watcher
 
     torch.set_num_threads(1)
     numbers = np.random.default_rng(0)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fedgg.report.folded import read_folded
-from fedgg.report.folders import RunRecord
 from fedgg.report.style import COLOURS, blank, styled
+from fedgg.runfolder.archive import read_folded
+from fedgg.runfolder.read import RunRecord
 
 RESULTS = Path(__file__).parent.parent / "results"
 FILES = {

@@ -21,8 +21,8 @@ from typing import Any
 import tomli_w
 
 from fedgg.errors import UserError
-from fedgg.report.folded import read_folded
-from fedgg.report.folders import RunRecord
+from fedgg.runfolder.archive import read_folded
+from fedgg.runfolder.read import RunRecord
 
 LAST = 10  # rounds
 ROUNDS = 100  # of the comparison; the choice is made earlier

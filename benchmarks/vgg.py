@@ -38,10 +38,10 @@ from fedgg.data.dataset import Dataset
 from fedgg.data.sources import load
 from fedgg.engines import Engine, Loop, Streams
 from fedgg.errors import UserError
-from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.state import begin, close, next_job, train
+from fedgg.lab.torch_settings import arithmetic
 
 IMAGES, CLASSES, SHAPE = 50_000, 100, (3, 32, 32)
 EAGER = ("default", "bf16")

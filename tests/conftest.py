@@ -15,7 +15,9 @@ import torch
 from fedgg.lab import trust
 
 pytest_plugins = ["browsing"]
-collect_ignore_glob = [] if importlib.util.find_spec("flwr") else ["unit/flower/*"]  # an extra, part of `test`
+collect_ignore_glob = (
+    [] if importlib.util.find_spec("flwr") else ["unit/flower/*", "unit/flower/local/*"]
+)  # an extra, part of `test`
 
 torch.set_num_threads(1)
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -8,8 +8,8 @@ from pathlib import Path
 from safetensors import safe_open
 from safetensors.torch import save
 
-from fedgg import checksums
 from fedgg.lab.checkpoint import _checksum
+from fedgg.runfolder import checksums
 
 
 def without_checksums(folder: Path) -> Path:

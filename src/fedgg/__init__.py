@@ -14,7 +14,6 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from fedgg.errors import UserError
-from fedgg.version import VERSION
 
 if TYPE_CHECKING:
     from fedgg.algorithms import (
@@ -36,27 +35,31 @@ if TYPE_CHECKING:
         FedSGD,
         FedYogi,
     )
-    from fedgg.comparing import Compared, compare
+    from fedgg.api import Compared, compare
     from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
     from fedgg.core.plan import Work
     from fedgg.core.rows import Rows, dot, length
     from fedgg.lab.config import Experiment
-    from fedgg.lab.runner import Run, Watcher, run
+    from fedgg.lab.run_result import Run
+    from fedgg.lab.runner import run
+    from fedgg.lab.session import Watcher
     from fedgg.lab.study import Study, run_study
     from fedgg.lab.trust import trust
 
+__version__ = "0.1.0"
 OLDEST_NUMPY = (2, 0)
 _HOMES = {
-    "fedgg.comparing": ("Compared", "compare"),
+    "fedgg.api": ("Compared", "compare"),
     "fedgg.core.algorithm": ("Algorithm", "Batch", "Hub", "Number", "Site", "setting"),
     "fedgg.core.plan": ("Work",),
     "fedgg.core.rows": ("Rows", "dot", "length"),
     "fedgg.lab.config": ("Experiment",),
-    "fedgg.lab.runner": ("Run", "Watcher", "run"),
+    "fedgg.lab.run_result": ("Run",),
+    "fedgg.lab.runner": ("run",),
+    "fedgg.lab.session": ("Watcher",),
     "fedgg.lab.study": ("Study", "run_study"),
     "fedgg.lab.trust": ("trust",),
 }
-__version__ = VERSION
 
 
 @cache

@@ -335,3 +335,8 @@ def _is_alive(process: int) -> bool:
 
 def _kind(mode: int) -> str:
     return next((name for is_it, name in _KINDS if is_it(mode)), "no file")
+
+
+def as_unicode(text: str) -> str:
+    """The name of a folder may be bytes that are no text; a question mark stands for each of them."""
+    return text.encode("utf-8", "replace").decode()

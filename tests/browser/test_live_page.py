@@ -12,9 +12,9 @@ import pytest
 from browsing import until
 
 from fedgg.lab.config import Experiment
-from fedgg.lab.runner import Watcher, run
-from fedgg.report.news import News
-from fedgg.report.server import LivePage
+from fedgg.lab.runner import run
+from fedgg.lab.session import Watcher
+from fedgg.report.live import LivePage, News
 
 pytestmark = pytest.mark.browser
 

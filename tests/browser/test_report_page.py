@@ -15,13 +15,13 @@ import pytest
 from browsing import until
 from earlier_folders import without_checksums
 
+from fedgg.analysis.collect import Gathering
+from fedgg.analysis.compare import compare
 from fedgg.lab.config import Experiment
 from fedgg.lab.study import Study, grid, run_study
-from fedgg.report.compare import compare
-from fedgg.report.folders import read_study
-from fedgg.report.gathering import Gathering
-from fedgg.report.report_page import report_html
+from fedgg.report.page import report_html
 from fedgg.report.tables import comparison_tables
+from fedgg.runfolder.read import read_study
 
 pytestmark = pytest.mark.browser
 

@@ -26,11 +26,11 @@ with warnings.catch_warnings():
     import fedgg.cli
     from fedgg.cli import screen
 
-from fedgg.cli.again import refuse_a_study
+from fedgg.cli.typed_command import refuse_a_study
 from fedgg.errors import UserError
 from fedgg.lab import trust
-from fedgg.report.folded import write_folded
-from fedgg.report.folders import read_run
+from fedgg.runfolder.archive import write_folded
+from fedgg.runfolder.read import read_run
 
 CANARY = Path("CANARY")
 EVIL = """
@@ -237,8 +237,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_reading_runs_nothing(folder: Path) -> None:
-    from fedgg.report.news import News
-    from fedgg.report.server import LivePage
+    from fedgg.report.live import LivePage, News
 
     write_folded([read_run(folder)], Path("folded.json"))
     fedgg_("report", "runs")

@@ -19,7 +19,7 @@ from torch import nn
 
 import fedgg
 from fedgg.lab.store import Store
-from fedgg.report.folders import read_study
+from fedgg.runfolder.read import read_study
 
 FOLDERS = Path(__file__).parents[1] / "fixtures" / "format-1"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((FOLDERS / "expected.json").read_text())

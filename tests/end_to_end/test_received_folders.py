@@ -9,7 +9,8 @@ import pytest
 from calling import call
 
 from fedgg.lab.config import Experiment
-from fedgg.lab.runner import Watcher, run
+from fedgg.lab.runner import run
+from fedgg.lab.session import Watcher
 
 ROUNDS = 3
 

@@ -23,12 +23,12 @@ from fedgg.core.local import LocalEnd
 from fedgg.core.server import Lost
 from fedgg.engines import Loop, RoundJob
 from fedgg.engines.job import Look
-from fedgg.flower.processes import MARK, is_running
-from fedgg.lab.arithmetic import arithmetic
+from fedgg.flower.local.processes import MARK, is_running
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.runner import Watcher, opened
+from fedgg.lab.session import Watcher, opened
 from fedgg.lab.state import train
+from fedgg.lab.torch_settings import arithmetic
 
 PATIENCE = 240.0  # seconds for anything that is waited for; nothing is said about how long it may take
 

@@ -20,13 +20,12 @@ pytest.importorskip("flwr")
 from federations import PATIENCE, Up, assert_as_embedded, events, lost, members, start
 
 import fedgg
-from fedgg.flower.keys import make_node_key
-from fedgg.flower.places import Places
-from fedgg.flower.ports import free_ports
-from fedgg.flower.processes import Part, surroundings, watched_over
+from fedgg.analysis.run_columns import run_data
+from fedgg.flower.local.certificates import make_node_key
+from fedgg.flower.local.processes import Part, surroundings, watched_over
+from fedgg.flower.local.setup import Places, free_ports
 from fedgg.lab.config import Experiment
-from fedgg.report.folders import read_run
-from fedgg.report.page_runs import run_data
+from fedgg.runfolder.read import read_run
 
 pytestmark = pytest.mark.slow
 

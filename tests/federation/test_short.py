@@ -14,8 +14,8 @@ pytest.importorskip("flwr")
 
 from federations import Up, assert_as_embedded, members, start
 
-from fedgg.flower.flower_processes import cells_allowed
-from fedgg.flower.private_network import PrivateNetwork, private_network
+from fedgg.flower.local.flower_commands import cells_allowed
+from fedgg.flower.local.private_network import PrivateNetwork, private_network
 from fedgg.lab.config import Experiment
 
 EXPERIMENT = Experiment(

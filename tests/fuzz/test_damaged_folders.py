@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 from damage import damage_one_file
 
+from fedgg.analysis.collect import Gathering
+from fedgg.analysis.run_columns import run_data
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
-from fedgg.lab.runner import Run, Session, Watcher, run
+from fedgg.lab.run_result import Run
+from fedgg.lab.runner import run
+from fedgg.lab.session import Session, Watcher
 from fedgg.lab.store import Store
-from fedgg.report.folders import RunRecord
-from fedgg.report.gathering import Gathering
-from fedgg.report.page_runs import run_data
+from fedgg.runfolder.read import RunRecord
 
 ROUNDS, STOPPED = 6, 4
 SECONDS = 60.0  # nothing here takes one

@@ -26,9 +26,9 @@ from fedgg.data.cifar import load_cifar10
 from fedgg.data.svhn import load_svhn
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
-from fedgg.lab.parts import build_model, load_start
+from fedgg.lab.registry import build_model, load_start
 
-files = pytest.importorskip("fedgg.flower.files", reason="a client's file is read by the extra `flower`")
+files = pytest.importorskip("fedgg.flower.data_files", reason="a client's file is read by the extra `flower`")
 
 MEMORY, PATIENCE = 4 << 30, 30
 Case = tuple[str, bytes]  # kind of file, content

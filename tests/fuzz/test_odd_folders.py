@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 from odd import CRAFTED, FILES, LARGE, crafted, mutated, odd_folder, patience, reference
 
+from fedgg.analysis.collect import Gathering
+from fedgg.analysis.run_columns import run_data
 from fedgg.cli.run import _draw
 from fedgg.errors import UserError
 from fedgg.lab.runner import run
 from fedgg.lab.store import Store
-from fedgg.report.exported import write_figures, write_tables
-from fedgg.report.folded import fold, read_folded
-from fedgg.report.folders import read_run
-from fedgg.report.gathering import Gathering
-from fedgg.report.news import News
-from fedgg.report.page_runs import run_data
-from fedgg.report.report_page import report_html
-from fedgg.report.writing import write_text
+from fedgg.output_files import write_text
+from fedgg.report.export import write_figures, write_tables
+from fedgg.report.live import News
+from fedgg.report.page import report_html
+from fedgg.runfolder.archive import fold, read_folded
+from fedgg.runfolder.read import read_run
 
 
 @pytest.fixture(scope="session")

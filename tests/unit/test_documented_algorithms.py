@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedgg.algorithms import ALGORITHMS
-from fedgg.check.price import price
+from fedgg.check.cost import price
 from fedgg.core.algorithm import Algorithm
 
 DOCS = Path(__file__).parents[2] / "docs" / "algorithms.md"

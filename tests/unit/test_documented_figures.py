@@ -11,8 +11,8 @@ import pytest
 from benchmark_scripts import script
 
 from fedgg.errors import UserError
-from fedgg.report.folded import read_folded
-from fedgg.report.folders import RunRecord
+from fedgg.runfolder.archive import read_folded
+from fedgg.runfolder.read import RunRecord
 
 HOME = Path(__file__).parents[2]
 ENGINES = (HOME / "docs" / "engines.md").read_text(encoding="utf-8")

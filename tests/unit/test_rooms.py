@@ -16,30 +16,51 @@ HOME = Path(fedgg.__file__).parent
 MAY: dict[str, set[str]] = {
     "errors": set(),
     "files": set(),
-    "checksums": {"files"},
-    "run_records": {"checksums", "files"},
-    "version": set(),
+    "output_files": {"errors", "files"},
     "child_process": set(),
     "fork_server": {"child_process"},
     "core": {"errors"},
     "algorithms": {"core"},
-    "wrappers": {"core", "errors"},
+    "aggregation": {"core", "errors"},
     "models": {"errors"},
     "kernels": set(),
     "data": {"core", "errors", "files", "kernels"},
     "engines": {"child_process", "core", "errors", "files", "kernels"},
+    "runfolder": {"errors", "files", "output_files"},
+    "analysis": {"errors", "files", "runfolder"},
+    "report": {"analysis", "errors", "files", "output_files", "runfolder"},
     "lab": {
-        *("child_process", "core", "algorithms", "wrappers", "models", "data", "engines"),
-        *("checksums", "errors", "files", "run_records", "version"),
+        *(
+            "aggregation",
+            "algorithms",
+            "child_process",
+            "core",
+            "data",
+            "engines",
+            "errors",
+            "files",
+            "output_files",
+            "models",
+        ),
+        *("runfolder", "__version__"),
     },
-    "check": {"lab", "core", "algorithms", "models", "data", "engines", "errors", "files", "version"},
-    "bench": {"lab", "core", "data", "errors", "files", "version"},
-    "report": {"checksums", "errors", "files", "run_records"},
-    "comparing": {"lab", "core", "report", "errors", "files"},
-    "paper": {"lab", "report", "errors", "files", "run_records"},
-    "flower": {"checksums", "core", "lab", "engines", "data", "errors", "files", "run_records", "version"},
+    "check": {"lab", "core", "algorithms", "models", "data", "engines", "errors", "files", "__version__"},
+    "bench": {"analysis", "lab", "core", "data", "errors", "files", "output_files", "report", "__version__"},
+    "api": {"analysis", "lab", "core", "report", "runfolder", "errors", "files", "output_files"},
+    "paper": {"analysis", "lab", "engines", "core", "data", "report", "runfolder", "errors", "files", "output_files"},
+    "flower": {"core", "lab", "engines", "data", "errors", "files", "output_files", "runfolder", "__version__"},
 }
-WITHOUT_TORCH = ("report", "checksums", "errors", "files", "run_records", "version", "child_process", "fork_server")
+WITHOUT_TORCH = (
+    "analysis",
+    "report",
+    "runfolder",
+    "errors",
+    "files",
+    "output_files",
+    "__version__",
+    "child_process",
+    "fork_server",
+)
 FILES = sorted(path for path in HOME.rglob("*.py"))
 
 
@@ -98,11 +119,11 @@ def test_what_does_not_wait_for_torch() -> None:
     """One process for all of it: the report, the help, the names of the data sets, the version."""
     code = """
 import sys
-import fedgg, fedgg.errors, fedgg.report.figures, fedgg.report.tables, fedgg.report.compare, fedgg.report.folders
-import fedgg.report.report_page, fedgg.report.server, fedgg.report.exported, fedgg.report.tensorboard
+import fedgg, fedgg.errors, fedgg.report.figures, fedgg.report.tables, fedgg.analysis.compare, fedgg.runfolder.read
+import fedgg.report.page, fedgg.report.live, fedgg.report.export, fedgg.report.export
 import fedgg.cli, fedgg.data.sources
 try:
-    fedgg.report.tensorboard.check_tensorboard(__import__("pathlib").Path("nowhere"))
+    fedgg.report.export.check_tensorboard(__import__("pathlib").Path("nowhere"))
 except fedgg.errors.UserError:
     pass  # not installed here
 from typer.testing import CliRunner

@@ -12,8 +12,8 @@ from benchmark_scripts import script
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.study import Study, load_study, run_study
-from fedgg.report.folded import read_folded, write_folded
-from fedgg.report.folders import read_run
+from fedgg.runfolder.archive import read_folded, write_folded
+from fedgg.runfolder.read import read_run
 
 SMALL: dict[str, Any] = {"model": {"name": "mlp", "hidden": 16}, "local": {"epochs": 1}, "rounds": 3}
 

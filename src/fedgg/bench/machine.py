@@ -7,9 +7,9 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from fedgg import __version__
 from fedgg.bench.processes import psutil
-from fedgg.lab.commit import commit
-from fedgg.version import VERSION
+from fedgg.lab.provenance import commit
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def machine(device: str) -> dict[str, Any]:
 
 def code() -> dict[str, Any]:
     """Which fedgg: its version and, from a repository, its commit and whether files differ from it."""
-    return {"fedgg": VERSION, **commit()}
+    return {"fedgg": __version__, **commit()}
 
 
 def load() -> float:

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from fedgg.bench.kit.bench_kit import Settings, cnn
 from fedgg.core.seeds import stream, torch_stream
 from fedgg.data.arrays import from_arrays
-from fedgg.data.cache import data_folder
-from fedgg.data.catalog import CIFAR10
+from fedgg.data.catalog import CIFAR10, data_folder
 from fedgg.data.cifar import find_copies
 from fedgg.data.dataset import Dataset
-from fedgg.data.normalise import scaling
 from fedgg.data.sources import load
+from fedgg.data.transforms import scaling
 from fedgg.files import replacing
 
 Source = Literal["auto", "cifar10", "stand-in"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedgg.check import behaviour, laws
-from fedgg.check.verdict import Broken, Skipped
+from fedgg.check.laws import Broken, Skipped
 from fedgg.core.algorithm import Algorithm
 
 Property = Callable[[Algorithm], None]

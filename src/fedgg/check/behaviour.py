@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from fedgg.algorithms import FedAvg
-from fedgg.check.verdict import Broken, Skipped, demand, demand_equal
+from fedgg.check.laws import Broken, Skipped, demand, demand_equal
+from fedgg.check.toy_problems import Quadratics
 from fedgg.core import plan
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.plan import Work
 from fedgg.core.server import first_state
 from fedgg.core.sgd import SGD
-from fedgg.data.worlds import Quadratics
 from fedgg.engines import Engine, Loop, RoundJob, Workers
 from fedgg.engines.job import Optimiser
 from fedgg.errors import UserError
@@ -24,7 +24,7 @@ from fedgg.files import parse_toml
 from fedgg.lab.build import Federation, build
 from fedgg.lab.checkpoint import read_checkpoint, write_checkpoint
 from fedgg.lab.config import Experiment
-from fedgg.lab.parts import given_algorithm
+from fedgg.lab.registry import given_algorithm
 from fedgg.lab.runner import with_names
 from fedgg.lab.state import State, begin, close, hub_of, play_round, train
 

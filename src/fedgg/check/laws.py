@@ -1,4 +1,4 @@
-"""What the hooks of an algorithm must keep, each looked at on its own."""
+"""Laws that the hooks of every algorithm must keep, each checked on its own."""
 
 from __future__ import annotations
 
@@ -16,13 +16,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgg.check.bench import Client, Standing, aggregated, hub_of, play, small_net, train_rows
-from fedgg.check.verdict import Broken, Skipped, demand, demand_equal_rows
+from fedgg.check.toy_problems import Client, Standing, aggregated, hub_of, play, small_net, train_rows
 from fedgg.core.algorithm import Algorithm, Batch, Hub, Site
 from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Assigned, Rows, assigns, check_sparse
 from fedgg.errors import UserError
 from fedgg.files import read_bytes
+
+
+class Broken(Exception):
+    """The property does not hold; the message says where."""
+
+
+class Skipped(Exception):
+    """The property does not apply to this algorithm; the message says why."""
+
+
+def demand(truth: bool, otherwise: str) -> None:
+    if not truth:
+        raise Broken(otherwise)
+
+
+def demand_equal(a: Tensor, b: Tensor, what: str, tolerance: float = 0.0) -> None:
+    """Equal bit for bit, or within a tolerance, which is relative for numbers larger than one."""
+    demand(a.shape == b.shape, f"{what}: shapes {tuple(a.shape)} and {tuple(b.shape)}")
+    if tolerance == 0:
+        demand(torch.equal(a, b), f"{what}: differs by up to {_gap(a, b):.3g}, must be equal")
+    else:
+        size = max(1.0, float(b.double().abs().max()) if b.numel() else 0.0)
+        demand(_gap(a, b) <= tolerance * size, f"{what}: differs by up to {_gap(a, b):.3g}, more than {tolerance:g}")
+
+
+def demand_equal_rows(a: Rows, b: Rows, what: str, tolerance: float = 0.0) -> None:
+    demand(a.keys() == b.keys(), f"{what}: names {sorted(a)} and {sorted(b)}")
+    for name in a:
+        demand_equal(a[name], b[name], f"{what}[{name!r}]", tolerance)
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+
 
 ROUNDING = 1e-12  # float64, a handful of steps, another order of summation
 HOOKS = ("broadcast", "send_down", "begin", "loss", "terms", "steer", "nudge", "finish", "readings", "aggregate")

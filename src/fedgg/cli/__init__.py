@@ -11,12 +11,11 @@ from typing import NoReturn
 import click
 import typer
 
-from fedgg import check_numpy
+from fedgg import __version__, check_numpy
 from fedgg.cli import bench, data, flower, listing, report, reproduce, run, study
 from fedgg.cli.screen import OutputLost, close_output, complain, confirm, prepare_output, say
 from fedgg.errors import UserError
 from fedgg.lab.trust import ask_with
-from fedgg.version import VERSION
 
 app = typer.Typer(
     name="fedgg",
@@ -43,7 +42,7 @@ app.add_typer(flower.app, name="flower")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        say(f"fedgg {VERSION}")
+        say(f"fedgg {__version__}")
         raise typer.Exit
 
 

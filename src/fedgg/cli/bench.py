@@ -107,15 +107,15 @@ def setup(
     - `fedgg bench setup`
     - `fedgg bench setup pfl flower --python python3.12`
     """
-    from fedgg.bench.peers import chosen_peers, install
+    from fedgg.bench.contenders import chosen_peers, install
 
     for peer in chosen_peers(names or []):
         install(peer, say, python or sys.executable)
 
 
 def _warn(contenders: list[Contender], quick: bool) -> None:
+    from fedgg.bench.contenders import peers_folder
     from fedgg.bench.machine import free_memory
-    from fedgg.bench.peers import peers_folder
 
     if peers_folder() is None:
         note("the other frameworks' scripts are in fedgg's repository: here are fedgg's engines and the plain loops")
@@ -128,10 +128,10 @@ def _warn(contenders: list[Contender], quick: bool) -> None:
 
 
 def _show(file: Path) -> None:
+    from fedgg.bench.results import bench_figure, bench_table, read_bench
+    from fedgg.output_files import write_text
     from fedgg.report.figures import save
-    from fedgg.report.speed import bench_figure, bench_table, read_bench
     from fedgg.report.tables import as_markdown
-    from fedgg.report.writing import write_text
 
     record = read_bench(file)
     table = bench_table(record)

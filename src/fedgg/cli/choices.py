@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from fedgg.analysis.labels import short_names
 from fedgg.errors import UserError
 from fedgg.files import parse_toml
 from fedgg.lab.trust import trust, trust_named
-from fedgg.report.labels import short_names
 
 DataOption = Annotated[str | None, typer.Option(help="digits, cifar10, cifar100, svhn or npz:FILE.")]
 ModelOption = Annotated[str | None, typer.Option(help="linear, mlp, cnn, vgg16, or FILE.py:CLASS.")]

@@ -35,8 +35,8 @@ def fetch(
     - `fedgg data fetch cifar10`
     - `fedgg data fetch svhn --data-folder /big/disk`
     """
-    from fedgg.data.cache import data_folder as folder_of
-    from fedgg.data.fetch import fetch as fetch_files
+    from fedgg.data.catalog import data_folder as folder_of
+    from fedgg.data.download import fetch as fetch_files
 
     folder = folder_of(data_folder)
     columns = (
@@ -74,8 +74,8 @@ def check(
 
     Example: `fedgg data check cifar10`
     """
-    from fedgg.data.cache import data_folder as folder_of
-    from fedgg.data.verify import check as check_files
+    from fedgg.data.catalog import data_folder as folder_of
+    from fedgg.data.download import check as check_files
 
     findings = check_files(name, folder_of(data_folder), strict)
     for finding in findings:
@@ -109,9 +109,9 @@ def show(
     """
     from fedgg.data.sources import load
     from fedgg.lab.build import split_of, with_given_clients
+    from fedgg.lab.client_data import names_of
     from fedgg.lab.config import Experiment
-    from fedgg.lab.files import writing_to
-    from fedgg.lab.origin import names_of
+    from fedgg.output_files import writing_to
     from fedgg.report.figures import samples_figure, save, split_figure
 
     short = {"split.scheme": scheme, "seed": seed, "split.min_examples": min_examples}

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgg.cli import choices
-from fedgg.cli.losses import LostClients
+from fedgg.cli.progress import LostClients
 from fedgg.cli.run import folder_name, show
 from fedgg.cli.screen import Heartbeat, news, note, progress, say
 from fedgg.errors import UserError
 
 if TYPE_CHECKING:
-    from fedgg.flower.ports import Listening
+    from fedgg.flower.local.setup import Listening
     from fedgg.lab.config import Experiment
 
 app = typer.Typer(
@@ -97,7 +97,7 @@ def up(
     - `fedgg flower up --clients 4 experiment.toml --set algorithm.name=scaffold --out runs/federation`
     """
     _need_flower()
-    from fedgg.flower.ports import Listening
+    from fedgg.flower.local.setup import Listening
     from fedgg.lab.build import with_given_clients
     from fedgg.lab.config import load_experiment
 
@@ -113,7 +113,7 @@ def up(
 def resume_up(experiment: Experiment, folder: Path, data_folder: Path | None) -> None:
     """Go on with a run that was a federation of processes."""
     _need_flower()
-    from fedgg.flower.ports import Listening
+    from fedgg.flower.local.setup import Listening
 
     run_up(experiment, folder, data_folder, Listening(), {})
 
@@ -125,9 +125,9 @@ def run_up(
     listening: Listening,
     settings: dict[str, int | float],
 ) -> None:
-    from fedgg.flower.federation import up as run_federation
-    from fedgg.lab.losses import NamedOnce
-    from fedgg.lab.parts import check_code
+    from fedgg.flower.local.federation import up as run_federation
+    from fedgg.lab.registry import check_code
+    from fedgg.lab.round_record import NamedOnce
     from fedgg.lab.store import Store
 
     check_code(experiment)

@@ -12,8 +12,8 @@ import typer
 
 from fedgg.cli.screen import Heartbeat, counted, note, progress, say
 from fedgg.errors import UserError
-from fedgg.lab.locks import writing_pages
-from fedgg.report.writing import PAGE
+from fedgg.output_files import PAGE
+from fedgg.runfolder.locks import writing_pages
 
 PAPER = "paper.html"
 BESIDE_PAPER = "The paper's tables and figures next to ours"
@@ -61,7 +61,7 @@ def report(
             raise UserError(f"--{option} needs a folder to write to, got {str(folder)!r}: --{option} {option}")
     file = out or (folders[0] / PAGE if len(folders) == 1 and folders[0].is_dir() else Path(PAGE))
     if tensorboard is not None:
-        from fedgg.report.tensorboard import check_tensorboard
+        from fedgg.report.export import check_tensorboard
 
         check_tensorboard(tensorboard)
     with writing_pages(file.parent, note) if out is None else nullcontext():
@@ -85,8 +85,7 @@ def watch(
     - `fedgg watch runs/demo --open`
     - `fedgg watch runs --port 8800`
     """
-    from fedgg.report.news import News
-    from fedgg.report.server import LivePage
+    from fedgg.report.live import LivePage, News
 
     with LivePage(News(_named(runs, "fedgg watch runs/demo")), port) as server:
         say(f"watching {', '.join(map(str, runs or []))} at {server.address} (Ctrl-C stops it)")
@@ -107,7 +106,7 @@ def write_report(
     beside: dict[str, str] | None = None,
 ) -> Path:
     """Write the page and the files requested, and say where they are; also the last step of compare and sweep."""
-    from fedgg.report.report_page import write_page
+    from fedgg.report.page import write_page
 
     with progress() as bar:
         beat = Heartbeat(seconds=2.0)
@@ -122,15 +121,15 @@ def write_report(
         gathering = write_page(folders, file, beside, doing)
         written = [f"page: {file}"]
         if figures is not None:
-            from fedgg.report.exported import write_figures
+            from fedgg.report.export import write_figures
 
             written.append(f"figures: {len(write_figures(gathering.groups, figures, doing))} files in {figures}")
         if tables is not None:
-            from fedgg.report.exported import write_tables
+            from fedgg.report.export import write_tables
 
             written.append(f"tables: {len(write_tables(gathering.groups, tables))} files in {tables}")
         if tensorboard is not None:
-            from fedgg.report.tensorboard import write_events
+            from fedgg.report.export import write_events
 
             count = write_events(gathering.groups, tensorboard, doing)
             written.append(f"events of {counted(count, 'run')}: tensorboard --logdir {tensorboard}")

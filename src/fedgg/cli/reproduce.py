@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgg.cli import choices
+from fedgg.cli.progress import processes_for, watched
 from fedgg.cli.report import BESIDE_PAPER, write_report
 from fedgg.cli.screen import note, print_table, say
-from fedgg.cli.watching import processes_for, watched
 from fedgg.errors import UserError
-from fedgg.lab.locks import writing_pages
-from fedgg.report.writing import PAGE
+from fedgg.output_files import PAGE
+from fedgg.runfolder.locks import writing_pages
 
 if TYPE_CHECKING:
     from fedgg.paper.output import Made
@@ -116,7 +116,7 @@ def _make(
 ) -> None:
     from fedgg.paper.output import make, page_name, write
     from fedgg.paper.results import FoldedRuns, RunFolders, all_records
-    from fedgg.report.folded import write_folded
+    from fedgg.runfolder.archive import write_folded
 
     for item in plan.items:
         if not plan.datasets_of(item):
@@ -161,7 +161,7 @@ def _without_empty(plan: Plan) -> Plan:
 
 
 def _run(plan: Plan, folder: Path, processes: int, data_folder: Path | None) -> None:
-    from fedgg.paper.runs import missing_jobs, run_missing
+    from fedgg.paper.results import missing_jobs, run_missing
 
     missing = missing_jobs(plan, folder, data_folder)
     of = len(plan.runs())

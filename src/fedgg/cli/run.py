@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgg.cli import choices
-from fedgg.cli.again import refuse_a_study
-from fedgg.cli.describe import described
-from fedgg.cli.losses import LostClients
-from fedgg.cli.screen import Heartbeat, ending, news, note, progress, say, shown_epsilon
+from fedgg.cli.progress import LostClients
+from fedgg.cli.screen import Heartbeat, described, ending, news, note, progress, say, shown_epsilon
+from fedgg.cli.typed_command import refuse_a_study
 
 if TYPE_CHECKING:
     from fedgg.lab.config import Experiment
@@ -108,7 +107,7 @@ def resume(
 
 def _check_code_is_the_same(experiment: Experiment, folder: Path) -> None:
     """A folder may come from somebody else: its code runs if the user allows it, and has not changed or is named."""
-    from fedgg.lab.parts import code_of_parts
+    from fedgg.lab.registry import code_of_parts
     from fedgg.lab.store import Store
     from fedgg.lab.trust import check_trusted, doubt_about
 
@@ -117,9 +116,9 @@ def _check_code_is_the_same(experiment: Experiment, folder: Path) -> None:
 
 
 def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None:
-    from fedgg.lab.parts import check_code
-    from fedgg.lab.runner import Watcher
+    from fedgg.lab.registry import check_code
     from fedgg.lab.runner import run as run_experiment
+    from fedgg.lab.session import Watcher
 
     check_code(experiment)
     say(f"{experiment.algorithm.name}, {described(experiment)}, seed {experiment.seed}")
@@ -156,7 +155,7 @@ def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None
 
 def show(summary: dict[str, Any], folder: Path) -> None:
     """How a run ended, with its pictures."""
-    from fedgg.report.conditions import shown_megabytes
+    from fedgg.analysis.conditions import shown_megabytes
 
     _draw(folder)
     if (why := ending(summary)) is not None:
@@ -177,7 +176,7 @@ def _draw(folder: Path) -> None:
     """Pictures of the split, where it is known who holds what, and the curves; a run without an evaluated round has no
     curve."""
     from fedgg.report.figures import curves_figure, save, split_figure
-    from fedgg.report.folders import read_run
+    from fedgg.runfolder.read import read_run
 
     record = read_run(folder)
     split = record.partition or {}

@@ -1,4 +1,4 @@
-"""What a person sees: progress bars, tables and one-line complaints.
+"""Terminal output: progress bars, tables, one-line errors, and the description of an experiment.
 
 Labels, reasons and names of files come from elsewhere. Strings are printed as they are, without markup of their own
 (styles are given as `Text`), and without what a terminal would obey: control characters are replaced here, for all.
@@ -13,7 +13,8 @@ import re
 import sys
 import time
 import unicodedata
-from typing import Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich import box
@@ -25,6 +26,26 @@ from rich.text import Text
 
 from fedgg.errors import UserError
 from fedgg.report.tables import Table
+
+if TYPE_CHECKING:
+    from fedgg.lab.config import Experiment
+
+
+def described(experiment: Experiment, swept: Collection[str] = ()) -> str:
+    """Without the settings that are swept over, which differ from run to run."""
+    split, data = experiment.split, experiment.data
+    beta = f" {split.beta:g}" if split.scheme.startswith("dirichlet") and "split.beta" not in swept else ""
+    words = {
+        "data.source": data.source,
+        "data.augment": "" if data.augment == "none" else data.augment,
+        "split.clients": counted(split.clients, "client") if experiment.clients_are_known else "clients of the data",
+        "split.scheme": f"{split.scheme}{beta}",
+        "model.name": experiment.model.name,
+        "rounds": counted(experiment.rounds, "round"),
+        "local.epochs": f"{counted(experiment.local.epochs, 'epoch')} a round",
+    }
+    return ", ".join(said for key, said in words.items() if said and key not in swept)
+
 
 LONGEST_LINE = 2000  # letters: an invalid value may be as long as a file
 IN_A_FILE = 140  # columns where no terminal says how many it has

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedgg.analysis.labels import short_names
 from fedgg.cli import choices
-from fedgg.cli.again import called_as
-from fedgg.cli.describe import described
+from fedgg.cli.progress import processes_for, watched
 from fedgg.cli.report import write_report
-from fedgg.cli.screen import note, print_table, say
-from fedgg.cli.watching import processes_for, watched
+from fedgg.cli.screen import described, note, print_table, say
+from fedgg.cli.typed_command import called_as
 from fedgg.errors import UserError
-from fedgg.lab.locks import writing_pages
 from fedgg.lab.trust import trust_named
-from fedgg.report.labels import short_names
-from fedgg.report.writing import PAGE
+from fedgg.output_files import PAGE
+from fedgg.runfolder.locks import writing_pages
 
 if TYPE_CHECKING:
     from fedgg.lab.study import Study
@@ -133,7 +132,7 @@ def _folder(name: str, study: Study) -> Path:
 
 def _labels_in(folder: Path | None) -> tuple[str, ...]:
     """Of the study that is already in the folder; none where there is no study, or none that can be read."""
-    from fedgg.report.folders import read_plan
+    from fedgg.runfolder.read import read_plan
 
     try:
         return read_plan(folder).labels if folder is not None else ()
@@ -168,13 +167,12 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
 
 def _show(folder: Path) -> None:
     """Tables, figures and page of everything that is finished in the folder by now, whichever call has run it."""
-    from fedgg.report.compare import compare as compare_runs
-    from fedgg.report.figures import accuracy_figure, save
-    from fedgg.report.folders import read_study
-    from fedgg.report.parts import parts_of
-    from fedgg.report.split_pictures import split_pictures
+    from fedgg.analysis.collect import parts_of
+    from fedgg.analysis.compare import compare as compare_runs
+    from fedgg.output_files import write_text
+    from fedgg.report.figures import accuracy_figure, save, split_pictures
     from fedgg.report.tables import as_csv, as_markdown, comparison_tables
-    from fedgg.report.writing import write_text
+    from fedgg.runfolder.read import read_study
 
     record = read_study(folder)
     parts, tables = parts_of(record), []

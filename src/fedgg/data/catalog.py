@@ -1,9 +1,17 @@
-"""What the publishers of the image data sets put on the net: addresses, checksums, sizes, and what the files hold.
+"""The published image data sets: addresses, checksums, sizes, contents, and where their files lie on this machine.
 
 The University of Toronto redirects the addresses below to another host; the files, and so the checksums, are the same.
 """
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
+
 
 import difflib
 from collections.abc import Mapping
@@ -202,3 +210,23 @@ def find_publication(name: str, publications: Mapping[str, Publication] = PUBLIC
         hint = f"did you mean {near[0]}? " if near else ""
         raise UserError(f"{name!r} is not published as files: {hint}choose from {', '.join(publications)}")
     return publications[name]
+
+
+VARIABLE = "FEDGG_DATA"
+
+
+def data_folder(flag: str | Path | None = None) -> Path:
+    """The folder for data sets: the argument, else the variable FEDGG_DATA, else the user's cache folder."""
+    chosen = flag or os.environ.get(VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    import pooch
+
+    return Path(pooch.os_cache("fedgg"))
+
+
+def places_to_look(folder: Path) -> list[Path]:
+    """The folder and the folders within it, without those that are closed to us (a shared /tmp is full of them)."""
+    if not folder.is_dir():
+        return []
+    return [folder, *sorted(place for place in folder.iterdir() if os.access(place, os.X_OK) and place.is_dir())]

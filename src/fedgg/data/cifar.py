@@ -14,8 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedgg.data.cache import places_to_look
-from fedgg.data.catalog import CIFAR10, CIFAR100, CIFAR100_SUPERCLASSES, CIFAR_FORMS, CifarForm, Publication
+from fedgg.data.catalog import (
+    CIFAR10,
+    CIFAR100,
+    CIFAR100_SUPERCLASSES,
+    CIFAR_FORMS,
+    CifarForm,
+    Publication,
+    places_to_look,
+)
 from fedgg.data.dataset import Dataset
 from fedgg.data.safe_pickle import load_pickle
 from fedgg.errors import UserError

@@ -6,10 +6,12 @@ import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedgg.data.catalog import data_folder
 from fedgg.errors import UserError
 
-if TYPE_CHECKING:  # naming the sources should not cost the second that importing torch takes
+if TYPE_CHECKING:
     from fedgg.data.dataset import Dataset
+
 
 SOURCES: dict[str, str] = {
     "digits": "handwritten digits, 1,797 images 1x8x8 in 10 classes; comes with scikit-learn, no download",
@@ -41,7 +43,6 @@ def load(name: str, folder: Path | None = None) -> Dataset:
         return load_npz(file)
 
     check_name(name)
-    from fedgg.data.cache import data_folder
 
     where = data_folder(folder)
     if name == "svhn":

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgg.data.cache import places_to_look
-from fedgg.data.catalog import SVHN
+from fedgg.data.catalog import SVHN, places_to_look
 from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
 from fedgg.files import open_regular

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from fedgg.errors import UserError
 
 if TYPE_CHECKING:
-    from fedgg.flower.client import client_app
-    from fedgg.flower.division import divide
-    from fedgg.flower.existing import strategy
-    from fedgg.flower.guidance import guided
-    from fedgg.flower.server import server_app
+    from fedgg.flower.client_app import client_app
+    from fedgg.flower.data_files import divide
+    from fedgg.flower.guided import guided
+    from fedgg.flower.server_app import server_app
+    from fedgg.flower.strategy import strategy
 
 _HOMES = {
     "client_app": "client",

@@ -13,11 +13,11 @@ import tomli_w
 
 from fedgg.errors import UserError
 from fedgg.files import make_folder, write_text
-from fedgg.flower.settings import MAX_EXAMPLES
+from fedgg.flower.app_config import MAX_EXAMPLES
 from fedgg.lab.config import Experiment
-from fedgg.lab.files import writing_to
-from fedgg.lab.parts import build_algorithm, check_model_name, check_needs
+from fedgg.lab.registry import build_algorithm, check_model_name, check_needs
 from fedgg.lab.trust import VARIABLE, names_code
+from fedgg.output_files import writing_to
 
 LONGEST_NAME = 32  # letters that Flower allows
 SETTINGS: dict[str, str | int | float] = {

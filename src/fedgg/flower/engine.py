@@ -20,21 +20,25 @@ from fedgg.core.server import Lost, in_proportion
 from fedgg.engines import RoundJob
 from fedgg.engines.job import Look, score_here
 from fedgg.errors import UserError
-from fedgg.flower.exchange import Exchange, Question, Reply, one_line
-from fedgg.flower.letters import NEVER, About, arrays_of, numbers_of, reading, write
-from fedgg.flower.log import ExchangeLog
-from fedgg.flower.records import (
+from fedgg.flower.app_config import RunSettings
+from fedgg.flower.exchange import Exchange, ExchangeLog, Question, Reply, one_line
+from fedgg.flower.membership import Roll
+from fedgg.flower.messages import (
+    NEVER,
+    About,
     BadRecord,
+    arrays_of,
     check_buffers,
     check_finite,
     check_kinds,
     check_some,
     from_record,
     kinds,
+    numbers_of,
+    reading,
     to_record,
+    write,
 )
-from fedgg.flower.roll import Roll
-from fedgg.flower.settings import RunSettings
 
 NOT_FINITE = "not finite"
 NO_SCORE = Score(0.0, 0.0, 0)  # of no example: whoever did not answer is not in the mean

@@ -1,19 +1,59 @@
-"""Messages to nodes and their replies, bounded by a deadline, over the two calls every Flower grid has.
+"""Sending messages to nodes and collecting replies until a deadline; each exchange is logged in `exchanges.jsonl`.
 
 Flower's own `send_and_receive` looks once in three seconds and does not say who was silent.
+
+Bytes of arrays are what the rounds' own record counts; what stands beside them (who is meant, which round, the loss) is
+told apart. An exchange that was repeated has a line for each attempt.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedgg.flower.letters import About, Answer, about_of, answer_of, difference, overhead_of, payload_of
-from fedgg.flower.records import BadRecord
+from fedgg.core.server import Lost
+from fedgg.files import append_line
+from fedgg.flower.messages import About, Answer, BadRecord, about_of, answer_of, difference, overhead_of, payload_of
+from fedgg.output_files import writing_to
+
+
+@dataclass
+class Line:
+    lost: list[Lost] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ExchangeLog:
+    folder: Path
+    check_lock: Callable[[], None]  # raises once the folder is no longer this process's
+
+    @contextmanager
+    def exchange(self, kind: str, round_: int, attempt: int, clients: list[int], exchange: Exchange) -> Iterator[Line]:
+        line, started, exchange.traffic = Line(), time.monotonic(), Traffic()
+        try:
+            yield line
+        finally:
+            told = {
+                "kind": kind,
+                "round": round_,
+                "attempt": attempt,
+                "clients": clients,
+                "lost": [asdict(gone) for gone in line.lost],
+                "bytes": asdict(exchange.traffic),
+                "seconds": round(time.monotonic() - started, 3),
+                "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            }
+            with writing_to(self.folder):
+                append_line(self.folder / "exchanges.jsonl", json.dumps(told), self.check_lock)
+
 
 PAUSE = 0.2  # seconds between looks at what has come in
 LINE = 300  # signs

@@ -19,19 +19,18 @@ from fedgg.core.net import Net
 from fedgg.core.plan import Work
 from fedgg.core.representation import head_of
 from fedgg.data.arrays import from_arrays
+from fedgg.data.client_batches import CHUNK, Feed
 from fedgg.data.dataset import Dataset
-from fedgg.data.feed import CHUNK, Feed
-from fedgg.data.normalise import Scaling, scaling
 from fedgg.data.partition import Partition, given_partition, partition
 from fedgg.data.sources import are_own_arrays, load
+from fedgg.data.transforms import Scaling, scaling
 from fedgg.errors import UserError
-from fedgg.lab.arithmetic import DTYPES
 from fedgg.lab.batches import check_batches, check_single_examples, check_single_scores
-from fedgg.lab.choice import Choice, EngineName, channels_last, choose, products
+from fedgg.lab.client_data import Origin, Population, WholeData, described_split, holdings
 from fedgg.lab.config import Experiment
-from fedgg.lab.holdings import Population, holdings
-from fedgg.lab.origin import Origin, WholeData, described_split
-from fedgg.lab.parts import build_algorithm, build_model, check_needs, load_start
+from fedgg.lab.engine_choice import Choice, EngineName, channels_last, choose, products
+from fedgg.lab.registry import build_algorithm, build_model, check_needs, load_start
+from fedgg.lab.torch_settings import DTYPES
 from fedgg.lab.wrapping import NOTHING, Wrappers, wrappers_of
 
 ModelGiven = nn.Module | Callable[..., nn.Module]

@@ -1,6 +1,6 @@
 """A run's state as one safetensors file: torn and foreign ones are recognised, equal tensors are stored once.
 
-Clients' rows that lie in a file of their own (lab/shelf.py) are stored as their places in it.
+Clients' rows that lie in a file of their own (lab/client_state.py) are stored as their places in it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedgg.checksums import with_checksum
 from fedgg.core.rows import Rows
 from fedgg.core.server import ServerState
 from fedgg.files import check_regular, write_atomically
-from fedgg.lab.moving import FILES
-from fedgg.lab.shelf import NOWHERE, Places, RowsOnDisk, Shelf
-from fedgg.lab.slots import Record, SlotFile
+from fedgg.lab.client_state import FILES, NOWHERE, Places, RecordLayout, RowsOnDisk, Shelf, SlotFile
 from fedgg.lab.state import State
+from fedgg.runfolder.checksums import with_checksum
 
 FORMAT = "1"
 WITH_PLACES = "2"  # an older fedgg would go on without the clients' memory
@@ -162,7 +160,7 @@ def _shelved(
 ) -> dict[str, Any]:
     shelved = {}
     for name, described in records.items():
-        record, path = Record.from_description(described), folder / FILES[name]
+        record, path = RecordLayout.from_description(described), folder / FILES[name]
         if not path.exists():
             raise BadCheckpoint(f"{path} is missing, in which the clients' memory lies")
         shelf = Shelf(SlotFile(record.size, path, fresh=False), record, device)

@@ -8,21 +8,31 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tomli_w
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticUndefined
 
 from fedgg import files
-from fedgg.core.buffers import BufferPolicy
-from fedgg.data.augment import Augmentation
-from fedgg.data.normalise import Normalisation
-from fedgg.data.sources import are_own_arrays
-from fedgg.engines.precision import Precision
 from fedgg.errors import UserError
-from fedgg.lab.complaints import one_line, section_in
-from fedgg.lab.sections import OFF_UNLESS_THERE, SWITCHES, Attack, Privacy, Robust, Section
+from fedgg.lab.config_errors import one_line, section_in
+from fedgg.lab.config_sections import (
+    OFF_UNLESS_THERE,
+    SWITCHES,
+    AlgorithmConfig,
+    AttackConfig,
+    ConfigSection,
+    DataConfig,
+    EngineConfig,
+    LocalConfig,
+    ModelConfig,
+    PrivacyConfig,
+    RobustConfig,
+    ServerConfig,
+    SplitConfig,
+)
+from fedgg.runfolder.settings import flat
 
 LARGEST = {"fp32": 3.4028234663852886e38, "fp64": sys.float_info.max}
 FOLLOW_THE_DATA = ("data.normalise", "split.clients")  # where they are not set, whichever data those will be
@@ -31,152 +41,24 @@ FOLLOW_THE_DATA = ("data.normalise", "split.clients")  # where they are not set,
 HANDS = {"threads", "workers", "lost_clients"}
 
 
-class Named(Section):
-    """A part chosen by name; every other key is one of its own settings, checked when the part is built."""
-
-    model_config = ConfigDict(extra="allow")
-    name: str
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return dict(self.__pydantic_extra__ or {})
-
-
-class Data(Section):
-    source: str = Field("digits", description="digits, cifar10, cifar100, svhn or npz:FILE")
-    normalise: Normalisation = Field(
-        "auto", description="none, unit (pixels in 0..1), standard, or auto: none for your own arrays, else standard"
-    )
-    augment: Augmentation = Field("none", description="none, flip, crop or crop_flip; images only")
-    proxy: int = Field(0, ge=0, description="training examples the server keeps; no client has them, nor the test set")
-    holdout: float = Field(0.0, ge=0, lt=1, description="share of its examples each client keeps back to test on")
-
-    @model_validator(mode="after")
-    def _name_the_normalisation(self) -> Data:
-        """Hashes and config.toml have the kind that `auto` stands for; as a setting it stays unset."""
-        if self.normalise == "auto":
-            self.__dict__["normalise"] = "none" if are_own_arrays(self.source) else "standard"
-            self.__pydantic_fields_set__.discard("normalise")
-        return self
-
-
-class Split(Section):
-    scheme: Literal["dirichlet", "dirichlet_unbalanced", "dirichlet_client", "iid", "shards", "given"] = Field(
-        "dirichlet", description="dirichlet, dirichlet_unbalanced, dirichlet_client, iid, shards, or given by the data"
-    )
-    clients: int = Field(10, ge=1, description="how many there are; under the scheme given as many as the data name")
-    beta: float = Field(0.5, gt=0, description="Dirichlet concentration: smaller is more skewed")
-    min_examples: int = Field(10, ge=0, description="the smallest client holds at least this many; unless given")
-    shards_per_client: int = Field(2, ge=1, description="for the scheme shards")
-    allow_empty: bool = Field(False, description="whether min_examples = 0 may leave a client with nothing")
-
-
-class Model(Named):
-    name: str = Field("mlp", description="linear, mlp, cnn, vgg16, or MODULE:CLASS or FILE.py:CLASS")
-    start: str | None = Field(None, description="a safetensors file with the starting weights")
-    statistics: BufferPolicy = Field("average", description="BatchNorm's: average, local or frozen")
-
-
-class AlgorithmChoice(Named):
-    name: str = Field("fedgg", description="a name from `fedgg list`, or MODULE:CLASS or FILE.py:CLASS")
-
-
-class Local(Section):
-    epochs: int = Field(5, ge=1, le=1_000_000, description="passes over a client's examples in a round")
-    batch: int = Field(64, ge=1, description="examples a step")
-    lr: float = Field(0.01, gt=0, description="learning rate of the clients' SGD")
-    lr_decay: float = Field(1.0, gt=0, le=1, description="factor on lr after every round")
-    momentum: float = Field(0.9, ge=0, lt=1, description="of the clients' SGD; starts at zero every round")
-    weight_decay: float = Field(0.0, ge=0, description="of the clients' SGD")
-    small_clients: Literal["whole", "refuse"] = Field(
-        "whole", description="clients with less than a batch: train on all they have at once, or refuse the run"
-    )
-
-
-class Server(Section):
-    cohort: int | float | None = Field(
-        None, description="clients drawn each round: a number, or a share such as 0.1; all of them by default"
-    )
-    evaluate_every: int = Field(1, ge=1, description="rounds between evaluations on the server's test set")
-    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints; a resume repeats what lies between")
-    memory_limit_mb: int = Field(
-        1024, ge=0, description="what all clients may keep between rounds before it lies in a file; moves no number"
-    )
-
-    @field_validator("cohort", mode="before")
-    @classmethod
-    def _is_a_number(cls, cohort: Any) -> Any:
-        if cohort is not None and (isinstance(cohort, bool) or not isinstance(cohort, int | float)):
-            raise ValueError("give a number of clients from 1, or a share between 0 and 1")
-        return cohort
-
-
-class Engine(Section):
-    name: Literal["auto", "loop", "workers", "stacked", "streams"] = Field(
-        "auto",
-        description="loop: one client after another; workers: in parallel processes; stacked: small models as one "
-        "program; streams: large ones, several in flight; auto: the fastest of them",
-    )
-    device: str = Field("cpu", description="cpu, cuda or cuda:N")
-    precision: Precision = Field(
-        "fp32", description="fp32 (without TF32) or fp64; on a GPU also tf32 and bf16, for products only"
-    )
-    deterministic: bool = Field(True, description="on a GPU, whether a run repeats bit for bit; False lets cuDNN try")
-    threads: int = Field(
-        1,
-        ge=1,
-        description="torch threads, whose number changes last bits; one is fastest for small models; workers have one",
-    )
-    workers: int | None = Field(None, ge=1, description="processes of the engine workers; one for each core by default")
-    lost_clients: Literal["stop", "leave_out"] = Field(
-        "stop", description="a client on which three workers died: stop the run, or leave it out of the round"
-    )
-
-    @field_validator("device")
-    @classmethod
-    def _known_device(cls, device: str) -> str:
-        kind, colon, number = device.partition(":")
-        if not (device == "cpu" or (kind == "cuda" and (number.isdecimal() if colon else True))):
-            raise ValueError("choose cpu, cuda or cuda:N")
-        return device
-
-    @model_validator(mode="after")
-    def _fits_the_device(self) -> Engine:
-        if self.precision in ("tf32", "bf16") and self.device == "cpu":
-            raise ValueError(f"engine.precision = {self.precision!r} needs a GPU: set engine.device = 'cuda'")
-        if self.name == "streams" and self.device == "cpu":
-            raise ValueError("engine 'streams' needs a GPU: set engine.device = 'cuda', or take 'workers'")
-        if self.name == "workers" and self.device != "cpu":
-            raise ValueError(f"engine 'workers' works on the cpu, not on {self.device}: take 'stacked' or 'loop'")
-        return self
-
-    @property
-    def arithmetic_of(self) -> str:
-        """On a CPU `auto`, `loop` and `workers` have the same bits: to a run's identity they are one."""
-        return "loop" if self.device == "cpu" and self.name in ("auto", "workers") else self.name
-
-    @property
-    def threads_in_use(self) -> int:
-        """Every process of the engine `workers` has one thread, the one that aggregates included."""
-        return 1 if self.name == "workers" else self.threads
-
-
-class Experiment(Section):
+class Experiment(ConfigSection):
     """One run, complete: the same experiment gives the same bits again on the same machine."""
 
     name: str = Field("", max_length=10_000, description="a label for people; moves no number")
     seed: int = Field(0, ge=0, description="everything random is a function of it")
     rounds: int = Field(100, ge=1, description="communication rounds")
-    data: Data = Data()
-    split: Split = Split()
-    model: Model = Model()
-    algorithm: AlgorithmChoice = AlgorithmChoice()
-    local: Local = Local()
-    server: Server = Server()
-    engine: Engine = Engine()
-    privacy: Privacy | None = Field(None, description="client-level differential privacy; off unless a key is set")
-    robust: Robust | None = Field(None, description="robust aggregation; off unless robust.rule is set")
-    attack: Attack | None = Field(None, description="clients that attack; off unless attack.kind is set")
+    data: DataConfig = DataConfig()
+    split: SplitConfig = SplitConfig()
+    model: ModelConfig = ModelConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    local: LocalConfig = LocalConfig()
+    server: ServerConfig = ServerConfig()
+    engine: EngineConfig = EngineConfig()
+    privacy: PrivacyConfig | None = Field(
+        None, description="client-level differential privacy; off unless a key is set"
+    )
+    robust: RobustConfig | None = Field(None, description="robust aggregation; off unless robust.rule is set")
+    attack: AttackConfig | None = Field(None, description="clients that attack; off unless attack.kind is set")
 
     @model_validator(mode="before")
     @classmethod
@@ -222,7 +104,7 @@ class Experiment(Section):
         """What becomes a number of the run's precision must not overflow in it; infinite ones are as they are."""
         largest = LARGEST["fp64" if self.engine.precision == "fp64" else "fp32"]
         for section in ("local", "algorithm", "privacy", "robust", "attack"):
-            for key, value in (getattr(self, section) or Section()).model_dump().items():
+            for key, value in (getattr(self, section) or ConfigSection()).model_dump().items():
                 number = isinstance(value, int | float) and not isinstance(value, bool)
                 if number and largest < abs(value) and value not in (math.inf, -math.inf):
                     raise ValueError(f"{section}.{key} = {value}: too large for {self.engine.precision}")
@@ -372,14 +254,6 @@ def load_experiment(path: Path) -> Experiment:
         return Experiment(**content)
     except UserError as error:
         raise UserError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
-
-
-def flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys."""
-    dotted: dict[str, Any] = {}
-    for key, value in content.items():
-        dotted |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return dotted
 
 
 def _holds(value: Any, condition: Callable[[Any], bool]) -> bool:

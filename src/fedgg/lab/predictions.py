@@ -1,9 +1,9 @@
-"""A trained model for its user: it takes inputs as the data had them, and answers with the data's own labels."""
+"""A trained model for new inputs: takes inputs as the data had them, answers with the labels of the data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -11,9 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedgg.data.arrays import input_tensor
-from fedgg.data.normalise import Normalisation, Scaling
+from fedgg.data.transforms import Normalisation, Scaling
 from fedgg.errors import UserError
-from fedgg.lab.origin import Origin
+from fedgg.lab.client_data import Origin
+
+if TYPE_CHECKING:
+    pass
+
 
 Output = Literal["labels", "probabilities", "logits"]
 

@@ -32,8 +32,7 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-from fedgg import checksums
-from fedgg.checksums import HISTORY, LineChecksums, Manifest, known_checksums, newest_checkpoint, sha256
+from fedgg import __version__
 from fedgg.core.layout import Layout
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
@@ -49,17 +48,17 @@ from fedgg.files import (
 )
 from fedgg.lab.build import Federation
 from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint, write_checkpoint
-from fedgg.lab.code import code_of, structure_of
-from fedgg.lab.commit import commit
+from fedgg.lab.client_state import RowsOnDisk
 from fedgg.lab.config import Experiment, load_experiment
-from fedgg.lab.files import write_json, writing_to
-from fedgg.lab.locks import InUse, LockFile
 from fedgg.lab.predictions import Inputs
-from fedgg.lab.shelf import RowsOnDisk
+from fedgg.lab.provenance import code_of, commit, structure_of
 from fedgg.lab.state import State
 from fedgg.lab.trust import used_code
-from fedgg.run_records import History, read_history, summary_in
-from fedgg.version import VERSION
+from fedgg.output_files import write_json, writing_to
+from fedgg.runfolder import checksums
+from fedgg.runfolder.checksums import HISTORY, LineChecksums, Manifest, known_checksums, newest_checkpoint, sha256
+from fedgg.runfolder.locks import InUse, LockFile
+from fedgg.runfolder.records import History, read_history, summary_in
 
 FORMAT = 1
 KEPT_CHECKPOINTS = 2
@@ -189,7 +188,7 @@ class Store:
         found = self._json("versions.json").get("format")
         if found != FORMAT:
             raise UserError(
-                f"{self.folder} was written in run-folder format {found}; this fedgg {VERSION} reads {FORMAT}"
+                f"{self.folder} was written in run-folder format {found}; this fedgg {__version__} reads {FORMAT}"
             )
 
     def create(self, federation: Federation) -> None:
@@ -579,7 +578,7 @@ def _versions(federation: Federation) -> dict[str, Any]:
         "structure": structure_of(federation.net.module),
         "code": {"algorithm": code_of(federation.algorithm), "model": code_of(federation.net.module)},
         **_code_files(federation.experiment),
-        "fedgg": VERSION,
+        "fedgg": __version__,
         **commit(),
         "torch": torch.__version__,
         "numpy": np.__version__,

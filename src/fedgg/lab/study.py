@@ -11,11 +11,12 @@ from typing import Any
 
 from fedgg.errors import UserError
 from fedgg.lab.build import with_given_clients
-from fedgg.lab.config import Experiment, flat, read_toml
-from fedgg.lab.jobs import Job, Tell
-from fedgg.lab.parts import build_algorithm, check_model_name, check_needs
-from fedgg.lab.run_all import run_all
+from fedgg.lab.config import Experiment, read_toml
+from fedgg.lab.parallel_runs import run_all
+from fedgg.lab.registry import build_algorithm, check_model_name, check_needs
+from fedgg.lab.run_processes import Job, Tell
 from fedgg.lab.study_folder import Index, check_folders, listed, place_of
+from fedgg.runfolder.settings import flat
 
 MANY = 1e6  # larger numbers are shown as they are typed
 

@@ -10,22 +10,25 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedgg.checksums import with_checksum, without_checksum
 from fedgg.data.dataset import Dataset
+from fedgg.data.sources import load
 from fedgg.errors import UserError
 from fedgg.files import check_folder, read_json
 from fedgg.lab.config import Experiment
-from fedgg.lab.files import write_json, writing_to
-from fedgg.lab.jobs import Job
-from fedgg.lab.locks import FOREVER, InUse, LockFile
+from fedgg.lab.dry_run import try_to_build
+from fedgg.lab.registry import build_algorithm
+from fedgg.lab.run_processes import Job
 from fedgg.lab.store import Store
-from fedgg.lab.trial_builds import build_on_trial
+from fedgg.output_files import write_json, writing_to
+from fedgg.runfolder.checksums import with_checksum, without_checksum
+from fedgg.runfolder.locks import FOREVER, InUse, LockFile
+from fedgg.runfolder.settings import flat
 
 FORMAT = 1
 FILE = "study.json"
@@ -264,3 +267,41 @@ def slug(label: str) -> str:
 
 def place_of(label: str, seed: int) -> str:
     return f"{slug(label)}/seed-{seed}"
+
+
+_BUILT = ("data", "split", "model", "privacy", "robust", "attack")  # sections that decide whether a run can be built
+
+
+def build_on_trial(jobs: Sequence[Job]) -> None:
+    """One run of each kind is built, but for its data on a device; with one kind only, the first run does it.
+
+    Splits are drawn with the first seed: one that fails with a later seed alone is found when its turn comes.
+    """
+    kinds: dict[Hashable, Job] = {}
+    for job in jobs:
+        kinds.setdefault(_kind(job), job)
+    if len(kinds) < 2:
+        return
+    for source in dict.fromkeys(job.experiment.data.source for job in kinds.values()):
+        own = [job for job in kinds.values() if job.experiment.data.source == source]
+        given = own[0].given.data
+        dataset = load(source, own[0].data_folder) if given is None else given
+        for job in own:
+            if Store(job.folder).rounds():
+                continue  # it was built before
+            try:
+                try_to_build(job.experiment, dataset, job.given.model, job.given.algorithm)
+            except UserError as error:
+                raise UserError(f"{job.name}: {error}") from error
+
+
+def _kind(job: Job) -> Hashable:
+    """Jobs that are alike in this can be built, or not, alike."""
+    settings = flat(job.experiment.model_dump(include={*_BUILT}))
+    algorithm = job.given.algorithm or build_algorithm(job.experiment.algorithm.name, job.experiment.algorithm.settings)
+    local = job.experiment.local
+    return (
+        tuple(sorted((key, repr(value)) for key, value in settings.items())),
+        (local.batch, local.small_clients, algorithm.needs_representation),
+        repr(algorithm) if job.experiment.privacy is not None else "",  # whether its clients keep state decides epsilon
+    )

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgg.aggregation import Attack, Budget, ClientPrivacy, CoordinateMedian, NormClip, TrimmedMean
+from fedgg.aggregation.robust import cut_off
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.collect import PLAIN, Collector
 from fedgg.core.net import Net
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
-from fedgg.lab.sections import Robust
-from fedgg.wrappers import Attack, Budget, ClientPrivacy, CoordinateMedian, NormClip, TrimmedMean
-from fedgg.wrappers.robust import cut_off
+from fedgg.lab.config_sections import RobustConfig
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def wrappers_of(
     return Wrappers(collector, attackers, budget), notices
 
 
-def _too_weak(robust: Robust, attackers: int, cohort: int) -> list[str]:
+def _too_weak(robust: RobustConfig, attackers: int, cohort: int) -> list[str]:
     """What a rule cannot withstand, whoever is drawn."""
     if robust.rule == "trimmed_mean" and cut_off(robust.trim or 0.0, cohort) == 0:
         return [f"robust.trim = {robust.trim:g} of {cohort} clients cuts nobody off: this is a plain mean"]
@@ -71,7 +71,7 @@ def _too_weak(robust: Robust, attackers: int, cohort: int) -> list[str]:
     return []
 
 
-def _rule(robust: Robust) -> Collector:
+def _rule(robust: RobustConfig) -> Collector:
     match robust.rule:
         case "median":
             return CoordinateMedian()

@@ -1,15 +1,155 @@
-"""What `fedgg reproduce --list` shows: the items with what they still take, and the readings by name."""
+"""What `fedgg reproduce --list` shows: the items, and an estimate of how long the missing runs take here."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from fedgg.paper.estimate import Estimate, Need
+import numpy as np
+import torch
+
+from fedgg.analysis.conditions import shown_seconds
+from fedgg.core.seeds import stream
+from fedgg.data.catalog import PUBLICATIONS
+from fedgg.data.dataset import Dataset
+from fedgg.engines import Stacked
+from fedgg.lab.build import build, chosen_device
+from fedgg.lab.config import Experiment
+from fedgg.lab.runner import make_engine
+from fedgg.lab.state import begin, next_job, synchronise
+from fedgg.lab.torch_settings import arithmetic
 from fedgg.paper.items import QUICK, Item, shown_dataset
-from fedgg.paper.plan import Plan
+from fedgg.paper.plan import Line, Plan
 from fedgg.paper.readings import READINGS
-from fedgg.report.conditions import shown_seconds
+from fedgg.paper.results import RunFolders
 from fedgg.report.tables import NONE, Table
+from fedgg.runfolder.read import RunRecord, read_run
+
+STEPS = 3  # of each client, in each of two rounds: the first warms up
+MOST = 24  # runs of a stack that are tried together: more cost memory and change little
+_DIGITS = ((1, 8, 8), 10, 1437)  # shape, classes, training examples
+
+
+def steps_a_round(experiment: Experiment) -> int:
+    """Local steps of all clients together, a little fewer than with ragged last batches."""
+    _, _, examples = _facts(experiment.data.source)
+    return -(-experiment.local.epochs * examples // experiment.local.batch)
+
+
+def seconds_a_step(experiment: Experiment, runs: int = 1) -> float:
+    """One client's step as this experiment's engine takes it, while so many such runs are trained together."""
+    shape, classes, _ = _facts(experiment.data.source)
+    asked = experiment.engine
+    one_by_one = asked.device == "cpu" and asked.name != "stacked"
+    clients, engine = (1, "loop") if one_by_one else (experiment.split.clients, asked.name)
+    small = experiment.changed(
+        {"split.scheme": "iid", "split.clients": clients, "local.epochs": 1, "rounds": 2, "engine.name": engine}
+    )
+    with arithmetic(small):
+        data = _noise(shape, classes, STEPS * clients * small.local.batch).to(chosen_device(small))
+        federation = build(small, data=data)
+        maker, state = make_engine(federation), begin(federation)
+        together = min(runs, MOST) if isinstance(maker, Stacked) else 1
+        jobs = [next_job(federation, state) for _ in range(together)]
+        for _ in range(2):
+            started = time.perf_counter()
+            if isinstance(maker, Stacked):
+                maker.train_together(jobs)
+            else:
+                dict(maker.train(jobs[0]))
+            synchronise(federation.net.start)
+            spent = time.perf_counter() - started
+    return spent / (STEPS * clients * together)
+
+
+def _facts(source: str) -> tuple[tuple[int, ...], int, int]:
+    if source not in PUBLICATIONS:
+        return _DIGITS
+    published = PUBLICATIONS[source]
+    return (3, 32, 32), len(published.classes), sum(published.train_counts)
+
+
+def _noise(shape: tuple[int, ...], classes: int, examples: int) -> Dataset:
+    x = torch.from_numpy(stream(0, "pace").integers(0, 256, (examples, *shape), dtype=np.uint8))
+    y = torch.arange(examples) % classes
+    few = min(examples, 64)
+    names = tuple(map(str, range(classes)))
+    return Dataset("noise", x, y, x[:few], y[:few], names, peak=255.0)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of one run's round, and how that is known."""
+
+    seconds: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Need:
+    """What an item still takes."""
+
+    item: Item
+    runs: int
+    ended: int
+    seconds: float
+
+
+class Estimate:
+    """Of one plan in one folder; data sets are probed once, and only where something is missing."""
+
+    def __init__(self, plan: Plan, out: Path, processes: int):
+        self.plan, self.processes = plan, processes
+        self.folders = RunFolders(out)
+        self.paces: dict[str, Pace] = {}
+
+    def need(self, items: Iterable[Item]) -> Need:
+        """Of several items together: runs that they share count once."""
+        items = tuple(items)
+        runs = self.plan.runs(items)
+        missing = [(line, seed) for line, seed in runs if not self.folders.ended(line, seed)]
+        return Need(items[0], len(runs), len(runs) - len(missing), sum(self._seconds(line) for line, _ in missing))
+
+    def sources(self) -> list[str]:
+        """How each estimate was made."""
+        return [f"{shown_dataset(dataset)}: {pace.source}" for dataset, pace in self.paces.items()]
+
+    def _seconds(self, line: Line) -> float:
+        if line.dataset not in self.paces:
+            self.paces[line.dataset] = self._pace(line)
+        together = self.processes if line.base.engine.device == "cpu" else 1
+        return self.paces[line.dataset].seconds * line.base.rounds / together
+
+    def _pace(self, line: Line) -> Pace:
+        finished = [record for record in self._records(line.dataset) if _alike(record, line.base)]
+        if finished:
+            rounds = sum(len(record.rounds) for record in finished)
+            seconds = sum(record.seconds for record in finished) / rounds
+            runs = f"{len(finished)} finished run{'s' if len(finished) > 1 else ''}"
+            return Pace(seconds, f"{seconds:.3g} s a round in {runs} on this device")
+        together = sum(missing.dataset == line.dataset for missing, _ in self.plan.runs())
+        step, steps = seconds_a_step(line.base, together), steps_a_round(line.base)
+        return Pace(
+            step * steps,
+            f"a probe of a few local steps on random input, {shown_step(step)} a step, {steps} steps a round; "
+            "evaluation and loading are not in it",
+        )
+
+    def _records(self, dataset: str) -> list[RunRecord]:
+        configs = sorted((self.folders.out / dataset).glob("*/seed-*/config.toml"))
+        return [read_run(config.parent) for config in configs if (config.parent / "summary.json").exists()]
+
+
+def shown_step(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def _alike(record: RunRecord, wanted: Experiment) -> bool:
+    engine = record.config.get("engine", {})
+    same = engine.get("device") == wanted.engine.device and engine.get("precision") == wanted.engine.precision
+    return same and record.status == "finished" and bool(record.rounds)
 
 
 def items_table(plan: Plan, out: Path, processes: int) -> Table:

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedgg.files import write_text
-from fedgg.lab.files import writing_to
-from fedgg.paper.drawn import Drawn
-from fedgg.paper.figures import drawn
+from fedgg.output_files import writing_to
+from fedgg.paper.figures import Drawn, drawn
 from fedgg.paper.items import ITEMS, Item, shown_dataset
 from fedgg.paper.plan import Plan
 from fedgg.paper.results import Results
-from fedgg.paper.studies import study_table
-from fedgg.paper.tables import Accuracy, paper_table, titled
+from fedgg.paper.tables import Accuracy, paper_table, study_table, titled
 from fedgg.report.figures import save
-from fedgg.report.page import Picture, Section, page
+from fedgg.report.html import Picture, Section, page
 from fedgg.report.tables import Table, as_csv, as_markdown
 
 TITLE = "Global Update Guided Federated Learning: the paper's tables and figures, run again"

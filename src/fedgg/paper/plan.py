@@ -4,15 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from functools import cache
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
+from fedgg.lab.study import Study, load_study
 from fedgg.lab.study_folder import slug
 from fedgg.paper.items import METHODS, QUICK, Item
-from fedgg.paper.presets import preset
 from fedgg.paper.readings import READINGS, check_readings
+
+
+@cache
+def preset(name: str) -> Study:
+    return load_study(find(f"{name}.toml"))
+
+
+def find(file: str) -> Path:
+    """In a checkout the folder is known; where a wheel put it, the list of installed files says."""
+    here = Path(__file__).parents[3] / "experiments" / file
+    if here.is_file():
+        return here
+    try:
+        installed = files("fedgg") or []
+    except PackageNotFoundError:
+        installed = []
+    for entry in installed:
+        if entry.parts[-2:] == ("experiments", file):
+            return Path(str(entry.locate())).resolve()
+    raise UserError(f"experiments/{file} is not where fedgg is installed: install it again, or run from its repository")
+
 
 # What an item decides itself, and the option that says it instead.
 _FIXED = {

@@ -1,4 +1,4 @@
-"""Where the runs' records come from: their folders, or files of folded runs."""
+"""The records of the runs behind the items: read from folders or archives; missing ones are run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedgg.errors import UserError
+from fedgg.files import check_folder
+from fedgg.lab.build import check_data
 from fedgg.lab.config import Experiment
-from fedgg.lab.parts import build_algorithm
+from fedgg.lab.parallel_runs import run_all
+from fedgg.lab.registry import build_algorithm
+from fedgg.lab.run_processes import Job, Tell
 from fedgg.lab.trust import names_code
+from fedgg.output_files import writing_to
+from fedgg.paper.items import shown_dataset
 from fedgg.paper.plan import Line, Plan
-from fedgg.report.folded import read_folded
-from fedgg.report.folders import RunRecord, read_run
+from fedgg.runfolder.archive import read_folded
+from fedgg.runfolder.read import RunRecord, read_run
 
 
 class Results(Protocol):
@@ -110,3 +116,31 @@ def _floats(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _floats(inner) for key, inner in value.items()}
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def missing_jobs(plan: Plan, out: Path, data_folder: Path | None) -> list[Job]:
+    """The runs that have not ended yet, in the order they are to be run."""
+    folders = RunFolders(out)
+    jobs = [
+        Job(
+            f"{shown_dataset(line.dataset)}, {line.base.name}, seed {seed}",
+            line.experiment(seed),
+            out / line.place(seed),
+            data_folder,
+        )
+        for line, seed in plan.runs()
+        if not folders.ended(line, seed)
+    ]
+    with writing_to(out):
+        for job in jobs:
+            check_folder(job.folder, out)
+    return jobs
+
+
+def run_missing(jobs: list[Job], processes: int, tell: Tell) -> None:
+    """One data set after another, so that a GPU holds one of them and trains all its runs together."""
+    sources = dict.fromkeys(job.experiment.data.source for job in jobs)
+    for source in list(sources)[1:]:
+        check_data(source, jobs[0].data_folder)
+    for source in sources:
+        run_all([job for job in jobs if job.experiment.data.source == source], processes, tell)

@@ -1,20 +1,48 @@
-"""The paper's tables beside ours: cell by cell what it prints, what came out here, and the difference."""
+"""The paper's tables beside ours: what it prints, what came out here, the difference; and tables of our own studies."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
 
+from fedgg.analysis.compare import WINDOW, Comparison, Reach, Row, Spread, compare, paired_difference, spread
+from fedgg.analysis.conditions import conditions, shown_megabytes
+from fedgg.lab.registry import extra_work
 from fedgg.paper.items import REFERENCE, ROUNDS, Item, shown_dataset
 from fedgg.paper.plan import Line, Plan
-from fedgg.paper.printed import ACCURACY
-from fedgg.paper.printed import ROUNDS as PRINTED_ROUNDS
 from fedgg.paper.readings import READINGS
 from fedgg.paper.results import Results
-from fedgg.report.compare import WINDOW, Comparison, Reach, Row, Spread, compare, paired_difference, spread
-from fedgg.report.conditions import conditions, shown_megabytes
-from fedgg.report.folders import RunRecord, StudyRecord
 from fedgg.report.tables import NONE, VERDICTS, Table, shown_difference
+from fedgg.runfolder.read import RunRecord, StudyRecord
+
+# Highest test accuracy in per cent over 100 rounds: mean and spread over three repetitions, by beta and data set.
+ACCURACY: dict[float, dict[str, dict[str, tuple[float, float]]]] = {
+    0.5: {  # Table 1
+        "svhn": {"FedAvg": (79.6, 0.3), "FedProx": (79.7, 0.4), "SCAFFOLD": (78.2, 0.3), "FedGG": (80.0, 0.2)},
+        "cifar10": {"FedAvg": (69.2, 0.4), "FedProx": (69.0, 0.4), "SCAFFOLD": (70.1, 0.3), "FedGG": (71.1, 0.2)},
+        "cifar100": {"FedAvg": (60.1, 0.2), "FedProx": (59.8, 0.2), "SCAFFOLD": (61.0, 0.1), "FedGG": (61.6, 0.1)},
+    },
+    0.1: {  # Table 2
+        "svhn": {"FedAvg": (70.3, 0.2), "FedProx": (70.1, 0.3), "SCAFFOLD": (64.4, 0.2), "FedGG": (70.8, 0.3)},
+        "cifar10": {"FedAvg": (61.6, 0.3), "FedProx": (60.5, 0.2), "SCAFFOLD": (61.2, 0.3), "FedGG": (63.8, 0.1)},
+        "cifar100": {"FedAvg": (52.0, 0.3), "FedProx": (50.0, 0.2), "SCAFFOLD": (53.3, 0.2), "FedGG": (55.2, 0.2)},
+    },
+}
+
+# Rounds to FedAvg's accuracy at round 100, and the speed-up printed beside them; None: a dash, "<1x" beside it.
+PRINTED_ROUNDS: dict[float, dict[str, dict[str, tuple[int, float] | None]]] = {
+    0.5: {  # Table 3
+        "svhn": {"FedAvg": (100, 1.0), "FedProx": (88, 1.13), "SCAFFOLD": None, "FedGG": (65, 1.53)},
+        "cifar10": {"FedAvg": (100, 1.0), "FedProx": (80, 1.25), "SCAFFOLD": (59, 1.69), "FedGG": (47, 2.12)},
+        "cifar100": {"FedAvg": (100, 1.0), "FedProx": None, "SCAFFOLD": (89, 1.12), "FedGG": (70, 1.42)},
+    },
+    0.1: {  # Table 4
+        "svhn": {"FedAvg": (100, 1.0), "FedProx": (95, 1.05), "SCAFFOLD": None, "FedGG": (75, 1.33)},
+        "cifar10": {"FedAvg": (100, 1.0), "FedProx": (90, 1.11), "SCAFFOLD": (100, 1.0), "FedGG": (38, 2.63)},
+        "cifar100": {"FedAvg": (100, 1.0), "FedProx": None, "SCAFFOLD": (81, 1.23), "FedGG": (57, 1.75)},
+    },
+}
+
 
 Accuracy = Literal["highest", "final"]
 MISSING = "missing"
@@ -180,3 +208,70 @@ def rounds_rule() -> tuple[str, ...]:
 def spread_of(records: list[RunRecord], accuracy: Accuracy) -> Spread | None:
     """Mean and deviation over the finished of some runs."""
     return spread(list(_values(dict(enumerate(records)), accuracy).values()))
+
+
+COLUMNS = ("beta", "method", "highest %", "over FedAvg", "final %", "worst final %", "rounds", "rounds*", "diverged")
+COSTS = ("setting", "MB a round", "arithmetic")
+
+
+def study_table(plan: Plan, item: Item, results: Results) -> Table:
+    """Accuracies, their distance to FedAvg's, and the rounds to its last accuracy; one block for each split."""
+    rows: list[tuple[str, ...]] = []
+    notes: list[str] = []
+    entered: list[RunRecord] = []
+    lines = plan.lines(item)
+    for beta in item.betas:
+        own = [line for line in lines if line.beta == beta]
+        study = as_study(plan, own, results)
+        comparison = compare(study)
+        for line, row in zip(own, comparison.rows, strict=True):
+            if not study.runs[line.label]:
+                continue  # the notes name those that have not been run
+            over = "reference" if line.label == REFERENCE else over_reference(line, study, "highest")
+            accuracies = (_shown(row.highest, row), over, _shown(row.final, row), _worst(study.runs[line.label]))
+            costs = _costs(line, study.runs[line.label]) if item.costs else ()
+            rows.append((f"{beta:g}", line.label, *accuracies, *_ends(row), *costs))
+        notes += [f"beta {beta:g}: {note}" for note in notes_of(comparison, study)]
+        entered += [record for by_seed in study.runs.values() for record in by_seed.values()]
+    where = ", ".join(map(shown_dataset, plan.datasets_of(item)))
+    about = (
+        "Highest and final test accuracy, ± the sample standard deviation over seeds; means are over the seeds that "
+        f"did not diverge. Over FedAvg: highest accuracy, {PAIRED}",
+        *rounds_rule()[:1],
+        f"* the same with accuracies, and the target, averaged over the last {WINDOW} rounds.",
+        *([ABOUT_COSTS] if item.costs else []),
+        *about_runs(plan, item),
+    )
+    columns = (*COLUMNS, *COSTS) if item.costs else COLUMNS
+    return Table(f"{titled(plan, item)}; {where}", columns, tuple(rows), (*about, *conditions(entered), *notes))
+
+
+ABOUT_COSTS = (
+    "MB a round: what all clients send and receive, in 10^6 bytes. Arithmetic: local work in forward and backward "
+    "passes, as many times FedAvg's."
+)
+
+
+def _costs(line: Line, runs: dict[int, RunRecord]) -> tuple[str, str, str]:
+    settings = ", ".join(f"{key} {value}" for key, value in line.base.algorithm.settings.items()) or "none"
+    bytes_a_round = [float(run.megabytes()[-1]) / len(run.rounds) for run in runs.values() if len(run.megabytes())]
+    traffic = shown_megabytes(sum(bytes_a_round) / len(bytes_a_round)) if bytes_a_round else NONE
+    return settings, traffic, f"{extra_work(line.base):.2f}"
+
+
+def _shown(found: Spread | None, row: Row) -> str:
+    if found is None:
+        return NONE if row.diverged else MISSING
+    return f"{100 * found.mean:.1f}" + ("" if found.sd is None else f" ± {100 * found.sd:.1f}")
+
+
+def _worst(runs: dict[int, RunRecord]) -> str:
+    """The final accuracy of the seed that ends lowest: a run can be lost without diverging."""
+    finals = [run.accuracy()[1][-1] for run in runs.values() if run.status == "finished" and len(run.rounds)]
+    return f"{100 * min(finals):.1f}" if finals else NONE
+
+
+def _ends(row: Row) -> tuple[str, str, str]:
+    ran = row.finished + row.diverged
+    gone = f"{row.diverged} of {ran}" if row.diverged else "0" if ran else NONE
+    return reached(row.raw), reached(row.smoothed), gone

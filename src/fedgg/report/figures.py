@@ -1,9 +1,9 @@
-"""Figures of splits, learning curves and sample images, as free-standing matplotlib figures without global state."""
+"""Figures of splits, learning curves and sample images, as matplotlib figures without global state."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,29 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
+from fedgg.analysis.labels import short, short_name
 from fedgg.errors import UserError
-from fedgg.report.folders import Floats, Ints, RunRecord, StudyRecord
-from fedgg.report.labels import short_name
-from fedgg.report.style import COLOURS, LINE_STYLES, blank, save, short, styled
+from fedgg.output_files import file_name
+from fedgg.report.style import COLOURS, LINE_STYLES, blank, save, styled
+from fedgg.runfolder.read import Floats, Ints, RunRecord, StudyRecord
+
+
+def split_pictures(study: StudyRecord) -> Iterator[tuple[str, Figure]]:
+    """By the name of their files: `split-seed-N`, and `split-seed-N-2-LABEL` for what another row has instead."""
+    seen: dict[int, list[str]] = {}
+    for label, by_seed in study.runs.items():
+        for seed, record in by_seed.items():
+            split = record.partition or {}
+            if not (split.get("counts") and split.get("classes")) or split.get("hash", "") in seen.get(seed, []):
+                continue
+            seen.setdefault(seed, []).append(split.get("hash", ""))
+            which = len(seen[seed])  # two labels may read alike as names of files
+            yield f"split-seed-{seed}" + (f"-{which}-{file_name(label)}" if which > 1 else ""), _drawn(record, split)
+
+
+def _drawn(record: RunRecord, split: dict[str, object]) -> Figure:
+    return split_figure(split["counts"], split["classes"], record.split_title(), record.client_names)  # type: ignore[arg-type]
+
 
 MOST_ROWS = 100  # of a picture: more lines cannot be distinguished, and a legend of thousands takes minutes
 

@@ -12,17 +12,17 @@ from typing import Any
 
 import tomli_w
 
-from fedgg.report.again import command_again, settings_by_label
-from fedgg.report.answer import answer, listed, quoted
-from fedgg.report.axes import axes_of
-from fedgg.report.compare import WINDOW, Comparison, Row, compare
-from fedgg.report.conditions import conditions
-from fedgg.report.folders import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
-from fedgg.report.gathering import ODD, Group, Problem
-from fedgg.report.labels import short_name
-from fedgg.report.page_runs import KEPT, run_data, short, split_data
-from fedgg.report.settings import common, flat, nested
+from fedgg.analysis.collect import ODD, Group, Problem
+from fedgg.analysis.compare import WINDOW, Comparison, Row, compare
+from fedgg.analysis.conditions import conditions
+from fedgg.analysis.grid import axes_of
+from fedgg.analysis.labels import short_name
+from fedgg.analysis.run_columns import KEPT, run_data, short, split_data
+from fedgg.analysis.verdict import answer, listed, quoted
+from fedgg.report.rerun_command import command_again, settings_by_label
 from fedgg.report.tables import difference_rule, privacy_notes, shown_epsilon
+from fedgg.runfolder.read import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
+from fedgg.runfolder.settings import common, flat, nested
 
 Data = dict[str, Any]
 # Keys of versions.json under the names that the page shows.

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from fedgg.errors import UserError
 from fedgg.files import write_atomically
-from fedgg.report.writing import writing
+from fedgg.output_files import writing
 
 Parameters = ParamSpec("Parameters")
 
@@ -46,12 +46,6 @@ SETTINGS: dict[Any, Any] = {
     # Without a salt the element identifiers of SVG files are random.
     "svg.hashsalt": "fedgg",
 }
-
-
-def short(text: object, width: int) -> str:
-    """A name cut to fit, wherever that falls: a single long word keeps its beginning."""
-    words = " ".join(str(text).split())
-    return words if len(words) <= width else words[: width - 1].rstrip() + "…"
 
 
 @contextmanager

@@ -8,9 +8,9 @@ import math
 import re
 from dataclasses import dataclass
 
-from fedgg.report.compare import FEWEST, WINDOW, Comparison, PairedDifference, Reach, Row, Spread
-from fedgg.report.conditions import shown_megabytes
-from fedgg.report.folders import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
+from fedgg.analysis.compare import FEWEST, WINDOW, Comparison, PairedDifference, Reach, Row, Spread
+from fedgg.analysis.conditions import shown_megabytes
+from fedgg.runfolder.read import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
 
 NONE = "–"
 VERDICTS = (

@@ -14,8 +14,8 @@ from torch import nn
 
 from fedgg.algorithms import FedDyn
 from fedgg.check.behaviour import on_quadratics
+from fedgg.check.toy_problems import Quadratics
 from fedgg.core.algorithm import Hub
-from fedgg.data.worlds import Quadratics
 
 ALPHA = 0.2
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedgg.algorithms import FedAvg, FedExP
 from fedgg.check.behaviour import on_quadratics
+from fedgg.check.toy_problems import Quadratics
 from fedgg.core.algorithm import Algorithm, Hub
-from fedgg.data.worlds import Quadratics
 
 EPSILON = 0.001
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedgg.algorithms import FedAvg, FedNova
 from fedgg.check.behaviour import on_quadratics
+from fedgg.check.toy_problems import Quadratics
 from fedgg.core.algorithm import Hub
-from fedgg.data.worlds import Quadratics
 
 
 def fednova(given: Federated) -> list[Weights]:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedgg.bench import contenders
-from fedgg.bench.contenders import EngineEntry, all_contenders, chosen
-from fedgg.bench.peers import RECEIPT, chosen_peers, find_peers, peers_folder
+from fedgg.bench.contenders import RECEIPT, EngineEntry, all_contenders, chosen, chosen_peers, find_peers, peers_folder
 from fedgg.errors import UserError
 
 
@@ -76,7 +75,7 @@ def test_the_repositorys_own_peers() -> None:
 
 
 def test_without_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedgg.bench.peers.peers_folder", lambda: None)
+    monkeypatch.setattr("fedgg.bench.contenders.peers_folder", lambda: None)
     monkeypatch.setattr(contenders, "peers_folder", lambda: None)
     assert {c.kind for c in all_contenders()} == {"fedgg", "loop"}
     with pytest.raises(UserError, match="repository"):

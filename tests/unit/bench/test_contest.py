@@ -19,8 +19,8 @@ import torch
 from fedgg.bench.contenders import Contender, all_contenders
 from fedgg.bench.contest import Contest, Plan
 from fedgg.bench.processes import end_family
+from fedgg.bench.results import bench_figure, bench_table, read_bench
 from fedgg.errors import UserError
-from fedgg.report.speed import bench_figure, bench_table, read_bench
 
 PLAN = Plan(repeat=2, device="cpu", source="stand-in", quick=True)
 PARROT = """

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from fedgg.algorithms import ALGORITHMS, MOON, SCAFFOLD, FedACG, FedAdam, FedAvg, FedCL, FedCM, FedCurv, FedDyn, FedGG
-from fedgg.check.price import Price, price
+from fedgg.check.cost import Price, price
 from fedgg.cli import screen
 from fedgg.cli.listing import list_parts
 from fedgg.engines import Loop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedgg.cli.losses import LostClients
+from fedgg.cli.progress import LostClients
 from fedgg.cli.screen import news
 
 

@@ -18,7 +18,7 @@ from fedgg.core.quick import QuickPool
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.parts import build_model
+from fedgg.lab.registry import build_model
 
 CLASSES = 3
 

@@ -13,7 +13,7 @@ import torch
 from fedgg.algorithms import ALGORITHMS, FedExP, FedProx
 from fedgg.core.algorithm import Algorithm, Number, setting
 from fedgg.errors import UserError
-from fedgg.lab.parts import build_algorithm
+from fedgg.lab.registry import build_algorithm
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ import torch
 
 from fedgg.core.plan import Work
 from fedgg.data.arrays import from_arrays
-from fedgg.data.augment import MARGIN, Augmentation, Draws, augment, draw
+from fedgg.data.client_batches import Feed
 from fedgg.data.dataset import Dataset
-from fedgg.data.feed import Feed
-from fedgg.data.normalise import Normalisation, scaling
+from fedgg.data.transforms import MARGIN, Augmentation, Draws, Normalisation, augment, draw, scaling
 
 
 def pictures(count: int = 40, kind: Any = np.uint8) -> Dataset:

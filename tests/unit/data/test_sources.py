@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgg.data.cache import data_folder
+from fedgg.data.catalog import data_folder
 from fedgg.data.sources import SOURCES, load
 from fedgg.errors import UserError
 

@@ -13,7 +13,7 @@ import pytest
 from scipy.io import savemat
 
 from fedgg.data.catalog import CIFAR100, SVHN, Publication
-from fedgg.data.verify import check
+from fedgg.data.download import check
 from fedgg.errors import UserError
 
 SPLITS = {"train_32x32.mat": 20, "test_32x32.mat": 10}

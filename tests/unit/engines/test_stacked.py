@@ -15,13 +15,13 @@ from fedgg.engines import Loop, Stacked
 from fedgg.engines.graphs import prefix_sizes
 from fedgg.engines.memory import stack_bytes
 from fedgg.engines.precision import Precision
-from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.jobs import Job
+from fedgg.lab.parallel_runs import run_together
+from fedgg.lab.run_processes import Job
 from fedgg.lab.runner import run
 from fedgg.lab.state import begin, close, next_job, play_round
-from fedgg.lab.together import run_together
+from fedgg.lab.torch_settings import arithmetic
 
 DEVICES = [
     "cpu",
@@ -200,7 +200,7 @@ def test_a_sweep_is_cut_into_stacks_that_fit(tmp_path: Path, monkeypatch: pytest
     one = stack_bytes(federation.net, federation.work, federation.cohort_size)
     ends = {}
     for name, free in (("together", float("inf")), ("cut", 1.5 * one)):
-        monkeypatch.setattr("fedgg.lab.together.room", lambda _, free=free: free)
+        monkeypatch.setattr("fedgg.lab.parallel_runs.room", lambda _, free=free: free)
         told: list[tuple[str, str, Any]] = []
 
         def tell(job: Job, kind: str, what: Any, told: list[tuple[str, str, Any]] = told) -> None:

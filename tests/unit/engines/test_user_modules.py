@@ -37,11 +37,11 @@ from fedgg.engines.precision import Precision
 from fedgg.engines.program import Program
 from fedgg.engines.recognise import layers_of, program_of, stands_for
 from fedgg.errors import UserError
-from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import build
-from fedgg.lab.choice import products
+from fedgg.lab.engine_choice import products
 from fedgg.lab.state import begin, next_job
 from fedgg.lab.study_folder import place_of
+from fedgg.lab.torch_settings import arithmetic
 from fedgg.models import MODELS
 
 CLASSES, SIDE, EXAMPLES, BATCH = 3, 8, 53, 12  # batches of 12, 12 and 2, 3: short ones are padded by `stacked`

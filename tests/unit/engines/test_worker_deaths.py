@@ -22,7 +22,9 @@ from fedgg.engines.pool import DEATHS
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.runner import Run, Watcher, run
+from fedgg.lab.run_result import Run
+from fedgg.lab.runner import run
+from fedgg.lab.session import Watcher
 from fedgg.lab.state import begin, next_job
 
 

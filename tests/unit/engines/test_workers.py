@@ -27,8 +27,9 @@ from fedgg.engines.workers import cores
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
-from fedgg.lab.jobs import Tell
-from fedgg.lab.runner import Watcher, run
+from fedgg.lab.run_processes import Tell
+from fedgg.lab.runner import run
+from fedgg.lab.session import Watcher
 from fedgg.lab.state import State, begin, close, next_job, play_round, train
 from fedgg.lab.study import Study, run_study
 

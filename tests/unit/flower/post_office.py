@@ -21,8 +21,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import fedgg
 from fedgg.flower import client_app, divide
-from fedgg.flower.server import run_over
-from fedgg.flower.settings import RunSettings
+from fedgg.flower.app_config import RunSettings
+from fedgg.flower.server_app import run_over
 from fedgg.lab.config import Experiment
 
 Deliver = Callable[[], Message]

@@ -10,8 +10,8 @@ from flwr.app import Message
 from post_office import Federation, small
 
 from fedgg.flower.exchange import PAUSE, Exchange, Question
-from fedgg.flower.letters import About, hello_of, write
-from fedgg.flower.roll import PATIENCE, Roll
+from fedgg.flower.membership import PATIENCE, Roll
+from fedgg.flower.messages import About, hello_of, write
 
 
 @dataclass

@@ -22,8 +22,7 @@ import fedgg
 from fedgg.core.server import Lost
 from fedgg.engines import Loop
 from fedgg.errors import UserError
-from fedgg.flower.letters import about_of
-from fedgg.flower.records import to_record
+from fedgg.flower.messages import about_of, to_record
 from fedgg.lab.build import build
 from fedgg.lab.state import begin, close_before_looking, next_job, record_of, train
 

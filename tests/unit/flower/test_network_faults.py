@@ -19,8 +19,7 @@ from post_office import Carry, Deliver, Federation, Office, same, small
 
 import fedgg
 from fedgg.errors import UserError
-from fedgg.flower.letters import about_of
-from fedgg.flower.records import to_record
+from fedgg.flower.messages import about_of, to_record
 
 Change = Callable[[Message], None]
 

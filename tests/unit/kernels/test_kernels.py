@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
     pytest.skip("kernels need a GPU", allow_module_level=True)
 
 from fedgg.core.masks import keep
-from fedgg.data.augment import Draws, augment
+from fedgg.data.transforms import Draws, augment
 from fedgg.kernels import advance, convolution, dense, images, layers, loss
 
 CUDA = torch.device("cuda")

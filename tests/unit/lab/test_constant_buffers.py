@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.runner import Run, run
+from fedgg.lab.run_result import Run
+from fedgg.lab.runner import run
 
 INF = float("inf")
 

@@ -17,11 +17,13 @@ from torch import nn
 
 from fedgg.core.local import LocalEnd
 from fedgg.engines import Loop, RoundJob
-from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import ModelGiven, build
 from fedgg.lab.config import Experiment
-from fedgg.lab.runner import Run, Watcher, opened, play_with, run
+from fedgg.lab.run_result import Run
+from fedgg.lab.runner import play_with, run
+from fedgg.lab.session import Watcher, opened
 from fedgg.lab.study import Study, run_study
+from fedgg.lab.torch_settings import arithmetic
 
 Alter = Callable[[int, int, LocalEnd], LocalEnd]  # (round from 1, client, what it sends)
 

@@ -11,9 +11,9 @@ import torch
 from test_store import RemembersAPart, assert_same, batch_norm, dropout, resumed, small, stopped
 
 from fedgg.lab.checkpoint import read_checkpoint
+from fedgg.lab.client_state import RowsOnDisk
 from fedgg.lab.config import Experiment
 from fedgg.lab.runner import run
-from fedgg.lab.shelf import RowsOnDisk
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "scaffold": ({"algorithm.name": "scaffold"}, {}),

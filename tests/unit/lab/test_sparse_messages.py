@@ -15,11 +15,11 @@ from torch import Tensor
 
 import fedgg
 from fedgg.check import PROPERTIES, Broken
-from fedgg.check.price import price
+from fedgg.check.cost import price
 from fedgg.core.algorithm import Algorithm, Hub
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
-from fedgg.lab.parts import find_object
+from fedgg.lab.registry import find_object
 
 DOCS = Path(__file__).parents[3] / "docs" / "add-an-algorithm.md"
 SMALL: dict[str, Any] = {"rounds": 3, "split": {"clients": 4}, "local": {"epochs": 1}, "model": {"hidden": 16}}

@@ -25,7 +25,9 @@ from fedgg.errors import UserError
 from fedgg.files import write_atomically
 from fedgg.lab.checkpoint import BadCheckpoint, read_checkpoint, write_checkpoint
 from fedgg.lab.config import Experiment
-from fedgg.lab.runner import Run, Session, Watcher, run
+from fedgg.lab.run_result import Run
+from fedgg.lab.runner import run
+from fedgg.lab.session import Session, Watcher
 from fedgg.lab.state import State
 from fedgg.lab.store import Store
 

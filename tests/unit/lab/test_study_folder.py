@@ -18,18 +18,18 @@ import numpy as np
 import pytest
 
 import fedgg
+from fedgg.analysis.collect import Gathering
+from fedgg.analysis.compare import compare
 from fedgg.errors import UserError
 from fedgg.lab import study_folder
 from fedgg.lab.config import Experiment
-from fedgg.lab.jobs import Job
-from fedgg.lab.run_all import run_all
+from fedgg.lab.parallel_runs import run_all
+from fedgg.lab.run_processes import Job
 from fedgg.lab.store import Store
 from fedgg.lab.study import Study, run_study
-from fedgg.report.again import command_again
-from fedgg.report.compare import compare
-from fedgg.report.folders import read_study
-from fedgg.report.gathering import Gathering
+from fedgg.report.rerun_command import command_again
 from fedgg.report.tables import accuracy_table
+from fedgg.runfolder.read import read_study
 
 SMALL: dict[str, Any] = {
     "rounds": 2,
@@ -248,7 +248,7 @@ def killed_at_random(kills: int, chance: random.Random, start: Callable[[tuple[i
 def test_three_calls_in_one_folder_killed_at_random(kills: int, tmp_path: Path) -> None:
     folder = tmp_path / "study"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedgg.engines.worker", "fedgg.lab.study", "fedgg.report.gathering"])
+    context.set_forkserver_preload(["fedgg.engines.worker", "fedgg.lab.study", "fedgg.analysis.collect"])
     gathering = Gathering([folder])
 
     def start(seeds: tuple[int, ...]) -> Any:

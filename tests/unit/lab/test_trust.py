@@ -15,7 +15,7 @@ import fedgg
 from fedgg.errors import UserError
 from fedgg.lab import trust
 from fedgg.lab.config import Experiment, load_experiment
-from fedgg.lab.parts import build_model, check_code, model_maker
+from fedgg.lab.registry import build_model, check_code, model_maker
 from fedgg.lab.runner import run
 
 NET = """

@@ -23,10 +23,11 @@ from fedgg.engines import Loop, Stacked, Workers
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.jobs import Job
-from fedgg.lab.runner import Watcher, run
+from fedgg.lab.parallel_runs import run_together
+from fedgg.lab.run_processes import Job
+from fedgg.lab.runner import run
+from fedgg.lab.session import Watcher
 from fedgg.lab.state import State, begin, next_job, play_round
-from fedgg.lab.together import run_together
 
 ACCOUNTED = pytest.mark.skipif(
     importlib.util.find_spec("dp_accounting") is None,

@@ -11,8 +11,8 @@ from fedgg.paper.output import html, make, markdown
 from fedgg.paper.plan import Line, Plan
 from fedgg.paper.results import FoldedRuns, NoRuns
 from fedgg.paper.tables import paper_table
-from fedgg.report.folded import write_folded
-from fedgg.report.folders import RunRecord
+from fedgg.runfolder.archive import write_folded
+from fedgg.runfolder.read import RunRecord
 
 SPLIT = {"hash": "same", "classes": ["a", "b"], "counts": [[1, 2], [3, 0]]}
 

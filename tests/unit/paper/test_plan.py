@@ -7,13 +7,12 @@ import itertools
 import pytest
 
 from fedgg.errors import UserError
-from fedgg.lab.parts import build_algorithm
+from fedgg.lab.registry import build_algorithm
 from fedgg.paper.items import DATASETS, ITEMS, METHODS, chosen_datasets, chosen_items
-from fedgg.paper.plan import Line, Plan
-from fedgg.paper.presets import preset
-from fedgg.paper.printed import ACCURACY, ROUNDS
+from fedgg.paper.plan import Line, Plan, preset
 from fedgg.paper.readings import READINGS
 from fedgg.paper.results import identity
+from fedgg.paper.tables import ACCURACY, PRINTED_ROUNDS
 
 PUSHES = ("push-cifar10", "push-svhn", "push-cifar100")
 
@@ -117,6 +116,6 @@ def test_names_that_are_none() -> None:
 def test_the_printed_tables_are_complete_and_speed_ups_fit_their_rounds() -> None:
     for beta, dataset, method in itertools.product((0.5, 0.1), DATASETS, METHODS):
         assert 0 < ACCURACY[beta][dataset][method][0] < 100
-        told = ROUNDS[beta][dataset][method]
+        told = PRINTED_ROUNDS[beta][dataset][method]
         if told is not None:
             assert told[1] == pytest.approx(100 / told[0], abs=0.01)

@@ -7,8 +7,8 @@ from pathlib import Path
 from fedgg.paper.items import chosen_items
 from fedgg.paper.plan import Line, Plan
 from fedgg.paper.results import FoldedRuns
-from fedgg.report.folded import write_folded
-from fedgg.report.folders import RunRecord
+from fedgg.runfolder.archive import write_folded
+from fedgg.runfolder.read import RunRecord
 
 PLAN = Plan(chosen_items(["table1"]), ("cifar10",), (0,))
 LINES = PLAN.methods("cifar10", 0.5)

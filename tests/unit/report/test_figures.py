@@ -12,6 +12,7 @@ import pytest
 from matplotlib.image import imread
 from written_folders import write_run, write_study
 
+from fedgg.analysis.labels import short
 from fedgg.errors import UserError
 from fedgg.report.figures import (
     accuracy_figure,
@@ -22,8 +23,7 @@ from fedgg.report.figures import (
     save,
     split_figure,
 )
-from fedgg.report.folders import StudyRecord, read_run, read_study
-from fedgg.report.style import short
+from fedgg.runfolder.read import StudyRecord, read_run, read_study
 
 NASTY = r"<b>_&%$x$ \frac$"
 

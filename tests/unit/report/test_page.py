@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 from matplotlib.figure import Figure
 
-from fedgg.report.page import Picture, Section, page
+from fedgg.report.html import Picture, Section, page
 from fedgg.report.style import blank, styled
 from fedgg.report.tables import Table
 

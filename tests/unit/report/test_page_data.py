@@ -10,15 +10,15 @@ from typing import Any
 
 from written_folders import write_run, write_study
 
+from fedgg.analysis.collect import Gathering, Group
+from fedgg.analysis.run_columns import CLIENTS, MOMENTS, ROWS, clients_data, run_data, split_data
 from fedgg.lab.config import Experiment
 from fedgg.lab.study import Study, load_study
-from fedgg.report.again import command_again
-from fedgg.report.document import as_json
-from fedgg.report.folders import RunRecord, StudyRecord, read_run
-from fedgg.report.gathering import Gathering, Group
+from fedgg.report.html import as_json
+from fedgg.report.page import report_html
 from fedgg.report.page_data import about, group_data, place, runs_data, title
-from fedgg.report.page_runs import CLIENTS, MOMENTS, ROWS, clients_data, run_data, split_data
-from fedgg.report.report_page import report_html
+from fedgg.report.rerun_command import command_again
+from fedgg.runfolder.read import RunRecord, StudyRecord, read_run
 
 
 def record(rounds: list[dict[str, Any]], **more: Any) -> RunRecord:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from written_folders import write_study
 
-from fedgg.report.compare import compare
-from fedgg.report.folders import read_study
+from fedgg.analysis.compare import compare
 from fedgg.report.tables import Table, accuracy_table, as_csv, as_latex, as_markdown, comparison_tables
+from fedgg.runfolder.read import read_study
 
 NASTY = r'<b>_&%$x$ | \{~^}, "q"'
 

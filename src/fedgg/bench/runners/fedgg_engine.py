@@ -11,11 +11,11 @@ from typing import Any
 from fedgg.bench.kit.bench_kit import Line, cnn, device, members_of, raw, settings_of, start_of
 from fedgg.core.evaluate import evaluate
 from fedgg.data.arrays import KEYS, from_arrays
-from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.runner import make_engine
 from fedgg.lab.state import State, begin, play_round
+from fedgg.lab.torch_settings import arithmetic
 
 NEVER = 1_000_000  # rounds: the driver says when it is over
 

@@ -1,0 +1,192 @@
+"""The result in one or two sentences, in the words of the verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedgg.analysis.compare import SPLIT_APART, Comparison, PairedDifference, Row, Spread
+from fedgg.runfolder.read import RunRecord, StudyRecord
+
+NAMED = 3  # of each kind; more are counted
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result, and how it was measured."""
+
+    said: str
+    method: str = ""
+
+
+def answer(study: StudyRecord, comparison: Comparison) -> Answer:
+    rows = [row for row in comparison.rows if row.final is not None]
+    if not rows:
+        return Answer(_nothing_yet(study, comparison))
+    found = _alone(rows[0], study) if len(study.labels) == 1 else _side_by_side(rows, comparison)
+    said = (
+        _so_far(study, comparison) + found.said,
+        _excluded(comparison, "diverged"),
+        _excluded(comparison, "damaged"),
+    )
+    return Answer(" ".join(filter(None, said)), found.method)
+
+
+def shown_percent(spread: Spread) -> str:
+    """With one decimal; and the standard deviation, of two seeds or more."""
+    deviation = "" if spread.sd is None else f" ± {100 * spread.sd:.1f}"
+    return f"{100 * spread.mean:.1f}{deviation} %"
+
+
+def _nothing_yet(study: StudyRecord, comparison: Comparison) -> str:
+    records = [record for by_seed in study.runs.values() for record in by_seed.values()]
+    diverged = sum(record.status == "diverged" for record in records)
+    of = study.size
+    if diverged == of:
+        return "The run diverged." if of == 1 else f"All {of} runs diverged."
+    damaged = sum(row.damaged for row in comparison.rows)
+    if damaged:
+        verb = "is" if damaged == 1 else "are"
+        what = "The run is damaged" if of == 1 else f"{damaged} of {of} runs {verb} damaged and no other has finished"
+        return f"{what}, so there is no result."
+    if any(record.complete for record in records):
+        return "No finished run was evaluated on the test set, so there is no accuracy to report."
+    if of > 1:
+        started = f"{len(records)} of {of} runs {'has' if len(records) == 1 else 'have'} started"
+        return f"{started} and none has finished, so there is no result yet."
+    return f"The run has {_progress(records[0]) if records else 'not started'}, so there is no result yet."
+
+
+def _progress(record: RunRecord) -> str:
+    done = record.rounds[-1]["round"] if record.rounds else 0
+    return f"not finished (round {done} of {record.config.get('rounds', '?')})"
+
+
+def _so_far(study: StudyRecord, comparison: Comparison) -> str:
+    of = study.size
+    ended = sum(run.complete or run.status == "diverged" for by_seed in study.runs.values() for run in by_seed.values())
+    damaged = sum(row.damaged for row in comparison.rows)  # their number of finished rounds will not change
+    return "" if ended + damaged == of else f"Preliminary, with {ended} of {of} runs finished: "
+
+
+def _alone(row: Row, study: StudyRecord) -> Answer:
+    assert row.final is not None
+    assert row.highest is not None
+    told = [run.accuracy()[0] for run in study.runs[row.label].values() if run.complete]
+    rounds = max(evaluated[-1] for evaluated in told if len(evaluated))
+    said = f"{row.label} ends at {shown_percent(row.final)} test accuracy after {rounds} rounds"
+    if row.final.n == 1:
+        highest = shown_percent(row.highest)
+        return Answer(f"{said}; its highest was {highest}.", "One seed, so the spread over seeds is unknown.")
+    return Answer(f"{said}.", f"Mean and standard deviation over {row.final.n} seeds.")
+
+
+def _side_by_side(rows: Sequence[Row], comparison: Comparison) -> Answer:
+    differences = [row.against_reference for row in rows if row.against_reference is not None]
+    if not differences:
+        best = next(row for row in rows if row.label == comparison.best)
+        assert best.final is not None
+        highest = f"{quoted(best.label)} has the highest final accuracy, {shown_percent(best.final)}"
+        if best.label == comparison.reference:
+            return Answer(f"{highest}; no other row has finished with the same seeds yet.")
+        return Answer(
+            f"{highest}; the reference {quoted(comparison.reference)} has not finished with the same seeds yet."
+        )
+    told = _verdicts(differences, comparison.reference)
+    seeds = {difference.n for difference in differences}
+    over = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(max(seeds))
+    over += " seed" if seeds == {1} else " seeds"
+    method = f"Final test accuracy over {over}, {_pairing(differences)}"
+    if any(difference.half_width is not None for difference in differences):
+        method += "; ± is half the width of the 95 % confidence interval of the difference"
+    if len(differences) > 4:
+        method += f". Not corrected for {len(differences)} comparisons"
+    return Answer(_highest(rows, comparison) + _sentence("; ".join(told)), f"{method}.")
+
+
+def _pairing(differences: Sequence[PairedDifference]) -> str:
+    if all(difference.paired for difference in differences):
+        return "paired by seed"
+    if any(difference.paired for difference in differences):
+        return f"paired by seed, except rows whose split differs from that of {quoted(differences[0].other)}"
+    return f"not paired by seed, because {SPLIT_APART}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}." if text.startswith("against ") else f"{text}."
+
+
+def _highest(rows: Sequence[Row], comparison: Comparison) -> str:
+    """Of many rows, the best one by name, with a warning: it was selected by its result."""
+    best = next((row for row in rows if row.label == comparison.best), None)
+    if len(rows) <= 6 or best is None or best.final is None:
+        return ""
+    seeds = f"{best.final.n} seed{'s' if best.final.n > 1 else ''}"
+    end = f"{shown_percent(best.final)} ({seeds}; selected by this result, so the value is optimistic)."
+    return f"{quoted(best.label)} has the highest final accuracy of {len(rows)} rows, {end} "
+
+
+def _verdicts(differences: Sequence[PairedDifference], reference: str) -> list[str]:
+    by: dict[str, list[PairedDifference]] = {}
+    for difference in differences:
+        by.setdefault(difference.verdict, []).append(difference)
+    told = []
+    for verdict in ("higher", "lower"):
+        if these := by.get(verdict, []):
+            told.append(listed([f"{quoted(d.label)} is {_size(d)} points" for d in _largest(these)], len(these))
+                        + f" {verdict} than {quoted(reference)}")  # fmt: skip
+    for verdict in ("perhaps higher", "perhaps lower"):
+        if these := by.get(verdict, []):
+            names = listed([f"{quoted(d.label)} ({_signed(d)})" for d in _largest(these)], len(these))
+            told.append(f"{names} {_are(these)} {verdict} than {quoted(reference)} (more seeds are needed to decide)")
+    if alike := by.get("not distinguishable", []):
+        names = listed([quoted(d.label) for d in alike[:NAMED]], len(alike))
+        told.append(f"{names} {_are(alike)} not distinguishable from {quoted(reference)}")
+    if few := by.get("too few seeds", []):
+        ends = [f"{quoted(d.label)} ends at {_signed(d)} points" for d in _largest(few)]
+        seeds = max(d.n for d in few)
+        says = f"{seeds} seeds are" if seeds > 1 else "one seed is"
+        told.append(f"against {quoted(reference)}, {listed(ends, len(few))}, but {says} too few for a verdict")
+    return told
+
+
+def _are(these: Sequence[PairedDifference]) -> str:
+    return "are" if len(these) > 1 else "is"
+
+
+def _largest(these: Sequence[PairedDifference]) -> list[PairedDifference]:
+    return sorted(these, key=lambda difference: -abs(difference.mean))[:NAMED]
+
+
+def _size(difference: PairedDifference) -> str:
+    width = "" if difference.half_width is None else f" ± {100 * difference.half_width:.1f}"
+    return f"{100 * abs(difference.mean):.1f}{width}"
+
+
+def _signed(difference: PairedDifference) -> str:
+    width = "" if difference.half_width is None else f" ± {100 * difference.half_width:.1f}"
+    return f"{100 * difference.mean:+.1f}{width}".replace("-", "−")
+
+
+def quoted(label: str) -> str:
+    """In quotes where a comma in it would break the sentence."""
+    return f"“{label}”" if "," in label or ";" in label else label
+
+
+def listed(names: Sequence[str], of: int = 0) -> str:
+    """Names in a sentence; `of` more of them than are named are counted."""
+    if of > len(names):
+        return f"{', '.join(names)} and {of - len(names)} more"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _excluded(comparison: Comparison, which: Literal["diverged", "damaged"]) -> str:
+    counts = {row.label: getattr(row, which) for row in comparison.rows if getattr(row, which)}
+    if not counts:
+        return ""
+    runs = sum(counts.values())
+    are = "are" if runs > 1 else "is"
+    names = listed([quoted(label) for label in list(counts)[:NAMED]], len(counts))
+    said = f"diverged and {are}" if which == "diverged" else f"{are} damaged and"
+    return f"{runs} run{'s' if runs > 1 else ''} of {names} {said} excluded from the averages."

@@ -1,0 +1,204 @@
+"""An algorithm around a training loop that is not ours: for Flower apps that exist already, the client's half.
+
+    with fedgg.flower.guided(FedGG(mu=0.1), model, message, context) as guide:
+        train(model, loader)                       # as it was; any torch.optim.SGD in it is guided
+    return guide.reply({"num-examples": len(loader.dataset)})
+
+The gradient is steered between `backward()` and `step()`, the step is nudged after it, and what clients send and keep
+is the algorithm's. So it works for algorithms that differ from FedAvg there and in nothing else: those that have a loss
+of their own, measure on the client's data, or say how long a client works, need `fedgg.flower.client_app`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from torch import Tensor, nn
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from fedgg.core.algorithm import Algorithm, Site
+from fedgg.core.net import Net
+from fedgg.core.rows import Rows
+from fedgg.core.sgd import SGD
+from fedgg.errors import UserError
+from fedgg.flower.messages import from_record, to_record
+from fedgg.lab.registry import given_algorithm
+
+DOWN, UP, BUFFERS, MEMORY = "fedgg.down", "fedgg.up", "fedgg.buffers", "fedgg.memory"
+ROUND, ALGORITHM = "server-round", "fedgg-algorithm"
+LOG = logging.getLogger("flwr")
+
+
+def guidable(given: Any) -> Algorithm:
+    """The algorithm, unless it needs more of a training loop than its gradients and steps."""
+    algorithm = given_algorithm(given)
+    kind = type(algorithm)
+    own = kind.loss is not Algorithm.loss or kind.work is not Algorithm.work
+    if own or algorithm.look_passes or algorithm.step_passes or algorithm.needs_proxy:
+        raise UserError(
+            f"{kind.__name__} needs more of a training loop than its gradients: make an app of its own with "
+            f"fedgg.flower.client_app and server_app"
+        )
+    return algorithm
+
+
+def _check_alike(algorithm: Algorithm, message: Message) -> None:
+    """The server's algorithm decides what is sent and added up; a client may have other numbers in it, not another."""
+    theirs, ours = _told(message, ALGORITHM), repr(algorithm)
+    if not isinstance(theirs, str) or theirs == ours:
+        return
+    if theirs.partition("(")[0] != ours.partition("(")[0]:
+        raise UserError(f"the server runs {theirs} and this client {ours}: give guided(...) the server's algorithm")
+    LOG.warning("fedgg: the server runs %s and this client %s", theirs, ours)
+
+
+def _told(message: Message, key: str) -> Any:
+    return next((config[key] for config in message.content.config_records.values() if key in config), None)
+
+
+class guided:  # noqa: N801 (it reads as a verb where it is used)
+    """Within the block, every step of a `torch.optim.SGD` on this model's parameters is the algorithm's."""
+
+    def __init__(self, algorithm: Algorithm, model: nn.Module, message: Message, context: Context):
+        """`model` as it was received; `context` keeps the client's memory, as long as Flower's node lives."""
+        algorithm = guidable(algorithm)
+        _check_alike(algorithm, message)
+        self.algorithm, self.model, self.message, self.context = algorithm, model, message, context
+        self.net = Net(model)
+        self._own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._anchor = self.net.start
+        self._site: Site | None = None
+        self._sgd = SGD.of(1.0, 0.0, 0.0, self._anchor)
+        self._before = self._anchor
+        self._sent: Rows | None = None
+
+    def __enter__(self) -> guided:
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        if kind is None:
+            self._finish()
+
+    def reply(self, metrics: Mapping[str, Any]) -> Message:
+        """The message for the server; `metrics` as ever, `num-examples` among them."""
+        if self._sent is None:
+            raise UserError("guided(...).reply() is for after the block in which the model is trained")
+        content = RecordDict({UP: to_record(self._sent), "metrics": MetricRecord(dict(metrics))})
+        buffers = self.net.layout.buffer_rows(self.model)
+        if buffers:
+            content[BUFFERS] = to_record(buffers)
+        return Message(content, reply_to=self.message)
+
+    # Around a step ----------------------------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._is_ours(optimizer):
+            return
+        site = self._site or self._open(optimizer)
+        with torch.no_grad():
+            w, grad = self._flat(), self._gradient()
+            site = replace(site, w=w)
+            steered = self.net.layout.unflatten(self.algorithm.steer(grad, w, site))
+            for name, parameter in self._own.items():
+                parameter.grad = steered[name][0].clone()
+        self._site, self._before = site, w
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._is_ours(optimizer) or self._site is None:
+            return
+        with torch.no_grad():
+            move = self._flat() - self._before
+            nudged = self.algorithm.nudge(move, self._before, self._site)
+            if nudged is not move:
+                self._set(self._before + nudged)
+        self._site = replace(self._site, last_step=nudged, step=self._site.step + 1)
+
+    def _is_ours(self, optimizer: Optimizer) -> bool:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        mine = {id(p) for p in self._own.values()}
+        if not held & mine:
+            return False
+        if not mine <= held or len(optimizer.param_groups) > 1 or not isinstance(optimizer, torch.optim.SGD):
+            raise UserError(
+                f"guided() needs one torch.optim.SGD with one group of all the model's trainable parameters; "
+                f"this is a {type(optimizer).__name__} of {len(optimizer.param_groups)} groups"
+            )
+        return True
+
+    # The round --------------------------------------------------------------------------------------------------------
+
+    def _open(self, optimizer: Optimizer) -> Site:
+        group = optimizer.param_groups[0]
+        self._sgd = SGD.of(float(group["lr"]), float(group["momentum"]), 0.0, self._anchor)
+        zero = torch.zeros_like(self._anchor[:, :1])
+        content, device = self.message.content, self._anchor.device
+        down = content.get(DOWN)
+        memory = self.context.state.get(MEMORY)
+        site = Site(
+            net=self.net.bind(self.net.start_buffers, train=True),
+            probe=None,
+            down=from_record(down, device) if isinstance(down, ArrayRecord) else {},
+            memory=from_record(memory, device)
+            if isinstance(memory, ArrayRecord)
+            else self.algorithm.client_memory(self._anchor),
+            notes={},
+            steps=zero,
+            effective_steps=zero,
+            lr=self._sgd.lr,
+            momentum=self._sgd.momentum,
+            examples=zero,
+            round=zero + self._round() - 1,
+            step=zero,
+            w=self._anchor,
+            last_step=torch.zeros_like(self._anchor),
+            sums={},
+        )
+        with torch.no_grad():
+            return replace(site, notes=self.algorithm.begin(self._anchor, site))
+
+    def _finish(self) -> None:
+        site = self._site
+        if site is None:
+            raise UserError(
+                "guided() saw no step: within its block, train the very model it was given, with a torch.optim.SGD "
+                "made of that model's parameters"
+            )
+        with torch.no_grad():
+            w, steps = self._flat(), site.step
+            site = replace(site, w=w, steps=steps, effective_steps=self._sgd.effective_steps(steps))
+            self._sent, memory = self.algorithm.finish(w, site)
+        if memory:
+            self.context.state[MEMORY] = to_record(memory)
+
+    def _round(self) -> int:
+        number = _told(self.message, ROUND)
+        if isinstance(number, int):
+            return number
+        raise UserError(f"the message has no {ROUND!r}: the server needs fedgg.flower.strategy")
+
+    def _flat(self) -> Tensor:
+        return self.net.layout.flatten(self._own)
+
+    def _gradient(self) -> Tensor:
+        grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._own.items()}
+        return self.net.layout.flatten(grads)
+
+    def _set(self, w: Tensor) -> None:
+        for name, value in self.net.layout.unflatten(w).items():
+            self._own[name].copy_(value[0])

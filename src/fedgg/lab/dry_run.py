@@ -1,0 +1,69 @@
+"""Checks before anything is trained: what a client would send, and whether an experiment can be built."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from fedgg.core.algorithm import Algorithm
+from fedgg.core.collect import PLAIN
+from fedgg.core.local import LocalEnd, end_round, open_round
+from fedgg.engines.loop import open_client
+from fedgg.errors import UserError
+from fedgg.lab.build import DataGiven, Federation, ModelGiven, dataset_for, examined, split_of
+from fedgg.lab.client_data import holdings
+from fedgg.lab.config import Experiment
+from fedgg.lab.registry import build_algorithm
+from fedgg.lab.state import begin, next_job
+from fedgg.lab.torch_settings import DTYPES
+
+FEW = 32
+
+
+def rehearse(federation: Federation) -> None:
+    """Refuse an algorithm whose messages the experiment's wrappers cannot treat, before anything is written."""
+    collector = federation.wrappers.collector
+    if collector is PLAIN:
+        return
+    end, name = rehearsed(federation), type(federation.algorithm).__name__
+    try:
+        collector.check(end.up, federation.net.layout.total)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
+    budget = federation.wrappers.budget
+    if budget is not None and end.memory and not budget.client_state:
+        raise UserError(
+            f"{name}.finish() returns client state ({', '.join(end.memory)}) that client_memory() does not have: give "
+            f"it there too; what privacy is spent depends on whether clients keep state"
+        )
+
+
+def rehearsed(federation: Federation) -> LocalEnd:
+    """The first client of the first round, after no step at all: the names and shapes of what everybody will send.
+
+    Of its examples a few are enough: how many there are may be no more than a claim.
+    """
+    job = next_job(federation, begin(federation))
+    first, clients = job.cohort[0], list(federation.feed.clients)
+    clients[first] = clients[first][:FEW].copy()
+    job = replace(job, data=replace(federation.feed, clients=tuple(clients)))
+    start, sgd = open_client(job, first)
+    running, site = open_round(job.algorithm, job.net, sgd, start)
+    return end_round(job.algorithm, start, running, site)
+
+
+_HERE = {"engine.device": "cpu", "engine.name": "auto", "engine.precision": "fp32"}
+
+
+def try_to_build(
+    experiment: Experiment, data: DataGiven, model: ModelGiven | None = None, given: Algorithm | None = None
+) -> None:
+    """UserError where the experiment cannot be run on these data, found out on the CPU and without copying them."""
+    here = experiment.changed(_HERE)
+    algorithm = given or build_algorithm(here.algorithm.name, here.algorithm.settings)
+    dataset = dataset_for(here, data, None)
+    held = holdings(here, split_of(here, dataset))
+    sample = torch.zeros(2, *dataset.shape, dtype=DTYPES[here.engine.precision])
+    sizes = [len(client) for client in held.clients]
+    examined(here, algorithm, sizes, dataset.shape, len(dataset.classes), sample, model)

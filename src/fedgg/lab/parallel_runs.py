@@ -1,0 +1,244 @@
+"""Several runs of a study at once: over one pool of workers, as one stack on a GPU, or in processes of their own.
+
+Runs that cannot be stacked train one after another. Runs that can are taken as many at a time as fit into the memory of
+the GPU.
+
+Other processes may work on the same runs. A run that one of them has locked is left until all others are done, and then
+waited for: it is found finished, or, if that process ended before, resumed here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedgg.data.dataset import Dataset
+from fedgg.data.sources import load
+from fedgg.engines import Stacked
+from fedgg.engines.errands import Player
+from fedgg.engines.job import Look
+from fedgg.engines.memory import room, stack_bytes
+from fedgg.engines.workers import GaveUp
+from fedgg.errors import UserError
+from fedgg.lab.build import Federation, build, chosen_device
+from fedgg.lab.run_processes import Job, Tell, run_jobs
+from fedgg.lab.runner import REMEDY, hired, play, requests_of
+from fedgg.lab.session import Session, Watcher, opened
+from fedgg.lab.state import synchronise
+from fedgg.lab.store import Store
+from fedgg.lab.torch_settings import arithmetic
+from fedgg.runfolder.locks import InUse, LockFile
+
+if TYPE_CHECKING:
+    from fedgg.lab.session import Session
+
+
+def run_interleaved(jobs: list[Job], processes: int, tell: Tell) -> list[Job]:
+    """Like running the jobs one after another, with the same folders and the same bits.
+
+    Those that another process is working on are returned.
+    """
+    first = jobs[0].experiment.engine
+    for job in jobs:
+        engine = job.experiment.engine
+        if (engine.name, engine.workers, engine.lost_clients) != (first.name, first.workers, first.lost_clients):
+            raise UserError(
+                f"{job.name}: engine 'workers' is one pool for all: engine.name, engine.workers and "
+                f"engine.lost_clients must be the same in every run"
+            )
+
+    @cache
+    def data_set(source: str) -> Dataset:
+        """One copy, however many experiments train on it."""
+        return load(source, jobs[0].data_folder)
+
+    with arithmetic(jobs[0].experiment), ExitStack() as folders:
+        sessions: list[tuple[Job, Session]] = []
+        in_use: list[Job] = []
+        for job in jobs:
+            run = opened(partial(_built, job, data_set), job.experiment, job.folder, _watcher(job, tell))
+            try:
+                sessions.append((job, folders.enter_context(run)))
+            except InUse:
+                in_use.append(job)
+        try:
+            with hired(first, processes) as workers:
+                workers.interleave([_played(job, session, tell) for job, session in sessions])
+        except GaveUp as end:
+            raise UserError(f"{end}: {REMEDY}; finished rounds are kept, call the same command again") from end
+    return in_use
+
+
+def _built(job: Job, data_set: Callable[[str], Dataset]) -> Federation:
+    return build(job.experiment, data=data_set(job.experiment.data.source), engine_reason=job.engine_reason)
+
+
+def _played(job: Job, session: Session, tell: Tell) -> Player:
+    yield from requests_of(session, name=job.name)
+    tell(job, "ended", session.finish().summary)
+
+
+def _watcher(job: Job, tell: Tell) -> Watcher:
+    return Watcher(
+        started=lambda done, of: tell(job, "started", (done, of)),
+        client=lambda done, of: tell(job, "client", (done, of)),
+        round=partial(tell, job, "round"),
+        notice=partial(tell, job, "notice"),
+    )
+
+
+def run_together(jobs: list[Job], tell: Tell) -> list[Job]:
+    """Like running the jobs one after another, with the same folders; all must ask for the same engine.
+
+    Those that another process is working on are returned.
+    """
+    first = jobs[0].experiment
+    for job in jobs:
+        if job.experiment.engine != first.engine:
+            raise UserError(f"{job.name}: runs that share a GPU need one [engine] section for all; run it on its own")
+
+    @cache
+    def data_set(source: str) -> Dataset:
+        """One copy on the device, however many experiments train on it."""
+        return load(source, jobs[0].data_folder).to(chosen_device(first))
+
+    waiting, engine, in_use = deque(jobs), Stacked(first.engine.precision), list[Job]()
+    with arithmetic(first):
+        while waiting:
+            with ExitStack() as folders:
+                _in_step(_as_many_as_fit(waiting, data_set, folders, in_use, tell), engine, tell)
+    return in_use
+
+
+def _as_many_as_fit(
+    waiting: deque[Job], data_set: Callable[[str], Dataset], folders: ExitStack, in_use: list[Job], tell: Tell
+) -> list[tuple[Job, Session]]:
+    """Open runs until the next one would not fit; those that cannot be stacked are played here, to their end.
+
+    Those that another process is working on are added to `in_use`.
+    """
+    taken: list[tuple[Job, Session]] = []
+    used, free = 0, None
+    while waiting:
+        job = waiting[0]
+        with ExitStack() as own:
+            given = job.given
+            data = data_set(job.experiment.data.source) if given.data is None else given.data
+            build_it = partial(build, job.experiment, data=data, model=given.model, algorithm=given.algorithm)
+            try:
+                session = own.enter_context(opened(build_it, job.experiment, job.folder, _round_watcher(job, tell)))
+            except InUse:
+                in_use.append(waiting.popleft())
+                continue
+            federation = session.federation
+            if federation.engine != "stacked":
+                play(session)
+                tell(job, "ended", session.finish().summary)
+                waiting.popleft()
+                continue
+            free = room(federation.net.start.device) if free is None else free
+            needed = stack_bytes(federation.net, federation.work, federation.cohort_size)
+            if taken and used + needed > free:
+                tell(job, "notice", f"the GPU's memory holds {len(taken)} runs of this sweep at a time: it waits")
+                return taken
+            used += needed
+            taken.append((job, session))
+            folders.push(own.pop_all())
+            waiting.popleft()
+    return taken
+
+
+def _in_step(taken: list[tuple[Job, Session]], engine: Stacked, tell: Tell) -> None:
+    while running := [session for _, session in taken if not session.over]:
+        started = time.perf_counter()
+        asked = [session.next_job() for session in running]
+        answers = engine.train_together(asked)
+        synchronise(asked[0].w)
+        share = (time.perf_counter() - started) / len(running)
+        closed = [
+            (session, session.aggregate(job, ends, share))
+            for session, job, ends in zip(running, asked, answers, strict=True)
+        ]
+        _write_down([(session, looks) for session, looks in closed if looks is not None], engine)
+    for job, session in taken:
+        tell(job, "ended", session.finish().summary)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _write_down(closed: list[tuple[Session, tuple[Look, ...]]], engine: Stacked) -> None:
+    """All models are looked at together; each run is charged its share of the time."""
+    started = time.perf_counter()
+    scores = deque(engine.score([look for _, looks in closed for look in looks]))
+    share = (time.perf_counter() - started) / max(len(closed), 1)
+    for session, looks in closed:
+        session.write_down([scores.popleft() for _ in looks], share)
+
+
+def _round_watcher(job: Job, tell: Tell) -> Watcher:
+    return Watcher(
+        started=lambda done, of: tell(job, "started", (done, of)),
+        round=partial(tell, job, "round"),
+        notice=partial(tell, job, "notice"),
+    )
+
+
+LOOK_EVERY = 0.5  # seconds between two looks at runs of other processes
+
+
+def run_here(jobs: list[Job], tell: Tell) -> None:
+    """The same for jobs that cannot be sent to another process; a run's own engine may still use several."""
+    _run_until_ended(
+        jobs, tell, lambda some: run_together(some, tell) if _go_together(some) else run_jobs(some, 1, tell)
+    )
+
+
+def run_all(jobs: list[Job], processes: int, tell: Tell) -> None:
+    """Run what is missing in the jobs' folders; all ask for the same engine. `processes` counts on a CPU."""
+
+    def run_some(some: list[Job]) -> list[Job]:
+        engine = some[0].experiment.engine
+        if _go_together(some):
+            return run_together(some, tell)
+        shared = engine.name == "auto" and 1 < len(some) < processes and _one_thread_each(some)
+        if engine.name == "workers" or shared:
+            reason = f"{len(some)} runs of a study share {processes} processes"
+            return run_interleaved([job.under("workers", reason) for job in some], processes, tell)
+        at_once = min(processes, len(some))
+        reason = f"{len(some)} runs of a study, {'one after another' if at_once <= 1 else f'{at_once} at a time'}"
+        return run_jobs([job.under("loop", reason) for job in some] if len(some) > 1 else some, processes, tell)
+
+    _run_until_ended(jobs, tell, run_some)
+
+
+def _one_thread_each(jobs: list[Job]) -> bool:
+    """As workers have."""
+    return all(job.experiment.engine.threads == 1 for job in jobs)
+
+
+def _run_until_ended(jobs: list[Job], tell: Tell, run_some: Callable[[list[Job]], list[Job]]) -> None:
+    """`run_some` returns those of its jobs that another process is working on."""
+    by_folder = {job.folder: job for job in jobs}  # as they were given, not as an engine has changed them
+    ready, waiting = list(by_folder), list[Path]()
+    while ready or waiting:
+        if ready:
+            in_use = [job.folder for job in run_some([by_folder[folder] for folder in ready])]
+            for folder in in_use:
+                tell(by_folder[folder], "notice", "another process is working on this run; waiting for it")
+            waiting += in_use
+        else:
+            time.sleep(LOOK_EVERY)
+        ready = [folder for folder in waiting if not LockFile(Store(folder).lock_file).is_held_elsewhere()]
+        waiting = [folder for folder in waiting if folder not in ready]
+
+
+def _go_together(jobs: list[Job]) -> bool:
+    engine = jobs[0].experiment.engine
+    return engine.device != "cpu" or engine.name == "stacked"

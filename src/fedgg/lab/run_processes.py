@@ -1,0 +1,185 @@
+"""Several runs at a time, each in a process of its own with one torch thread.
+
+When the parent ends, by Ctrl-C or by kill -9, its workers end at once (child_process.py). When a worker ends, the
+parent sees its pipe close and gives the run to a new one, which resumes it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from fedgg.child_process import child_process
+from fedgg.core.algorithm import Algorithm
+from fedgg.engines.pool import FILES_TO_START, allow_open_files
+from fedgg.errors import UserError
+from fedgg.lab.build import DataGiven, ModelGiven
+from fedgg.lab.config import Experiment
+from fedgg.lab.runner import run_under
+from fedgg.lab.session import Watcher
+from fedgg.lab.trust import inherit, trusted_here
+from fedgg.runfolder.locks import InUse
+
+ATTEMPTS = 3  # a run whose worker died this often is given up
+
+
+@dataclass(frozen=True)
+class Given:
+    """Objects from Python in place of those an experiment names."""
+
+    model: ModelGiven | None = None
+    data: DataGiven | None = None
+    algorithm: Algorithm | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str
+    experiment: Experiment
+    folder: Path
+    data_folder: Path | None
+    given: Given = Given()
+    engine_reason: str | None = None  # why a study chose the engine, where it did
+
+    def under(self, engine: str, reason: str) -> Job:
+        """The same run where `auto` may choose: on a CPU its engines have the same bits."""
+        if self.experiment.engine.name != "auto":
+            return self
+        changed = self.experiment.changed({"engine.name": engine})
+        return replace(self, experiment=changed, engine_reason=reason)
+
+
+Tell = Callable[[Job, str, Any], None]  # (job, "started" | "client" | "round" | "notice" | "ended", what)
+
+
+def run_jobs(jobs: list[Job], processes: int, tell: Tell) -> list[Job]:
+    """Run all but those that another process is working on, which are returned; what happens is told as it happens.
+
+    With one process everything stays in this one.
+    """
+    if processes > 1 and len(jobs) > 1:
+        with _pool(min(processes, len(jobs))) as pool:
+            return pool.work_off(jobs, tell)
+    in_use = []
+    for job in jobs:
+        try:
+            _run_here(job, partial(tell, job))
+        except InUse:
+            in_use.append(job)
+    return in_use
+
+
+def _run_here(job: Job, tell: Callable[[str, Any], None]) -> None:
+    watcher = Watcher(
+        started=lambda done, total: tell("started", (done, total)),
+        round=lambda record: tell("round", record),
+        notice=lambda sentence: tell("notice", sentence),
+    )
+    given = {field.name: getattr(job.given, field.name) for field in fields(Given)}
+    done = run_under(
+        job.engine_reason, job.experiment, **given, out=job.folder, data_folder=job.data_folder, watcher=watcher
+    )
+    tell("ended", done.summary)
+
+
+class _Pool:
+    def __init__(self, size: int):
+        self._context = multiprocessing.get_context("spawn")
+        self.workers: dict[Connection, BaseProcess] = dict(self._start() for _ in range(size))
+
+    def _start(self) -> tuple[Connection, BaseProcess]:
+        allow_open_files(FILES_TO_START)
+        ours, theirs = self._context.Pipe()
+        process = child_process(self._context, "fedgg.lab.run_processes:work", theirs, trusted_here())
+        process.start()
+        theirs.close()  # so that the worker's death closes the pipe
+        return ours, process
+
+    def work_off(self, jobs: list[Job], tell: Tell) -> list[Job]:
+        """Run all; those that another process is working on are returned."""
+        in_use: list[Job] = []
+        waiting = [(job, 1) for job in reversed(jobs)]
+        at_work: dict[Connection, tuple[Job, int]] = {}
+        idle = list(self.workers)
+        while waiting or at_work:
+            while idle and waiting:
+                pipe, (job, attempt) = idle.pop(), waiting.pop()
+                at_work[pipe] = (job, attempt)
+                with suppress(ConnectionError):  # a worker that died while idle is noticed below
+                    pipe.send(job)
+            for ready in wait(list(at_work)):
+                assert isinstance(ready, Connection)
+                job, attempt = at_work[ready]
+                try:
+                    kind, what = ready.recv()
+                except (EOFError, ConnectionError):
+                    del at_work[ready], self.workers[ready]
+                    waiting.append((job, _next_attempt(job, attempt, tell)))
+                    pipe, process = self._start()
+                    self.workers[pipe] = process
+                    idle.append(pipe)
+                    continue
+                if kind == "failed":
+                    raise what
+                if kind == "in use":
+                    in_use.append(job)
+                else:
+                    tell(job, kind, what)
+                if kind in ("ended", "in use"):
+                    del at_work[ready]
+                    idle.append(ready)
+        return in_use
+
+    def stop(self) -> None:
+        for pipe, process in self.workers.items():
+            pipe.close()
+            process.terminate()
+        for process in self.workers.values():
+            process.join()
+
+
+@contextmanager
+def _pool(size: int) -> Iterator[_Pool]:
+    pool = _Pool(size)
+    try:
+        yield pool
+    finally:
+        pool.stop()
+
+
+def _next_attempt(job: Job, attempt: int, tell: Tell) -> int:
+    if attempt >= ATTEMPTS:
+        raise UserError(
+            f"the process running {job.name} was killed {ATTEMPTS} times (out of memory?): "
+            f"try --jobs 1; finished rounds are kept in {job.folder}"
+        )
+    tell(job, "notice", "its process was killed; a new one goes on from the last checkpoint")
+    return attempt + 1
+
+
+def work(pipe: Connection, trusted: frozenset[str]) -> None:
+    """The worker: one job after another until the pipe closes."""
+    inherit(trusted)
+    try:
+        while True:
+            job = pipe.recv()
+            try:
+                _run_here(job, lambda kind, what: pipe.send((kind, what)))
+            except InUse:
+                pipe.send(("in use", None))
+            except (BrokenPipeError, EOFError):
+                return
+            except Exception as error:
+                if not isinstance(error, UserError):
+                    error.add_note(f"in the process that ran {job.name}:\n{traceback.format_exc()}")
+                pipe.send(("failed", error))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return

@@ -1,0 +1,145 @@
+"""A report as files: figures (PNG, SVG), tables (Markdown, LaTeX, CSV) and TensorBoard events."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from fedgg.analysis.collect import Group
+from fedgg.analysis.compare import compare
+from fedgg.analysis.grid import axes_of
+from fedgg.analysis.run_columns import short
+from fedgg.errors import UserError
+from fedgg.files import make_folder
+from fedgg.output_files import file_name, write_text
+from fedgg.report.diagnostic_figures import clients_figure, clients_told, diagnostics_figure, sweep_figure
+from fedgg.report.figures import accuracy_figure, split_pictures
+from fedgg.report.page_data import title
+from fedgg.report.style import save
+from fedgg.report.tables import Table, accuracy_table, as_csv, as_latex, as_markdown, runs_table, target_table
+from fedgg.runfolder.read import RunRecord
+
+SCALARS = ("test_accuracy", "test_loss", "holdout_accuracy", "train_loss", "bytes_up", "bytes_down")
+INSTALL = "pip install 'fedgg[tensorboard]'"
+
+
+def check_tensorboard(folder: Path) -> None:
+    """Before anything is written: the package is there, and the folder holds no events that ours would mix with."""
+    _writer()
+    if folder.exists() and next(folder.rglob("events.out.tfevents.*"), None) is not None:
+        raise UserError(f"{folder} already contains event files, and TensorBoard would show both: give an empty folder")
+
+
+def write_events(groups: Sequence[Group], folder: Path, tell: Callable[[str], None] = lambda what: None) -> int:
+    """One folder of events for each run; how many there were. The step is the round."""
+    file_writer, event, summary = _writer()
+    count = 0
+    for number, group in enumerate(groups, start=1):
+        safe = {label: _safe(label) for label in group.study.labels}
+        if len(set(safe.values())) < len(safe):  # names that differ in odd signs only
+            safe = {label: f"{name}-{at}" for at, (label, name) in enumerate(safe.items(), start=1)}
+        for label, by_seed in group.study.runs.items():
+            for seed, record in by_seed.items():
+                tell(f"writing events of {label}, seed {seed}")
+                names = [f"group-{number}"] if len(groups) > 1 else []
+                place = folder.joinpath(*names, safe[label], f"seed-{seed}")
+                try:
+                    make_folder(place, folder)
+                    writer = file_writer(str(place))
+                except OSError as error:
+                    raise UserError(
+                        f"{place} cannot be written: {error.strerror or error}; choose another place"
+                    ) from error
+                for when, step, values in scalars(record):
+                    told = [summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+                    writer.add_event(event(wall_time=when, step=step, summary=summary(value=told)))
+                writer.close()
+                count += 1
+    return count
+
+
+def scalars(record: RunRecord) -> Iterator[tuple[float, int, dict[str, float]]]:
+    """Round by round: when, which round, and its numbers. Time is what the rounds took, counted from zero."""
+    passed = 0.0
+    for line in record.rounds:
+        passed += sum((line.get("seconds") or {}).values())
+        found = {key: line.get(key) for key in SCALARS}
+        found |= {f"diagnostics/{name}": value for name, value in (line.get("readings") or {}).items()}
+        found |= {f"seconds/{name}": value for name, value in (line.get("seconds") or {}).items()}
+        values = {key: short(value) for key, value in found.items()}
+        yield passed, line["round"], {key: value for key, value in values.items() if value is not None}
+
+
+def _writer() -> tuple[Any, Any, Any]:
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError as error:
+        raise UserError(f"--tensorboard needs the package tensorboard ({error}): {INSTALL}") from error
+    return EventFileWriter, Event, Summary
+
+
+def _safe(label: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.=_-]+", "-", label).strip("-.") or "row"
+
+
+FORMS = {"md": as_markdown, "tex": as_latex, "csv": as_csv}
+
+
+def write_figures(groups: Sequence[Group], folder: Path, tell: Callable[[str], None] = lambda what: None) -> list[Path]:
+    """accuracy, split-seed-N, diagnostics, clients-seed-N and sweep, as far as there is something to draw."""
+    files = []
+    for group, place in _places(groups, folder):
+        for name, figure in _figures(group):
+            tell(f"drawing {name}")
+            files += [save(figure, place / f"{name}.{kind}", folder) for kind in ("png", "svg")]
+    return files
+
+
+def write_tables(groups: Sequence[Group], folder: Path) -> list[Path]:
+    """accuracy, target and runs, in three forms each."""
+    return [
+        write_text(place / f"{name}.{kind}", written(table), folder)
+        for group, place in _places(groups, folder)
+        for name, table in _tables(group).items()
+        for kind, written in FORMS.items()
+    ]
+
+
+def _tables(group: Group) -> dict[str, Table]:
+    comparison = compare(group.study)
+    return {
+        "accuracy": accuracy_table(comparison),
+        "target": target_table(comparison),
+        "runs": runs_table(group.study),
+    }
+
+
+def _figures(group: Group) -> Iterator[tuple[str, Figure]]:
+    study = group.study
+    records = [record for by_seed in study.runs.values() for record in by_seed.values()]
+    if any(len(record.accuracy()[0]) for record in records):
+        yield "accuracy", accuracy_figure(study)
+    yield from split_pictures(study)
+    if any(line.get("readings") for record in records for line in record.rounds):
+        yield "diagnostics", diagnostics_figure(study)
+    for seed in study.seeds:
+        if clients_told(study, seed):
+            yield f"clients-seed-{seed}", clients_figure(study, seed)
+    axes = axes_of(study)
+    if axes is not None and len(axes.values) <= 2:
+        yield "sweep", sweep_figure(study, axes)
+
+
+def _places(groups: Sequence[Group], folder: Path) -> Iterator[tuple[Group, Path]]:
+    """One group alone has the folder to itself; several have one below it each."""
+    if len(groups) == 1:
+        yield groups[0], folder
+        return
+    for number, group in enumerate(groups, start=1):
+        yield group, folder / f"{number}-{file_name(title(group))}"

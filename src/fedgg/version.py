@@ -1,3 +1,0 @@
-"""The version, without importing anything heavy."""
-
-VERSION = "0.1.0"

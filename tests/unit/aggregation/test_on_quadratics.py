@@ -1,0 +1,76 @@
+"""Where training ends when some of ten clients attack, in a world whose optimum is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedgg.aggregation import Attack, ClientPrivacy, CoordinateMedian, NormClip, TrimmedMean
+from fedgg.algorithms import FedAvg
+from fedgg.check.toy_problems import Quadratics
+from fedgg.core.collect import PLAIN, Collector
+from fedgg.core.plan import Work
+from fedgg.core.server import first_state
+from fedgg.engines import Loop, RoundJob
+from fedgg.engines.job import Optimiser
+from fedgg.lab.state import State, close, train
+from fedgg.lab.wrapping import Wrappers
+
+WORLD = Quadratics.draw(clients=10, disagreement=0.1)
+GOAL = WORLD.optimum()
+
+
+def left(collector: Collector, attackers: int, kind: str = "sign_flip", rounds: int = 25) -> float:
+    """Of the way to the optimum, after so many rounds of four full-batch steps."""
+    algorithm, net, feed, examples = FedAvg(), WORLD.net(), WORLD.feed(), [len(x) for x in WORLD.x]
+    attack = Attack.draw(kind, 10.0, attackers, np.arange(10), seed=0) if attackers else None  # type: ignore[arg-type]
+    state = State(0, first_state(algorithm, net.start, {}), {}, {})
+    for number in range(rounds):
+        job = RoundJob(
+            algorithm=algorithm,
+            net=net,
+            data=feed,
+            work=Work(epochs=4, batch=None),
+            optimiser=Optimiser(0.2, 0.0, 0.0),
+            policy="average",
+            seed=0,
+            round=number,
+            cohort=list(range(10)),
+            w=state.server.w,
+            buffers={},
+            down={},
+            memory={},
+            kept_buffers={},
+        )
+        state, _ = close(state, job, examples, train(job, Loop()), wrappers=Wrappers(collector, attack))
+        if float(state.server.w.norm()) > 1e6:
+            return float("inf")
+    return float((state.server.w - GOAL).norm() / GOAL.norm())
+
+
+RULES = [CoordinateMedian(), TrimmedMean(0.3), NormClip(None), NormClip(0.2)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("attackers", [0, 3])
+def test_the_rules_hold(rule: Collector, attackers: int) -> None:
+    assert left(rule, attackers) < 0.2
+
+
+@pytest.mark.parametrize("attackers", [2, 3])
+def test_fedavg_does_not(attackers: int) -> None:
+    assert left(PLAIN, attackers, rounds=10) > 1
+    assert left(PLAIN, attackers, "noise", rounds=10) > 0.5
+
+
+def test_neutral_rules_end_where_fedavg_does() -> None:
+    fedavg = left(PLAIN, 0)
+    assert left(NormClip(1e9), 0) == fedavg
+    assert left(ClientPrivacy(1e9, 0.0, 0), 0) == pytest.approx(left(TrimmedMean(0.0), 0), rel=1e-9)
+
+
+def test_noise_costs_what_it_must() -> None:
+    """Little noise is close to none, much noise keeps the model off the optimum."""
+    none, little, much = (left(ClientPrivacy(0.5, noise, 0), 0) for noise in (0.0, 0.01, 10.0))
+    assert little == pytest.approx(none, abs=0.02)
+    assert 0.1 < much < 10

@@ -1,0 +1,122 @@
+"""A divided data set: every machine gets its own and nothing of another's; files that are not such are refused."""
+
+from __future__ import annotations
+
+import stat
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from post_office import small
+
+from fedgg.errors import UserError
+from fedgg.flower import divide
+from fedgg.flower.app_config import NodeSettings, node_settings, run_settings
+from fedgg.flower.data_files import read_client, read_server, write_arrays
+from fedgg.lab.build import build
+from fedgg.lab.config import Experiment
+
+EXPERIMENT = small(data__holdout=0.2, data__proxy=30)
+
+
+def rows(x: Any) -> Counter[bytes]:
+    return Counter(example.tobytes() for example in np.asarray(x))
+
+
+def test_every_example_is_in_one_file_and_no_more(tmp_path: Path) -> None:
+    paths = divide(EXPERIMENT, tmp_path)
+    assert [path.name for path in paths] == ["server.npz", *(f"client-{n}.npz" for n in range(4))]
+    feed = build(EXPERIMENT).feed
+    server = read_server(paths[0], EXPERIMENT)
+    assert torch.equal(server.test.x, feed.x_test)
+    assert torch.equal(server.proxy.x, feed.x[torch.from_numpy(feed.proxy)])
+    together = rows(server.proxy.x)
+    for client, path in enumerate(paths[1:]):
+        own = read_client(path, EXPERIMENT)
+        assert torch.equal(own.train.x, feed.x[torch.from_numpy(feed.clients[client])])
+        assert torch.equal(own.held_out.y, feed.y[torch.from_numpy(feed.held_out[client])])
+        together += rows(own.train.x) + rows(own.held_out.x)
+        assert torch.equal(own.scaling.shift, feed.scaling.shift)
+        with np.load(path, allow_pickle=False) as archive:
+            examples = sum(len(archive[name]) for name in archive.files if name.startswith("x"))
+            assert examples == len(feed.clients[client]) + len(feed.held_out[client])
+    assert together == rows(feed.x)
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in paths)
+
+
+def good() -> dict[str, Any]:
+    return {"x": np.zeros((4, 3)), "y": np.array([0, 1, 0, 1]), "classes": np.array(["a", "b"])}
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"y": np.array([0, 1, 0, 2])}, "outside the 2 classes"),
+        ({"x": np.full((4, 3), np.nan)}, "NaN or infinity"),
+        ({"x": np.zeros((3, 3))}, "y_train has shape"),
+        ({"classes": np.array([1, 2])}, "classes must be an array of names"),
+        ({"x": np.array(["a"] * 4)}, "x must be there, and be numbers"),
+        ({"x_held_out": np.zeros((1, 5)), "y_held_out": np.array([0])}, "other examples than the first"),
+    ],
+)
+def test_files_with_mistakes_are_refused(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+    write_arrays(tmp_path / "own.npz", good() | changes)
+    with pytest.raises(UserError, match=complaint):
+        read_client(tmp_path / "own.npz", small(data__normalise="none"))
+
+
+def test_files_of_ones_own(tmp_path: Path) -> None:
+    write_arrays(tmp_path / "own.npz", good())
+    assert read_client(tmp_path / "own.npz", small(data__normalise="none")).client == -1
+    with pytest.raises(UserError, match="needs the arrays shift and scale, the same in every file"):
+        read_client(tmp_path / "own.npz", small())
+    with pytest.raises(UserError, match="there is no file"):
+        read_client(tmp_path / "absent.npz", small())
+    (tmp_path / "torn.npz").write_bytes((tmp_path / "own.npz").read_bytes()[:-40])
+    with pytest.raises(UserError, match="cannot be read as"):
+        read_client(tmp_path / "torn.npz", small())
+    np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object), y=np.zeros(1), classes=np.array(["a"]))
+    with pytest.raises(UserError, match="cannot be read as"):
+        read_client(tmp_path / "objects.npz", small())
+
+
+def test_what_is_told_from_outside(tmp_path: Path) -> None:
+    assert run_settings({"out": "runs/a", "lr": 0.1}).out == Path("runs/a")
+    assert run_settings({"out": "a", "data": ""}).data is None
+    for config, complaint in (
+        ({}, "name the run folder"),
+        ({"out": "a", "deadline": "soon"}, "deadline = 'soon' must be a number of seconds"),
+        ({"out": "a", "attempts": 0}, "attempts = 0 is too small"),
+        ({"out": "a", "deadline": float("nan")}, "deadline = nan must be finite"),
+        ({"out": "a", "wait": float("inf")}, "wait = inf must be finite"),
+        ({"out": "a", "min-clients": 2}, "unknown key 'min-clients'"),
+    ):
+        with pytest.raises(UserError, match=complaint):
+            run_settings(config)
+    simulated = node_settings({"partition-id": 7, "num-partitions": 9}, {"out": "runs/a"})
+    assert simulated == NodeSettings(7, None, Path("runs/a/nodes/client-7"), simulated=9)
+    real = node_settings({"client-id": 2, "data": "x.npz", "memory": "m"}, {})
+    assert real == NodeSettings(2, Path("x.npz"), Path("m"))
+    for node in ({}, {"client-id": 2}, {"client-id": -1, "data": "x", "memory": "m"}):
+        with pytest.raises(UserError, match="node configuration"):
+            node_settings(node, {})
+
+
+def test_clients_of_the_data_are_divided_by_their_names(tmp_path: Path) -> None:
+    """How many there are, the data say; the server's file knows what they are called."""
+    numbers = np.random.default_rng(0)
+    x, y = numbers.normal(size=(60, 3)), np.arange(60) % 2
+    owners = np.array(["charite"] * 30 + ["mayo"] * 20 + ["ucsf"] * 10)
+    np.savez(tmp_path / "wards.npz", x_train=x, y_train=y, x_test=x, y_test=y, clients=owners)
+    experiment = Experiment(data={"source": f"npz:{tmp_path / 'wards.npz'}"}, split={"scheme": "given"})
+    server, *clients = divide(experiment, tmp_path / "divided")
+    assert len(clients) == 3
+    assert read_server(server, experiment).client_names == ("charite", "mayo", "ucsf")
+    with np.load(server) as archive:
+        arrays = dict(archive) | {"client_names": np.array(["charite"])}
+    write_arrays(tmp_path / "wrong.npz", {name: arrays[name] for name in arrays if name != "format"})
+    with pytest.raises(UserError, match="1 names for 3 clients"):
+        read_server(tmp_path / "wrong.npz", experiment)

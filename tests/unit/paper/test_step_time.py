@@ -1,0 +1,32 @@
+"""The probe behind an estimate runs in every engine, without any data set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from fedgg.core.local import LocalEnd
+from fedgg.engines import Stacked
+from fedgg.engines.job import RoundJob
+from fedgg.lab.config import Experiment
+from fedgg.paper import listing as pace
+
+
+@pytest.mark.parametrize(("engine", "runs", "trained"), [("auto", 5, 1), ("stacked", 5, 5), ("stacked", 99, pace.MOST)])
+def test_a_step_is_measured(engine: str, runs: int, trained: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    whole = Stacked.train_together
+
+    def watched(self: Stacked, jobs: Sequence[RoundJob]) -> list[dict[int, LocalEnd]]:
+        seen.append(len(jobs))
+        return whole(self, jobs)
+
+    monkeypatch.setattr(Stacked, "train_together", watched)
+    experiment = Experiment(split={"clients": 2}, model={"hidden": 8}, engine={"name": engine})
+    assert 0 < pace.seconds_a_step(experiment, runs) < 10
+    assert seen == ([trained, trained] if engine == "stacked" else [])
+
+
+def test_steps_of_a_round() -> None:
+    assert pace.steps_a_round(Experiment(data={"source": "cifar10"})) == -(-5 * 50_000 // 64)
