@@ -18,18 +18,19 @@ from typing import TYPE_CHECKING, Any
 from fedgg.errors import UserError
 
 if TYPE_CHECKING:
-    from fedgg.flower.client_app import client_app
+    from fedgg.flower.client import client_app
     from fedgg.flower.data_files import divide
-    from fedgg.flower.guided import guided
-    from fedgg.flower.server_app import server_app
-    from fedgg.flower.strategy import strategy
+    from fedgg.flower.guided_training import guided
+    from fedgg.flower.server import server_app
+    from fedgg.flower.server_strategy import strategy
 
+# No module has the name of a function here: importing it would put the module in the place of the function.
 _HOMES = {
     "client_app": "client",
     "server_app": "server",
-    "divide": "division",
-    "guided": "guidance",
-    "strategy": "existing",
+    "divide": "data_files",
+    "guided": "guided_training",
+    "strategy": "server_strategy",
 }
 
 __all__ = ["client_app", "divide", "guided", "server_app", "strategy"]

@@ -22,7 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 import fedgg
 from fedgg.flower import client_app, divide
 from fedgg.flower.app_config import RunSettings
-from fedgg.flower.server_app import run_over
+from fedgg.flower.server import run_over
 from fedgg.lab.config import Experiment
 
 Deliver = Callable[[], Message]
