@@ -35,28 +35,52 @@ if TYPE_CHECKING:
         FedSGD,
         FedYogi,
     )
-    from fedgg.api import Compared, compare
+    from fedgg.api import StudyResult, compare, sweep
     from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
     from fedgg.core.plan import Work
     from fedgg.core.rows import Rows, dot, length
     from fedgg.lab.config import Experiment
+    from fedgg.lab.config_sections import (
+        AlgorithmConfig,
+        AttackConfig,
+        DataConfig,
+        EngineConfig,
+        LocalConfig,
+        ModelConfig,
+        PrivacyConfig,
+        RobustConfig,
+        ServerConfig,
+        SplitConfig,
+    )
+    from fedgg.lab.observer import Observer, PrintObserver
     from fedgg.lab.run_result import Run
     from fedgg.lab.runner import run
-    from fedgg.lab.session import Watcher
     from fedgg.lab.study import Study, run_study
     from fedgg.lab.trust import trust
 
 __version__ = "0.1.0"
 OLDEST_NUMPY = (2, 0)
 _HOMES = {
-    "fedgg.api": ("Compared", "compare"),
+    "fedgg.api": ("StudyResult", "compare", "sweep"),
     "fedgg.core.algorithm": ("Algorithm", "Batch", "Hub", "Number", "Site", "setting"),
     "fedgg.core.plan": ("Work",),
     "fedgg.core.rows": ("Rows", "dot", "length"),
     "fedgg.lab.config": ("Experiment",),
+    "fedgg.lab.config_sections": (
+        "AlgorithmConfig",
+        "AttackConfig",
+        "DataConfig",
+        "EngineConfig",
+        "LocalConfig",
+        "ModelConfig",
+        "PrivacyConfig",
+        "RobustConfig",
+        "ServerConfig",
+        "SplitConfig",
+    ),
+    "fedgg.lab.observer": ("Observer", "PrintObserver"),
     "fedgg.lab.run_result": ("Run",),
     "fedgg.lab.runner": ("run",),
-    "fedgg.lab.session": ("Watcher",),
     "fedgg.lab.study": ("Study", "run_study"),
     "fedgg.lab.trust": ("trust",),
 }
@@ -90,8 +114,11 @@ __all__ = [
     "MOON",
     "SCAFFOLD",
     "Algorithm",
+    "AlgorithmConfig",
+    "AttackConfig",
     "Batch",
-    "Compared",
+    "DataConfig",
+    "EngineConfig",
     "Experiment",
     "FedACG",
     "FedAdagrad",
@@ -109,13 +136,21 @@ __all__ = [
     "FedSGD",
     "FedYogi",
     "Hub",
+    "LocalConfig",
+    "ModelConfig",
     "Number",
+    "Observer",
+    "PrintObserver",
+    "PrivacyConfig",
+    "RobustConfig",
     "Rows",
     "Run",
+    "ServerConfig",
     "Site",
+    "SplitConfig",
     "Study",
+    "StudyResult",
     "UserError",
-    "Watcher",
     "Work",
     "__version__",
     "compare",
@@ -124,6 +159,7 @@ __all__ = [
     "run",
     "run_study",
     "setting",
+    "sweep",
     "trust",
 ]
 

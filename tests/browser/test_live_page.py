@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from browsing import until
+from observers import Callbacks
 
 from fedgg.lab.config import Experiment
 from fedgg.lab.runner import run
-from fedgg.lab.session import Watcher
 from fedgg.report.live import LivePage, News
 
 pytestmark = pytest.mark.browser
@@ -44,7 +44,7 @@ class Gate:
             self.may.acquire(timeout=120)
 
         thread = threading.Thread(
-            target=run, args=(experiment,), kwargs={"out": folder, "watcher": Watcher(round=played)}
+            target=run, args=(experiment,), kwargs={"out": folder, "observer": Callbacks(round=played)}
         )
         thread.start()
         return thread

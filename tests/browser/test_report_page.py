@@ -18,6 +18,7 @@ from earlier_folders import without_checksums
 from fedgg.analysis.collect import Gathering
 from fedgg.analysis.compare import compare
 from fedgg.lab.config import Experiment
+from fedgg.lab.observer import Observer
 from fedgg.lab.study import Study, grid, run_study
 from fedgg.report.page import report_html
 from fedgg.report.tables import comparison_tables
@@ -32,7 +33,7 @@ SMALL = {"rounds": 4, "split": {"clients": 4, "beta": 0.3}, "local": {"epochs": 
 def study_folder(folder: Path, variants: dict[str, dict[str, Any]], seeds: tuple[int, ...]) -> Path:
     base = Experiment(**SMALL, model={"name": "mlp", "hidden": 8})
     study = Study(base, variants, seeds, next(iter(variants)))
-    run_study(study, folder, processes=1, tell=lambda job, kind, what: None)
+    run_study(study, folder, processes=1, observer=Observer())
     return folder
 
 
@@ -429,7 +430,7 @@ def four_seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     variants = {"slow": {"local.lr": 0.02}, "fast": {"local.lr": 0.1}, "wild": {"local.lr": 0.5}}
     study = Study(base, {k: {"algorithm.name": "fedavg", **v} for k, v in variants.items()}, (0, 1, 2, 3), "slow")
     folder = tmp_path_factory.mktemp("four") / "runs"
-    run_study(study, folder, processes=1, tell=lambda job, kind, what: None)
+    run_study(study, folder, processes=1, observer=Observer())
     return folder
 
 
@@ -514,7 +515,7 @@ def test_a_hundred_clients(open_page: Callable[..., Any], tmp_path: Path) -> Non
         model={"name": "mlp", "hidden": 8},
     )
     study = Study(base, {name: {"algorithm.name": name} for name in ("fedavg", "fedgg")}, (0,), "fedavg")
-    run_study(study, tmp_path / "runs", processes=1, tell=lambda job, kind, what: None)
+    run_study(study, tmp_path / "runs", processes=1, observer=Observer())
     page = open_page(write_page(tmp_path / "runs", to=tmp_path / "report.html"))
     charts = drawn_charts(page)
     for name in ("Hold-out accuracy by client", "Training loss by client", "Clients over rounds"):

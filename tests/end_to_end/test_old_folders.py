@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from observers import Callbacks
 from torch import nn
 
 import fedgg
@@ -46,9 +47,9 @@ def test_a_killed_run_of_an_earlier_commit_resumes_to_its_numbers(name: str, tmp
     if name == "arrays":
         brought = {"model": module, "data": arrays(), "algorithm": fedgg.FedGG(mu=0.1)}
     resumed_after = []
-    watcher = fedgg.Watcher(started=lambda done, _: resumed_after.append(done))
+    observer = Callbacks(started=lambda done, _: resumed_after.append(done))
 
-    finished = fedgg.run(Store(folder).experiment(), out=folder, watcher=watcher, **brought)
+    finished = fedgg.run(Store(folder).experiment(), out=folder, observer=observer, **brought)
 
     assert resumed_after == [3]
     expected = EXPECTED[name]

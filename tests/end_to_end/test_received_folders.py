@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from calling import call
+from observers import Callbacks
 
 from fedgg.lab.config import Experiment
 from fedgg.lab.runner import run
-from fedgg.lab.session import Watcher
 
 ROUNDS = 3
 
@@ -39,7 +39,7 @@ def _stop(record: dict[str, object]) -> None:
 def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("received") / "run"
     with pytest.raises(Stop):
-        run(experiment(), out=folder, watcher=Watcher(round=_stop))
+        run(experiment(), out=folder, observer=Callbacks(round=_stop))
     return folder
 
 

@@ -26,7 +26,8 @@ from fedgg.engines.job import Look
 from fedgg.flower.local.processes import MARK, is_running
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.session import Watcher, opened
+from fedgg.lab.observer import Observer
+from fedgg.lab.session import opened
 from fedgg.lab.state import train
 from fedgg.lab.torch_settings import arithmetic
 
@@ -151,7 +152,7 @@ class Losing:
 def assert_as_embedded(experiment: Experiment, out: Path, tmp_path: Path) -> None:
     """The run in the folder has the history and the bits of the reference engine, given who was lost when."""
     reference = tmp_path / "reference"
-    with arithmetic(experiment), opened(partial(build, experiment), experiment, reference, Watcher()) as session:
+    with arithmetic(experiment), opened(partial(build, experiment), experiment, reference, Observer()) as session:
         engine = Losing(lost(out), Loop())
         while not session.over:
             job = session.next_job()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from damage import damage_one_file
+from observers import Callbacks
 
 from fedgg.analysis.collect import Gathering
 from fedgg.analysis.run_columns import run_data
@@ -21,7 +22,7 @@ from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.run_result import Run
 from fedgg.lab.runner import run
-from fedgg.lab.session import Session, Watcher
+from fedgg.lab.session import Session
 from fedgg.lab.store import Store
 from fedgg.runfolder.read import RunRecord
 
@@ -83,7 +84,7 @@ def _stopped(wish: Experiment, folder: Path, after: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Session, "keep", lambda session: None)  # as kill -9 leaves it
         with pytest.raises(Stop):
-            run(wish, out=folder, watcher=Watcher(round=stop))
+            run(wish, out=folder, observer=Callbacks(round=stop))
 
 
 def _reference(folder: Path, checkpoint_every: int, memory_limit_mb: int, *, finished: bool) -> Reference:
@@ -183,9 +184,9 @@ def silent_in_a_resume(folder: Path, reference: Reference) -> str | None:
     notices: list[str] = []
     started: list[int] = []
     times = dict(zip(reference.shown["round"], reference.shown["seconds"], strict=True))
-    watcher = Watcher(started=lambda done, of: started.append(done), notice=notices.append)
+    observer = Callbacks(started=lambda done, of: started.append(done), notice=notices.append)
     try:
-        done = run(Store(folder).experiment(), out=folder, watcher=watcher)
+        done = run(Store(folder).experiment(), out=folder, observer=observer)
     except UserError as error:
         line = str(error)
         return None if str(folder) in line and "\n" not in line else f"refused without its name: {line}"

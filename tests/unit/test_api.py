@@ -60,7 +60,12 @@ def test_rows_are_the_runs_one_by_one(engine: str) -> None:
 
 def test_a_folder_is_kept_and_gone_on_with(tmp_path: Path) -> None:
     told: list[str] = []
-    given: dict[str, Any] = {"model": model, "data": table(), "out": tmp_path / "study", "tell": told.append}
+    given: dict[str, Any] = {
+        "model": model,
+        "data": table(),
+        "out": tmp_path / "study",
+        "observer": fedgg.PrintObserver(told.append),
+    }
     rows: dict[str, Any] = {"plain": fedgg.FedAvg(), "slow": {"algorithm.name": "fedavg", "local.lr": 0.001}}
     first = fedgg.compare(rows, SMALL, seeds=(0,), reference="slow", **given)
     assert first.comparison.reference == "slow"
@@ -114,7 +119,7 @@ def test_code_that_has_changed_is_told(tmp_path: Path, monkeypatch: pytest.Monke
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, "own_algorithm", module)
         spec.loader.exec_module(module)
-        fedgg.compare({"own": module.Own()}, SMALL, tell=told.append, **given)
+        fedgg.compare({"own": module.Own()}, SMALL, observer=fedgg.PrintObserver(told.append), **given)
 
     play(OWN)
     play(OWN)

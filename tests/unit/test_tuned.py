@@ -11,6 +11,7 @@ from benchmark_scripts import script
 
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
+from fedgg.lab.observer import Observer
 from fedgg.lab.study import Study, load_study, run_study
 from fedgg.runfolder.archive import read_folded, write_folded
 from fedgg.runfolder.read import read_run
@@ -25,7 +26,7 @@ def folded(folder: Path, holdout: float) -> Path:
     }
     variants: dict[str, dict[str, Any]] = {"FedAvg, beta 0.5": {"algorithm": {"name": "fedavg"}}, **prox}
     study = Study(Experiment(data={"holdout": holdout}, **SMALL), variants, (10,), "FedAvg, beta 0.5")
-    run_study(study, folder, processes=1, tell=lambda job, what, news: None)
+    run_study(study, folder, processes=1, observer=Observer())
     write_folded(map(read_run, sorted(folder.glob("*/seed-*"))), folder / "runs.json")
     return folder / "runs.json"
 

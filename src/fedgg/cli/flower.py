@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgg.cli import choices
-from fedgg.cli.progress import LostClients
+from fedgg.cli.progress import DroppedClients
 from fedgg.cli.run import folder_name, show
 from fedgg.cli.screen import Heartbeat, news, note, progress, say
 from fedgg.errors import UserError
@@ -133,7 +133,7 @@ def run_up(
     check_code(experiment)
     named = NamedOnce()
     with progress() as bar:
-        beat, lost = Heartbeat(), LostClients()
+        beat, lost = Heartbeat(), DroppedClients()
         task = bar.add_task("starting", total=experiment.rounds, news="", within="")
 
         def tell(kind: str, what: Any) -> None:
@@ -145,7 +145,7 @@ def run_up(
                 beat(what)
                 bar.update(task, description=what)
             else:
-                told = news(what, lost.heard(what))
+                told = news(what, lost.add(what))
                 beat(f"round {what['round']} of {experiment.rounds}: {told}")
                 bar.update(task, completed=what["round"], news=told)
                 for sentence in named.sentences(what["round"], what["lost"]):
@@ -163,7 +163,7 @@ def run_up(
             again = f"fedgg resume {shlex.quote(str(folder))}" if begun else "the same command"
             note(f"stopped; nobody is left running; go on with: {again}")
             raise typer.Exit(130) from None
-    for sentence in lost.ended():
+    for sentence in lost.totals():
         note(sentence)
     show(summary, folder)
 

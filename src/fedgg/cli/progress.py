@@ -7,42 +7,47 @@ from collections.abc import Callable
 from typing import Any
 
 import typer
+from rich.progress import Progress, TaskID
 
 from fedgg.cli.screen import Heartbeat, counted, ending, news, note, progress
+from fedgg.lab.observer import Observer
 
 NAMED = 5  # lines at the end of a run
 
 
-class LostClients:
-    """Counts the rounds that a run went on without a client, as far as this process has played them."""
+class DroppedClients:
+    """Counts the rounds in which a client was dropped, as far as this process has run them."""
 
     def __init__(self) -> None:
         self._rounds: dict[tuple[str, str], int] = {}
-        self._with_losses = 0
+        self._rounds_with_drops = 0
 
-    def heard(self, record: dict[str, Any]) -> str:
-        """The round's part of the line that goes on; nothing where nobody was lost."""
+    def add(self, record: dict[str, Any]) -> str:
+        """The round's part of the progress line; empty where no client was dropped."""
         from fedgg.lab.round_record import client_name
 
-        lost = [(client_name(gone), gone["why"]) for gone in record["lost"]]
-        for gone in lost:
-            self._rounds[gone] = self._rounds.get(gone, 0) + 1
-        self._with_losses += bool(lost)
-        if len(lost) == 1:
-            return f"{_named([lost[0][0]], lost[0][1])}, {counted(self._rounds[lost[0]], 'round')} so far"
-        rounds = counted(self._with_losses, "round")
-        return f"{len(lost)} clients dropped, {rounds} with dropped clients so far" if lost else ""
+        dropped = [(client_name(entry), entry["why"]) for entry in record["lost"]]
+        for entry in dropped:
+            self._rounds[entry] = self._rounds.get(entry, 0) + 1
+        self._rounds_with_drops += bool(dropped)
+        if len(dropped) == 1:
+            client, reason = dropped[0]
+            return f"{_named([client], reason)}, {counted(self._rounds[dropped[0]], 'round')} so far"
+        rounds = counted(self._rounds_with_drops, "round")
+        return f"{len(dropped)} clients dropped, {rounds} with dropped clients so far" if dropped else ""
 
-    def ended(self) -> list[str]:
-        """What stays to be said at the end of a run, for those that were lost more than once: most often first."""
+    def totals(self) -> list[str]:
+        """Sentences for the end of a run on clients that were dropped more than once, most often first."""
         alike: dict[tuple[int, str], list[str]] = {}
         for (client, why), count in self._rounds.items():
             if count > 1:
                 alike.setdefault((count, why), []).append(client)
         often_first = sorted(alike.items(), reverse=True)
-        told = [f"{_named(who, why)}, {counted(count, 'round')} in all" for (count, why), who in often_first]
-        more = ["more clients were dropped, less often: rounds.jsonl has them all"] if len(told) > NAMED else []
-        return told[:NAMED] + more
+        sentences = [
+            f"{_named(clients, why)}, {counted(count, 'round')} in all" for (count, why), clients in often_first
+        ]
+        more = ["more clients were dropped, less often: rounds.jsonl lists all"] if len(sentences) > NAMED else []
+        return sentences[:NAMED] + more
 
 
 def _named(clients: list[str], why: str) -> str:
@@ -54,46 +59,61 @@ def processes_for(device: str) -> int:
     return 1 if device.startswith("cuda") else os.cpu_count() or 1
 
 
-def watched(runs: int, rounds: int, work: Callable[[Callable[[Any, str, Any], None]], None]) -> None:
-    """Do the work, which tells what happens to its jobs, and show it; Ctrl-C ends it with a word and code 130.
+class StudyProgress(Observer):
+    """A progress bar for all runs together and one for each run that is being trained."""
+
+    def __init__(self, bar: Progress, runs: int, rounds: int):
+        self.bar, self.rounds = bar, rounds
+        self.overall = bar.add_task(counted(runs, "run"), total=rounds, news="", within="")
+        self.heartbeat = Heartbeat()
+        self.rounds_done: dict[str, int] = {}
+        self.rounds_of: dict[str, int] = {}
+        self.tasks: dict[str, TaskID] = {}
+        self.dropped: dict[str, DroppedClients] = {}
+        self.notices: set[str] = set()
+
+    def on_start(self, run: str, rounds_done: int, rounds: int) -> None:
+        self.rounds_done[run], self.rounds_of[run] = rounds_done, rounds
+        self.dropped.setdefault(run, DroppedClients())
+        self.tasks[run] = self.bar.add_task(run, total=rounds, completed=rounds_done, news="", within="")
+        self._update()
+
+    def on_client(self, run: str, clients_done: int, clients: int) -> None:
+        self.bar.update(self.tasks[run], within=f"{clients_done}/{clients} clients")
+
+    def on_round(self, run: str, record: dict[str, Any]) -> None:
+        self.rounds_done[run] = record["round"]
+        line = news(record, self.dropped[run].add(record))
+        self.heartbeat(f"{sum(self.rounds_done.values())} of {self.rounds} rounds; {run}: {line}")
+        self.bar.update(self.tasks[run], completed=record["round"], news=line, within="")
+        self._update()
+
+    def on_notice(self, run: str, message: str) -> None:
+        if message not in self.notices:
+            self.notices.add(message)
+            note(f"{run}: {message}")
+
+    def on_end(self, run: str, summary: dict[str, Any]) -> None:
+        self.rounds_done[run] = self.rounds_of[run]  # a run that diverged or stopped needs no more
+        self.bar.remove_task(self.tasks.pop(run))
+        for sentence in self.dropped[run].totals():
+            note(f"{run}: {sentence}")
+        if (reason := ending(summary)) is not None:
+            note(f"{run} {reason}")
+        self._update()
+
+    def _update(self) -> None:
+        self.bar.update(self.overall, completed=sum(self.rounds_done.values()))
+
+
+def show_progress(runs: int, rounds: int, work: Callable[[Observer], None]) -> None:
+    """Call `work` with an observer that shows progress; Ctrl-C ends it with a note and exit code 130.
 
     `rounds` are those of all runs together.
     """
-    said: set[str] = set()
     with progress() as bar:
-        overall = bar.add_task(counted(runs, "run"), total=rounds, news="", within="")
-        done: dict[str, int] = {}
-        whole: dict[str, int] = {}
-        beat = Heartbeat()
-        tasks: dict[str, Any] = {}
-        lost: dict[str, LostClients] = {}
-
-        def tell(job: Any, kind: str, what: Any) -> None:
-            if kind == "started":
-                done[job.name], whole[job.name] = what
-                lost.setdefault(job.name, LostClients())
-                tasks[job.name] = bar.add_task(job.name, total=what[1], completed=what[0], news="", within="")
-            elif kind == "client":
-                bar.update(tasks[job.name], within=f"{what[0]}/{what[1]} clients")
-            elif kind == "round":
-                done[job.name] = what["round"]
-                told = news(what, lost[job.name].heard(what))
-                beat(f"{sum(done.values())} of {rounds} rounds; {job.name}: {told}")
-                bar.update(tasks[job.name], completed=what["round"], news=told, within="")
-            elif kind == "notice" and what not in said:
-                said.add(what)
-                note(f"{job.name}: {what}")
-            elif kind == "ended":
-                done[job.name] = whole[job.name]  # a run that diverged or stopped needs no more
-                bar.remove_task(tasks.pop(job.name))
-                for sentence in lost[job.name].ended():
-                    note(f"{job.name}: {sentence}")
-                if (why := ending(what)) is not None:
-                    note(f"{job.name} {why}")
-            bar.update(overall, completed=sum(done.values()))
-
         try:
-            work(tell)
+            work(StudyProgress(bar, runs, rounds))
         except KeyboardInterrupt:
             bar.stop()
             note("stopped; run the same command again to continue: finished rounds are kept")

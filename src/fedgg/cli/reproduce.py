@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgg.cli import choices
-from fedgg.cli.progress import processes_for, watched
+from fedgg.cli.progress import processes_for, show_progress
 from fedgg.cli.report import BESIDE_PAPER, write_report
 from fedgg.cli.screen import note, print_table, say
 from fedgg.errors import UserError
@@ -170,7 +170,7 @@ def _run(plan: Plan, folder: Path, processes: int, data_folder: Path | None) -> 
         say(f"{names}: {of} runs of {plan.rounds()} rounds, {of - len(missing)} of them finished in {folder}")
     if missing:
         rounds = sum(job.experiment.rounds for job in missing)
-        watched(len(missing), rounds, lambda tell: run_missing(missing, processes, tell))
+        show_progress(len(missing), rounds, lambda observer: run_missing(missing, processes, observer))
 
 
 def _show(plan: Plan, made: list[Made]) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.progress import Progress
 
 from fedgg.cli import choices
-from fedgg.cli.progress import LostClients
+from fedgg.cli.progress import DroppedClients
 from fedgg.cli.screen import Heartbeat, described, ending, news, note, progress, say, shown_epsilon
 from fedgg.cli.typed_command import refuse_a_study
+from fedgg.lab.observer import Observer
 
 if TYPE_CHECKING:
     from fedgg.lab.config import Experiment
@@ -115,40 +117,49 @@ def _check_code_is_the_same(experiment: Experiment, folder: Path) -> None:
         check_trusted(code, doubt_about(code, Store(folder).code_files().get(part)))
 
 
+class RunProgress(Observer):
+    """The progress bar of one run."""
+
+    def __init__(self, bar: Progress, rounds: int):
+        self.bar, self.rounds = bar, rounds
+        self.heartbeat, self.dropped = Heartbeat(), DroppedClients()
+        self.task = bar.add_task("starting", total=rounds, news="", within="")
+
+    def on_phase(self, run: str, phase: str) -> None:
+        self.heartbeat(phase)
+        self.bar.update(self.task, description=phase)
+
+    def on_start(self, run: str, rounds_done: int, rounds: int) -> None:
+        news = f"resumed after round {rounds_done}" if rounds_done else ""
+        self.bar.update(self.task, completed=rounds_done, description="rounds", news=news)
+
+    def on_client(self, run: str, clients_done: int, clients: int) -> None:
+        self.bar.update(self.task, within=f"{clients_done}/{clients} clients")
+
+    def on_round(self, run: str, record: dict[str, Any]) -> None:
+        line = news(record, self.dropped.add(record))
+        self.heartbeat(f"round {record['round']} of {self.rounds}: {line}")
+        self.bar.update(self.task, completed=record["round"], news=line, within="")
+
+    def on_notice(self, run: str, message: str) -> None:
+        note(message)
+
+
 def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None:
     from fedgg.lab.registry import check_code
     from fedgg.lab.runner import run as run_experiment
-    from fedgg.lab.session import Watcher
 
     check_code(experiment)
     say(f"{experiment.algorithm.name}, {described(experiment)}, seed {experiment.seed}")
     with progress() as bar:
-        beat, lost = Heartbeat(), LostClients()
-        task = bar.add_task("starting", total=experiment.rounds, news="", within="")
-
-        def started(done: int, total: int) -> None:
-            bar.update(task, completed=done, description="rounds", news=f"resumed after round {done}" if done else "")
-
-        def trained(done: int, of: int) -> None:
-            bar.update(task, within=f"{done}/{of} clients")
-
-        def played(record: dict[str, Any]) -> None:
-            told = news(record, lost.heard(record))
-            beat(f"round {record['round']} of {experiment.rounds}: {told}")
-            bar.update(task, completed=record["round"], news=told, within="")
-
+        observer = RunProgress(bar, experiment.rounds)
         try:
-            finished = run_experiment(
-                experiment,
-                out=folder,
-                data_folder=data_folder,
-                watcher=Watcher(started, trained, played, note),
-            )
+            finished = run_experiment(experiment, out=folder, data_folder=data_folder, observer=observer)
         except KeyboardInterrupt:
             bar.stop()
-            note(f"stopped; go on with: fedgg resume {folder}")
+            note(f"stopped; resume with: fedgg resume {folder}")
             raise typer.Exit(130) from None
-    for sentence in lost.ended():
+    for sentence in observer.dropped.totals():
         note(sentence)
     show(finished.summary, folder)
 

@@ -10,7 +10,7 @@ import typer
 
 from fedgg.analysis.labels import short_names
 from fedgg.cli import choices
-from fedgg.cli.progress import processes_for, watched
+from fedgg.cli.progress import processes_for, show_progress
 from fedgg.cli.report import write_report
 from fedgg.cli.screen import described, note, print_table, say
 from fedgg.cli.typed_command import called_as
@@ -154,11 +154,11 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
     say(f"to watch it: fedgg watch {folder}")
     processes = jobs or processes_for(study.base.engine.device)
     rounds = [study.experiment(label, seed).rounds for label in study.variants for seed in study.seeds]
-    watched(
+    show_progress(
         len(rounds),
         sum(rounds),
-        lambda tell: run_study(
-            study, folder, processes=processes, tell=tell, data_folder=data_folder, command=called_as()
+        lambda observer: run_study(
+            study, folder, processes=processes, observer=observer, data_folder=data_folder, command=called_as()
         ),
     )
     with writing_pages(folder, note):

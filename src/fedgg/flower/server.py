@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -22,10 +23,11 @@ from fedgg.flower.messages import FORMAT, Hello
 from fedgg.flower.server_data import ServerData
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.dry_run import rehearsed
+from fedgg.lab.observer import Observer
 from fedgg.lab.registry import build_algorithm, check_needs
 from fedgg.lab.run_result import Run
-from fedgg.lab.runner import play_with
-from fedgg.lab.session import Session, Watcher, opened
+from fedgg.lab.runner import run_rounds_with
+from fedgg.lab.session import Session, opened
 from fedgg.lab.torch_settings import arithmetic
 from fedgg.output_files import write_json, writing_to
 from fedgg.runfolder.checksums import with_checksum, without_checksum
@@ -38,23 +40,27 @@ def server_app(experiment_file: str | Path, config: Configuration | None = None)
 
     def main(grid: Grid, context: Context) -> None:
         settings = run_settings({**(config or {}), **context.run_config})
-        run_over(grid, load_experiment(Path(experiment_file)), settings, logged())
+        run_over(grid, load_experiment(Path(experiment_file)), settings, LogObserver())
 
     app = ServerApp()
     app.main()(main)
     return app
 
 
-def logged() -> Watcher:
-    """Rounds and notices go where Flower's own log goes."""
-    return Watcher(
-        started=lambda done, of: LOG.info("fedgg: %d of %d rounds are done", done, of),
-        round=lambda record: LOG.info("fedgg: %s", _round_line(record)),
-        notice=lambda sentence: LOG.warning("fedgg: %s", sentence),
-    )
+class LogObserver(Observer):
+    """Rounds and notices go to Flower's own log."""
+
+    def on_start(self, run: str, rounds_done: int, rounds: int) -> None:
+        LOG.info("fedgg: %d of %d rounds are done", rounds_done, rounds)
+
+    def on_round(self, run: str, record: dict[str, Any]) -> None:
+        LOG.info("fedgg: %s", _round_line(record))
+
+    def on_notice(self, run: str, message: str) -> None:
+        LOG.warning("fedgg: %s", message)
 
 
-def run_over(grid: Grid, experiment: Experiment, settings: RunSettings, watcher: Watcher) -> Run:
+def run_over(grid: Grid, experiment: Experiment, settings: RunSettings, observer: Observer) -> Run:
     """A run whose clients are reached over this grid."""
     check_needs(build_algorithm(experiment.algorithm.name, experiment.algorithm.settings), experiment)
     settings_fit(experiment, settings.min_clients)
@@ -63,24 +69,27 @@ def run_over(grid: Grid, experiment: Experiment, settings: RunSettings, watcher:
     exchange = Exchange(grid, settings.deadline)
     with arithmetic(experiment):
         data = ServerData(experiment, settings.data)
+        notice = partial(observer.on_notice, experiment.name)
         roll = Roll(
             exchange,
             run,
             experiment.trajectory(),
-            watcher.notice,
+            notice,
             experiment.split.clients,
             partial(data.refusal, max_examples=settings.max_examples),
             data.is_simulation,
         )
         if before is not None:
             roll.said.update(before.clients)
-        left_out = (before.left_out if before else {}) | _gather(roll, data, settings, watcher)
+        left_out = (before.left_out if before else {}) | _gather(
+            roll, data, settings, partial(observer.on_notice, experiment.name)
+        )
         build_it = partial(data.federation, roll.said)
-        with opened(build_it, experiment, settings.out, watcher) as session:
+        with opened(build_it, experiment, settings.out, observer, experiment.name) as session:
             assert session.store is not None
             session.store.check_lock()
             Passport(run, roll.said, left_out).write(settings.out)
-            play_with(session, _engine(session, roll, exchange, settings))
+            run_rounds_with(session, _engine(session, roll, exchange, settings))
             return session.finish()
 
 
@@ -126,7 +135,7 @@ def _hello(entry: dict[str, Any]) -> Hello:
     return hello
 
 
-def _gather(roll: Roll, data: ServerData, settings: RunSettings, watcher: Watcher) -> dict[int, str]:
+def _gather(roll: Roll, data: ServerData, settings: RunSettings, notice: Callable[[str], None]) -> dict[int, str]:
     """Every client must have said once how many examples it has: shares and cohorts follow from it.
 
     A run does begin without clients whose nodes were refused for what they said, if enough others are there. Gives
@@ -147,12 +156,12 @@ def _gather(roll: Roll, data: ServerData, settings: RunSettings, watcher: Watche
         roll.said[client] = expected or data.nothing_of(client)
         if expected is None:
             left_out[client] = roll.absence(client)
-            watcher.notice(f"client {client} is left out of this run: {left_out[client]}")
+            notice(f"client {client} is left out of this run: {left_out[client]}")
     for client in missing:
         if client not in left_out:
-            watcher.notice(f"client {client} is not there: {roll.absence(client)}")
+            notice(f"client {client} is not there: {roll.absence(client)}")
     for sentence in _outweighing(roll, data):
-        watcher.notice(sentence)
+        notice(sentence)
     return left_out
 
 
@@ -185,7 +194,7 @@ def _engine(session: Session, roll: Roll, exchange: Exchange, settings: RunSetti
         history=session.rounds,
         settled=session.store.settled,
         log=ExchangeLog(settings.out, session.store.check_lock),
-        notice=session.watcher.notice,
+        notice=session.notice,
         private=session.federation.wrappers.budget is not None,
     )
 

@@ -28,19 +28,20 @@ from fedgg.engines.memory import room, stack_bytes
 from fedgg.engines.workers import GaveUp
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, build, chosen_device
-from fedgg.lab.run_processes import Job, Tell, run_jobs
-from fedgg.lab.runner import REMEDY, hired, play, requests_of
-from fedgg.lab.session import Session, Watcher, opened
+from fedgg.lab.observer import Observer
+from fedgg.lab.run_processes import Job, run_jobs
+from fedgg.lab.runner import FEWER_WORKERS, make_workers, requests_of, run_rounds
+from fedgg.lab.session import Session, opened
 from fedgg.lab.state import synchronise
 from fedgg.lab.store import Store
 from fedgg.lab.torch_settings import arithmetic
 from fedgg.runfolder.locks import InUse, LockFile
 
 if TYPE_CHECKING:
-    from fedgg.lab.session import Session
+    from fedgg.lab.session import Session, opened
 
 
-def run_interleaved(jobs: list[Job], processes: int, tell: Tell) -> list[Job]:
+def run_interleaved(jobs: list[Job], processes: int, observer: Observer) -> list[Job]:
     """Like running the jobs one after another, with the same folders and the same bits.
 
     Those that another process is working on are returned.
@@ -60,19 +61,19 @@ def run_interleaved(jobs: list[Job], processes: int, tell: Tell) -> list[Job]:
         return load(source, jobs[0].data_folder)
 
     with arithmetic(jobs[0].experiment), ExitStack() as folders:
-        sessions: list[tuple[Job, Session]] = []
+        sessions: list[Session] = []
         in_use: list[Job] = []
         for job in jobs:
-            run = opened(partial(_built, job, data_set), job.experiment, job.folder, _watcher(job, tell))
+            run = opened(partial(_built, job, data_set), job.experiment, job.folder, observer, job.name)
             try:
-                sessions.append((job, folders.enter_context(run)))
+                sessions.append(folders.enter_context(run))
             except InUse:
                 in_use.append(job)
         try:
-            with hired(first, processes) as workers:
-                workers.interleave([_played(job, session, tell) for job, session in sessions])
+            with make_workers(first, processes) as workers:
+                workers.interleave([_requests_to_end(session) for session in sessions])
         except GaveUp as end:
-            raise UserError(f"{end}: {REMEDY}; finished rounds are kept, call the same command again") from end
+            raise UserError(f"{end}: {FEWER_WORKERS}; finished rounds are kept, run the same command again") from end
     return in_use
 
 
@@ -80,21 +81,12 @@ def _built(job: Job, data_set: Callable[[str], Dataset]) -> Federation:
     return build(job.experiment, data=data_set(job.experiment.data.source), engine_reason=job.engine_reason)
 
 
-def _played(job: Job, session: Session, tell: Tell) -> Player:
-    yield from requests_of(session, name=job.name)
-    tell(job, "ended", session.finish().summary)
+def _requests_to_end(session: Session) -> Player:
+    yield from requests_of(session)
+    session.finish()
 
 
-def _watcher(job: Job, tell: Tell) -> Watcher:
-    return Watcher(
-        started=lambda done, of: tell(job, "started", (done, of)),
-        client=lambda done, of: tell(job, "client", (done, of)),
-        round=partial(tell, job, "round"),
-        notice=partial(tell, job, "notice"),
-    )
-
-
-def run_together(jobs: list[Job], tell: Tell) -> list[Job]:
+def run_together(jobs: list[Job], observer: Observer) -> list[Job]:
     """Like running the jobs one after another, with the same folders; all must ask for the same engine.
 
     Those that another process is working on are returned.
@@ -113,18 +105,18 @@ def run_together(jobs: list[Job], tell: Tell) -> list[Job]:
     with arithmetic(first):
         while waiting:
             with ExitStack() as folders:
-                _in_step(_as_many_as_fit(waiting, data_set, folders, in_use, tell), engine, tell)
+                _in_step(_as_many_as_fit(waiting, data_set, folders, in_use, observer), engine)
     return in_use
 
 
 def _as_many_as_fit(
-    waiting: deque[Job], data_set: Callable[[str], Dataset], folders: ExitStack, in_use: list[Job], tell: Tell
-) -> list[tuple[Job, Session]]:
+    waiting: deque[Job], data_set: Callable[[str], Dataset], folders: ExitStack, in_use: list[Job], observer: Observer
+) -> list[Session]:
     """Open runs until the next one would not fit; those that cannot be stacked are played here, to their end.
 
     Those that another process is working on are added to `in_use`.
     """
-    taken: list[tuple[Job, Session]] = []
+    taken: list[Session] = []
     used, free = 0, None
     while waiting:
         job = waiting[0]
@@ -133,42 +125,44 @@ def _as_many_as_fit(
             data = data_set(job.experiment.data.source) if given.data is None else given.data
             build_it = partial(build, job.experiment, data=data, model=given.model, algorithm=given.algorithm)
             try:
-                session = own.enter_context(opened(build_it, job.experiment, job.folder, _round_watcher(job, tell)))
+                session = own.enter_context(opened(build_it, job.experiment, job.folder, observer, job.name))
             except InUse:
                 in_use.append(waiting.popleft())
                 continue
             federation = session.federation
             if federation.engine != "stacked":
-                play(session)
-                tell(job, "ended", session.finish().summary)
+                run_rounds(session)
+                session.finish()
                 waiting.popleft()
                 continue
             free = room(federation.net.start.device) if free is None else free
             needed = stack_bytes(federation.net, federation.work, federation.cohort_size)
             if taken and used + needed > free:
-                tell(job, "notice", f"the GPU's memory holds {len(taken)} runs of this sweep at a time: it waits")
+                observer.on_notice(
+                    job.name, f"the GPU's memory holds {len(taken)} runs of this sweep at a time: it waits"
+                )
                 return taken
             used += needed
-            taken.append((job, session))
+            taken.append(session)
             folders.push(own.pop_all())
             waiting.popleft()
     return taken
 
 
-def _in_step(taken: list[tuple[Job, Session]], engine: Stacked, tell: Tell) -> None:
-    while running := [session for _, session in taken if not session.over]:
+def _in_step(taken: list[Session], engine: Stacked) -> None:
+    while running := [session for session in taken if not session.over]:
         started = time.perf_counter()
-        asked = [session.next_job() for session in running]
-        answers = engine.train_together(asked)
-        synchronise(asked[0].w)
+        jobs = [session.next_job() for session in running]
+        answers = engine.train_together(jobs)
+        synchronise(jobs[0].w)
         share = (time.perf_counter() - started) / len(running)
         closed = [
             (session, session.aggregate(job, ends, share))
-            for session, job, ends in zip(running, asked, answers, strict=True)
+            for session, job, ends in zip(running, jobs, answers, strict=True)
         ]
         _write_down([(session, looks) for session, looks in closed if looks is not None], engine)
-    for job, session in taken:
-        tell(job, "ended", session.finish().summary)
+    for session in taken:
+        session.finish()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
@@ -182,40 +176,32 @@ def _write_down(closed: list[tuple[Session, tuple[Look, ...]]], engine: Stacked)
         session.write_down([scores.popleft() for _ in looks], share)
 
 
-def _round_watcher(job: Job, tell: Tell) -> Watcher:
-    return Watcher(
-        started=lambda done, of: tell(job, "started", (done, of)),
-        round=partial(tell, job, "round"),
-        notice=partial(tell, job, "notice"),
-    )
-
-
 LOOK_EVERY = 0.5  # seconds between two looks at runs of other processes
 
 
-def run_here(jobs: list[Job], tell: Tell) -> None:
+def run_here(jobs: list[Job], observer: Observer) -> None:
     """The same for jobs that cannot be sent to another process; a run's own engine may still use several."""
     _run_until_ended(
-        jobs, tell, lambda some: run_together(some, tell) if _go_together(some) else run_jobs(some, 1, tell)
+        jobs, observer, lambda some: run_together(some, observer) if _go_together(some) else run_jobs(some, 1, observer)
     )
 
 
-def run_all(jobs: list[Job], processes: int, tell: Tell) -> None:
+def run_all(jobs: list[Job], processes: int, observer: Observer) -> None:
     """Run what is missing in the jobs' folders; all ask for the same engine. `processes` counts on a CPU."""
 
     def run_some(some: list[Job]) -> list[Job]:
         engine = some[0].experiment.engine
         if _go_together(some):
-            return run_together(some, tell)
+            return run_together(some, observer)
         shared = engine.name == "auto" and 1 < len(some) < processes and _one_thread_each(some)
         if engine.name == "workers" or shared:
             reason = f"{len(some)} runs of a study share {processes} processes"
-            return run_interleaved([job.under("workers", reason) for job in some], processes, tell)
+            return run_interleaved([job.under("workers", reason) for job in some], processes, observer)
         at_once = min(processes, len(some))
         reason = f"{len(some)} runs of a study, {'one after another' if at_once <= 1 else f'{at_once} at a time'}"
-        return run_jobs([job.under("loop", reason) for job in some] if len(some) > 1 else some, processes, tell)
+        return run_jobs([job.under("loop", reason) for job in some] if len(some) > 1 else some, processes, observer)
 
-    _run_until_ended(jobs, tell, run_some)
+    _run_until_ended(jobs, observer, run_some)
 
 
 def _one_thread_each(jobs: list[Job]) -> bool:
@@ -223,7 +209,7 @@ def _one_thread_each(jobs: list[Job]) -> bool:
     return all(job.experiment.engine.threads == 1 for job in jobs)
 
 
-def _run_until_ended(jobs: list[Job], tell: Tell, run_some: Callable[[list[Job]], list[Job]]) -> None:
+def _run_until_ended(jobs: list[Job], observer: Observer, run_some: Callable[[list[Job]], list[Job]]) -> None:
     """`run_some` returns those of its jobs that another process is working on."""
     by_folder = {job.folder: job for job in jobs}  # as they were given, not as an engine has changed them
     ready, waiting = list(by_folder), list[Path]()
@@ -231,7 +217,7 @@ def _run_until_ended(jobs: list[Job], tell: Tell, run_some: Callable[[list[Job]]
         if ready:
             in_use = [job.folder for job in run_some([by_folder[folder] for folder in ready])]
             for folder in in_use:
-                tell(by_folder[folder], "notice", "another process is working on this run; waiting for it")
+                observer.on_notice(by_folder[folder].name, "another process is working on this run; waiting for it")
             waiting += in_use
         else:
             time.sleep(LOOK_EVERY)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import multiprocessing
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from fedgg.child_process import child_process
 from fedgg.core.algorithm import Algorithm
@@ -23,8 +21,8 @@ from fedgg.engines.pool import FILES_TO_START, allow_open_files
 from fedgg.errors import UserError
 from fedgg.lab.build import DataGiven, ModelGiven
 from fedgg.lab.config import Experiment
+from fedgg.lab.observer import Observer
 from fedgg.lab.runner import run_under
-from fedgg.lab.session import Watcher
 from fedgg.lab.trust import inherit, trusted_here
 from fedgg.runfolder.locks import InUse
 
@@ -57,37 +55,43 @@ class Job:
         return replace(self, experiment=changed, engine_reason=reason)
 
 
-Tell = Callable[[Job, str, Any], None]  # (job, "started" | "client" | "round" | "notice" | "ended", what)
-
-
-def run_jobs(jobs: list[Job], processes: int, tell: Tell) -> list[Job]:
-    """Run all but those that another process is working on, which are returned; what happens is told as it happens.
+def run_jobs(jobs: list[Job], processes: int, observer: Observer) -> list[Job]:
+    """Run all but those that another process is working on, which are returned.
 
     With one process everything stays in this one.
     """
     if processes > 1 and len(jobs) > 1:
         with _pool(min(processes, len(jobs))) as pool:
-            return pool.work_off(jobs, tell)
+            return pool.work_off(jobs, observer)
     in_use = []
     for job in jobs:
         try:
-            _run_here(job, partial(tell, job))
+            _run_here(job, observer)
         except InUse:
             in_use.append(job)
     return in_use
 
 
-def _run_here(job: Job, tell: Callable[[str, Any], None]) -> None:
-    watcher = Watcher(
-        started=lambda done, total: tell("started", (done, total)),
-        round=lambda record: tell("round", record),
-        notice=lambda sentence: tell("notice", sentence),
-    )
+def _run_here(job: Job, observer: Observer) -> None:
     given = {field.name: getattr(job.given, field.name) for field in fields(Given)}
-    done = run_under(
-        job.engine_reason, job.experiment, **given, out=job.folder, data_folder=job.data_folder, watcher=watcher
+    run_under(
+        job.engine_reason,
+        job.experiment,
+        **given,
+        out=job.folder,
+        data_folder=job.data_folder,
+        observer=observer,
+        label=job.name,
     )
-    tell("ended", done.summary)
+
+
+class _Forwarding(Observer):
+    """Sends every call to the parent process, which repeats it."""
+
+    def __init__(self, pipe: Connection):
+        for method in vars(Observer):
+            if method.startswith("on_"):
+                setattr(self, method, lambda *arguments, method=method: pipe.send((method, arguments)))
 
 
 class _Pool:
@@ -103,7 +107,7 @@ class _Pool:
         theirs.close()  # so that the worker's death closes the pipe
         return ours, process
 
-    def work_off(self, jobs: list[Job], tell: Tell) -> list[Job]:
+    def work_off(self, jobs: list[Job], observer: Observer) -> list[Job]:
         """Run all; those that another process is working on are returned."""
         in_use: list[Job] = []
         waiting = [(job, 1) for job in reversed(jobs)]
@@ -122,20 +126,19 @@ class _Pool:
                     kind, what = ready.recv()
                 except (EOFError, ConnectionError):
                     del at_work[ready], self.workers[ready]
-                    waiting.append((job, _next_attempt(job, attempt, tell)))
+                    waiting.append((job, _next_attempt(job, attempt, observer)))
                     pipe, process = self._start()
                     self.workers[pipe] = process
                     idle.append(pipe)
                     continue
                 if kind == "failed":
                     raise what
-                if kind == "in use":
-                    in_use.append(job)
-                else:
-                    tell(job, kind, what)
-                if kind in ("ended", "in use"):
+                if kind in ("finished", "in use"):
+                    in_use += [job] if kind == "in use" else []
                     del at_work[ready]
                     idle.append(ready)
+                else:
+                    getattr(observer, kind)(*what)
         return in_use
 
     def stop(self) -> None:
@@ -155,13 +158,13 @@ def _pool(size: int) -> Iterator[_Pool]:
         pool.stop()
 
 
-def _next_attempt(job: Job, attempt: int, tell: Tell) -> int:
+def _next_attempt(job: Job, attempt: int, observer: Observer) -> int:
     if attempt >= ATTEMPTS:
         raise UserError(
             f"the process running {job.name} was killed {ATTEMPTS} times (out of memory?): "
             f"try --jobs 1; finished rounds are kept in {job.folder}"
         )
-    tell(job, "notice", "its process was killed; a new one goes on from the last checkpoint")
+    observer.on_notice(job.name, "its process was killed; a new one resumes from the last checkpoint")
     return attempt + 1
 
 
@@ -172,7 +175,8 @@ def work(pipe: Connection, trusted: frozenset[str]) -> None:
         while True:
             job = pipe.recv()
             try:
-                _run_here(job, lambda kind, what: pipe.send((kind, what)))
+                _run_here(job, _Forwarding(pipe))
+                pipe.send(("finished", None))
             except InUse:
                 pipe.send(("in use", None))
             except (BrokenPipeError, EOFError):

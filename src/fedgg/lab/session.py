@@ -19,6 +19,7 @@ from fedgg.lab.build import Federation
 from fedgg.lab.client_state import RowsOnDisk
 from fedgg.lab.config import Experiment
 from fedgg.lab.dry_run import rehearse
+from fedgg.lab.observer import Observer
 from fedgg.lab.predictions import Inputs
 from fedgg.lab.round_record import NamedOnce, by_reason, client_name, summary_of
 from fedgg.lab.run_result import Run, final_weights, trained_module, unsaved_buffers
@@ -37,21 +38,15 @@ from fedgg.lab.state import (
 from fedgg.lab.store import Store, described_engine
 
 
-@dataclass(frozen=True)
-class Watcher:
-    """Who wants to know: of rounds and clients done (so many, of so many), each round's record, and notices."""
-
-    started: Callable[[int, int], None] = field(default=lambda done, of: None)
-    client: Callable[[int, int], None] = field(default=lambda done, of: None)
-    round: Callable[[dict[str, Any]], None] = field(default=lambda record: None)
-    notice: Callable[[str], None] = field(default=lambda sentence: None)
-
-
 @contextmanager
 def opened(
-    build_it: Callable[[], Federation], experiment: Experiment, folder: Path | None, watcher: Watcher
+    build_it: Callable[[], Federation],
+    experiment: Experiment,
+    folder: Path | None,
+    observer: Observer,
+    label: str = "",
 ) -> Iterator[Session]:
-    """A run at its beginning, or where it was left, with its folder locked."""
+    """A run at its start, or at its last checkpoint, with its folder locked."""
     store = Store(folder) if folder else None
     with ExitStack() as locks:
         known = store is not None and store.lock_file.exists()
@@ -63,11 +58,12 @@ def opened(
         rehearse(federation)
         if store is not None and not known:
             locks.enter_context(store.locked())
-        for sentence in federation.notices:
-            watcher.notice(sentence)
-        state, rounds = _open(store, federation, watcher)
-        watcher.started(state.rounds_done, experiment.rounds)
-        session = Session(experiment, federation, store, watcher, state, rounds)
+        notice = partial(observer.on_notice, label)
+        for message in federation.notices:
+            notice(message)
+        state, rounds = _open(store, federation, notice)
+        observer.on_start(label, state.rounds_done, experiment.rounds)
+        session = Session(experiment, federation, store, observer, label, state, rounds)
         try:
             yield session
         except BaseException:
@@ -84,7 +80,8 @@ class Session:
     experiment: Experiment
     federation: Federation
     store: Store | None
-    watcher: Watcher
+    observer: Observer
+    label: str  # of the run, for the observer
     state: State
     rounds: list[dict[str, Any]]
     diverged: str | None = None
@@ -98,6 +95,12 @@ class Session:
         known = self.store.summary() if self.store else None
         if known is not None and known["status"] == "diverged":
             self.diverged = known["why"]  # the same numbers would come again
+
+    def notice(self, message: str) -> None:
+        self.observer.on_notice(self.label, message)
+
+    def client_trained(self, done: int, clients: int) -> None:
+        self.observer.on_client(self.label, done, clients)
 
     @property
     def over(self) -> bool:
@@ -142,15 +145,15 @@ class Session:
         self.state = moved(closed.state, cohort, clients, self.experiment.server, folder)
         self.rounds.append(record)
         for sentence in self.lost.sentences(record["round"], record["lost"]):
-            self.watcher.notice(sentence)
+            self.notice(sentence)
         for note in record.get("notes", ()):
-            self.watcher.notice(f"round {record['round']}: client {client_name(note)}: {note['what']}")
+            self.notice(f"round {record['round']}: client {client_name(note)}: {note['what']}")
         if self.store:
             self.store.append(record)
         self.whole = True
         if self.state.rounds_done % self.experiment.server.checkpoint_every == 0 or self.over:
             self._save()
-        self.watcher.round(record)
+        self.observer.on_round(self.label, record)
 
     def _save(self) -> None:
         if self.store is not None and self.state.rounds_done > self.saved:
@@ -186,6 +189,7 @@ class Session:
         inputs = Inputs.of(federation.origin, self.experiment.data.normalise, federation.feed.scaling)
         trained = partial(trained_module, federation.net.module, weights, unsaved)
         folder = self.store.folder if self.store else None
+        self.observer.on_end(self.label, summary)
         return Run(self.experiment, folder, self.rounds, summary, weights, inputs, trained)
 
     def _is_written(self, summary: dict[str, Any], unsaved: Rows) -> bool:
@@ -197,11 +201,13 @@ class Session:
         names = ["model.safetensors", *(["buffers.safetensors"] if unsaved else [])]
         damaged = [damage for name in names if (damage := self.store.damage_of_final(name)) is not None]
         for damage in damaged:
-            self.watcher.notice(f"{damage}, and is written again")
+            self.notice(f"{damage}, and is written again")
         return not damaged
 
 
-def _open(store: Store | None, federation: Federation, watcher: Watcher) -> tuple[State, list[dict[str, Any]]]:
+def _open(
+    store: Store | None, federation: Federation, notice: Callable[[str], None]
+) -> tuple[State, list[dict[str, Any]]]:
     if store is None:
         return begin(federation), []
     if not store.holds_a_run():
@@ -217,7 +223,7 @@ def _open(store: Store | None, federation: Federation, watcher: Watcher) -> tupl
     rounds = store.cut_history(state.rounds_done)
     notices = [*changed, *refused, *_another_accountant(federation, rounds)]
     for sentence in notices:
-        watcher.notice(sentence)
+        notice(sentence)
     if store.summary() is None:
         store.note_resume(state.rounds_done, notices, described_engine(federation))
     return state, rounds

@@ -12,9 +12,10 @@ from typing import Any
 from fedgg.errors import UserError
 from fedgg.lab.build import with_given_clients
 from fedgg.lab.config import Experiment, read_toml
+from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_all
 from fedgg.lab.registry import build_algorithm, check_model_name, check_needs
-from fedgg.lab.run_processes import Job, Tell
+from fedgg.lab.run_processes import Job
 from fedgg.lab.study_folder import Index, check_folders, listed, place_of
 from fedgg.runfolder.settings import flat
 
@@ -64,7 +65,7 @@ def run_study(
     folder: Path,
     *,
     processes: int,
-    tell: Tell,
+    observer: Observer,
     data_folder: Path | None = None,
     command: str | None = None,
 ) -> None:
@@ -77,7 +78,7 @@ def run_study(
         for job in study.jobs(folder, data_folder)
     ]
     with listed(Index(tuple(study.variants), study.seeds, study.reference), folder, jobs, command):
-        run_all(jobs, processes, tell)
+        run_all(jobs, processes, observer)
 
 
 def check_labels(labels: Sequence[str], seeds: Sequence[int], reference: str) -> None:

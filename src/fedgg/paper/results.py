@@ -12,9 +12,10 @@ from fedgg.errors import UserError
 from fedgg.files import check_folder
 from fedgg.lab.build import check_data
 from fedgg.lab.config import Experiment
+from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_all
 from fedgg.lab.registry import build_algorithm
-from fedgg.lab.run_processes import Job, Tell
+from fedgg.lab.run_processes import Job
 from fedgg.lab.trust import names_code
 from fedgg.output_files import writing_to
 from fedgg.paper.items import shown_dataset
@@ -137,10 +138,10 @@ def missing_jobs(plan: Plan, out: Path, data_folder: Path | None) -> list[Job]:
     return jobs
 
 
-def run_missing(jobs: list[Job], processes: int, tell: Tell) -> None:
+def run_missing(jobs: list[Job], processes: int, observer: Observer) -> None:
     """One data set after another, so that a GPU holds one of them and trains all its runs together."""
     sources = dict.fromkeys(job.experiment.data.source for job in jobs)
     for source in list(sources)[1:]:
         check_data(source, jobs[0].data_folder)
     for source in sources:
-        run_all([job for job in jobs if job.experiment.data.source == source], processes, tell)
+        run_all([job for job in jobs if job.experiment.data.source == source], processes, observer)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from observers import Events
 from rules import RULES, named, played, proxy_for
 
 from fedgg.data.arrays import from_arrays
@@ -80,7 +81,7 @@ def test_a_diverging_experiment_does_not_touch_its_neighbours(tmp_path: Path) ->
     wild = calm.changed({"local.lr": 1e30})
     told: list[Any] = []
     jobs = [Job("calm", calm, tmp_path / "calm", None), Job("wild", wild, tmp_path / "wild", None)]
-    run_together(jobs, lambda job, kind, what: told.append((job.name, kind, what)))
+    run_together(jobs, Events(lambda run, kind, what: told.append((run, kind, what))))
     ended = {name: what for name, kind, what in told if kind == "ended"}
     assert ended["wild"]["status"] == "diverged"
     assert ended["calm"]["status"] == "finished"
@@ -203,13 +204,13 @@ def test_a_sweep_is_cut_into_stacks_that_fit(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr("fedgg.lab.parallel_runs.room", lambda _, free=free: free)
         told: list[tuple[str, str, Any]] = []
 
-        def tell(job: Job, kind: str, what: Any, told: list[tuple[str, str, Any]] = told) -> None:
-            told.append((job.name, kind, what))
+        def heard(run: str, kind: str, what: Any, told: list[tuple[str, str, Any]] = told) -> None:
+            told.append((run, kind, what))
 
         jobs = [Job(f"seed {e.seed}", e, tmp_path / name / str(e.seed), None) for e in chosen]
-        run_together(jobs, tell)
+        run_together(jobs, Events(heard))
         ends[name] = {who: what["final_test_accuracy"] for who, kind, what in told if kind == "ended"}
-        waits = [what for _, kind, what in told if kind == "notice" and "it waits" in what]
+        waits = [what for _, kind, what in told if kind == "notice" and "waiting" in what]
         assert len(waits) == (1 if name == "cut" else 0)
     assert ends["cut"] == ends["together"]
     assert len(ends["cut"]) == 2

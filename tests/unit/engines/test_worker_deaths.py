@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from observers import Callbacks
 from travellers import Deadly
 
 from fedgg.engines import Workers
@@ -24,7 +25,6 @@ from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.run_result import Run
 from fedgg.lab.runner import run
-from fedgg.lab.session import Watcher
 from fedgg.lab.state import begin, next_job
 
 
@@ -57,7 +57,7 @@ def run_with_kills(at: list[int], **given: Any) -> tuple[Run, list[str]]:
         if count in at:
             kill_all_workers()
 
-    return run(experiment(), watcher=Watcher(client=one_more, notice=said.append), **given), said
+    return run(experiment(), observer=Callbacks(client=one_more, notice=said.append), **given), said
 
 
 def test_a_killed_worker_is_replaced_and_its_client_done_again() -> None:
@@ -80,7 +80,7 @@ def test_a_client_on_which_all_processes_die_stops_the_run(tmp_path: Path) -> No
     chosen, algorithm, victim = deadly()
     said: list[str] = []
     with pytest.raises(UserError, match=f"client {victim} of round 1.*{DEATHS} times.*fedgg resume {tmp_path}"):
-        run(chosen, algorithm=algorithm, out=tmp_path, watcher=Watcher(notice=said.append))
+        run(chosen, algorithm=algorithm, out=tmp_path, observer=Callbacks(notice=said.append))
     assert len([sentence for sentence in said if f"client {victim} of round 1" in sentence]) == DEATHS - 1
     assert multiprocessing.active_children() == []
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from observers import Callbacks, Events
 from rules import RULES, named, proxy_for
 from torch import nn
 from travellers import Raising, WithALambda, WithDropout, WithStatistics
@@ -27,9 +28,8 @@ from fedgg.engines.workers import cores
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
-from fedgg.lab.run_processes import Tell
+from fedgg.lab.observer import Observer
 from fedgg.lab.runner import run
-from fedgg.lab.session import Watcher
 from fedgg.lab.state import State, begin, close, next_job, play_round, train
 from fedgg.lab.study import Study, run_study
 
@@ -134,7 +134,7 @@ def test_the_number_of_processes_is_that_of_the_cores() -> None:
 def test_a_run_from_python_counts_clients_as_they_come_back(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     chosen = experiment(**{"engine.name": "workers", "engine.workers": 2})
-    ours = run(chosen, out=tmp_path / "ours", watcher=Watcher(client=lambda done, of: seen.append((done, of))))
+    ours = run(chosen, out=tmp_path / "ours", observer=Callbacks(client=lambda done, of: seen.append((done, of))))
     loop = run(experiment())
     assert seen == [(done, 6) for _ in range(3) for done in range(1, 7)]
     assert ours.test_accuracy == loop.test_accuracy
@@ -153,7 +153,7 @@ def test_a_study_has_the_folders_of_a_study_by_the_loop(tmp_path: Path) -> None:
     for engine in told:
         base = experiment(**{"engine.name": engine, "engine.workers": 2})
         study = Study(base, variants, (0, 1), "plain")
-        run_study(study, tmp_path / engine, processes=1, tell=_writer(told[engine]))
+        run_study(study, tmp_path / engine, processes=1, observer=_writer(told[engine]))
     for label in variants:
         for seed in (0, 1):
             ours, loop = (tmp_path / engine / label / f"seed-{seed}" for engine in ("workers", "loop"))
@@ -165,8 +165,8 @@ def test_a_study_has_the_folders_of_a_study_by_the_loop(tmp_path: Path) -> None:
     assert any(kind == "client" for _, kind, _ in told["workers"])
 
 
-def _writer(news: list[Any]) -> Tell:
-    return lambda job, kind, what: news.append((job.name, kind, what))
+def _writer(news: list[Any]) -> Observer:
+    return Events(lambda run, kind, what: news.append((run, kind, what)))
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
@@ -203,7 +203,7 @@ def test_one_pool_for_all(tmp_path: Path) -> None:
     base = experiment(**{"engine.name": "workers"})
     study = Study(base, {"a": {}, "b": {"engine.workers": 3}}, (0,), "a")
     with pytest.raises(UserError, match=r"b, seed 0: .*engine\.workers"):
-        run_study(study, tmp_path, processes=1, tell=lambda job, kind, what: None)
+        run_study(study, tmp_path, processes=1, observer=Observer())
 
 
 def test_the_number_of_workers_is_no_other_experiment() -> None:
@@ -220,7 +220,7 @@ def test_the_number_of_workers_is_no_other_experiment() -> None:
 
 def said_by(chosen: Experiment, **given: Any) -> tuple[list[str], list[float]]:
     said: list[str] = []
-    done = run(chosen, watcher=Watcher(notice=said.append), **given)
+    done = run(chosen, observer=Callbacks(notice=said.append), **given)
     return said, done.test_accuracy
 
 

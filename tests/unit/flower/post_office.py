@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from observers import Callbacks
 
 import fedgg
 from fedgg.flower import client_app, divide
@@ -140,7 +141,7 @@ class Federation:
         experiment = self.experiment if rounds is None else self.experiment.changed({"rounds": rounds})
         chosen: dict[str, Any] = {"out": self.out, "data": self.folder / "data" / "server.npz"}
         settings = RunSettings(**(chosen | {"deadline": 0.5, "wait": 0.5} | self.settings))
-        return run_over(self.office, experiment, settings, fedgg.Watcher(notice=self.notices.append))
+        return run_over(self.office, experiment, settings, Callbacks(notice=self.notices.append))
 
 
 def forget_holdings(federation: Federation) -> None:

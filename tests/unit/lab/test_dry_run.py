@@ -9,9 +9,9 @@ import pytest
 
 import fedgg
 from fedgg.errors import UserError
-from fedgg.lab import build
-from fedgg.lab import dry_run as trial_builds
+from fedgg.lab import build, dry_run
 from fedgg.lab.config import Experiment
+from fedgg.lab.observer import Observer
 from fedgg.lab.study import Study, run_study
 
 BASE = Experiment(rounds=1, split={"clients": 3, "scheme": "iid"}, local={"epochs": 1}, model={"name": "linear"})
@@ -35,7 +35,7 @@ def test_a_later_row_is_named_and_nothing_is_begun(tmp_path: Path, changes: dict
     study = Study(BASE, {"good": {}, "bad": changes}, (0, 1), "good")
     folder = tmp_path / "study"
     with pytest.raises(UserError, match=words) as told:
-        run_study(study, folder, processes=1, tell=silent, data_folder=tmp_path)
+        run_study(study, folder, processes=1, observer=Observer(), data_folder=tmp_path)
     if "data.source" not in changes:
         assert str(told.value).startswith("bad, seed 0: ")
     assert not folder.exists()
@@ -56,14 +56,16 @@ def test_rows_that_are_built_alike_are_built_once(tmp_path: Path, monkeypatch: p
         built.append(experiment.name)
         return examined(experiment, *more)
 
-    monkeypatch.setattr(trial_builds, "examined", counted)
+    monkeypatch.setattr(dry_run, "examined", counted)
     rows: dict[str, dict[str, Any]] = {"a": {}, "b": {"local.lr": 0.1}, "c": {"split.clients": 4}, "d": {}}
     study = Study(BASE, rows | {"d": {"split.clients": 4, "algorithm.name": "fedprox"}}, (0, 1), "a")
-    run_study(study, tmp_path / "one", processes=1, tell=silent)
+    run_study(study, tmp_path / "one", processes=1, observer=Observer())
     assert built == ["a", "c"]
-    run_study(study, tmp_path / "one", processes=1, tell=silent)
+    run_study(study, tmp_path / "one", processes=1, observer=Observer())
     assert built == ["a", "c"]  # what has begun was built before
-    run_study(Study(BASE, {"a": {}, "b": {"local.lr": 0.1}}, (0,), "a"), tmp_path / "two", processes=1, tell=silent)
+    run_study(
+        Study(BASE, {"a": {}, "b": {"local.lr": 0.1}}, (0,), "a"), tmp_path / "two", processes=1, observer=Observer()
+    )
     assert built == ["a", "c"]  # a single kind is built by its first run
 
 

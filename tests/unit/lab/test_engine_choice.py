@@ -10,18 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from observers import Callbacks
 from torch import nn
 
 from fedgg.analysis.conditions import conditions
 from fedgg.core.net import Net
 from fedgg.errors import UserError
-from fedgg.lab import parallel_runs as run_all
+from fedgg.lab import parallel_runs
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_choice import choose
+from fedgg.lab.observer import Observer
 from fedgg.lab.run_processes import Job
 from fedgg.lab.runner import run
-from fedgg.lab.session import Watcher
 from fedgg.lab.study import Study, run_study
 from fedgg.lab.torch_settings import arithmetic
 from fedgg.models import cnn, mlp, vgg16
@@ -90,14 +91,14 @@ def test_a_study_under_auto_keeps_the_threads_it_asks_for(monkeypatch: pytest.Mo
     taken: list[str] = []
     for way in ("run_jobs", "run_interleaved"):
 
-        def taken_by(jobs: list[Job], processes: int, tell: object, way: str = way) -> list[Job]:
+        def taken_by(jobs: list[Job], processes: int, observer: object, way: str = way) -> list[Job]:
             taken.append(way)
             return []
 
-        monkeypatch.setattr(run_all, way, taken_by)
+        monkeypatch.setattr(parallel_runs, way, taken_by)
     for threads in (1, 2):
         jobs = [Job(name, Experiment(engine={"threads": threads}), Path(name), None) for name in "ab"]
-        run_all.run_all(jobs, 3, lambda *_: None)
+        parallel_runs.run_all(jobs, 3, Observer())
     assert taken == ["run_interleaved", "run_jobs"]
 
 
@@ -155,7 +156,7 @@ def test_the_run_folder_says_who_trained_it(tmp_path: Path) -> None:
     """A run alone, and runs of a study, where the study chooses for `auto`."""
     settings: dict[str, Any] = {"rounds": 1, "split": {"clients": 3}, "model": {"name": "linear"}}
     said: list[str] = []
-    run(Experiment(**settings), out=tmp_path / "one", watcher=Watcher(notice=said.append))
+    run(Experiment(**settings), out=tmp_path / "one", observer=Callbacks(notice=said.append))
     (line,) = [sentence for sentence in said if sentence.startswith("engine: ")]
     told = json.loads((tmp_path / "one" / "versions.json").read_text())["engine"]
     assert (told["name"], told["precision"]) == ("loop", "fp32")
@@ -164,10 +165,7 @@ def test_the_run_folder_says_who_trained_it(tmp_path: Path) -> None:
     study = Study(Experiment(**settings), {"a": {"algorithm.name": "fedavg"}, "b": {}, "c": {}}, (0,), "a")
     heard: list[str] = []
 
-    def tell(_: Any, kind: str, what: Any) -> None:
-        heard.extend([what] if kind == "notice" else [])
-
-    run_study(study, tmp_path / "many", processes=1, tell=tell)
+    run_study(study, tmp_path / "many", processes=1, observer=Callbacks(notice=heard.append))
     assert heard.count("engine: loop (3 runs of a study, one after another)") == 3
     told = json.loads((tmp_path / "many" / "b" / "seed-0" / "versions.json").read_text())["engine"]
     assert told["reason"] == "3 runs of a study, one after another"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from observers import Callbacks, Events
 from safetensors.torch import load_file
 from torch import nn
 
@@ -20,8 +21,8 @@ from fedgg.engines import Loop, RoundJob
 from fedgg.lab.build import ModelGiven, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.run_result import Run
-from fedgg.lab.runner import play_with, run
-from fedgg.lab.session import Watcher, opened
+from fedgg.lab.runner import run, run_rounds_with
+from fedgg.lab.session import opened
 from fedgg.lab.study import Study, run_study
 from fedgg.lab.torch_settings import arithmetic
 
@@ -56,7 +57,7 @@ def test_a_client_whose_update_is_not_finite_is_left_out_and_named(algorithm: st
         shards(**{"algorithm.name": algorithm}),
         data=poisoned(),
         out=tmp_path,
-        watcher=Watcher(notice=notices.append),
+        observer=Callbacks(notice=notices.append),
     )
     assert finished.status == "finished"
     assert len(finished.rounds) == 3
@@ -123,8 +124,8 @@ class Altered(Loop):
 
 def run_altered(experiment: Experiment, out: Path, alter: Alter, model: ModelGiven | None = None) -> Run:
     build_it = partial(build, experiment, model=model)
-    with arithmetic(experiment), opened(build_it, experiment, out, Watcher()) as session:
-        play_with(session, Altered(alter))
+    with arithmetic(experiment), opened(build_it, experiment, out, Callbacks()) as session:
+        run_rounds_with(session, Altered(alter))
         return session.finish()
 
 
@@ -243,11 +244,11 @@ def test_in_a_study_the_other_runs_go_on(tmp_path: Path) -> None:
     study = Study(base, {"fine": {}, "wild": {"local.lr": 1e38}, "also fine": {"rounds": 3}}, (0,), "fine")
     ended: dict[str, str] = {}
 
-    def tell(job: Any, kind: str, what: Any) -> None:
+    def heard(run: str, kind: str, what: Any) -> None:
         if kind == "ended":
-            ended[job.name] = what["status"]
+            ended[run] = what["status"]
 
-    run_study(study, tmp_path, processes=1, tell=tell)
+    run_study(study, tmp_path, processes=1, observer=Events(heard))
     assert ended == {"fine, seed 0": "finished", "wild, seed 0": "diverged", "also fine, seed 0": "finished"}
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from earlier_folders import without_checksums
 from numpy.typing import NDArray
+from observers import Callbacks
 from safetensors.torch import load_file
 from sklearn.datasets import load_breast_cancer
 from torch import Tensor, nn
@@ -75,13 +76,13 @@ def test_the_default_follows_the_data_and_a_named_kind_stays() -> None:
 
 def test_inputs_far_from_unit_scale_are_mentioned_once() -> None:
     said: list[str] = []
-    watcher = fedgg.Watcher(notice=said.append)
-    fedgg.run(SETTINGS, model=network, data=raw(), algorithm="fedavg", watcher=watcher)
+    observer = Callbacks(notice=said.append)
+    fedgg.run(SETTINGS, model=network, data=raw(), algorithm="fedavg", observer=observer)
     (about,) = [sentence for sentence in said if "normalise" in sentence]
     assert "data.normalise = 'standard'" in about
     said.clear()
-    fedgg.run(STANDARD, model=network, data=raw(), algorithm="fedavg", watcher=watcher)
-    fedgg.run(SETTINGS | {"rounds": 1}, algorithm="fedavg", watcher=watcher)
+    fedgg.run(STANDARD, model=network, data=raw(), algorithm="fedavg", observer=observer)
+    fedgg.run(SETTINGS | {"rounds": 1}, algorithm="fedavg", observer=observer)
     assert not [sentence for sentence in said if "normalise" in sentence]
 
 

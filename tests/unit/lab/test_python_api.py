@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from observers import Callbacks
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedgg
 from fedgg.errors import UserError
+from fedgg.lab.observer import Observer
 from fedgg.lab.study import Study, run_study
 
 SMALL: dict[str, Any] = {"rounds": 2, "split": {"clients": 3, "beta": 1.0}, "local": {"epochs": 1, "batch": 16}}
@@ -132,11 +134,11 @@ class Recurrent(nn.Module):
 
 def test_a_model_that_cannot_be_stacked_says_so_and_runs() -> None:
     said: list[str] = []
-    watcher = fedgg.Watcher(notice=said.append)
+    observer = Callbacks(notice=said.append)
     weights = []
     for engine in ("stacked", "loop"):
         settings = SMALL | {"engine": {"name": engine}}
-        weights.append(fedgg.run(settings, model=Recurrent, data=table(), watcher=watcher).weights)
+        weights.append(fedgg.run(settings, model=Recurrent, data=table(), observer=observer).weights)
     assert any("cannot be stacked" in sentence for sentence in said)
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
 
@@ -144,9 +146,9 @@ def test_a_model_that_cannot_be_stacked_says_so_and_runs() -> None:
 def test_classes_without_an_example_are_mentioned() -> None:
     x_train, y_train, x_test, y_test = table()
     said: list[str] = []
-    watcher = fedgg.Watcher(notice=said.append)
+    observer = Callbacks(notice=said.append)
     wide = nn.Linear(7, 6)
-    fedgg.run(SMALL, model=wide, data=(x_train, y_train * 2 + 1, x_test, y_test * 2 + 1), watcher=watcher)
+    fedgg.run(SMALL, model=wide, data=(x_train, y_train * 2 + 1, x_test, y_test * 2 + 1), observer=observer)
     assert any("no training example has the class 0, 2, 4" in sentence for sentence in said)
 
 
@@ -173,16 +175,16 @@ def test_a_study_leaves_another_alone(tmp_path: Path) -> None:
     base = fedgg.Experiment(**SMALL, model={"name": "linear"})
     first = Study(base, {"A": {"algorithm.name": "fedavg"}}, (0,), "A")
     other = Study(base.changed({"local.lr": 0.5}), {"A": {"algorithm.name": "fedavg"}}, (0,), "A")
-    run_study(first, tmp_path / "study", processes=1, tell=lambda *news: None)
+    run_study(first, tmp_path / "study", processes=1, observer=Observer())
     before = (tmp_path / "study" / "study.json").read_bytes()
     with pytest.raises(UserError, match=r"local\.lr = 0\.01 there, 0\.5 here"):
-        run_study(other, tmp_path / "study", processes=1, tell=lambda *news: None)
+        run_study(other, tmp_path / "study", processes=1, observer=Observer())
     assert (tmp_path / "study" / "study.json").read_bytes() == before
     assert first.hash() != other.hash()
     with pytest.raises(UserError, match="holds a comparison"):
         fedgg.run(SMALL, model=model, data=table(), out=tmp_path / "study")
     with pytest.raises(UserError, match="holds a single run"):
-        run_study(first, tmp_path / "study" / "a" / "seed-0", processes=1, tell=lambda *news: None)
+        run_study(first, tmp_path / "study" / "a" / "seed-0", processes=1, observer=Observer())
 
 
 def test_a_run_shows_itself_in_a_line_and_names_can_be_completed() -> None:
@@ -253,7 +255,7 @@ def test_mistakes_in_a_study_are_found_before_anything_is_run(tmp_path: Path) ->
             Study(fedgg.Experiment(**SMALL), sources, (0,), "a"),
             tmp_path / "other",
             processes=1,
-            tell=lambda job, kind, what: None,
+            observer=Observer(),
             data_folder=tmp_path,
         )
     assert not (tmp_path / "other").exists()
@@ -276,16 +278,16 @@ def test_token_ids_reach_an_embedding_unscaled(kind: type[np.generic]) -> None:
     y = np.arange(120) % 2
     x = (numbers.integers(1, 25, (120, 6)) + 30 * y[:, None]).astype(kind)
     said: list[str] = []
-    watcher = fedgg.Watcher(notice=said.append)
+    observer = Callbacks(notice=said.append)
     settings = SMALL | {"rounds": 4, "local": {"epochs": 3, "batch": 8, "lr": 0.5}}
-    done = fedgg.run(settings, model=Tokens, data=(x, y, x, y), watcher=watcher)
+    done = fedgg.run(settings, model=Tokens, data=(x, y, x, y), observer=observer)
     assert done.test_accuracy[-1] > 0.9
     assert (done.predict(x) == y).mean() == pytest.approx(done.test_accuracy[-1])
     assert not any("normalise" in sentence for sentence in said)
     with pytest.raises(UserError, match=r"index out of range.*data\.normalise = 'none'") as caught:
         fedgg.run(SMALL | {"data": {"normalise": "standard"}}, model=Tokens, data=(x, y, x, y))
     assert "\n" not in str(caught.value)
-    fedgg.run(SMALL | {"data": {"normalise": "unit"}}, model=Tokens, data=(x, y, x, y), watcher=watcher)
+    fedgg.run(SMALL | {"data": {"normalise": "unit"}}, model=Tokens, data=(x, y, x, y), observer=observer)
     becomes_fractions = kind is np.uint8  # whole numbers that are no bytes have no brightest pixel
     assert any("token ids need data.normalise = 'none'" in sentence for sentence in said) is becomes_fractions
 
@@ -308,8 +310,8 @@ def test_lost_clients_are_called_by_their_names(tmp_path: Path) -> None:
     said: list[str] = []
     settings: dict[str, Any] = {"rounds": 2, "local": {"epochs": 1, "batch": 16}}
     data = (x, y, x_test, y_test, owners)
-    watcher = fedgg.Watcher(notice=said.append)
-    done = fedgg.run(settings, model=nn.Linear(7, 3), data=data, out=tmp_path, watcher=watcher)
+    observer = Callbacks(notice=said.append)
+    done = fedgg.run(settings, model=nn.Linear(7, 3), data=data, out=tmp_path, observer=observer)
     (lost,) = done.rounds[0]["lost"]
     assert (lost["client"], lost["name"]) == (1, "mayo")
     (about,) = [sentence for sentence in said if "dropped" in sentence]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from observers import Events
 
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
@@ -32,17 +33,18 @@ def jobs(folder: Path, count: int = 3, **changes: Any) -> list[Job]:
     return [Job(f"job {n}", experiment(seed=n, **changes), folder / str(n), None) for n in range(count)]
 
 
-class Ear:
-    """Hears what is told, and kills a worker when it hears a certain thing."""
+class KillingObserver(Events):
+    """Records what happens, and kills all workers at a certain event."""
 
     def __init__(self, kill_at: tuple[str, int] | None = None, always: bool = False) -> None:
+        super().__init__(self.hear)
         self.ended: list[str] = []
         self.notices: list[str] = []
         self.kill_at, self.always, self.killed = kill_at, always, 0
 
-    def __call__(self, job: Job, kind: str, what: Any) -> None:
+    def hear(self, run: str, kind: str, what: Any) -> None:
         if kind == "ended":
-            self.ended.append(f"{job.name} {what['status']}")
+            self.ended.append(f"{run} {what['status']}")
         if kind == "notice":
             self.notices.append(what)
         number = what["round"] if kind == "round" else 0
@@ -54,32 +56,32 @@ class Ear:
 
 
 def test_killed_workers_are_replaced_and_runs_go_on(tmp_path: Path) -> None:
-    ear = Ear(("round", 2))
-    run_jobs(jobs(tmp_path), 2, ear)
-    assert sorted(ear.ended) == [f"job {n} finished" for n in range(3)]
-    assert any("killed" in sentence for sentence in ear.notices)
+    observer = KillingObserver(("round", 2))
+    run_jobs(jobs(tmp_path), 2, observer)
+    assert sorted(observer.ended) == [f"job {n} finished" for n in range(3)]
+    assert any("killed" in sentence for sentence in observer.notices)
     for n in range(3):
         assert len((tmp_path / str(n) / "rounds.jsonl").read_text().splitlines()) == 4
 
 
 def test_a_worker_killed_between_two_jobs(tmp_path: Path) -> None:
     """The worker that has just ended a job is idle: nobody listens to it when it dies."""
-    ear = Ear(("ended", 0))
-    run_jobs(jobs(tmp_path, 4), 2, ear)
-    assert sorted(ear.ended) == [f"job {n} finished" for n in range(4)]
+    observer = KillingObserver(("ended", 0))
+    run_jobs(jobs(tmp_path, 4), 2, observer)
+    assert sorted(observer.ended) == [f"job {n} finished" for n in range(4)]
 
 
 @pytest.mark.slow
 def test_a_run_whose_worker_always_dies_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"killed {ATTEMPTS} times"):
-        run_jobs(jobs(tmp_path, 2), 2, Ear(("started", 0), always=True))
+        run_jobs(jobs(tmp_path, 2), 2, KillingObserver(("started", 0), always=True))
     assert multiprocessing.active_children() == []
 
 
 def test_a_mistake_in_one_job_is_told_and_leaves_no_worker(tmp_path: Path) -> None:
     wrong = jobs(tmp_path, 1, **{"data.source": "npz:nosuch.npz"}) + jobs(tmp_path / "other", 1)
     with pytest.raises(UserError, match=r"nosuch\.npz"):
-        run_jobs(wrong, 2, Ear())
+        run_jobs(wrong, 2, KillingObserver())
     assert multiprocessing.active_children() == []
 
 

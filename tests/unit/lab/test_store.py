@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from earlier_folders import without_checksums
+from observers import Callbacks
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -27,7 +28,7 @@ from fedgg.lab.checkpoint import BadCheckpoint, read_checkpoint, write_checkpoin
 from fedgg.lab.config import Experiment
 from fedgg.lab.run_result import Run
 from fedgg.lab.runner import run
-from fedgg.lab.session import Session, Watcher
+from fedgg.lab.session import Session
 from fedgg.lab.state import State
 from fedgg.lab.store import Store
 
@@ -58,14 +59,14 @@ def stopped(experiment: Experiment, out: Path, after: int, *, killed: bool = Tru
             raise Stop
 
     with pytest.MonkeyPatch.context() as patched, pytest.raises(Stop):
-        run(experiment, out=out, watcher=Watcher(round=round_), **given)
+        run(experiment, out=out, observer=Callbacks(round=round_), **given)
 
 
 def resumed(experiment: Experiment, out: Path, **given: Any) -> tuple[Run, list[str], int]:
     notices: list[str] = []
     starts: list[int] = []
-    watcher = Watcher(started=lambda done, total: starts.append(done), notice=notices.append)
-    return run(experiment, out=out, watcher=watcher, **given), notices, starts[0]
+    observer = Callbacks(started=lambda done, total: starts.append(done), notice=notices.append)
+    return run(experiment, out=out, observer=observer, **given), notices, starts[0]
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
@@ -142,7 +143,7 @@ def test_called_again_nothing_is_run_again(tmp_path: Path) -> None:
     first = run(small(), out=tmp_path)
     content = (tmp_path / "rounds.jsonl").read_bytes()
     played: list[Any] = []
-    second = run(small(), out=tmp_path, watcher=Watcher(round=played.append))
+    second = run(small(), out=tmp_path, observer=Callbacks(round=played.append))
     assert not played
     assert (tmp_path / "rounds.jsonl").read_bytes() == content
     assert second.summary == first.summary

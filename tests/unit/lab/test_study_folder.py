@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from observers import Events
 
 import fedgg
 from fedgg.analysis.collect import Gathering
@@ -41,14 +42,12 @@ SMALL: dict[str, Any] = {
 ROWS: dict[str, dict[str, Any]] = {"a": {}, "b": {"local.lr": 0.05}}
 
 
-def silent(job: Job, kind: str, what: Any) -> None:
-    pass
-
-
-def go(folder: Path, labels: str, seeds: tuple[int, ...], tell: Any = silent, **changes: Any) -> None:
+def go(
+    folder: Path, labels: str, seeds: tuple[int, ...], heard: Any = lambda run, kind, what: None, **changes: Any
+) -> None:
     base = Experiment(**SMALL).changed(changes)
     study = Study(base, {label: ROWS.get(label, {}) for label in labels}, seeds, labels[0])
-    run_study(study, folder, processes=1, tell=tell, command=f"{labels} {seeds}")
+    run_study(study, folder, processes=1, observer=Events(heard), command=f"{labels} {seeds}")
 
 
 def listing(folder: Path) -> dict[str, Any]:
@@ -123,7 +122,7 @@ def test_a_label_has_one_data_set(tmp_path: Path) -> None:
 
 
 def test_what_never_began_is_forgotten_when_nobody_is_left_to_begin_it(tmp_path: Path) -> None:
-    def stop(job: Job, kind: str, what: Any) -> None:
+    def stop(run: str, kind: str, what: Any) -> None:
         if kind == "ended":
             raise KeyboardInterrupt
 
@@ -175,13 +174,13 @@ def test_a_run_of_another_process_is_left_for_last_and_waited_for(engine: str, t
     other = Store(jobs[0].folder).locked()
     other.__enter__()
 
-    def tell(job: Job, kind: str, what: Any) -> None:
+    def heard(run: str, kind: str, what: Any) -> None:
         if kind in ("started", "ended") or (kind == "notice" and "another process" in what):
-            told.append((job.name, kind))
-        if (job.name, kind) == ("run 0", "notice") and "another process" in what:
+            told.append((run, kind))
+        if (run, kind) == ("run 0", "notice") and "another process" in what:
             threading.Timer(0.1, other.__exit__, (None, None, None)).start()
 
-    run_all(jobs, 1 if engine == "loop" else 2, tell)
+    run_all(jobs, 1 if engine == "loop" else 2, Events(heard))
     assert [name for name, kind in told if kind == "ended"][-1] == "run 0"
     assert told.index(("run 0", "notice")) > told.index(("run 2", "started"))
     assert sorted(name for name, kind in told if kind == "ended") == ["run 0", "run 1", "run 2"]
@@ -195,13 +194,13 @@ def test_a_pool_of_processes_leaves_it_for_last_too(tmp_path: Path) -> None:
     other = Store(jobs[0].folder).locked()
     other.__enter__()
 
-    def tell(job: Job, kind: str, what: Any) -> None:
+    def heard(run: str, kind: str, what: Any) -> None:
         if kind == "ended":
-            ended.append(job.name)
+            ended.append(run)
         if len(ended) == 2 and kind == "ended":
             other.__exit__(None, None, None)
 
-    run_all(jobs, 2, tell)
+    run_all(jobs, 2, Events(heard))
     assert ended[-1] == "run 0"
     assert sorted(ended) == ["run 0", "run 1", "run 2"]
 
@@ -213,13 +212,13 @@ CALLS = ((0, 1), (1, 2), (2, 0))  # two calls have every seed, so that they meet
 def one_call(folder: str, seeds: tuple[int, ...]) -> None:
     """In a process of its own; says what it begins and plays."""
 
-    def tell(job: Job, kind: str, what: Any) -> None:
+    def heard(run: str, kind: str, what: Any) -> None:
         if kind in ("started", "round"):
-            line = [job.name, kind, what[0] if kind == "started" else what["round"]]
+            line = [run, kind, what[0] if kind == "started" else what["round"]]
             with (Path(folder).parent / "events.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
-    go(Path(folder), LABELS, seeds, tell, rounds=ROUNDS)
+    go(Path(folder), LABELS, seeds, heard, rounds=ROUNDS)
 
 
 def killed_at_random(kills: int, chance: random.Random, start: Callable[[tuple[int, ...]], Any], look: Any) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from earlier_folders import without_checksums
+from observers import Callbacks
 from torch import nn
 
 from fedgg.algorithms import FedAvg
@@ -23,10 +24,10 @@ from fedgg.engines import Loop, Stacked, Workers
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
+from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_together
 from fedgg.lab.run_processes import Job
 from fedgg.lab.runner import run
-from fedgg.lab.session import Watcher
 from fedgg.lab.state import State, begin, next_job, play_round
 
 ACCOUNTED = pytest.mark.skipif(
@@ -100,7 +101,7 @@ def test_different_wrappers_train_in_one_stack(tmp_path: Path) -> None:
     first, *others = [next_job(f, begin(f)) for f in (build(e, data=data) for e in experiments.values())]
     assert all(Stacked()._trained_alike(first, other) for other in others)
     jobs = [Job(name, e, tmp_path / name.replace(" ", "-"), None) for name, e in experiments.items()]
-    run_together(jobs, lambda job, kind, what: None)
+    run_together(jobs, Observer())
     for job in jobs:
         together, alone = run(job.experiment, out=job.folder), run(job.experiment)
         assert len(together.rounds) == 4
@@ -233,7 +234,7 @@ def test_where_clients_are_alike_counting_them_equally_is_fedavg(neutral: dict[s
 @ACCOUNTED
 def test_every_round_says_what_was_spent() -> None:
     notices: list[str] = []
-    finished = run(BASE.changed(NOISY), watcher=Watcher(notice=notices.append))
+    finished = run(BASE.changed(NOISY), observer=Callbacks(notice=notices.append))
     spent = [record["epsilon"] for record in finished.rounds]
     assert spent == sorted(spent)
     assert spent[0] > 0
@@ -296,12 +297,12 @@ def test_an_old_private_run_keeps_its_figures_and_says_when_they_change(tmp_path
     new = run(private, out=tmp_path)
     as_of_old(tmp_path, [20.0, 30.0])
     notices: list[str] = []
-    again = run(private, out=tmp_path, watcher=Watcher(notice=notices.append))
+    again = run(private, out=tmp_path, observer=Callbacks(notice=notices.append))
     assert [record["epsilon"] for record in again.rounds] == [20.0, 30.0]
     assert again.summary["epsilon"] == json.loads((tmp_path / "summary.json").read_text())["epsilon"] == 30.0
     assert not any("was recorded by the accountant" in sentence for sentence in notices)
 
-    further = run(private.changed({"rounds": 3}), out=tmp_path, watcher=Watcher(notice=notices.append))
+    further = run(private.changed({"rounds": 3}), out=tmp_path, observer=Callbacks(notice=notices.append))
     (sentence,) = (sentence for sentence in notices if "was recorded by the accountant" in sentence)
     assert "rounds 1 to 2 was recorded by the accountant 'rdp', 30.00 so far" in sentence
     assert f"by 'pld, secret cohorts', by which those 2 spent {new.summary['epsilon']:.2f}" in sentence
@@ -389,7 +390,7 @@ def test_batch_statistics_would_travel_without_noise() -> None:
             run(private.changed({"model.statistics": policy}), model=normalised)
     assert run(private.changed({"model.statistics": "frozen"}), model=normalised).status == "finished"
     notices: list[str] = []
-    run(BASE.changed({"robust.rule": "median"}), model=normalised, watcher=Watcher(notice=notices.append))
+    run(BASE.changed({"robust.rule": "median"}), model=normalised, observer=Callbacks(notice=notices.append))
     assert any("not batch statistics" in sentence for sentence in notices)
 
 
@@ -411,7 +412,7 @@ def test_a_missing_accountant_is_noticed_before_anything_is_written(
 def test_attackers_are_recorded_and_nan_is_left_out_by_name(tmp_path: Path) -> None:
     notices: list[str] = []
     experiment = BASE.changed({"attack.kind": "nan", "attack.clients": 3})
-    finished = run(experiment, out=tmp_path, watcher=Watcher(notice=notices.append))
+    finished = run(experiment, out=tmp_path, observer=Callbacks(notice=notices.append))
     told = json.loads((tmp_path / "attackers.json").read_text())
     assert told["kind"] == "nan"
     assert len(told["clients"]) == 3

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from earlier_folders import without_checksums
+from observers import Callbacks
 
 import fedgg
 from fedgg.analysis.collect import Gathering
@@ -20,7 +21,7 @@ from fedgg.lab import store as store_module
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.run_result import Run
 from fedgg.lab.runner import run
-from fedgg.lab.session import Session, Watcher
+from fedgg.lab.session import Session
 from fedgg.lab.store import Store
 from fedgg.runfolder import checksums
 from fedgg.runfolder import follow as following
@@ -57,7 +58,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Session, "keep", lambda session: None)
         with pytest.raises(Stop):
-            run(experiment(), out=above / "unfinished", watcher=Watcher(round=stop))
+            run(experiment(), out=above / "unfinished", observer=Callbacks(round=stop))
     run(experiment(), out=above / "finished")
     return {"unfinished": above / "unfinished", "finished": above / "finished"}
 
@@ -75,8 +76,8 @@ def finished(made: dict[str, Path], tmp_path: Path) -> Path:
 def resume(folder: Path) -> tuple[Run, list[str], int]:
     notices: list[str] = []
     starts: list[int] = []
-    watcher = Watcher(started=lambda done, of: starts.append(done), notice=notices.append)
-    return run(Store(folder).experiment(), out=folder, watcher=watcher), notices, starts[0]
+    observer = Callbacks(started=lambda done, of: starts.append(done), notice=notices.append)
+    return run(Store(folder).experiment(), out=folder, observer=observer), notices, starts[0]
 
 
 def same(one: Run, other: Run) -> bool:
@@ -216,7 +217,7 @@ def test_edited_settings(old: str, new: str, unfinished: Path, straight: Run) ->
     (said,) = problems_of(unfinished)
     assert "excluded from the averages: config.toml is not as the run wrote it" in said
     wish, notices = load_experiment(file), list[str]()
-    done = run(wish, out=unfinished, watcher=Watcher(notice=notices.append))
+    done = run(wish, out=unfinished, observer=Callbacks(notice=notices.append))
     assert any("config.toml is written again" in said for said in notices)
     assert Store(unfinished).experiment() == wish
     assert problems_of(unfinished) == []

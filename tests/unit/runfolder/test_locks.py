@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from observers import Callbacks
 
 from fedgg.lab.config import Experiment
 from fedgg.lab.runner import run
-from fedgg.lab.session import Watcher
 from fedgg.lab.store import Store
 from fedgg.runfolder.locks import InUse, LockFile, LockLost
 
@@ -86,7 +86,7 @@ def test_a_run_whose_folder_is_replaced_writes_nothing_more(memory: dict[str, An
 
     held: list[Any] = []
     with pytest.raises(LockLost, match="was removed or replaced"):
-        run(SMALL | {"server": memory}, out=out, watcher=Watcher(round=replaced))
+        run(SMALL | {"server": memory}, out=out, observer=Callbacks(round=replaced))
     held[0].__exit__(None, None, None)
     assert files(out) == files(saved)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedgg.cli.progress import LostClients
+from fedgg.cli.progress import DroppedClients
 from fedgg.cli.screen import news
 
 
@@ -13,27 +13,27 @@ def record(*lost: int, why: str = "not finite: delta") -> dict[str, Any]:
 
 
 def test_rounds_are_counted() -> None:
-    lost = LostClients()
-    assert lost.heard(record()) == ""
-    assert lost.heard(record(3)) == "client 3 dropped (not finite: delta), 1 round so far"
-    assert lost.heard(record(3)) == "client 3 dropped (not finite: delta), 2 rounds so far"
-    assert lost.heard(record(3, why="gone")) == "client 3 dropped (gone), 1 round so far"
-    assert lost.heard(record(1, 3)) == "2 clients dropped, 4 rounds with dropped clients so far"
-    assert lost.ended() == ["client 3 dropped (not finite: delta), 3 rounds in all"]
-    lost.heard(record(1, 3))
-    lost.heard(record(1))
-    assert lost.ended() == [
+    lost = DroppedClients()
+    assert lost.add(record()) == ""
+    assert lost.add(record(3)) == "client 3 dropped (not finite: delta), 1 round so far"
+    assert lost.add(record(3)) == "client 3 dropped (not finite: delta), 2 rounds so far"
+    assert lost.add(record(3, why="gone")) == "client 3 dropped (gone), 1 round so far"
+    assert lost.add(record(1, 3)) == "2 clients dropped, 4 rounds with dropped clients so far"
+    assert lost.totals() == ["client 3 dropped (not finite: delta), 3 rounds in all"]
+    lost.add(record(1, 3))
+    lost.add(record(1))
+    assert lost.totals() == [
         "client 3 dropped (not finite: delta), 4 rounds in all",
         "client 1 dropped (not finite: delta), 3 rounds in all",
     ]
 
 
 def test_of_very_many_a_few_are_told() -> None:
-    lost = LostClients()
+    lost = DroppedClients()
     for client in range(9):
         for _ in range(2 + client // 2 * 2):
-            lost.heard(record(client))
-    assert lost.ended() == [
+            lost.add(record(client))
+    assert lost.totals() == [
         "client 8 dropped (not finite: delta), 10 rounds in all",
         "clients 6, 7 dropped (not finite: delta), 8 rounds in all",
         "clients 4, 5 dropped (not finite: delta), 6 rounds in all",
@@ -41,8 +41,8 @@ def test_of_very_many_a_few_are_told() -> None:
         "clients 0, 1 dropped (not finite: delta), 2 rounds in all",
     ]
     for _ in range(20):
-        lost.heard(record(9))
-    assert lost.ended()[-1] == "more clients were dropped, less often: rounds.jsonl has them all"
+        lost.add(record(9))
+    assert lost.totals()[-1] == "more clients were dropped, less often: rounds.jsonl has them all"
 
 
 def test_the_line_of_a_round() -> None:
