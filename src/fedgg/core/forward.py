@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedgg.core.criterion import cross_entropy, mean_loss
+from fedgg.core.dropout import CountedMasks
 from fedgg.core.layout import Layout
-from fedgg.core.masks import CountedMasks
 from fedgg.core.rows import Rows
 
 if TYPE_CHECKING:
@@ -98,26 +98,23 @@ class Forward:
                 return quick
         return mean_loss(self._net.criterion, outputs, y, mask)
 
-    def loss_with(self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """The same for one row whose parameters are given one by one, in the layout's order."""
-        net = self._net
-        net.set_mode(self._train)
-        outputs = self._alone(dict(zip(net.layout.names, parameters, strict=True)), x[0], 0)
-        return mean_loss(net.criterion, outputs[None], y, mask)
-
     def _alone(self, parameters: Mapping[str, Tensor], x: Tensor, k: int) -> Tensor:
         """Row k by itself, with its own buffers and masks."""
         net = self._net
         own = {name: rows[k] for name, rows in (self._buffers | self._own).items()}
         if self._keys is None or not net.module.training:
-            return net.call(parameters, own, x, quick=True, seen=self._seen)
+            return self._call(parameters, own, x)
         step = self._step[k] if isinstance(self._step, Tensor) else self._step
         if net.draws_random_numbers:  # anything random but dropout: torch's generators, set for every step
             torch.manual_seed(int(self._keys[k] + int(step)) % 2**63)
         if not net.drops:
-            return net.call(parameters, own, x, quick=True, seen=self._seen)
+            return self._call(parameters, own, x)
         with CountedMasks(self._keys[k], step):
-            return net.call(parameters, own, x, quick=True, seen=self._seen)
+            return self._call(parameters, own, x)
+
+    def _call(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """The module with one row's tensors."""
+        return self._net.call(parameters, buffers, x, seen=self._seen)
 
     def _forward(self, w: Tensor, x: Tensor) -> Tensor:
         net = self._net

@@ -1,4 +1,6 @@
-"""The only training loop of the library: what clients do in a round, for one row or many.
+"""What clients do in a round, for one row or many: the reference step, which the engine `loop` runs and nothing else.
+
+Engines that hand in a faster step (`engines.fused`) are tested against `local_step`.
 
 Rows stand in the order of their steps, longest first. A batch brings as many rows as are still at work; rows that have
 done their steps leave the stack and cost nothing more.
@@ -13,14 +15,12 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch, Site
+from fedgg.core.dropout import DropoutKey, mask_keys
 from fedgg.core.forward import RowsForward
-from fedgg.core.in_place import walk
-from fedgg.core.masks import DropoutKey, mask_keys
 from fedgg.core.net import Net
 from fedgg.core.probe import Probe
 from fedgg.core.rows import Rows, check, each_row
 from fedgg.core.sgd import SGD
-from fedgg.core.terms import Asked, asked
 from fedgg.errors import UserError
 
 
@@ -68,11 +68,13 @@ class Running:
 def local_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, batches: Iterable[Batch]) -> LocalEnd:
     """Train all rows on their batches."""
     running, site = open_round(algorithm, net, sgd, start)
-    plan = _in_place(algorithm, start, site)
-    if plan is not None:
-        end = walk(algorithm, sgd, site, plan, batches)
-        done = Running(end.w, end.velocity, None, end.step, end.loss_sum, end.seen)
-        return end_round(algorithm, start, done, site, end.sums)
+    return take_steps(algorithm, sgd, start, running, site, batches)
+
+
+def take_steps(
+    algorithm: Algorithm, sgd: SGD, start: LocalStart, running: Running, site: Site, batches: Iterable[Batch]
+) -> LocalEnd:
+    """All steps of rows whose round is open, and its end."""
     here, at_work, left = site, (algorithm, sgd), list[Running]()
     for number, batch in enumerate(batches):
         rows = len(batch.mask)
@@ -82,12 +84,6 @@ def local_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, bat
         here.net.at_step(number)
         running = local_step(*at_work, running, here, batch)
     return end_round(algorithm, start, _together([running, *reversed(left)]), site)
-
-
-def _in_place(algorithm: Algorithm, start: LocalStart, site: Site) -> Asked | None:
-    """What a single row on a CPU asks for, if a step is the supervised loss and a sum of terms, and no more."""
-    alone = len(start.w) == 1 and start.w.device.type == "cpu" and start.many is None
-    return asked(algorithm, site) if alone and type(algorithm).loss is Algorithm.loss else None
 
 
 def open_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart) -> tuple[Running, Site]:

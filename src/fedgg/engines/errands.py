@@ -11,8 +11,8 @@ from fedgg.core.evaluate import Score, Tally, total
 from fedgg.core.local import LocalEnd
 from fedgg.core.net import Net
 from fedgg.core.server import Lost
-from fedgg.engines.job import Look, RoundJob, score_here
-from fedgg.engines.loop import Loop
+from fedgg.engines.fused.engine import Fused
+from fedgg.engines.job import Look, RoundJob
 from fedgg.engines.tasks import ScoreChunk, Task, TrainClient
 
 Key = int | tuple[int, int]  # a client, or a look and a chunk
@@ -49,12 +49,12 @@ class Ask:
         return self.what.net if isinstance(self.what, RoundJob) else self.what[0].net
 
     def answered_here(self) -> Reply:
-        """In this process, by the reference loop."""
+        """In this process, by the engine `fused`."""
         started = time.perf_counter()
         if not isinstance(self.what, RoundJob):
-            return Scored(score_here(self.what), time.perf_counter() - started)
+            return Scored(Fused().score(self.what), time.perf_counter() - started)
         ends: dict[int, LocalEnd | Lost] = {}
-        for client, end in Loop().train(self.what):
+        for client, end in Fused().train(self.what):
             ends[client] = end
             self.trained_one(len(ends), len(self.what.cohort))
         return Trained(ends, time.perf_counter() - started)

@@ -21,8 +21,8 @@ from fedgg.core.local import LocalEnd, LocalStart, Running, end_round, local_ste
 from fedgg.core.net import Net
 from fedgg.core.rows import each_row
 from fedgg.core.sgd import SGD
+from fedgg.engines.fused.gpu import OnePass, Plans
 from fedgg.engines.job import ClientData
-from fedgg.engines.one_pass import OnePass, Plans
 from fedgg.engines.program import Program, padded_rows
 from fedgg.engines.workspaces import own_workspaces
 

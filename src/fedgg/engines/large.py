@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgg import kernels
-from fedgg.core.equivalence import is_plain
 from fedgg.core.net import Net
-from fedgg.core.quick import halves
+from fedgg.engines.equivalence import is_plain
+from fedgg.engines.fused.pooling import is_2x2_max_pool
 from fedgg.engines.layers import Moment, Parameters
 from fedgg.engines.precision import Precision
 from fedgg.engines.program import Program
@@ -89,7 +89,7 @@ def _convolution(prefix: str, parts: list[nn.Module]) -> Taken | None:
     usual = part.groups == 1 and part.padding_mode == "zeros" and not isinstance(part.padding, str)
     if not usual or len(parts) < 2 or not is_plain(parts[1], nn.ReLU):
         return None
-    pool = len(parts) == 3 and halves(parts[2])
+    pool = len(parts) == 3 and is_2x2_max_pool(parts[2])
     geometry = (_two(part.stride), _two(part.padding), _two(part.dilation))
     return Convolution(f"{prefix}weight", f"{prefix}bias", *geometry, pool), 3 if pool else 2
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgg.core.masks import keep
+from fedgg.core.dropout import keep
 from fedgg.engines.precision import Precision
 
 if TYPE_CHECKING:

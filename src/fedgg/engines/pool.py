@@ -160,7 +160,7 @@ class Pool:
             if self._failed_starts >= DEATHS:
                 raise UserError(
                     "the worker processes cannot start: in a script of your own, call fedgg under "
-                    "`if __name__ == '__main__':`; or take engine.name = 'loop'"
+                    "`if __name__ == '__main__':`; or take engine.name = 'fused'"
                 )
         ticket, code = worker.ticket, worker.process.exitcode
         if ticket is None:

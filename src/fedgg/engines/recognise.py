@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from fedgg import kernels
-from fedgg.core.equivalence import STEP, Trial, agree, is_plain, parts_in_order, shares_parameters
 from fedgg.core.layout import Layout
 from fedgg.core.net import Net
-from fedgg.core.quick import halves
+from fedgg.engines.equivalence import STEP, Trial, agree, is_plain, parts_in_order, shares_parameters
+from fedgg.engines.fused.pooling import is_2x2_max_pool
 from fedgg.engines.layers import ConvolutionReluPool, Dense, Dropout, Flatten, Layer, WideDense
 from fedgg.engines.precision import Precision
 from fedgg.engines.program import Program
@@ -146,5 +146,5 @@ def _has_kernels(convolution: nn.Conv2d, pool: nn.Module) -> bool:
         and convolution.padding in ((0, 0), "valid")
         and convolution.in_channels <= 16
         and convolution.out_channels <= 32
-        and halves(pool)
+        and is_2x2_max_pool(pool)
     )

@@ -2,9 +2,9 @@
 
 Experiments go into one stack when they share the model, the data and the algorithm with its switches; seeds, splits and
 numbers (mu, lr, ...) may differ, since numbers become columns. Models are the same when everything they hold is
-(`core.module_content`); frozen parameters and constant buffers may differ, and each row has its own. Stacks of
+(`engines.module_content`); frozen parameters and constant buffers may differ, and each row has its own. Stacks of
 different algorithms run side by side on streams of their own. What cannot be stacked (models that mix the examples of a
-batch, modules without a rule for many rows) is handed to the reference loop.
+batch, modules without a rule for many rows) is handed to the engine `fused`.
 """
 
 from __future__ import annotations
@@ -18,25 +18,28 @@ from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.evaluate import Score
-from fedgg.core.local import LocalEnd, LocalStart, for_people, local_round
-from fedgg.core.module_content import varying_tensors
+from fedgg.core.local import LocalEnd, LocalStart, for_people
 from fedgg.core.net import Net
 from fedgg.core.probe import Probe
 from fedgg.core.rows import Rows, each_row, stack
 from fedgg.core.sgd import SGD
 from fedgg.engines.ahead import Ahead
+from fedgg.engines.equivalence import is_stackable
+from fedgg.engines.fused.cpu import fused_round
+from fedgg.engines.fused.engine import Fused, with_fused_net
+from fedgg.engines.fused.net import fused_net
 from fedgg.engines.graphs import Form, GraphCache, steps_of_stack
 from fedgg.engines.job import Look, RoundJob, score_here
 from fedgg.engines.lanes import Lanes
 from fedgg.engines.layers import ConvolutionReluPool, WideDense
-from fedgg.engines.loop import Loop
+from fedgg.engines.module_content import varying_tensors
 from fedgg.engines.precision import Precision
 from fedgg.engines.program import Program
 from fedgg.engines.recognise import program_of
 
 T = TypeVar("T")
 
-SETTINGS = ("criterion", "frozen_statistics", "products", "channels_last", "drops", "head", "stackable")  # of a net
+SETTINGS = ("criterion", "frozen_statistics", "products", "channels_last", "drops", "head")  # of a net
 
 
 @dataclass(frozen=True)
@@ -63,15 +66,16 @@ class Stacked:
         yield from self.train_together([job])[0].items()
 
     def train_together(self, jobs: Sequence[RoundJob]) -> list[dict[int, LocalEnd]]:
+        jobs = [replace(job, net=fused_net(job.net)) for job in jobs]
         ends: list[dict[int, LocalEnd]] = [{} for _ in jobs]
         groups = _groups(jobs, self._trained_alike)
-        stackable = [group for group in groups if jobs[group[0]].net.stackable]
+        stackable = [group for group in groups if is_stackable(jobs[group[0]].net)]
         works = [self._train_stack(place, jobs, group, ends) for place, group in enumerate(stackable)]
         self._lanes.run(works, jobs[0].w.device)
         for group in groups:
             if group not in stackable:
                 for number in group:
-                    ends[number] = dict(Loop().train(jobs[number]))
+                    ends[number] = dict(Fused().train(jobs[number]))
         return [{client: ends[n][client] for client in job.cohort} for n, job in enumerate(jobs)]
 
     def _train_stack(
@@ -110,13 +114,14 @@ class Stacked:
             yield from opened[0].replay(steps)
             end = opened[0].end(algorithm, start, opened[1])
         else:
-            end = local_round(algorithm, first.net, sgd, start, first.data.gather(agendas))
+            end = fused_round(algorithm, first.net, sgd, start, first.data.gather(agendas))
         end = for_people(end)
         for position, row in enumerate(rows):
             ends[row.job][row.client] = each_row(end, slice(position, position + 1))
 
     def score(self, looks: Sequence[Look]) -> list[Score]:
         """Models that share a program and a test set are looked at together."""
+        looks = [with_fused_net(look) for look in looks]
         scores: dict[int, Score] = {}
         for group in _groups(looks, self._seen_alike):
             program = self._program(looks[group[0]].net)
@@ -155,6 +160,7 @@ class Stacked:
         key = id(a), id(b)
         if key not in self._compared:  # once, and both are held: their ids stay theirs
             same = a.layout == b.layout and all(getattr(a, name) == getattr(b, name) for name in SETTINGS)
+            same = same and is_stackable(a) == is_stackable(b)
             self._compared[key] = (a, b, varying_tensors(a.module, b.module) if same else None)
         return self._compared[key][2]
 
@@ -210,7 +216,7 @@ def _rows(jobs: Sequence[RoundJob], group: list[int]) -> list[Row]:
 
 
 def _probe(jobs: Sequence[RoundJob], rows: list[Row]) -> Probe:
-    """Row by row, as the loop measures, each with the net and the buffers of its own experiment."""
+    """Row by row, each with the net and the buffers of its own experiment."""
 
     def of_row(k: int) -> Probe:
         job, client = jobs[rows[k].job], rows[k].client

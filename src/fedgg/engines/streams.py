@@ -18,11 +18,14 @@ from fedgg.core.local import LocalEnd, LocalStart, for_people
 from fedgg.core.net import Net
 from fedgg.core.rows import Rows
 from fedgg.engines.ahead import Ahead
+from fedgg.engines.equivalence import mixes_examples
+from fedgg.engines.fused.engine import Fused
+from fedgg.engines.fused.net import fused_net
 from fedgg.engines.graphs import Form, GraphCache, Step
 from fedgg.engines.job import Look, RoundJob, score_here
 from fedgg.engines.lanes import Lanes
 from fedgg.engines.large import large_program_of
-from fedgg.engines.loop import Loop, open_client
+from fedgg.engines.loop import open_client
 from fedgg.engines.program import Program
 
 LANES = 6  # clients in flight: more gain little and cost memory
@@ -40,9 +43,10 @@ class Streams:
 
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd]]:
         if job.net.draws_random_numbers:
-            yield from Loop().train(job)
+            yield from Fused().train(job)
             return
-        exact = job.net.keeps_statistics or job.net.mixes_examples
+        job = replace(job, net=fused_net(job.net))
+        exact = job.net.keeps_statistics or mixes_examples(job.net)
         order = sorted(job.cohort, key=lambda client: -job.data.examples(client))
         waiting, ends = deque(order), dict[int, LocalEnd]()
         works = [self._lane(number, job, waiting, ends, exact) for number in range(min(self._most, len(order)))]

@@ -9,8 +9,9 @@ from typing import Protocol
 from fedgg.core.evaluate import Tally, tally
 from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Rows
+from fedgg.engines.fused.engine import train_fused
+from fedgg.engines.fused.net import fused_net
 from fedgg.engines.job import Look, RoundJob
-from fedgg.engines.loop import train_one
 
 
 class Task(Protocol):
@@ -35,7 +36,7 @@ class TrainClient:
     def do(self) -> LocalEnd:
         memory = {} if self.memory is None else {self.client: self.memory}
         kept = {} if self.kept_buffers is None else {self.client: self.kept_buffers}
-        return train_one(replace(self.job, memory=memory, kept_buffers=kept), self.client)
+        return train_fused(replace(self.job, memory=memory, kept_buffers=kept), self.client)
 
     def __str__(self) -> str:
         return f"client {self.client} of round {self.job.round + 1}"
@@ -49,7 +50,7 @@ class ScoreChunk:
 
     def do(self) -> Tally:
         look = self.looks[self.look]
-        return tally(look.net, look.w, look.buffers, *look.data.unseen(look.client, self.chunk))
+        return tally(fused_net(look.net), look.w, look.buffers, *look.data.unseen(look.client, self.chunk))
 
     def __str__(self) -> str:
         client = self.looks[self.look].client

@@ -2,7 +2,7 @@
 
 One thread a process beats threads within an operator. The longest client goes first, so that no core waits long for the
 last one; with several experiments, one's clients fill the time in which another waits. Answers are put in order before
-anybody looks at them: numbers are the reference loop's, bit for bit.
+anybody looks at them: numbers are those of the engine `fused`, bit for bit.
 """
 
 from __future__ import annotations
@@ -146,9 +146,7 @@ class Workers:
 
     def _keep_here(self, ask: Ask, why: str) -> None:
         self._stay_here[id(ask.net)] = ask.net
-        ask.notice(
-            f"the loop does the work of engine 'workers': other processes cannot be given this experiment ({why})"
-        )
+        ask.notice(f"engine 'workers' fell back to 'fused': the experiment cannot be sent to other processes ({why})")
 
 
 def cores() -> int:

@@ -112,10 +112,11 @@ class Server(Section):
 
 
 class Engine(Section):
-    name: Literal["auto", "loop", "workers", "stacked", "streams"] = Field(
+    name: Literal["auto", "loop", "fused", "workers", "stacked", "streams"] = Field(
         "auto",
-        description="loop: one client after another; workers: in parallel processes; stacked: small models as one "
-        "program; streams: large ones, several in flight; auto: the fastest of them",
+        description="loop: the reference, one client after another; fused: the same with faster steps; workers: fused, "
+        "in parallel processes; stacked: small models as one program; streams: large ones, several in flight; auto: "
+        "the fastest of them",
     )
     device: str = Field("cpu", description="cpu, cuda or cuda:N")
     precision: Precision = Field(
@@ -147,13 +148,19 @@ class Engine(Section):
         if self.name == "streams" and self.device == "cpu":
             raise ValueError("engine 'streams' needs a GPU: set engine.device = 'cuda', or take 'workers'")
         if self.name == "workers" and self.device != "cpu":
-            raise ValueError(f"engine 'workers' works on the cpu, not on {self.device}: take 'stacked' or 'loop'")
+            raise ValueError(f"engine 'workers' works on the cpu, not on {self.device}: take 'stacked' or 'fused'")
         return self
 
     @property
     def arithmetic_of(self) -> str:
-        """On a CPU `auto`, `loop` and `workers` have the same bits: to a run's identity they are one."""
-        return "loop" if self.device == "cpu" and self.name in ("auto", "workers") else self.name
+        """The engine's name within a run's identity: on a CPU `auto`, `fused` and `workers` have the same bits.
+
+        The fused step is "loop" there, as in folders of versions that had no other step under that name.
+        """
+        if self.name == "loop":
+            return "local_step"
+        fused = self.name == "fused" or (self.device == "cpu" and self.name in ("auto", "workers"))
+        return "loop" if fused else self.name
 
     @property
     def threads_in_use(self) -> int:
@@ -266,11 +273,24 @@ class Experiment(Section):
         return hashlib.sha256(json.dumps(self._path(), sort_keys=True).encode()).hexdigest()
 
     def trajectories(self) -> tuple[str, ...]:
-        """Under which names run folders may know it: older versions of fedgg left `engine.threads` out."""
+        """Under which names run folders may know it: older versions of fedgg left `engine.threads` out.
+
+        Those that named the engine `loop` were trained by the fused step: see `as_begun`.
+        """
         path = self._path()
         path["engine"].pop("threads", None)
         older = hashlib.sha256(json.dumps(path, sort_keys=True).encode()).hexdigest()
         return tuple(dict.fromkeys((self.trajectory(), older)))
+
+    def as_begun(self, begun_as: str) -> Experiment:
+        """The same experiment with the engine that trained the rounds of a folder, which records this identity.
+
+        Before there was an engine `fused`, `loop` was the name of the fused step.
+        """
+        if self.engine.name != "loop":
+            return self
+        fused = self.changed({"engine.name": "fused"})
+        return fused if begun_as in fused.trajectories() else self
 
     def _path(self) -> dict[str, Any]:
         watching = {"evaluate_every", "checkpoint_every", "memory_limit_mb"}

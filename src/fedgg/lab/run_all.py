@@ -39,7 +39,7 @@ def run_all(jobs: list[Job], processes: int, tell: Tell) -> None:
             return run_interleaved([job.under("workers", reason) for job in some], processes, tell)
         at_once = min(processes, len(some))
         reason = f"{len(some)} runs of a study, {'one after another' if at_once <= 1 else f'{at_once} at a time'}"
-        return run_jobs([job.under("loop", reason) for job in some] if len(some) > 1 else some, processes, tell)
+        return run_jobs([job.under("fused", reason) for job in some] if len(some) > 1 else some, processes, tell)
 
     _run_until_ended(jobs, tell, run_some)
 

@@ -20,11 +20,11 @@ from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.evaluate import Score
 from fedgg.core.rows import Rows
-from fedgg.engines import Engine, Loop, RoundJob, Stacked, Streams
+from fedgg.engines import Engine, Fused, Loop, RoundJob, Stacked, Streams
 from fedgg.engines.job import Look, Scorer, score_here
 from fedgg.errors import UserError
 from fedgg.lab.arithmetic import DTYPES, arithmetic
-from fedgg.lab.build import DataGiven, Federation, ModelGiven, build, with_given_clients
+from fedgg.lab.build import DataGiven, Federation, ModelGiven, build, under_fused, with_given_clients
 from fedgg.lab.code import structure_of
 from fedgg.lab.config import Experiment
 from fedgg.lab.losses import NamedOnce, by_reason, client_name
@@ -206,7 +206,9 @@ def make_engine(federation: Federation) -> Engine:
             return Streams()
         case "workers":
             return hired(engine)
-        case _:
+        case "fused":
+            return Fused()
+        case "loop":
             return Loop()
 
 
@@ -223,6 +225,9 @@ def opened(
         if store is not None and store.holds_a_run():
             store.check_format()
         federation = build_it()  # before a new folder: a mistake leaves nothing behind
+        if store is not None and store.as_begun(federation.experiment) != federation.experiment:
+            federation = under_fused(federation, "the rounds of this folder were trained by the fused step")
+        experiment = federation.experiment
         rehearse(federation)
         if store is not None and not known:
             locks.enter_context(store.locked())

@@ -29,6 +29,7 @@ from fedgg.core.server import (
     largest,
     spoilt,
 )
+from fedgg.core.sgd import learning_rate
 from fedgg.engines import Engine, RoundJob
 from fedgg.engines.job import ClientData, Look, Optimiser, Scorer, score_here
 from fedgg.errors import UserError
@@ -84,7 +85,7 @@ def next_job(federation: Federation, state: State) -> RoundJob:
         net=federation.net,
         data=federation.feed,
         work=federation.work,
-        optimiser=Optimiser(local.lr * local.lr_decay**number, local.momentum, local.weight_decay),
+        optimiser=Optimiser(learning_rate(local.lr, local.lr_decay, number), local.momentum, local.weight_decay),
         policy=experiment.model.statistics,
         seed=experiment.seed,
         round=number,

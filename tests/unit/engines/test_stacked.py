@@ -1,4 +1,4 @@
-"""The stacked engine has the reference loop's numbers, alone or with other experiments, on CPU and on a GPU."""
+"""The stacked engine: several experiments as one, sizes of stacks, and models that cannot be stacked."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from rules import RULES, named, played, proxy_for
+from step_cases import RULES, named, played, proxy_for
 
 from fedgg.data.arrays import from_arrays
 from fedgg.data.digits import load_digits
-from fedgg.engines import Loop, Stacked
+from fedgg.engines import Fused, Loop, Stacked
 from fedgg.engines.graphs import prefix_sizes
 from fedgg.engines.memory import stack_bytes
 from fedgg.engines.precision import Precision
@@ -39,19 +39,6 @@ def experiment(rule: dict[str, Any], device: str, cohort: int | None, **more: An
         "engine": {"precision": "fp64", "device": device},
     }
     return Experiment(rounds=3, algorithm=rule, **(settings | more))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("cohort", [None, 3])
-@pytest.mark.parametrize("rule", RULES, ids=named)
-def test_the_loop_and_the_stack_agree(rule: dict[str, Any], cohort: int | None, device: str) -> None:
-    chosen = experiment(rule, device, cohort)
-    loop, stacked = (played(build(chosen), engine) for engine in (Loop(), Stacked()))
-    torch.testing.assert_close(stacked.server.w, loop.server.w, rtol=0, atol=1e-10)
-    assert stacked.memory.keys() == loop.memory.keys()
-    for client, memory in loop.memory.items():
-        for name, rows in memory.items():
-            torch.testing.assert_close(stacked.memory[client][name], rows, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -87,31 +74,14 @@ def test_a_diverging_experiment_does_not_touch_its_neighbours(tmp_path: Path) ->
     assert ended["calm"]["final_test_accuracy"] == run(calm).test_accuracy[-1]
 
 
-def with_dropout() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.3), torch.nn.Linear(64, 10))
-
-
 def with_statistics() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 10))
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_stack_drops_the_same_units(device: str) -> None:
-    chosen = experiment({"name": "fedgg", "mu": 0.5}, device, None, model={})
-    loop, stacked = (played(build(chosen, model=with_dropout), engine) for engine in (Loop(), Stacked()))
-    torch.testing.assert_close(stacked.server.w, loop.server.w, rtol=0, atol=1e-10)
-
-
-def test_models_that_cannot_be_stacked_go_to_the_loop() -> None:
+def test_models_that_cannot_be_stacked_go_to_the_fused_step() -> None:
     chosen = experiment({"name": "fedavg"}, "cpu", None, model={}, local={"epochs": 1, "batch": 13})
-    loop, stacked = (played(build(chosen, model=with_statistics), engine) for engine in (Loop(), Stacked()))
-    assert torch.equal(loop.server.w, stacked.server.w)
-
-
-def test_augmented_batches_are_the_same() -> None:
-    chosen = experiment({"name": "fedavg"}, "cpu", None, data={"augment": "crop_flip"})
-    loop, stacked = (played(build(chosen), engine) for engine in (Loop(), Stacked()))
-    torch.testing.assert_close(stacked.server.w, loop.server.w, rtol=0, atol=1e-10)
+    fused, stacked = (played(build(chosen, model=with_statistics), engine) for engine in (Fused(), Stacked()))
+    assert torch.equal(fused.server.w, stacked.server.w)
 
 
 def test_prefix_sizes_hold_everybody_and_waste_little() -> None:

@@ -1,16 +1,14 @@
-"""The streams engine has the reference loop's numbers: statistics, dropout, ragged batches, every algorithm."""
+"""The streams engine repeats its bits; that they are the reference step's is in test_every_engine.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from rules import RULES, named, played, proxy_for
-from torch import nn
+from step_cases import proxy_for, with_statistics
 
-from fedgg.engines import Loop, Streams
+from fedgg.engines import Streams
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.state import begin, play_round
@@ -19,14 +17,6 @@ DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")),
 ]
-
-
-def with_statistics() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
-
-
-def with_dropout() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, 10))
 
 
 def experiment(rule: dict[str, Any], device: str, cohort: int | None, **more: Any) -> Experiment:
@@ -38,20 +28,6 @@ def experiment(rule: dict[str, Any], device: str, cohort: int | None, **more: An
         "engine": {"precision": "fp64", "device": device},
     }
     return Experiment(rounds=3, algorithm=rule, **(settings | more))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("cohort", [None, 3])
-@pytest.mark.parametrize("model", [with_statistics, with_dropout])
-@pytest.mark.parametrize("rule", RULES, ids=named)
-def test_the_loop_and_the_streams_agree(
-    rule: dict[str, Any], model: Callable[[], nn.Module], cohort: int | None, device: str
-) -> None:
-    chosen = experiment(rule, device, cohort)
-    loop, streams = (played(build(chosen, model=model), engine) for engine in (Loop(), Streams(lanes=3)))
-    torch.testing.assert_close(streams.server.w, loop.server.w, rtol=0, atol=1e-10)
-    for name, rows in loop.server.buffers.items():
-        torch.testing.assert_close(streams.server.buffers[name], rows, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("device", DEVICES)

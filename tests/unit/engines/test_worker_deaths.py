@@ -60,9 +60,9 @@ def run_with_kills(at: list[int], **given: Any) -> tuple[Run, list[str]]:
 
 def test_a_killed_worker_is_replaced_and_its_client_done_again() -> None:
     ours, said = run_with_kills([1, 6])
-    loop = run(experiment(**{"engine.name": "loop"}))
-    assert all(torch.equal(ours.weights[name], loop.weights[name]) for name in loop.weights)
-    assert ours.test_accuracy == loop.test_accuracy
+    alone = run(experiment(**{"engine.name": "fused"}))
+    assert all(torch.equal(ours.weights[name], alone.weights[name]) for name in alone.weights)
+    assert ours.test_accuracy == alone.test_accuracy
     assert any("client" in sentence and "its process died" in sentence for sentence in said)
 
 
@@ -138,5 +138,5 @@ def test_thirty_kills_at_any_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = run(chosen)
     over.set()
     thread.join()
-    loop = run(chosen.changed({"engine.name": "loop"}))
-    assert all(torch.equal(ours.weights[name], loop.weights[name]) for name in loop.weights)
+    alone = run(chosen.changed({"engine.name": "fused"}))
+    assert all(torch.equal(ours.weights[name], alone.weights[name]) for name in alone.weights)

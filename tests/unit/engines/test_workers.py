@@ -1,4 +1,4 @@
-"""The workers have the reference loop's bits, whatever is trained, by however many processes, started in any way."""
+"""Workers have the bits of the engine `fused`, whatever is trained, by however many processes, however started."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rules import RULES, named, proxy_for
+from step_cases import RULES, named, played_and_recorded, proxy_for
 from torch import nn
 from travellers import Raising, WithALambda, WithDropout, WithStatistics
 
 import fedgg
 from fedgg.core.server import Lost
-from fedgg.engines import Loop, Workers
+from fedgg.engines import Fused, Workers
 from fedgg.engines.errands import Ask, Player
 from fedgg.engines.pool import StartMethod
 from fedgg.engines.workers import cores
@@ -29,7 +29,7 @@ from fedgg.lab.build import Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.jobs import Tell
 from fedgg.lab.runner import Watcher, run
-from fedgg.lab.state import State, begin, close, next_job, play_round, train
+from fedgg.lab.state import State, begin, close, next_job, train
 from fedgg.lab.study import Study, run_study
 
 
@@ -50,15 +50,6 @@ def workers() -> Iterator[Workers]:
         yield engine
 
 
-def played(federation: Federation, engine: Loop | Workers, rounds: int = 3) -> tuple[State, list[dict[str, Any]]]:
-    state, records = begin(federation), []
-    for _ in range(rounds):
-        more = {"score": engine.score} if isinstance(engine, Workers) else {}
-        state, record = play_round(federation, state, engine, **more)
-        records.append({key: value for key, value in record.items() if key != "seconds"})
-    return state, records
-
-
 def assert_same(a: State, b: State) -> None:
     assert torch.equal(a.server.w, b.server.w)
     assert a.memory.keys() == b.memory.keys()
@@ -71,40 +62,37 @@ def assert_same(a: State, b: State) -> None:
         assert all(torch.equal(mine[name], other[name]) for name in mine)
 
 
-def assert_as_the_loop(chosen: Experiment, workers: Workers, model: ModelGiven | None = None) -> None:
+def assert_as_fused(chosen: Experiment, workers: Workers, model: ModelGiven | None = None) -> None:
     if model is not None:
         chosen = chosen.changed({"model.name": "python"})  # drops the other model's settings
     federation = build(chosen, model=model)
-    (loop, told), (ours, ours_told) = played(federation, Loop()), played(federation, workers)
-    assert_same(loop, ours)
-    assert told == ours_told  # losses, readings, scores: every number of the history
+    fused, records = played_and_recorded(federation, Fused())
+    ours, our_records = played_and_recorded(federation, workers)
+    assert_same(fused, ours)
+    assert records == our_records  # losses, readings, scores: every number of the history
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp64"])
-@pytest.mark.parametrize("cohort", [None, 3])
 @pytest.mark.parametrize("rule", RULES, ids=named)
-def test_the_loop_and_the_workers_have_the_same_bits(
-    rule: dict[str, Any], cohort: int | None, precision: str, workers: Workers
-) -> None:
+def test_workers_have_the_bits_of_the_fused_step(rule: dict[str, Any], workers: Workers) -> None:
     changes = {f"algorithm.{key}": value for key, value in rule.items()} | {"data.proxy": proxy_for(rule)}
-    assert_as_the_loop(experiment(**changes, **{"server.cohort": cohort, "engine.precision": precision}), workers)
+    assert_as_fused(experiment(**changes, **{"server.cohort": 3}), workers)
 
 
 @pytest.mark.parametrize("policy", ["average", "local", "frozen"])
 @pytest.mark.parametrize("cohort", [None, 3])
 def test_batch_statistics(policy: str, cohort: int | None, workers: Workers) -> None:
     chosen = experiment(**{"model.statistics": policy, "server.cohort": cohort, "data.holdout": 0.2})
-    assert_as_the_loop(chosen.changed({"local.batch": 19}), workers, WithStatistics)  # nobody is left with one example
+    assert_as_fused(chosen.changed({"local.batch": 19}), workers, WithStatistics)  # nobody is left with one example
 
 
 def test_dropout_and_the_generator_of_the_parent(workers: Workers) -> None:
     before = torch.get_rng_state()
-    assert_as_the_loop(experiment(), workers, WithDropout)
+    assert_as_fused(experiment(), workers, WithDropout)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_augmentation_holdout_and_decay(workers: Workers) -> None:
-    assert_as_the_loop(experiment(**{"data.augment": "crop_flip", "data.holdout": 0.1, "local.lr_decay": 0.9}), workers)
+    assert_as_fused(experiment(**{"data.augment": "crop_flip", "data.holdout": 0.1, "local.lr_decay": 0.9}), workers)
 
 
 @pytest.mark.parametrize("start", [m for m in multiprocessing.get_all_start_methods() if m != "forkserver"])
@@ -112,13 +100,13 @@ def test_every_way_to_start_a_process(start: StartMethod) -> None:
     """The fork server, where there is one, is what the other tests use."""
     before = set(multiprocessing.active_children())
     with Workers(2, start=start) as engine:
-        assert_as_the_loop(experiment(**{"algorithm.name": "scaffold"}), engine)
+        assert_as_fused(experiment(**{"algorithm.name": "scaffold"}), engine)
     assert set(multiprocessing.active_children()) <= before
 
 
 def test_more_processes_than_clients() -> None:
     with Workers(5) as engine:
-        assert_as_the_loop(experiment(**{"split.clients": 2}), engine)
+        assert_as_fused(experiment(**{"split.clients": 2}), engine)
         assert len(multiprocessing.active_children()) <= 2 + 2  # these, and those of the module's own
 
 
@@ -134,10 +122,10 @@ def test_a_run_from_python_counts_clients_as_they_come_back(tmp_path: Path) -> N
     seen: list[tuple[int, int]] = []
     chosen = experiment(**{"engine.name": "workers", "engine.workers": 2})
     ours = run(chosen, out=tmp_path / "ours", watcher=Watcher(client=lambda done, of: seen.append((done, of))))
-    loop = run(experiment())
+    alone = run(experiment())
     assert seen == [(done, 6) for _ in range(3) for done in range(1, 7)]
-    assert ours.test_accuracy == loop.test_accuracy
-    assert all(torch.equal(ours.weights[name], loop.weights[name]) for name in loop.weights)
+    assert ours.test_accuracy == alone.test_accuracy
+    assert all(torch.equal(ours.weights[name], alone.weights[name]) for name in alone.weights)
 
 
 def test_a_study_has_the_folders_of_a_study_by_the_loop(tmp_path: Path) -> None:
@@ -148,18 +136,18 @@ def test_a_study_has_the_folders_of_a_study_by_the_loop(tmp_path: Path) -> None:
         "wild": {"local.lr": 1e30},
         "exact": {"engine.precision": "fp64", "rounds": 5, "server.evaluate_every": 2},
     }
-    told: dict[str, list[Any]] = {"loop": [], "workers": []}
+    told: dict[str, list[Any]] = {"fused": [], "workers": []}
     for engine in told:
         base = experiment(**{"engine.name": engine, "engine.workers": 2})
         study = Study(base, variants, (0, 1), "plain")
         run_study(study, tmp_path / engine, processes=1, tell=_writer(told[engine]))
     for label in variants:
         for seed in (0, 1):
-            ours, loop = (tmp_path / engine / label / f"seed-{seed}" for engine in ("workers", "loop"))
-            assert (ours / "model.safetensors").read_bytes() == (loop / "model.safetensors").read_bytes()
-            assert history(ours) == history(loop)
+            ours, alone = (tmp_path / engine / label / f"seed-{seed}" for engine in ("workers", "fused"))
+            assert (ours / "model.safetensors").read_bytes() == (alone / "model.safetensors").read_bytes()
+            assert history(ours) == history(alone)
     ended = {engine: {n: w["status"] for n, k, w in news if k == "ended"} for engine, news in told.items()}
-    assert ended["workers"] == ended["loop"]
+    assert ended["workers"] == ended["fused"]
     assert ended["workers"]["wild, seed 0"] == "diverged"
     assert any(kind == "client" for _, kind, _ in told["workers"])
 
@@ -225,7 +213,7 @@ def said_by(chosen: Experiment, **given: Any) -> tuple[list[str], list[float]]:
 
 def test_a_model_that_cannot_be_pickled_is_trained_by_the_loop() -> None:
     said, accuracy = said_by(experiment(**{"engine.name": "workers", "engine.workers": 2}), model=WithALambda)
-    assert len([sentence for sentence in said if "the loop does the work" in sentence and "lambda" in sentence]) == 1
+    assert len([sentence for sentence in said if "fell back to 'fused'" in sentence and "lambda" in sentence]) == 1
     assert accuracy == said_by(experiment(), model=WithALambda)[1]
 
 
@@ -234,7 +222,7 @@ def test_a_class_no_other_process_can_import_is_trained_by_the_loop(monkeypatch:
     cell = type("FromACell", (WithDropout,), {"__module__": "__main__", "__qualname__": "FromACell"})
     monkeypatch.setattr(sys.modules["__main__"], "FromACell", cell, raising=False)
     said, accuracy = said_by(experiment(**{"engine.name": "workers", "engine.workers": 2}), model=cell)
-    assert len([sentence for sentence in said if "the loop does the work" in sentence and "FromACell" in sentence]) == 1
+    assert len([sentence for sentence in said if "fell back to 'fused'" in sentence and "FromACell" in sentence]) == 1
     assert accuracy == said_by(experiment(), model=WithDropout)[1]
 
 
@@ -244,7 +232,7 @@ def test_a_lambda_that_makes_a_model_may_travel() -> None:
         experiment(**{"engine.name": "workers", "engine.workers": 2, "rounds": 1}),
         model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
     )
-    assert not any("loop" in sentence for sentence in said)
+    assert not any("fell back" in sentence for sentence in said)
 
 
 def test_classes_from_a_users_file(tmp_path: Path) -> None:
@@ -259,7 +247,7 @@ def test_classes_from_a_users_file(tmp_path: Path) -> None:
     fedgg.trust(file)
     names = {"model.name": f"{file}:Model", "algorithm.name": f"{file}:Half"}
     said, accuracy = said_by(experiment(**names, **{"engine.name": "workers", "engine.workers": 2}))
-    assert not [sentence for sentence in said if "loop" in sentence]
+    assert not [sentence for sentence in said if "fell back" in sentence]
     assert accuracy == said_by(experiment(**names))[1]
 
 
@@ -310,7 +298,7 @@ def test_healthy_leaves_out_who_was_lost() -> None:
     federation = build(experiment())
     state = begin(federation)
     job = next_job(federation, state)
-    ends = {**train(job, Loop()), 2: Lost(2, "gone")}
+    ends = {**train(job, Fused()), 2: Lost(2, "gone")}
     _, record = close(state, job, federation.examples, ends)
     assert 2 not in record.kept
     assert record.lost == [Lost(2, "gone")]

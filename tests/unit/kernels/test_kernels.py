@@ -10,7 +10,7 @@ from torch import Tensor
 if not torch.cuda.is_available():
     pytest.skip("kernels need a GPU", allow_module_level=True)
 
-from fedgg.core.masks import keep
+from fedgg.core.dropout import keep
 from fedgg.data.augment import Draws, augment
 from fedgg.kernels import advance, convolution, dense, images, layers, loss
 

@@ -14,8 +14,8 @@ if not torch.cuda.is_available():
 
 from fedgg.algorithms import FedAvg, FedGG, FedProx
 from fedgg.core.algorithm import Algorithm, Number, Site
-from fedgg.core.recipe import recipe_of
-from fedgg.engines.factors import split_of
+from fedgg.engines.fused.coefficients import split_of
+from fedgg.engines.fused.tracing import recipe_of
 
 CUDA = torch.device("cuda")
 PAIRS, PLACES = ("drift.drift", "direction.drift", "step.step"), ("drift", "direction", "")

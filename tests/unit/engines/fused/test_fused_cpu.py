@@ -1,4 +1,4 @@
-"""Steps in place are the steps of `local_step`, in one piece or in many."""
+"""The fused step on a CPU takes the steps of `local_step`, in one piece or in many, for any sum of terms."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from fedgg.algorithms import SCAFFOLD, FedAvg, FedGG, FedProx
-from fedgg.core import in_place
 from fedgg.core.algorithm import Algorithm, Batch, Number, Site
-from fedgg.core.local import LocalEnd, LocalStart, end_round, local_round, local_step, open_round
+from fedgg.core.local import LocalEnd, LocalStart, local_round, open_round
 from fedgg.core.net import Net
 from fedgg.core.rows import each_row
 from fedgg.core.seeds import torch_stream
 from fedgg.core.sgd import SGD
-from fedgg.core.terms import asked, refuse_other_names
+from fedgg.engines.fused import cpu
+from fedgg.engines.fused.cpu import fused_round
+from fedgg.engines.fused.terms import asked, refuse_other_names
 from fedgg.errors import UserError
 
 
@@ -137,13 +138,6 @@ def client(algorithm: Algorithm, make: type[nn.Module] | None = None) -> tuple[N
     return net, start, [Batch(a, b, torch.ones(1, BATCH).double()) for a, b in zip(x, y, strict=True)]
 
 
-def step_by_step(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, batches: list[Batch]) -> LocalEnd:
-    running, site = open_round(algorithm, net, sgd, start)
-    for batch in batches:
-        running = local_step(algorithm, sgd, running, site, batch)
-    return end_round(algorithm, start, running, site)
-
-
 def assert_alike(one: LocalEnd, other: LocalEnd) -> None:
     for a, b in ((one.up, other.up), (one.memory, other.memory), (one.readings, other.readings)):
         assert a.keys() == b.keys()
@@ -155,15 +149,15 @@ def assert_alike(one: LocalEnd, other: LocalEnd) -> None:
 @pytest.mark.parametrize("piece", [7, 1 << 18])
 @pytest.mark.parametrize(("momentum", "decay"), [(0.9, 0.0), (0.0, 0.0), (0.9, 0.01), (0.0, 0.01)])
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
-def test_in_place_is_step_by_step(
+def test_the_fused_step_is_the_reference_step(
     algorithm: Algorithm, momentum: float, decay: float, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_place, "PIECE", piece)
-    monkeypatch.setattr(in_place, "SMALL", piece)
+    monkeypatch.setattr(cpu, "PIECE", piece)
+    monkeypatch.setattr(cpu, "SMALL", piece)
     net, start, batches = client(algorithm)
     sgd = SGD.of(0.1, momentum, decay, start.w)
     before = start.w.clone()
-    assert_alike(local_round(algorithm, net, sgd, start, batches), step_by_step(algorithm, net, sgd, start, batches))
+    assert_alike(fused_round(algorithm, net, sgd, start, batches), local_round(algorithm, net, sgd, start, batches))
     assert torch.equal(start.w, before)
 
 
@@ -174,8 +168,8 @@ def test_without_terms_every_bit_is_the_same(algorithm: Algorithm, momentum: flo
     net, start, batches = client(algorithm)
     sgd = SGD.of(0.1, momentum, decay, start.w)
     fused, plain_steps = (
+        fused_round(algorithm, net, sgd, start, batches),
         local_round(algorithm, net, sgd, start, batches),
-        step_by_step(algorithm, net, sgd, start, batches),
     )
     assert torch.equal(fused.up["delta"], plain_steps.up["delta"])
 
@@ -185,17 +179,17 @@ def test_without_terms_every_bit_is_the_same(algorithm: Algorithm, momentum: flo
 def test_parameters_that_share_a_gradient(
     algorithm: Algorithm, momentum: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_place, "SMALL", 0)
+    monkeypatch.setattr(cpu, "SMALL", 0)
     net, start, batches = client(algorithm, TwoBiases)
     sgd = SGD.of(0.1, momentum, 0.0, start.w)
-    assert_alike(local_round(algorithm, net, sgd, start, batches), step_by_step(algorithm, net, sgd, start, batches))
+    assert_alike(fused_round(algorithm, net, sgd, start, batches), local_round(algorithm, net, sgd, start, batches))
 
 
 def test_terms_that_come_late_are_named() -> None:
     algorithm = Starts(late=2)
     net, start, batches = client(algorithm)
     with pytest.raises(UserError, match=r"Starts\.terms\(\) names drift in step 4, and nothing before: name the same"):
-        local_round(algorithm, net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
+        fused_round(algorithm, net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
 
 
 @pytest.mark.parametrize(
@@ -238,22 +232,22 @@ def test_a_loss_without_its_second_dimension_is_named(rows: int) -> None:
 def test_a_late_look_at_the_rows_is_named() -> None:
     net, start, batches = client(LooksLate())
     with pytest.raises(UserError, match=r"LooksLate\.terms\(\) looks at the rows themselves in step 3"):
-        local_round(LooksLate(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
+        fused_round(LooksLate(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
 
 
 def test_inner_products_that_come_late_are_named() -> None:
     net, start, batches = client(Late())
     with pytest.raises(UserError, match=r"asks for the inner product drift\.drift in a later step"):
-        local_round(Late(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
+        fused_round(Late(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
 
 
 def test_a_factor_without_its_second_dimension_is_named() -> None:
     net, start, batches = client(Flat())
     with pytest.raises(UserError, match=r"Flat\.terms\(\) gives 'drift' a factor of shape \(1,\): make it .* \[1, 1\]"):
-        local_round(Flat(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
+        fused_round(Flat(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
 
 
 def test_a_vector_that_is_not_there_is_named() -> None:
     net, start, batches = client(Lost())
     with pytest.raises(UserError, match=r"there is no vector 'compass': begin\(\) noted anchor"):
-        local_round(Lost(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
+        fused_round(Lost(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)

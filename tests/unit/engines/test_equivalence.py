@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgg.core.equivalence import is_plain, parts_in_order
 from fedgg.core.net import Net
-from fedgg.core.quick import QuickPool
+from fedgg.engines.equivalence import is_plain, is_stackable, mixes_examples, parts_in_order
+from fedgg.engines.fused.net import fused_net
+from fedgg.engines.fused.pooling import FusedPool
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
@@ -85,7 +86,7 @@ def test_a_part_that_stands_in_two_places_runs_twice() -> None:
     assert kinds == [("0.", nn.Linear), ("1.", nn.Tanh), ("2.0.", nn.Tanh), ("2.1.", nn.Linear), ("3.", nn.Tanh)]
 
 
-# The quicker form -----------------------------------------------------------------------------------------------------
+# Fused pooling --------------------------------------------------------------------------------------------------------
 
 
 class Keeps(nn.Module):
@@ -118,8 +119,8 @@ def test_what_structure_does_not_show_is_found_by_numbers() -> None:
         return nn.Sequential(*parts, nn.Flatten(), nn.Linear(12, CLASSES))
 
     quick, left_alone = net_of(model(False), (3, 4, 4)), net_of(model(True), (3, 4, 4))
-    assert any(isinstance(part, QuickPool) for part in quick._quick.modules())
-    assert left_alone._quick is left_alone.module
+    assert any(isinstance(part, FusedPool) for part in fused_net(quick).pooled.modules())
+    assert fused_net(left_alone).pooled is left_alone.module
 
 
 def test_layers_that_start_at_zero_hide_nothing() -> None:
@@ -130,7 +131,7 @@ def test_layers_that_start_at_zero_hide_nothing() -> None:
     net = net_of(
         nn.Sequential(keeps, nn.ReLU(inplace=True), nn.MaxPool2d(2), Adds(keeps), nn.Flatten(), last), (3, 4, 4)
     )
-    assert net._quick is net.module
+    assert fused_net(net).pooled is net.module
 
 
 def test_a_trial_leaves_no_trace() -> None:
@@ -143,8 +144,8 @@ def test_a_trial_leaves_no_trace() -> None:
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
     net = Net(module)
     net.examine(torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)), CLASSES)
-    assert net.mixes_examples
-    assert not net.stackable
+    assert mixes_examples(net)
+    assert not is_stackable(net)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert np.random.get_state()[1].tolist() == states[2]  # type: ignore[index]
@@ -245,8 +246,8 @@ def test_these_mix_the_examples_of_a_batch(kind: str) -> None:
         net.sample, net.draws_random_numbers = torch.randn(2, 12), False
     else:
         net = net_of(MIXING[kind]())
-    assert net.mixes_examples
-    assert not net.stackable
+    assert mixes_examples(net)
+    assert not is_stackable(net)
 
 
 @pytest.mark.parametrize("kind", NOT_MIXING)
@@ -254,15 +255,15 @@ def test_these_do_not(kind: str) -> None:
     make, shape = NOT_MIXING[kind]
     net = Net(make(), frozen_statistics=kind == "frozen batch norm")
     net.examine(torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)), CLASSES)
-    assert not net.mixes_examples
+    assert not mixes_examples(net)
     assert not net.mixes_in_evaluation
 
 
 def test_tokens_are_tried_as_tokens() -> None:
     net = Net(Tokens())
     net.examine(torch.tensor([[0.0, 1.0, 4.0], [2.0, 2.0, 3.0]]), CLASSES)
-    assert not net.mixes_examples
-    assert net.stackable
+    assert not mixes_examples(net)
+    assert is_stackable(net)
 
 
 def test_a_mean_in_evaluation_mode_is_announced_and_has_no_fisher_information() -> None:

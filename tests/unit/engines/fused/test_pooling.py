@@ -1,4 +1,4 @@
-"""Quicker on a CPU, and the same: against torch's own convolution, ReLU and max-pool."""
+"""Fused pooling computes what it stands for: against torch's own convolution, ReLU and max-pool."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedgg.core.quick import PairConvolution, QuickPool, quickened
+from fedgg.engines.fused.pooling import FusedConvolutionPool, FusedPool, with_fused_pooling
 
 MODULES = {
     "few channels": lambda: nn.Sequential(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
@@ -25,15 +25,15 @@ MODULES = {
 def test_outputs_and_gradients_are_torchs(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     plain = MODULES[name]().to(dtype)
-    quick = quickened(plain)
+    fused = with_fused_pooling(plain)
     first = next(part for part in plain.modules() if isinstance(part, nn.Conv2d))
     x = torch.randn(5, first.in_channels, 12, 12, dtype=dtype, requires_grad=True)
-    assert dict(quick.named_parameters()).keys() == dict(plain.named_parameters()).keys()
-    outputs = plain(x), quick(x)
+    assert dict(fused.named_parameters()).keys() == dict(plain.named_parameters()).keys()
+    outputs = plain(x), fused(x)
     grad = torch.randn_like(outputs[0])
     gradients = [
         torch.autograd.grad(y, [x, *module.parameters()], grad)
-        for y, module in zip(outputs, (plain, quick), strict=True)
+        for y, module in zip(outputs, (plain, fused), strict=True)
     ]
     close = 1e-12 if dtype == torch.float64 else 1e-4
     torch.testing.assert_close(outputs[1], outputs[0], rtol=close, atol=close)
@@ -41,26 +41,26 @@ def test_outputs_and_gradients_are_torchs(name: str, dtype: torch.dtype) -> None
 
 
 def test_what_is_replaced() -> None:
-    few, many, alone = (quickened(MODULES[name]()) for name in ("few channels", "many channels", "pool alone"))
-    assert [type(part) for part in few.children()] == [PairConvolution, nn.Identity, nn.ReLU]
-    assert [type(part) for part in many.children()] == [nn.Conv2d, QuickPool, nn.ReLU]
-    assert [type(part) for part in alone.children()] == [nn.Conv2d, QuickPool, nn.Tanh]
+    few, many, alone = (with_fused_pooling(MODULES[name]()) for name in ("few channels", "many channels", "pool alone"))
+    assert [type(part) for part in few.children()] == [FusedConvolutionPool, nn.Identity, nn.ReLU]
+    assert [type(part) for part in many.children()] == [nn.Conv2d, FusedPool, nn.ReLU]
+    assert [type(part) for part in alone.children()] == [nn.Conv2d, FusedPool, nn.Tanh]
     other = MODULES["other windows"]()
-    assert [type(part) for part in quickened(other).children()] == [type(part) for part in other.children()]
-    assert quickened(linear := nn.Linear(2, 2)) is linear
+    assert [type(part) for part in with_fused_pooling(other).children()] == [type(part) for part in other.children()]
+    assert with_fused_pooling(linear := nn.Linear(2, 2)) is linear
 
 
 def test_of_equals_the_first_counts() -> None:
     x = torch.zeros(1, 1, 4, 4).fill_(0.5).requires_grad_()
-    plain, quick = nn.MaxPool2d(2), QuickPool()
-    for module in (plain, quick):
+    plain, fused = nn.MaxPool2d(2), FusedPool()
+    for module in (plain, fused):
         (grad,) = torch.autograd.grad(module(x).sum(), x)
         assert grad[0, 0].tolist() == [[1, 0, 1, 0], [0, 0, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]]
 
 
 def test_a_nan_stays_a_nan_and_transforms_go_through() -> None:
     x = torch.randn(3, 2, 4, 4)
-    mapped = torch.func.vmap(QuickPool())(x[None].expand(2, -1, -1, -1, -1))
+    mapped = torch.func.vmap(FusedPool())(x[None].expand(2, -1, -1, -1, -1))
     torch.testing.assert_close(mapped[1], nn.MaxPool2d(2)(x))
     x[0, 0, 0, 0] = float("nan")
-    assert bool(QuickPool()(x)[0, 0, 0, 0].isnan())
+    assert bool(FusedPool()(x)[0, 0, 0, 0].isnan())

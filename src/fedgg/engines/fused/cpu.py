@@ -18,10 +18,13 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch, Site
-from fedgg.core.recipe import as_function, lasting, recipe_of
+from fedgg.core.local import LocalEnd, LocalStart, Running, end_round, open_round, take_steps
+from fedgg.core.net import Net
 from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
-from fedgg.core.terms import Asked, later_terms
+from fedgg.engines.fused.net import FusedForward, fused_net
+from fedgg.engines.fused.terms import Asked, asked, later_terms
+from fedgg.engines.fused.tracing import as_function, lasting, recipe_of
 from fedgg.errors import UserError
 
 Factors = Callable[[int, Sequence[float]], Sequence[float]]  # from the number of the step and the inner products
@@ -41,45 +44,51 @@ class Piece:
     products: tuple[tuple[Tensor, Tensor], ...]  # whose inner products are asked for
 
 
-@dataclass
-class Walk:
-    """A client on its way; its tensors are its own, and move."""
+def fused_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, batches: Iterable[Batch]) -> LocalEnd:
+    """`core.local.local_round` with the fused step, where one row on a CPU takes steps that are a sum of terms.
 
-    w: Tensor  # [1, P]
-    velocity: Tensor  # [1, P]
-    step: Tensor  # [1, 1]
-    loss_sum: Tensor
-    seen: Tensor
-    sums: Rows
+    Other rows take the reference step.
+    """
+    net = fused_net(net)
+    running, site = open_round(algorithm, net, sgd, start)
+    alone = len(start.w) == 1 and start.w.device.type == "cpu" and start.many is None
+    terms = asked(algorithm, site) if alone and type(algorithm).loss is Algorithm.loss else None
+    if terms is None:
+        return take_steps(algorithm, sgd, start, running, site, batches)
+    running, sums = fused_steps(algorithm, sgd, site, terms, batches)
+    return end_round(algorithm, start, running, site, sums)
 
 
-def walk(algorithm: Algorithm, sgd: SGD, site: Site, asked: Asked, batches: Iterable[Batch]) -> Walk:
-    """All steps of one row whose objective is the supervised loss."""
+def fused_steps(
+    algorithm: Algorithm, sgd: SGD, site: Site, asked: Asked, batches: Iterable[Batch]
+) -> tuple[Running, Rows]:
+    """All steps of one row whose objective is the supervised loss: where it stands then, and its inner products."""
+    forward = site.net
+    assert isinstance(forward, FusedForward)
     zero = torch.zeros_like(site.w[:, :1])
-    client = Walk(
+    client = Running(
         w=site.w.clone(),
         velocity=torch.zeros_like(site.w),
+        last_step=None,
         step=zero.clone(),
         loss_sum=zero.clone(),
         seen=zero.clone(),
-        sums={},
     )
     pieces, optimiser, factors = _pieces(client, site, asked), Rule.of(sgd, asked), _factors(algorithm, site, asked)
     sums: Sequence[float] = [0.0] * len(asked.pairs)
-    views = list(site.net.layout.unflatten(client.w[0]).values())
+    views = list(forward.layout.unflatten(client.w[0]).values())
     for number, batch in enumerate(batches):
-        site.net.at_step(number)
+        forward.at_step(number)
         leaves = [view.detach().requires_grad_() for view in views]
-        loss = site.net.loss_with(leaves, batch.x, batch.y, batch.mask)
+        loss = forward.loss_with(leaves, batch.x, batch.y, batch.mask)
         grads = torch.autograd.grad(loss, leaves, torch.ones_like(loss), allow_unused=True, materialize_grads=True)
         with torch.no_grad():
             sums = optimiser.move(pieces, _cut(grads, len(pieces) == 1), factors(number, sums))
             count = batch.mask.sum(1, keepdim=True)
-            client.step += 1
-            client.loss_sum += loss.detach() * count
-            client.seen += count
-    client.sums = _tensors(asked, sums, zero)
-    return client
+            client.step.add_(1)
+            client.loss_sum.add_(loss.detach() * count)
+            client.seen.add_(count)
+    return client, _tensors(asked, sums, zero)
 
 
 def _factors(algorithm: Algorithm, site: Site, asked: Asked) -> Factors:
@@ -166,7 +175,7 @@ class Rule:
             piece.drift.addcmul_(velocity, self.one, value=-self.lr)
 
 
-def _pieces(client: Walk, site: Site, asked: Asked) -> list[Piece]:
+def _pieces(client: Running, site: Site, asked: Asked) -> list[Piece]:
     sizes = site.net.layout.sizes
     lengths = [sum(sizes)]
     if lengths[0] > SMALL:

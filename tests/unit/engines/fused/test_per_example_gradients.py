@@ -11,9 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgg.core.net import Net
-from fedgg.core.probe import Probe, _put_together
+from fedgg.core.probe import Probe
 from fedgg.core.seeds import torch_stream
-from fedgg.core.squares import examples_at_once, layers_of
+from fedgg.engines.fused.net import fused_net
+from fedgg.engines.fused.per_example_gradients import (
+    examples_at_once,
+    layers_of,
+    regrouped,
+    squares_by_vmap,
+    squares_in_one_pass,
+)
 
 EXAMPLES = 7
 
@@ -76,7 +83,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 
 def probe_of(module: nn.Module) -> tuple[Probe, Tensor, Tensor]:
     with torch_stream(1, "squares"):
-        net = Net(module.double())
+        net = fused_net(Net(module.double()))
         x, y = torch.randn(EXAMPLES, 3, 8, 8).double(), torch.randint(4, (EXAMPLES,))
     return Probe(net, net.start_buffers, lambda row: [(x[:4], y[:4]), (x[4:], y[4:])]), x, y
 
@@ -104,16 +111,16 @@ def test_these_take_one_pass(name: str) -> None:
     probe, x, y = probe_of(SIMPLE[name]())
     layers = layers_of(probe.net.module, probe.net.layout)
     assert layers is not None
-    found = probe._squares_together(layers, probe.net.start, x, y)
+    found = squares_in_one_pass(probe.net, layers, probe.net.start, {}, x, y)
     assert found is not None
-    torch.testing.assert_close(found, probe._squares_apart(probe.net.start, x, y), rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(found, squares_by_vmap(probe.net, probe.net.start, {}, x, y), rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_these_do_not(name: str) -> None:
     probe, x, y = probe_of(OTHERS[name]())
     layers = layers_of(probe.net.module, probe.net.layout)
-    assert layers is None or probe._squares_together(layers, probe.net.start, x, y) is None
+    assert layers is None or squares_in_one_pass(probe.net, layers, probe.net.start, {}, x, y) is None
 
 
 def test_rows_that_lie_pixelwise() -> None:
@@ -136,12 +143,12 @@ def _any(most: int, x: Tensor) -> int:
     return most
 
 
-def test_chunks_are_put_together_and_nothing_is_lost() -> None:
+def test_chunks_areregrouped_and_nothing_is_lost() -> None:
     x = torch.arange(20.0).view(10, 2)
     chunks = [(x[a:b], torch.arange(a, b)) for a, b in ((0, 3), (3, 6), (6, 9), (9, 10))]
     for most, sizes in ((6, [6, 4]), (9, [9, 1]), (100, [10]), (1, [3, 3, 3, 1])):
-        larger = list(_put_together(chunks, partial(_any, most)))
+        larger = list(regrouped(chunks, partial(_any, most)))
         assert [len(y) for _, y in larger] == sizes
         assert torch.equal(torch.cat([some for some, _ in larger]), x)
         assert torch.equal(torch.cat([y for _, y in larger]), torch.arange(10))
-    assert list(_put_together([], partial(_any, 5))) == []
+    assert list(regrouped([], partial(_any, 5))) == []

@@ -12,21 +12,17 @@ from __future__ import annotations
 
 import copy
 import math
-import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedgg.core.net import Net, normal_numbers, rows_around
 from fedgg.core.rows import Rows
-
-if TYPE_CHECKING:
-    from fedgg.core.net import Net
+from fedgg.core.seeds import unchanged_generators
+from fedgg.engines.flops import multiply_adds
 
 EXACT = 1e-9  # relative difference allowed in float64: a thousand times more than rounding makes in a deep model
 ROUGH = 1e-3  # in float32, for modules that do not run in float64
@@ -87,7 +83,7 @@ class Trial:
         if net.sample is None:
             return None
         rough = (net.start.dtype, EXACT if net.start.dtype == torch.float64 else ROUGH)
-        large = net.multiply_adds > LARGE and not net.start.is_cuda
+        large = multiply_adds(net) > LARGE and not net.start.is_cuda
         for dtype, tolerance in [rough] if large else [(torch.float64, EXACT), rough]:
             try:
                 twin = _copied(net, dtype)
@@ -108,13 +104,14 @@ class Trial:
         except Exception:  # a user's module may raise anything
             return False
 
-    def alone(self, w: Tensor, train: bool, x: Tensor, buffers: Rows | None = None, *, quick: bool = False) -> Tensor:
-        """Each row by itself, by the module's own forward or by its quicker form; buffers are moved in place."""
-        net = self.net if quick else self.net.without_quick()
+    def alone(
+        self, w: Tensor, train: bool, x: Tensor, buffers: Rows | None = None, *, net: Net | None = None
+    ) -> Tensor:
+        """Each row by itself, by the module's own forward or as another net runs it; buffers are moved in place."""
         outputs = []
         for k in range(len(w)):
             rows = {name: value[k : k + 1] for name, value in (buffers or self.buffers()).items()}
-            forward = net.bind(rows, train=train, keys=self.keys[k : k + 1] if train else None)
+            forward = (net or self.net).bind(rows, train=train, keys=self.keys[k : k + 1] if train else None)
             forward.at_step(STEP)
             outputs.append(forward(w[k : k + 1], x[k : k + 1]))
         return torch.cat(outputs)
@@ -143,7 +140,7 @@ class Trial:
             if not outputs.requires_grad:
                 results.append(outputs)
                 continue
-            (gradient,) = torch.autograd.grad((outputs * drawn(outputs.shape, outputs)).sum(), leaf)
+            (gradient,) = torch.autograd.grad((outputs * normal_numbers(outputs.shape, outputs)).sum(), leaf)
             if not math.isfinite(float(outputs.detach().norm() + gradient.norm())):
                 raise ArithmeticError("nothing can be told by numbers that are not finite")
             results += [outputs.detach(), *self.net.layout.unflatten(gradient).values()]
@@ -154,26 +151,35 @@ class Trial:
         with torch.no_grad():
             return [self.alone(self.w, train, x)[:, which] for train in (True, False)]
 
-    def with_buffers(self, *, quick: bool) -> list[Tensor]:
-        """What the module's own forward or its quicker form gives, and the buffers it leaves behind."""
+    def with_buffers(self, net: Net) -> list[Tensor]:
+        """What this net gives, and the buffers it leaves behind."""
         buffers = self.buffers()
-        results = self.measured(partial(self.alone, x=self.x, buffers=buffers, quick=quick))
+        results = self.measured(partial(self.alone, x=self.x, buffers=buffers, net=net))
         return [*results, *buffers.values()]
 
 
-def mixes_in_evaluation(net: Net, x: Tensor) -> bool:
-    """The same by one look at outputs in evaluation mode, in the net's own precision: for announcing it."""
-    others = [x[0], x[-1], x[0].flip(list(range(x.ndim - 1)))]
-    try:
-        with torch.no_grad(), unchanged_generators():
-            forward, w = net.bind(net.start_buffers, train=False), rows_around(net, 1)
-            first, *beside = [forward(w, torch.stack([x[0], other])[None])[0, 0] for other in others]
-    except Exception:  # a user's module may raise anything
-        return False
-    return not all(torch.allclose(first, one, rtol=1e-4, atol=1e-6, equal_nan=True) for one in beside)
+def mixes_examples(net: Net) -> bool:
+    """Whether what is computed for an example depends on its batch, so that batches must not be padded."""
+    mixes: bool | None = net.facts.get("mixes examples")
+    if mixes is None:
+        trial = Trial.of(net)
+        mixes = net.facts["mixes examples"] = trial is None or _depends_on_batch(trial)
+    return mixes
 
 
-def mixes_examples(trial: Trial, *, together: bool = False) -> bool:
+def is_stackable(net: Net) -> bool:
+    """Whether many rows, with padded batches, can be run as one by `torch.func.vmap`, with the same numbers."""
+    stackable: bool | None = net.facts.get("stackable")
+    if stackable is None:
+        alone = net.keeps_statistics or net.draws_random_numbers or net.facts.get("mixes examples")
+        trial = None if alone else Trial.of(net, rows=2)
+        stackable = net.facts["stackable"] = trial is not None and not _depends_on_batch(trial, together=True)
+        if stackable:
+            net.facts["mixes examples"] = False
+    return stackable
+
+
+def _depends_on_batch(trial: Trial, *, together: bool = False) -> bool:
     """Whether what is computed for an example depends on the others of its batch, or on how many they are.
 
     Found out by trying, since any `forward` may take a mean over its batch: outputs and gradients of a batch are
@@ -183,7 +189,7 @@ def mixes_examples(trial: Trial, *, together: bool = False) -> bool:
     ones differently. `together`: whether this, or running all rows as one, changes anything.
     """
     x, examples = trial.x, trial.x.shape[1]
-    far = drawn(x.shape, x, 2) * 10 * _width(x) - x
+    far = normal_numbers(x.shape, x, 2) * 10 * _width(x) - x
     others = torch.cat([x[:, :1], *_taken(trial, [far, _reversed(x)])], 1)
     longer, many = torch.cat([x, others], 1), torch.cat([x] * WIDE, 1)
     run = partial(trial.together if together else trial.alone, x=longer)
@@ -242,25 +248,6 @@ def agree(
     )
 
 
-@contextmanager
-def unchanged_generators() -> Iterator[None]:
-    """Within, random numbers may be drawn and generators seeded: afterwards all of them are as they were."""
-    cards = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=cards):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-
-
-def drawn(shape: Sequence[int], like: Tensor, seed: int = 0) -> Tensor:
-    """Normal numbers that are a function of the shape and the seed alone."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(tuple(shape), generator=generator).to(like)
-
-
 def _close(wanted: Tensor, found: Tensor, tolerance: float, least: float) -> bool:
     if wanted.shape != found.shape:
         return False
@@ -276,10 +263,9 @@ def _close(wanted: Tensor, found: Tensor, tolerance: float, least: float) -> boo
 
 
 def _copied(net: Net, dtype: torch.dtype) -> Net:
-    twin = copy.copy(net)
-    twin.module, twin._quick = copy.deepcopy((net.module, net._quick))
-    twin.module.to(dtype)
-    twin._quick.to(dtype)
+    twin = Net.__new__(Net)
+    vars(twin).update(vars(net), facts={})
+    twin.module = copy.deepcopy(net.module).to(dtype)
     twin.start = net.start.to(dtype)
     twin.start_buffers = {
         name: rows.to(dtype) if rows.is_floating_point() else rows.clone() for name, rows in net.start_buffers.items()
@@ -289,18 +275,7 @@ def _copied(net: Net, dtype: torch.dtype) -> Net:
     return twin
 
 
-def rows_around(net: Net, rows: int) -> Tensor:
-    """Rows around the starting point, `[K, P]`, as far from it as each parameter is long."""
-    noise = drawn((rows, net.layout.total), net.start)
-    parts = zip(net.start.split(net.layout.sizes, 1), noise.split(net.layout.sizes, 1), net.layout.shapes, strict=True)
-    moved = []
-    for start, change, shape in parts:
-        length = float(start.square().mean().sqrt()) or (shape[0] / max(shape.numel(), 1)) ** 0.5
-        moved.append(start + 0.5 * length * change)
-    return torch.cat(moved, 1)
-
-
 def _inputs(sample: Tensor) -> Iterator[Tensor]:
     """Batches to be tried: the sample with noisy copies, or for inputs that cannot be noisy (tokens), by itself."""
-    yield torch.cat([sample, sample + drawn(sample.shape, sample, 1) * _width(sample)])
+    yield torch.cat([sample, sample + normal_numbers(sample.shape, sample, 1) * _width(sample)])
     yield torch.cat([sample, sample.flip(0)])

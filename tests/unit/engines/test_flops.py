@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedgg.core.effort import CountedProducts
+from fedgg.engines.flops import CountedProducts
 from fedgg.models import MODELS
 
 

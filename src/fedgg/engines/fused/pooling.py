@@ -1,4 +1,4 @@
-"""The same modules, quicker on a CPU: convolution, ReLU and 2 x 2 max-pool looked at as one.
+"""Convolution, ReLU and 2 x 2 max-pool as one, for a CPU.
 
 The maximum of ReLUs is the ReLU of the maximum, so that ReLU is done on a quarter of the pixels, and torch's own
 max-pool, which looks for the maximum one window at a time, becomes the maximum of four tensors:
@@ -8,7 +8,7 @@ pairs   of a convolution with few channels, which leaves most of a vector regist
         twice the channels has them in two planes, whose maximum is quickly found;
 views   of any other: four strided views of what the convolution gave.
 
-What is built here is used only where `core.equivalence` finds it equal to the module (see `Net.examine`).
+What is built here is used only where `engines.equivalence` finds it equal to the module (`engines.fused.net`).
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgg.core.equivalence import is_plain, shares_parameters
+from fedgg.engines.equivalence import is_plain, shares_parameters
 
 FEW_IN, FEW_OUT = 4, 8  # channels: twice as many outputs still fit into the 16 numbers of a register
 
 
-def quickened(module: nn.Module) -> nn.Module:
+def with_fused_pooling(module: nn.Module) -> nn.Module:
     """A container of the same parts under the same names, or the module itself where nothing can be gained."""
     if shares_parameters(module):  # two places would need the same replacement
         return module
-    return _quickened(module)
+    return _fused(module)
 
 
-def _quickened(module: nn.Module) -> nn.Module:
+def _fused(module: nn.Module) -> nn.Module:
     if not is_plain(module, nn.Sequential) or None in module._modules.values():
         return module
     before = {name: part for name, part in module._modules.items() if part is not None}  # a part may stand in it twice
-    parts = OrderedDict((name, _quickened(part)) for name, part in before.items())
+    parts = OrderedDict((name, _fused(part)) for name, part in before.items())
     names = list(parts)
     for place, name in enumerate(names):
         earlier = [parts[one] for one in names[max(place - 2, 0) : place]]
-        if not halves(parts[name]):
+        if not is_2x2_max_pool(parts[name]):
             continue
         if not earlier or not is_plain(earlier[-1], nn.ReLU):
-            parts[name] = QuickPool()
+            parts[name] = FusedPool()
             continue
-        parts[names[place - 1]], parts[name] = QuickPool(), nn.ReLU()
+        parts[names[place - 1]], parts[name] = FusedPool(), nn.ReLU()
         if len(earlier) == 2 and _has_few_channels(earlier[0]):
-            parts[names[place - 2]], parts[names[place - 1]] = PairConvolution(earlier[0]), nn.Identity()
+            parts[names[place - 2]], parts[names[place - 1]] = FusedConvolutionPool(earlier[0]), nn.Identity()
     return module if all(parts[name] is before[name] for name in names) else nn.Sequential(parts)
 
 
-class QuickPool(nn.Module):
+class FusedPool(nn.Module):
     """A max-pool over windows of 2 x 2 pixels."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class QuickPool(nn.Module):
         return pooled  # type: ignore[no-any-return]
 
 
-class PairConvolution(nn.Module):
+class FusedConvolutionPool(nn.Module):
     """A convolution and the max-pool behind it, with the convolution's own parameters."""
 
     def __init__(self, convolution: nn.Conv2d):
@@ -84,7 +84,7 @@ class PairConvolution(nn.Module):
         return best  # type: ignore[no-any-return]
 
 
-def halves(part: nn.Module) -> bool:
+def is_2x2_max_pool(part: nn.Module) -> bool:
     """Whether it is a max-pool over windows of 2 x 2 pixels."""
     return (
         is_plain(part, nn.MaxPool2d)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedgg.algorithms import FedAvg, FedGG, FedProx
 from fedgg.core.algorithm import Algorithm, Number, Site
-from fedgg.core.recipe import as_function, is_always, lasting, recipe_of
+from fedgg.engines.fused.tracing import as_function, is_always, lasting, recipe_of
 
 PAIRS = ("drift.drift", "direction.drift", "step.step")
 READINGS = [

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Site
-from fedgg.core.recipe import Line, Operand, Recipe, found, is_lasting
+from fedgg.engines.fused.tracing import Line, Operand, Recipe, found, is_lasting
 
 Value = tuple[bool, Operand]  # as in a line: the number of a value, or a constant
 

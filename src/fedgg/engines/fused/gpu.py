@@ -14,11 +14,11 @@ from torch import Tensor
 from fedgg import kernels
 from fedgg.core.algorithm import Algorithm, Batch, Site
 from fedgg.core.local import Running, gradient
-from fedgg.core.recipe import is_always, recipe_of
 from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
-from fedgg.core.terms import Asked, asked, refuse_other_names
-from fedgg.engines.factors import Factors, Split, split_of
+from fedgg.engines.fused.coefficients import Factors, Split, split_of
+from fedgg.engines.fused.terms import Asked, asked, refuse_other_names
+from fedgg.engines.fused.tracing import is_always, recipe_of
 from fedgg.engines.program import Program
 
 if TYPE_CHECKING:

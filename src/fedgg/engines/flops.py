@@ -1,4 +1,6 @@
-"""How much arithmetic a forward pass is: the multiply-adds of its products, seen as they are called.
+"""How much arithmetic a forward pass is, and how many numbers it leaves behind: for the choice of an engine.
+
+Multiply-adds are counted as the module's products are called.
 
 torch has a counter of its own; the first use of it imports a compiler, which takes longer than many a run.
 """
@@ -12,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from fedgg.core.net import Net
 
 Count = Callable[..., int]
 
@@ -67,3 +71,38 @@ class CountedProducts(TorchFunctionMode):
             operands = [thing for thing in (*args, *(kwargs or {}).values()) if isinstance(thing, Tensor)]
             self.multiply_adds += count(outputs, *operands)
         return outputs
+
+
+def multiply_adds(net: Net) -> float:
+    """Of a forward pass, an example; zero for a net that has not been examined."""
+    return _size_of_a_pass(net)[0]
+
+
+def activations(net: Net) -> int:
+    """Numbers that a forward pass leaves behind, an example."""
+    return _size_of_a_pass(net)[1]
+
+
+def _size_of_a_pass(net: Net) -> tuple[float, int]:
+    """Both, counted once for each way to run the module."""
+    key, x = f"size of a pass of {type(net).__name__}", net.sample
+    if x is None:
+        return 0.0, 0
+    if key not in net.facts:
+        sizes: list[int] = [x[0].numel()]
+        leaves = [part for part in net.module.modules() if not list(part.children())]
+        products = CountedProducts()
+        hooks = [part.register_forward_hook(lambda _, __, y: sizes.append(_numel(y) // len(x))) for part in leaves]
+        try:
+            with torch.no_grad(), products:
+                net.bind(net.start_buffers, train=False)(net.start, x[None])
+        finally:
+            for hook in hooks:
+                hook.remove()
+        net.facts[key] = products.multiply_adds / len(x), sum(sizes)
+    size: tuple[float, int] = net.facts[key]
+    return size
+
+
+def _numel(outputs: object) -> int:
+    return outputs.numel() if isinstance(outputs, Tensor) else 0
