@@ -22,7 +22,7 @@ from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
 from fedgg.core.server import Lost
 from fedgg.engines import Fused, RoundJob
-from fedgg.engines.job import Look
+from fedgg.engines.base import Look
 from fedgg.flower.processes import MARK, is_running
 from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import build

@@ -18,7 +18,7 @@ from fedgg.core.server import first_state
 from fedgg.core.sgd import SGD
 from fedgg.data.worlds import Quadratics
 from fedgg.engines import Engine, Fused, RoundJob, Workers
-from fedgg.engines.job import Optimiser
+from fedgg.engines.base import Optimiser
 from fedgg.errors import UserError
 from fedgg.files import parse_toml
 from fedgg.lab.build import Federation, build

@@ -56,8 +56,8 @@ class CountedMasks(TorchFunctionMode):
         if not training or p == 0:
             return x
         self.used += 1
-        kept = keep(self._key, self._step, self.used, x.shape, p)
-        return torch.where(kept, x / (1 - p), 0) if p < 1 else torch.zeros_like(x)
+        survives = keep(self._key, self._step, self.used, x.shape, p)
+        return torch.where(survives, x / (1 - p), 0) if p < 1 else torch.zeros_like(x)
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:

@@ -16,7 +16,7 @@ from fedgg.core.criterion import Criterion, cross_entropy
 from fedgg.core.dropout import CountedMasks
 from fedgg.core.forward import Forward, RowsForward
 from fedgg.core.layout import Layout
-from fedgg.core.representation import heard
+from fedgg.core.representation import recorded_inputs
 from fedgg.core.rows import Rows
 from fedgg.core.seeds import unchanged_generators
 from fedgg.errors import UserError
@@ -66,9 +66,9 @@ class Net:
             with torch.no_grad(), unchanged_generators():
                 before = _generators(x)
                 self.set_mode(True)
-                own = {name: rows[0] for name, rows in buffers.items()}
+                tensors = {name: rows[0] for name, rows in buffers.items()}
                 with CountedMasks(torch.zeros(1, dtype=torch.int64, device=x.device), 0) as masks:
-                    outputs = self.call(self.layout.unflatten(self.start[0]), own, x)
+                    outputs = self.call(self.layout.unflatten(self.start[0]), tensors, x)
                 self.drops = masks.used > 0
                 after = _generators(x)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -149,14 +149,14 @@ class Net:
         train: bool,
         keys: Tensor | None = None,
         many: RowsForward | None = None,
-        own: Rows | None = None,
+        per_row: Rows | None = None,
     ) -> Forward:
         """The forward function of a round. In training the buffers given are updated in place.
 
-        `keys` `[K, 1]` make the dropout masks; `many` is a faster way to run all rows, where an engine has one; `own`
-        `[K, ...]` are frozen parameters and constant buffers, by name, in which rows differ.
+        `keys` `[K, 1]` make the dropout masks; `many` is a faster way to run all rows, where an engine has one;
+        `per_row` `[K, ...]` are frozen parameters and constant buffers, by name, in which rows differ.
         """
-        return Forward(self, buffers, train, keys, 0, many, own or {})
+        return Forward(self, buffers, train, keys, 0, many, per_row or {})
 
     def call(
         self,
@@ -173,7 +173,7 @@ class Net:
         parameters under the same names.
         """
         if seen:
-            with heard(self.module.get_submodule(self.head)) as representations:
+            with recorded_inputs(self.module.get_submodule(self.head)) as representations:
                 outputs = self.call(parameters, buffers, x, module=module)
             return torch.cat([outputs, representations[-1].to(outputs.dtype)], -1)
         tensors = {**parameters, **buffers}
@@ -195,8 +195,8 @@ class Net:
 
     def losses(self, row: Tensor, buffers: Rows, x: Tensor, y: Tensor) -> Tensor:
         """The loss of each example, `[B]`, under one row `[P]`."""
-        own = {name: rows[0] for name, rows in buffers.items()}
-        return self.criterion(self.call(self.layout.unflatten(row), own, x), y)
+        tensors = {name: rows[0] for name, rows in buffers.items()}
+        return self.criterion(self.call(self.layout.unflatten(row), tensors, x), y)
 
     def fisher(self, row: Tensor, buffers: Rows, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """Mean square of the examples' gradients, `[1, P]`, one example after another, in evaluation mode."""

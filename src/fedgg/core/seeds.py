@@ -1,4 +1,4 @@
-"""Named random streams: everything random is a function of (seed, purpose, keys), and nobody else makes a generator.
+"""Named random streams: everything random is a function of (seed, purpose, keys); only this module makes generators.
 
 Two streams with different names or keys are independent; the same name and keys give the same numbers on every machine,
 in every engine, before and after a resume. There is therefore no generator state to save.

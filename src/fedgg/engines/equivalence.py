@@ -236,29 +236,31 @@ def agree(
     try:
         with unchanged_generators():
             torch.manual_seed(0)
-            wanted = reference()
+            expected = reference()
             torch.manual_seed(0)
-            found = candidate()
+            actual = candidate()
     except Exception:  # a user's module may raise anything
         return False
-    lengths = [float(one.double().norm()) for one in wanted]
+    lengths = [float(one.double().norm()) for one in expected]
     largest = max((length for length in lengths if math.isfinite(length)), default=0.0)
-    return len(wanted) == len(found) and all(
-        _close(a, b, tolerance, SMALL_SHARE * largest) for a, b in zip(wanted, found, strict=True)
+    return len(expected) == len(actual) and all(
+        _close(a, b, tolerance, SMALL_SHARE * largest) for a, b in zip(expected, actual, strict=True)
     )
 
 
-def _close(wanted: Tensor, found: Tensor, tolerance: float, least: float) -> bool:
-    if wanted.shape != found.shape:
+def _close(expected: Tensor, actual: Tensor, tolerance: float, least: float) -> bool:
+    if expected.shape != actual.shape:
         return False
-    wanted, found = wanted.double(), found.double()
-    gap, length = float((wanted - found).norm()), float(wanted.norm())
+    expected, actual = expected.double(), actual.double()
+    gap, length = float((expected - actual).norm()), float(expected.norm())
     if math.isfinite(gap) and math.isfinite(length):
         return gap <= tolerance * max(length, least)
-    finite = wanted.isfinite()
-    if not torch.equal(torch.where(finite, 0, wanted).nan_to_num(9.0), torch.where(finite, 0, found).nan_to_num(9.0)):
+    finite = expected.isfinite()
+    if not torch.equal(
+        torch.where(finite, 0, expected).nan_to_num(9.0), torch.where(finite, 0, actual).nan_to_num(9.0)
+    ):
         return False  # infinities and NaN stand in the same places: a mask in a buffer may hold them
-    gap, length = (float(torch.where(finite, one, 0).norm()) for one in (wanted - found, wanted))
+    gap, length = (float(torch.where(finite, one, 0).norm()) for one in (expected - actual, expected))
     return gap <= tolerance * max(length, least)
 
 

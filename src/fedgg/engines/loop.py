@@ -17,7 +17,7 @@ from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.net import Net
 from fedgg.core.probe import Probe
 from fedgg.core.sgd import SGD
-from fedgg.engines.job import Look, RoundJob, score_here
+from fedgg.engines.base import Look, RoundJob, score_here
 
 LocalRound = Callable[[Algorithm, Net, SGD, LocalStart, Iterable[Batch]], LocalEnd]
 

@@ -22,9 +22,9 @@ from fedgg.core.rows import Rows
 from fedgg.core.sgd import learning_rate
 from fedgg.data.feed import Feed
 from fedgg.engines import RoundJob
+from fedgg.engines.base import Optimiser
 from fedgg.engines.fused.engine import train_fused
 from fedgg.engines.fused.net import fused_net
-from fedgg.engines.job import Optimiser
 from fedgg.errors import UserError
 from fedgg.flower.files import ClientFile, Examples, read_client
 from fedgg.flower.memory import Kept

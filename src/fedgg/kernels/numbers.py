@@ -31,7 +31,7 @@ CODES = {
     "minimum": 16,
 }
 SIZE = 256  # parts of an inner product read at a time
-NOTHING = -1  # in place of a value that nobody asked for
+NOTHING = -1  # in place of a value that is not needed
 
 
 @triton.jit
@@ -88,8 +88,8 @@ def _program(
         total = tl.zeros((size,), tl.float64)
         for start in range(0, blocks, size):
             at = start + tl.arange(0, size)
-            found = tl.load(parts + (row * sums + number) * blocks + at, mask=at < blocks, other=0)
-            total += found.to(tl.float64)
+            partial_sums = tl.load(parts + (row * sums + number) * blocks + at, mask=at < blocks, other=0)
+            total += partial_sums.to(tl.float64)
         values = _behind(values, tl.sum(total, axis=0))
     for number in tl.static_range(columns):
         values = _behind(values, tl.load(lasting + row * columns + number))

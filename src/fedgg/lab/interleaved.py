@@ -8,8 +8,8 @@ from functools import cache, partial
 
 from fedgg.data.dataset import Dataset
 from fedgg.data.sources import load
-from fedgg.engines.errands import Player
-from fedgg.engines.workers import GaveUp
+from fedgg.engines.workers.engine import TooManyDeaths
+from fedgg.engines.workers.requests import RequestStream
 from fedgg.errors import UserError
 from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import Federation, build
@@ -50,7 +50,7 @@ def run_interleaved(jobs: list[Job], processes: int, tell: Tell) -> list[Job]:
         try:
             with hired(first, processes) as workers:
                 workers.interleave([_played(job, session, tell) for job, session in sessions])
-        except GaveUp as end:
+        except TooManyDeaths as end:
             raise UserError(f"{end}: {REMEDY}; finished rounds are kept, call the same command again") from end
     return in_use
 
@@ -59,7 +59,7 @@ def _built(job: Job, data_set: Callable[[str], Dataset]) -> Federation:
     return build(job.experiment, data=data_set(job.experiment.data.source), engine_reason=job.engine_reason)
 
 
-def _played(job: Job, session: Session, tell: Tell) -> Player:
+def _played(job: Job, session: Session, tell: Tell) -> RequestStream:
     yield from play(session, name=job.name)
     tell(job, "ended", session.finish().summary)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from fedgg.engines.errands import Ask, Player, Scored, Trained
-from fedgg.engines.workers import GaveUp, Workers
+from fedgg.engines.workers.engine import TooManyDeaths, Workers
+from fedgg.engines.workers.requests import Request, RequestStream, Scored, Trained
 from fedgg.errors import UserError
 from fedgg.lab.config import Engine
 
@@ -19,7 +19,7 @@ def hired(engine: Engine, processes: int | None = None) -> Workers:
     return Workers(engine.workers or processes, lost_clients=engine.lost_clients)
 
 
-def play(session: Session, *, name: str = "", alone: bool = False) -> Player:
+def play(session: Session, *, name: str = "", alone: bool = False) -> RequestStream:
     """A run to its end. Runs with most rounds left go first, so that all end together and no core is idle before.
 
     Alone, seconds are those on the clock; among others they are the run's share of the pool's time.
@@ -28,11 +28,11 @@ def play(session: Session, *, name: str = "", alone: bool = False) -> Player:
     while not session.over:
         job, started = session.next_job(), time.perf_counter()
         turn = session.state.rounds_done - session.experiment.rounds
-        trained: Trained = yield Ask(job, turn, name, watcher.client, watcher.notice)
+        trained: Trained = yield Request(job, turn, name, watcher.client, watcher.notice)
         looks = session.aggregate(job, trained.ends, time.perf_counter() - started if alone else trained.seconds)
         if looks is None:
             return
-        scored: Scored = (yield Ask(looks, turn, name, notice=watcher.notice)) if looks else Scored([], 0.0)
+        scored: Scored = (yield Request(looks, turn, name, notice=watcher.notice)) if looks else Scored([], 0.0)
         session.write_down(scored.scores, None if alone else scored.seconds)
 
 
@@ -43,7 +43,7 @@ def play_alone(session: Session) -> None:
     try:
         with hired(session.experiment.engine) as workers:
             workers.interleave([play(session, alone=True)])
-    except GaveUp as end:
+    except TooManyDeaths as end:
         folder = session.store.folder if session.store else None
         kept = f"finished rounds are kept, go on with: fedgg resume {folder}" if folder else "nothing was kept"
         raise UserError(f"{end}: {REMEDY}; {kept}") from end

@@ -21,7 +21,7 @@ from fedgg.core.algorithm import Algorithm
 from fedgg.core.evaluate import Score
 from fedgg.core.rows import Rows
 from fedgg.engines import Engine, Fused, Loop, RoundJob, Stacked, Streams
-from fedgg.engines.job import Look, Scorer, score_here
+from fedgg.engines.base import Look, Scorer, score_here
 from fedgg.errors import UserError
 from fedgg.lab.arithmetic import DTYPES, arithmetic
 from fedgg.lab.build import DataGiven, Federation, ModelGiven, build, under_fused, with_given_clients

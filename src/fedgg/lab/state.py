@@ -31,7 +31,7 @@ from fedgg.core.server import (
 )
 from fedgg.core.sgd import learning_rate
 from fedgg.engines import Engine, RoundJob
-from fedgg.engines.job import ClientData, Look, Optimiser, Scorer, score_here
+from fedgg.engines.base import ClientData, Look, Optimiser, Scorer, score_here
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation
 from fedgg.lab.holdings import Population

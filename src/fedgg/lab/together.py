@@ -17,8 +17,8 @@ import torch
 from fedgg.data.dataset import Dataset
 from fedgg.data.sources import load
 from fedgg.engines import Stacked
-from fedgg.engines.job import Look
-from fedgg.engines.memory import room, stack_bytes
+from fedgg.engines.base import Look
+from fedgg.engines.gpu.stacked import room, stack_bytes
 from fedgg.errors import UserError
 from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import build, chosen_device

@@ -32,11 +32,10 @@ from fedgg.core.probe import Probe
 from fedgg.core.seeds import torch_stream
 from fedgg.engines import Fused, Workers
 from fedgg.engines.equivalence import is_stackable
-from fedgg.engines.large import _convolution, large_program_of
-from fedgg.engines.layers import Dense, Dropout
+from fedgg.engines.layers.layer_types import Dense, Dropout
+from fedgg.engines.layers.program import Program
+from fedgg.engines.layers.recognise import _convolution, large_program_of, layers_of, program_of, stands_for
 from fedgg.engines.precision import Precision
-from fedgg.engines.program import Program
-from fedgg.engines.recognise import layers_of, program_of, stands_for
 from fedgg.errors import UserError
 from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import build

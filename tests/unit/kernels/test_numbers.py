@@ -14,8 +14,8 @@ if not torch.cuda.is_available():
 
 from fedgg.algorithms import FedAvg, FedGG, FedProx
 from fedgg.core.algorithm import Algorithm, Number, Site
-from fedgg.engines.fused.coefficients import split_of
-from fedgg.engines.fused.tracing import recipe_of
+from fedgg.engines.fused.coefficients import split_trace
+from fedgg.engines.fused.tracing import trace_terms
 
 CUDA = torch.device("cuda")
 PAIRS, PLACES = ("drift.drift", "direction.drift", "step.step"), ("drift", "direction", "")
@@ -71,9 +71,9 @@ def test_factors(algorithm: Algorithm, step: int, blocks: int) -> None:
     parts[0] = 0.0  # a client that has not moved
     sums = {both: parts.sum(2)[:, number : number + 1] for number, both in enumerate(PAIRS)}
     wanted = algorithm.terms(site(step=column(step), sums=sums))
-    recipe = recipe_of(algorithm, site(), PAIRS)
-    assert recipe is not None
-    split = split_of(recipe, PLACES)
+    trace = trace_terms(algorithm, site(), PAIRS)
+    assert trace is not None
+    split = split_trace(trace, PLACES)
     assert split is not None
     found = split.of(algorithm, site()).at(column(step), parts)
     assert found.shape == (ROWS, len(PLACES))

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
+from fedgg.engines.base import Look, RoundJob, score_here
 from fedgg.engines.fused.cpu import fused_round
 from fedgg.engines.fused.net import fused_net
-from fedgg.engines.job import Look, RoundJob, score_here
 from fedgg.engines.loop import forked_generators, train_client
 
 

@@ -32,9 +32,9 @@ class FusedNet(Net):
         train: bool,
         keys: Tensor | None = None,
         many: RowsForward | None = None,
-        own: Rows | None = None,
+        per_row: Rows | None = None,
     ) -> FusedForward:
-        return FusedForward(self, buffers, train, keys, 0, many, own or {})
+        return FusedForward(self, buffers, train, keys, 0, many, per_row or {})
 
     def fisher(self, row: Tensor, buffers: Rows, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         return per_example_gradients.fisher(self, row, buffers, chunks)

@@ -28,16 +28,16 @@ ON_A_GPU = 16  # times as many: what launching costs is worth a GB
 
 
 @dataclass(eq=False)
-class _Heard:
+class _LayerRecord:
     """What went into a layer, and what comes back out of it."""
 
     layer: nn.Module
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
 
-    def note(self, _: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> Tensor:
-        """The model goes on with a copy: what comes next may work in place."""
-        self.inputs.append(given[0].detach())
+    def note(self, _: nn.Module, layer_inputs: tuple[Tensor, ...], made: Tensor) -> Tensor:
+        """The model continues with a copy: the next layer may work in place."""
+        self.inputs.append(layer_inputs[0].detach())
         self.outputs.append(made)
         return made.clone()
 
@@ -151,18 +151,18 @@ def sums_of_squares(
     layers: dict[str, nn.Module], losses: Callable[[], Tensor], layout: Layout, like: Tensor
 ) -> Tensor | None:
     """`[1, P]`; `losses` gives the loss of each example; None if a layer is not called once, on a batch of examples."""
-    heard = {name: _Heard(part) for name, part in layers.items()}
-    hooks = [one.layer.register_forward_hook(one.note) for one in heard.values()]
+    records = {name: _LayerRecord(part) for name, part in layers.items()}
+    hooks = [one.layer.register_forward_hook(one.note) for one in records.values()]
     try:
         each = losses()
     finally:
         for hook in hooks:
             hook.remove()
-    if any(len(one.outputs) != 1 or not _plain(one, len(each)) for one in heard.values()):
+    if any(len(one.outputs) != 1 or not _plain(one, len(each)) for one in records.values()):
         return None
-    back = torch.autograd.grad(each.sum(), [one.outputs[0] for one in heard.values()])
+    back = torch.autograd.grad(each.sum(), [one.outputs[0] for one in records.values()])
     parts: dict[str, Tensor] = {}
-    for (name, one), grad in zip(heard.items(), back, strict=True):
+    for (name, one), grad in zip(records.items(), back, strict=True):
         for key, value in _squares(one.layer, one.inputs[0].to(like.dtype), grad.to(like.dtype)).items():
             parts[f"{name}.{key}" if name else key] = value
     row = layout.flatten(parts)
@@ -176,7 +176,7 @@ def _fits(layer: nn.Module) -> bool:
     return is_plain(layer, nn.Linear)
 
 
-def _plain(one: _Heard, examples: int) -> bool:
+def _plain(one: _LayerRecord, examples: int) -> bool:
     x = one.inputs[0]
     return x.ndim == (4 if isinstance(one.layer, nn.Conv2d) else 2) and len(x) == examples
 

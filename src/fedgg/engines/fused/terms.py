@@ -1,4 +1,4 @@
-"""What an algorithm asks for in a step, found out by asking it once: engines then do all of it in one pass."""
+"""Which vectors and inner products an algorithm's steps need, found out by calling `terms` once on a trial client."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ LATER = (2, 3, 4, 9, 99, 999)  # steps, counted from zero, at which terms are lo
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The vectors an algorithm adds to the gradient, and the inner products its factors are made of."""
+class StepTerms:
+    """The vectors an algorithm adds to the gradient, and the inner products their coefficients are computed from."""
 
-    factors: tuple[str, ...]  # the drift and notes, by name
-    pairs: tuple[str, ...]  # those that change from step to step
+    vectors: tuple[str, ...]  # the drift and notes, by name
+    inner_products: tuple[str, ...]  # those that change from step to step
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Vectors besides the drift, in the factors or in the inner products."""
-        named = [*self.factors, *(name for both in self.pairs for name in both.split("."))]
+        """Vectors besides the drift, added or in the inner products."""
+        named = [*self.vectors, *(name for both in self.inner_products for name in both.split("."))]
         return tuple(name for name in dict.fromkeys(named) if name not in ("drift", "step"))
 
     @property
     def drift(self) -> bool:
-        return "drift" in self.factors or any("drift" in both.split(".") for both in self.pairs)
+        return "drift" in self.vectors or any("drift" in both.split(".") for both in self.inner_products)
 
 
-def asked(algorithm: Algorithm, site: Site) -> Asked | None:
+def analyse_terms(algorithm: Algorithm, site: Site) -> StepTerms | None:
     """None if a step is more than a sum of terms: then the algorithm's own functions are called step by step."""
     if type(algorithm).steer is not Algorithm.steer or not _leaves_steps_alone(algorithm, site):
         return None
     during, after = _Recorder(site.lr), _Recorder(site.lr)
     nowhere = cast(Tensor, None)
-    blind = replace(site, w=nowhere, last_step=None, sums=during)
+    without_rows = replace(site, w=nowhere, last_step=None, sums=during)
     try:
-        factors = algorithm.terms(blind)
-        if list(algorithm.terms(replace(blind, step=site.step + 1))) != list(factors):
+        factors = algorithm.terms(without_rows)
+        if list(algorithm.terms(replace(without_rows, step=site.step + 1))) != list(factors):
             return None  # the first step has terms of its own
         algorithm.readings(site.w, replace(site, last_step=None, sums=after))
     except (AttributeError, TypeError, RuntimeError):
@@ -53,39 +53,39 @@ def asked(algorithm: Algorithm, site: Site) -> Asked | None:
         return None
     of_the_step = [both for both in after.names if "step" in both.split(".")]
     moving = [both for both in during.names if not {"drift", "step"}.isdisjoint(both.split("."))]
-    wanted = Asked(tuple(factors), tuple(dict.fromkeys([*moving, *of_the_step])))
-    for name in wanted.notes:
+    terms = StepTerms(tuple(factors), tuple(dict.fromkeys([*moving, *of_the_step])))
+    for name in terms.notes:
         site.check_noted(name)
-    return wanted
+    return terms
 
 
-def refuse_other_names(algorithm: Algorithm, site: Site, wanted: Asked) -> None:
-    """UserError where later steps name other vectors; for engines that ask no more once the steps have begun."""
+def refuse_other_names(algorithm: Algorithm, site: Site, terms: StepTerms) -> None:
+    """UserError where later steps name other vectors; for engines that do not call `terms` in every step."""
     for number in LATER:
-        later_terms(algorithm, replace(site, sums=_Recorder(site.lr)), number, wanted)
+        later_terms(algorithm, replace(site, sums=_Recorder(site.lr)), number, terms)
 
 
-def later_terms(algorithm: Algorithm, site: Site, number: int, wanted: Asked) -> Mapping[str, Number]:
+def later_terms(algorithm: Algorithm, site: Site, number: int, terms: StepTerms) -> Mapping[str, Number]:
     """What the step of this number, counted from zero, adds; UserError where it wants other things than the first two.
 
     The rows themselves are out of sight, since `site` holds those of the round's start.
     """
-    blind = replace(site, step=torch.full_like(site.step, number), w=cast(Tensor, None), last_step=None)
+    without_rows = replace(site, step=torch.full_like(site.step, number), w=cast(Tensor, None), last_step=None)
     who = f"{type(algorithm).__name__}.terms()"
     try:
-        terms = algorithm.terms(blind)
+        coefficients = algorithm.terms(without_rows)
     except (AttributeError, TypeError, RuntimeError) as error:
         raise UserError(
             f"{who} looks at the rows themselves in step {number + 1}, and not in the first two: look at them in every "
             f"step, or in none ({type(error).__name__}: {error})"
         ) from error
-    if list(terms) != list(wanted.factors):
+    if list(coefficients) != list(terms.vectors):
         raise UserError(
-            f"{who} names {', '.join(terms) or 'nothing'} in step {number + 1}, and "
-            f"{', '.join(wanted.factors) or 'nothing'} before: name the same vectors in every step, with a factor of "
+            f"{who} names {', '.join(coefficients) or 'nothing'} in step {number + 1}, and "
+            f"{', '.join(terms.vectors) or 'nothing'} before: name the same vectors in every step, with a factor of "
             f"zero where they do not count"
         )
-    return terms
+    return coefficients
 
 
 def _leaves_steps_alone(algorithm: Algorithm, site: Site) -> bool:
@@ -96,7 +96,7 @@ def _leaves_steps_alone(algorithm: Algorithm, site: Site) -> bool:
 
 
 class _Recorder(dict[str, Tensor]):
-    """Knows every inner product, to be zero, and writes down which were asked for."""
+    """Gives zero for every inner product, and records which were read."""
 
     def __init__(self, like: Tensor):
         super().__init__()

@@ -17,13 +17,13 @@ from fedgg.core.seeds import torch_stream
 from fedgg.core.sgd import SGD
 from fedgg.engines.fused import cpu
 from fedgg.engines.fused.cpu import fused_round
-from fedgg.engines.fused.terms import asked, refuse_other_names
+from fedgg.engines.fused.terms import analyse_terms, refuse_other_names
 from fedgg.errors import UserError
 
 
 @dataclass(frozen=True)
 class Bends(Algorithm):
-    """Its factor has no recipe: it is asked for with tensors, step by step."""
+    """Its factor has no trace: it is asked for with tensors, step by step."""
 
     def terms(self, site: Site) -> dict[str, Number]:
         return {"drift": torch.sin(site.inner("drift", "drift")) + site.step}
@@ -204,7 +204,7 @@ def test_terms_that_come_late_are_named() -> None:
 def test_engines_that_ask_once_look_ahead(algorithm: Algorithm, words: str) -> None:
     net, start, _ = client(algorithm)
     _, site = open_round(algorithm, net, SGD.of(0.1, 0.9, 0.0, start.w), start)
-    wanted = asked(algorithm, site)
+    wanted = analyse_terms(algorithm, site)
     assert wanted is not None
     with pytest.raises(UserError, match=words):
         refuse_other_names(algorithm, site, wanted)
@@ -214,7 +214,7 @@ def test_engines_that_ask_once_look_ahead(algorithm: Algorithm, words: str) -> N
 def test_looking_ahead_leaves_the_others_alone(algorithm: Algorithm) -> None:
     net, start, _ = client(algorithm)
     _, site = open_round(algorithm, net, SGD.of(0.1, 0.9, 0.0, start.w), start)
-    wanted = asked(algorithm, site)
+    wanted = analyse_terms(algorithm, site)
     if wanted is not None:
         refuse_other_names(algorithm, site, wanted)
 

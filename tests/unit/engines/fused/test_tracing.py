@@ -1,4 +1,4 @@
-"""What a recipe computes is what the algorithm's own words compute, at every number there is."""
+"""What a trace computes is what the algorithm's own words compute, at every number there is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedgg.algorithms import FedAvg, FedGG, FedProx
 from fedgg.core.algorithm import Algorithm, Number, Site
-from fedgg.engines.fused.tracing import as_function, is_always, lasting, recipe_of
+from fedgg.engines.fused.coefficients import as_python_function
+from fedgg.engines.fused.tracing import constant_columns, is_independent_of_values, trace_terms
 
 PAIRS = ("drift.drift", "direction.drift", "step.step")
 READINGS = [
@@ -44,11 +45,11 @@ def site(**changed: Any) -> Site:
 
 
 def by_recipe(algorithm: Algorithm, where: Site, step: int, sums: list[float]) -> dict[str, float]:
-    recipe = recipe_of(algorithm, where, PAIRS)
-    assert recipe is not None
-    rest = [float(found) for found in lasting(recipe, algorithm, where)]
-    names = [name for name, _, _ in recipe.factors]
-    return dict(zip(names, as_function(recipe)(step, *sums, *rest), strict=True))
+    trace = trace_terms(algorithm, where, PAIRS)
+    assert trace is not None
+    rest = [float(found) for found in constant_columns(trace, algorithm, where)]
+    names = [name for name, _, _ in trace.coefficients]
+    return dict(zip(names, as_python_function(trace)(step, *sums, *rest), strict=True))
 
 
 NUMBERS = st.one_of(st.sampled_from([0.0, 1.0, 1e-300, 1e300, math.inf, math.nan]), st.floats(0, 1e6))
@@ -115,7 +116,7 @@ class Looks(Algorithm):
 
 @pytest.mark.parametrize("algorithm", [Decides(), Bends(), Looks()], ids=str)
 def test_what_cannot_be_heard_has_no_recipe(algorithm: Algorithm) -> None:
-    assert recipe_of(algorithm, site(), PAIRS) is None
+    assert trace_terms(algorithm, site(), PAIRS) is None
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,6 @@ class Tells(FedGG):
 @pytest.mark.parametrize("algorithm", [*READINGS, Peeks(mu=0.3), Tells(mu=0.3)], ids=str)
 def test_only_what_never_looks_at_numbers_is_always_the_same(algorithm: Algorithm) -> None:
     where = site(w=torch.zeros(1, 9))
-    recipe = recipe_of(algorithm, where, PAIRS)
-    assert recipe is not None
-    assert is_always(recipe, algorithm, where, PAIRS) == (type(algorithm) in (FedGG, FedProx, FedAvg))
+    trace = trace_terms(algorithm, where, PAIRS)
+    assert trace is not None
+    assert is_independent_of_values(trace, algorithm, where, PAIRS) == (type(algorithm) in (FedGG, FedProx, FedAvg))

@@ -15,6 +15,7 @@ from fedgg.engines.precision import Precision
 if TYPE_CHECKING:
     from fedgg.kernels.advance import Wide
 
+Pair = tuple[int, int]
 Parameters = dict[str, Tensor]  # views [K, *shape] into rows
 Moment = tuple[Tensor | None, Tensor | int]  # keys [K, 1] and step of the dropout masks; no keys: nothing is dropped
 # fp32 products are put together from three TF32 ones: as exact as fp32, and several times faster.
@@ -24,7 +25,7 @@ PRODUCTS = {"fp64": "ieee", "fp32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}
 class Layer(Protocol):
     def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]: ...
     def backward(
-        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
+        self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
     ) -> Tensor | None: ...
 
     def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
@@ -40,9 +41,9 @@ class Flatten:
         return x.reshape(*x.shape[:2], -1), x.shape
 
     def backward(
-        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
+        self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
     ) -> Tensor | None:
-        return grad.view(kept)
+        return grad.view(saved)
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ class Dense:
         return y, (x, y)
 
     def backward(
-        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
+        self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
     ) -> Tensor | None:
-        x, y = kept
+        x, y = saved
         grad = grad.to(x.dtype)
         if self.relu:
             grad = torch.where(y > 0, grad, 0)
@@ -99,12 +100,12 @@ class WideDense(Dense):
         y = dense.forward(x, parameters[self.weight], parameters[self.bias], self.relu, PRODUCTS[self.precision])
         return y, (x, y)
 
-    def withheld(self, grad: Tensor, kept: Any, into: Parameters) -> Wide:
+    def withheld(self, grad: Tensor, saved: Any, into: Parameters) -> Wide:
         """The bias's gradient, and what the weight's is made of."""
         from fedgg.kernels import dense
         from fedgg.kernels.advance import Wide
 
-        x, y = kept
+        x, y = saved
         return Wide(x, dense.back(grad, y, self.relu, x.dtype, into[self.bias]), PRODUCTS[self.precision])
 
 
@@ -125,9 +126,9 @@ class Dropout:
         return self._dropped(x, moment), moment
 
     def backward(
-        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
+        self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
     ) -> Tensor | None:
-        return self._dropped(grad, kept)
+        return self._dropped(grad, saved)
 
     def _dropped(self, x: Tensor, moment: Moment) -> Tensor:
         from fedgg.kernels.layers import drop
@@ -162,11 +163,11 @@ class ConvolutionReluPool:
         return y, (x, kernels, winner, shape)
 
     def backward(
-        self, grad: Tensor, kept: Any, parameters: Parameters, into: Parameters, to_input: bool
+        self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
     ) -> Tensor | None:
         from fedgg.kernels import convolution
 
-        x, kernels, winner, shape = kept
+        x, kernels, winner, shape = saved
         grad = convolution.packed(grad.to(x.dtype), shape.lanes_out)
         convolution.weight_gradient(x, grad, winner, shape, self.product, into[self.weight], into[self.bias])
         if not to_input:
@@ -176,3 +177,53 @@ class ConvolutionReluPool:
     @property
     def product(self) -> str:
         return PRODUCTS[self.precision]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution with ReLU, and a max-pool behind it or not: cuDNN's, with everything around it in our own passes.
+
+    For one row of a large model; images and weights lie pixelwise.
+    """
+
+    weight: str
+    bias: str
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    pool: bool
+
+    def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
+        y = F.conv2d(x, parameters[self.weight], parameters[self.bias], self.stride, self.padding, self.dilation).relu()
+        return F.max_pool2d(y, 2) if self.pool else y
+
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
+        from fedgg.kernels import layers
+
+        w, bias = parameters[self.weight][0], parameters[self.bias][0]
+        x = x[0].to(w.dtype).contiguous(memory_format=torch.channels_last)
+        y = torch.ops.aten.convolution(x, w, None, *self._geometry)
+        y = y.contiguous(memory_format=torch.channels_last)
+        if not self.pool:
+            y = layers.bias_relu(y, bias)
+            return y[None], (x, y)
+        pooled, winner = layers.bias_relu_pool(y, bias)
+        return pooled[None], (x, (winner, *y.shape[2:]))
+
+    def backward(
+        self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
+    ) -> Tensor | None:
+        from fedgg.kernels import layers
+
+        x, seen = saved
+        grad = grad[0].contiguous(memory_format=torch.channels_last)
+        grad, to_bias = layers.pool_back(grad, *seen) if self.pool else layers.relu_back(grad, seen)
+        into[self.bias][0].copy_(to_bias)
+        w = parameters[self.weight][0]
+        to_x, to_w, _ = torch.ops.aten.convolution_backward(grad, x, w, None, *self._geometry, [to_input, True, False])
+        into[self.weight][0].copy_(to_w)
+        return to_x[None] if to_input else None
+
+    @property
+    def _geometry(self) -> tuple[Any, ...]:
+        return list(self.stride), list(self.padding), list(self.dilation), False, [0, 0], 1

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fedgg.core.net import Net
-from fedgg.engines.program import Program
-from fedgg.engines.recognise import layers_of
+from fedgg.engines.layers.program import Program
+from fedgg.engines.layers.recognise import layers_of
 
 CLIENTS, EXAMPLES = 3, 5
 

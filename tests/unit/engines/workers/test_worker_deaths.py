@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from travellers import Deadly
+from sent_models import Deadly
 
 from fedgg.engines import Workers
-from fedgg.engines.pool import DEATHS
+from fedgg.engines.workers.pool import DEATHS
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
@@ -120,7 +120,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_thirty_kills_at_any_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """While they start, read, train and answer; on a slow machine the same client may be hit again and again."""
-    monkeypatch.setattr("fedgg.engines.pool.DEATHS", 100)
+    monkeypatch.setattr("fedgg.engines.workers.pool.DEATHS", 100)
     chosen = experiment(**{"rounds": 25, "local.epochs": 8, "server.cohort": 3})
     chance, over = random.Random(0), threading.Event()
 

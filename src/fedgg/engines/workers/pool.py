@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedgg.child_process import child_process, fork_server_modules
-from fedgg.engines.parcel import Parcel, pack, receive, send, unpack
-from fedgg.engines.tasks import Task
-from fedgg.engines.worker import Done, Manners, Unreadable
+from fedgg.engines.workers.process import Done, TorchSettings, Unreadable
+from fedgg.engines.workers.requests import Task
+from fedgg.engines.workers.transfer import PackedObject, pack, receive, send, unpack
 from fedgg.errors import UserError
 
 try:
@@ -38,13 +38,13 @@ DEATHS = 3  # a task on which this many processes have died is given up
 
 
 @dataclass(frozen=True)
-class GivenUp:
+class Abandoned:
     """Too many processes have died on this task."""
 
     why: str
 
 
-Answer = Done | Unreadable | GivenUp
+TaskResult = Done | Unreadable | Abandoned
 
 
 @dataclass(order=True)
@@ -76,59 +76,59 @@ class Pool:
         self._context: Any = multiprocessing.get_context(method)
         self._forks = method == "fork"
         if method == "forkserver":
-            self._context.set_forkserver_preload(fork_server_modules("fedgg.engines.worker"))
+            self._context.set_forkserver_preload(fork_server_modules("fedgg.engines.workers.process"))
         self._workers: dict[Connection, _Worker] = {}
         self._queue: list[Ticket] = []
         self._numbers = itertools.count()
-        self._lent: dict[int, tuple[Any, Parcel]] = {}
+        self._shared: dict[int, tuple[Any, PackedObject]] = {}
         self._known: dict[int, int] = {}
         self._failed_starts = 0
 
-    def lend(self, thing: Any, *, shared: bool = False) -> int:
-        """Pack it once for all workers who will need it. Raises what pickle raises if it cannot travel."""
+    def share(self, thing: Any, *, mapped: bool = False) -> int:
+        """Pack it once for all workers that will need it. Raises what pickle raises if it cannot be sent."""
         if id(thing) not in self._known:
             number = next(self._numbers)
-            self._lent[number] = (thing, pack(thing, self._known, shared=shared))
+            self._shared[number] = (thing, pack(thing, self._known, shared=mapped))
             self._known[id(thing)] = number
         return self._known[id(thing)]
 
-    def take_back(self, thing: Any) -> None:
-        """Nobody will need it any more."""
+    def unshare(self, thing: Any) -> None:
+        """No task will need it any more."""
         number = self._known.pop(id(thing))
-        self._lent.pop(number)[1].close()
+        self._shared.pop(number)[1].close()
         for pipe, worker in self._workers.items():
             if number in worker.holds:
                 worker.holds.remove(number)
                 with suppress(OSError):  # a dead worker is noticed where it is waited for
-                    send(pipe, ("forget", number))
+                    send(pipe, ("unshare", number))
 
-    def ask(self, ticket: Ticket) -> None:
+    def submit(self, ticket: Ticket) -> None:
         heapq.heappush(self._queue, ticket)
 
-    def answer(self) -> tuple[Ticket, Answer]:
+    def next_result(self) -> tuple[Ticket, TaskResult]:
         """The next task that is done, whichever it is; an error within a task is raised here."""
         while True:
-            self._hand_out()
+            self._assign_tasks()
             for pipe in wait(list(self._workers)):
                 assert isinstance(pipe, Connection)
                 try:
-                    (kind,), parcel = receive(pipe)
+                    (kind,), packed = receive(pipe)
                 except EOFError:
-                    if (given_up := self._bury(pipe)) is not None:
+                    if (given_up := self._on_death(pipe)) is not None:
                         return given_up
                     continue
                 worker = self._workers[pipe]
-                if parcel is None:
+                if packed is None:
                     worker.ready, self._failed_starts = True, 0
                     continue
-                what, ticket = unpack(parcel), worker.ticket
+                what, ticket = unpack(packed), worker.ticket
                 worker.ticket = None
                 assert ticket is not None
                 if kind == "failed":
                     raise what
                 return ticket, what
 
-    def _hand_out(self) -> None:
+    def _assign_tasks(self) -> None:
         idle = [pipe for pipe, worker in self._workers.items() if worker.ready and worker.ticket is None]
         while idle and self._queue:
             self._give(idle.pop(0), heapq.heappop(self._queue))
@@ -142,15 +142,15 @@ class Pool:
         with suppress(OSError):  # it died: its pipe says so when it is waited for
             for number in ticket.needs:
                 if number not in worker.holds:
-                    send(pipe, ("keep", number), self._lent[number][1])
+                    send(pipe, ("share", number), self._shared[number][1])
                     worker.holds.add(number)
-            parcel = pack(ticket.task, self._known)
+            packed = pack(ticket.task, self._known)
             try:
-                send(pipe, ("do",), parcel)
+                send(pipe, ("do",), packed)
             finally:
-                parcel.close()
+                packed.close()
 
-    def _bury(self, pipe: Connection) -> tuple[Ticket, Answer] | None:
+    def _on_death(self, pipe: Connection) -> tuple[Ticket, TaskResult] | None:
         """A worker is gone; its task goes back into the queue, or is given up."""
         worker = self._workers.pop(pipe)
         pipe.close()
@@ -167,7 +167,7 @@ class Pool:
             return None
         ticket.deaths += 1
         if ticket.deaths >= DEATHS:
-            return ticket, GivenUp(f"its process died {DEATHS} times (exit code {code}; out of memory?)")
+            return ticket, Abandoned(f"its process died {DEATHS} times (exit code {code}; out of memory?)")
         ticket.notice(f"{ticket.task}: its process died (exit code {code}); another one does it again")
         heapq.heappush(self._queue, ticket)
         return None
@@ -177,12 +177,12 @@ class Pool:
         with _without_interrupts():
             ours, theirs = self._context.Pipe()
             others = [*self._workers, ours] if self._forks else []
-            process = child_process(self._context, "fedgg.engines.worker:work", theirs, others)
+            process = child_process(self._context, "fedgg.engines.workers.process:work", theirs, others)
             process.start()
             theirs.close()  # so that the worker's death closes the pipe
             self._workers[ours] = _Worker(process)
         with suppress(OSError):
-            send(ours, ("manners", Manners.of_this_process()))
+            send(ours, ("settings", TorchSettings.of_this_process()))
 
     def close(self) -> None:
         """All workers end now, whatever they are doing."""
@@ -191,9 +191,9 @@ class Pool:
             worker.process.terminate()
         for worker in self._workers.values():
             worker.process.join()
-        for _, parcel in self._lent.values():
-            parcel.close()
-        self._workers, self._lent, self._known, self._queue = {}, {}, {}, []
+        for _, packed in self._shared.values():
+            packed.close()
+        self._workers, self._shared, self._known, self._queue = {}, {}, {}, []
 
 
 def allow_open_files(count: int) -> None:

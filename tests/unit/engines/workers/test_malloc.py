@@ -12,7 +12,7 @@ import pytest
 PROGRAM = """
 import ctypes, resource, sys
 import torch
-from fedgg.engines.heap import keep_freed_memory
+from fedgg.engines.workers.process import keep_freed_memory
 
 torch.set_num_threads(1)
 ctypes.CDLL(None).mallopt(-3, 1 << 17)  # where glibc starts; named, so that it does not move on by itself

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from fedgg.engines.pool import OPEN_FILES, allow_open_files
+from fedgg.engines.workers.pool import OPEN_FILES, allow_open_files
 from fedgg.errors import UserError
 
 

@@ -6,8 +6,10 @@ once when its parent is gone, even in the middle of a client, is child_process.p
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
+import platform
 import queue
 import signal
 import threading
@@ -20,32 +22,40 @@ from typing import Any
 
 import torch
 
-from fedgg.engines.heap import keep_freed_memory
-from fedgg.engines.parcel import Parcel, pack, receive, send, unpack
-from fedgg.engines.strangers import Stranger, meet, strangers
+from fedgg.engines.user_modules import UserModule, load_user_module, loaded_user_modules
+from fedgg.engines.workers.transfer import PackedObject, pack, receive, send, unpack
+
+# The names and numbers of glibc's <malloc.h>.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+
+KEEP_FREE = 512 << 20  # bytes that may lie free at the end of the heap
+OWN_MAPPING = 64 << 20  # pieces of this size or more, such as data sets, do not come from the heap
 
 
 @dataclass(frozen=True)
-class Manners:
-    """Settings of the parent's torch that move numbers, and the user's files it has read."""
+class TorchSettings:
+    """Settings of the parent's torch that change results, and the user's files it has read."""
 
     dtype: torch.dtype
     deterministic: bool
     matmul_precision: str
-    strangers: list[Stranger]
+    user_modules: list[UserModule]
 
     @classmethod
-    def of_this_process(cls) -> Manners:
+    def of_this_process(cls) -> TorchSettings:
         deterministic = torch.are_deterministic_algorithms_enabled()
-        return cls(torch.get_default_dtype(), deterministic, torch.get_float32_matmul_precision(), strangers())
+        return cls(
+            torch.get_default_dtype(), deterministic, torch.get_float32_matmul_precision(), loaded_user_modules()
+        )
 
-    def adopt(self) -> None:
+    def apply(self) -> None:
         torch.set_default_dtype(self.dtype)
         if self.deterministic != torch.are_deterministic_algorithms_enabled():  # asking is free, setting takes seconds
             torch.use_deterministic_algorithms(self.deterministic)
         torch.set_float32_matmul_precision(self.matmul_precision)
-        for stranger in self.strangers:
-            meet(stranger)
+        for user_module in self.user_modules:
+            load_user_module(user_module)
 
 
 @dataclass(frozen=True)
@@ -68,36 +78,49 @@ def work(pipe: Connection, parents_pipes: Sequence[Connection]) -> None:
         other.close()
     torch.set_num_threads(1)
     keep_freed_memory()
-    inbox: queue.SimpleQueue[tuple[tuple[Any, ...], Parcel | None]] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[tuple[tuple[Any, ...], PackedObject | None]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, inbox), daemon=True).start()
     try:
         send(pipe, ("ready",))
-        _work_off(pipe, inbox)
-    except OSError:  # the parent is gone, and nobody is left to tell
+        _run_tasks(pipe, inbox)
+    except OSError:  # the parent is gone
         os._exit(0)
 
 
-def _work_off(pipe: Connection, inbox: queue.SimpleQueue[tuple[tuple[Any, ...], Parcel | None]]) -> None:
-    kept = _Kept()
+def keep_freed_memory() -> bool:
+    """Tell malloc to keep what a step frees, for the rest of this process; False where the C library is not glibc.
+
+    A step frees what it needed for its activations and gradients, and the next one asks for the same again. glibc hands
+    large pieces back to the system at once, which clears every page before it lends it out again: for a small CNN that
+    is a tenth of a step.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return bool(mallopt(M_TRIM_THRESHOLD, KEEP_FREE)) and bool(mallopt(M_MMAP_THRESHOLD, OWN_MAPPING))
+
+
+def _run_tasks(pipe: Connection, inbox: queue.SimpleQueue[tuple[tuple[Any, ...], PackedObject | None]]) -> None:
+    shared = _SharedObjects()
     while True:
-        (kind, *about), parcel = inbox.get()
-        if kind == "forget":
-            for number in about:
-                del kept[number]
-        elif kind == "manners":
-            about[0].adopt()
-        elif kind == "keep":
-            assert parcel is not None
-            kept[about[0]] = _unpacked(parcel, kept)
+        (kind, *content), packed = inbox.get()
+        if kind == "unshare":
+            for number in content:
+                del shared[number]
+        elif kind == "settings":
+            content[0].apply()
+        elif kind == "share":
+            assert packed is not None
+            shared[content[0]] = _unpacked(packed, shared)
         else:
-            assert parcel is not None
-            kind, answer = _answer(parcel, kept)
-            packed = pack(answer)
+            assert packed is not None
+            kind, result = _result(packed, shared)
+            packed = pack(result)
             send(pipe, (kind,), packed)
             packed.close()
 
 
-def _listen(pipe: Connection, inbox: queue.SimpleQueue[tuple[tuple[Any, ...], Parcel | None]]) -> None:
+def _listen(pipe: Connection, inbox: queue.SimpleQueue[tuple[tuple[Any, ...], PackedObject | None]]) -> None:
     while True:
         try:
             inbox.put(receive(pipe))
@@ -105,8 +128,8 @@ def _listen(pipe: Connection, inbox: queue.SimpleQueue[tuple[tuple[Any, ...], Pa
             os._exit(0)
 
 
-def _answer(parcel: Parcel, kept: _Kept) -> tuple[str, object]:
-    task = _unpacked(parcel, kept)
+def _result(packed: PackedObject, shared: _SharedObjects) -> tuple[str, object]:
+    task = _unpacked(packed, shared)
     if isinstance(task, Unreadable):
         return "unreadable", task
     started = time.perf_counter()
@@ -114,33 +137,33 @@ def _answer(parcel: Parcel, kept: _Kept) -> tuple[str, object]:
         return "done", Done(task.do(), time.perf_counter() - started)
     except Exception as error:
         error.add_note(f"in the process that worked on {task}:\n{traceback.format_exc()}")
-        return "failed", _that_travels(error)
+        return "failed", _picklable(error)
 
 
-def _unpacked(parcel: Parcel, kept: _Kept) -> Any:
+def _unpacked(packed: PackedObject, shared: _SharedObjects) -> Any:
     try:
-        return unpack(parcel, kept)
-    except _NotRead as error:
+        return unpack(packed, shared)
+    except _UnreadablePart as error:
         return error.args[0]
     except Exception as error:
         return Unreadable(f"{type(error).__name__}: {error}")
 
 
-class _NotRead(Exception):
+class _UnreadablePart(Exception):
     pass
 
 
-class _Kept(dict[int, Any]):
+class _SharedObjects(dict[int, Any]):
     """What the parent has lent, by number; what builds on something unreadable is unreadable for the same reason."""
 
     def __getitem__(self, number: int) -> Any:
         thing = super().__getitem__(number)
         if isinstance(thing, Unreadable):
-            raise _NotRead(thing)
+            raise _UnreadablePart(thing)
         return thing
 
 
-def _that_travels(error: Exception) -> Exception:
+def _picklable(error: Exception) -> Exception:
     """The error itself, or its words where it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))

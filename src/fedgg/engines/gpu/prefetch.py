@@ -1,7 +1,7 @@
 """The schedules of the next round, made while the GPU is busy with this one.
 
-Who trains in the next round is the server's business, but schedules are a function of (seed, round, client): those of
-the same clients are made on a guess, and used if the guess was right.
+Which clients train in the next round is not known yet, but schedules are a function of (seed, round, client): those of
+the same clients are prefetched, and used if these clients train again.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from fedgg.core.plan import Work
-from fedgg.engines.job import ClientData, RoundJob
+from fedgg.engines.base import ClientData, RoundJob
 
-Asked = tuple[RoundJob, int]  # a job and one of its clients
+JobClient = tuple[RoundJob, int]  # a job and one of its clients
 Key = tuple[int, Work, int, int, int]
 
 
-class Ahead:
+class Prefetch:
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
-        self._made: dict[Key, tuple[ClientData, Future[Any]]] = {}  # data are held: their ids stay theirs
+        self._made: dict[Key, tuple[ClientData, Future[Any]]] = {}  # data are held, so that their ids stay unique
 
-    def agendas(self, asked: Sequence[Asked]) -> list[Any]:
-        """One for each client asked for, made before or made now."""
-        return [self._agenda(job, client) for job, client in asked]
+    def agendas(self, job_clients: Sequence[JobClient]) -> list[Any]:
+        """One for each of these clients, made before or made now."""
+        return [self._agenda(job, client) for job, client in job_clients]
 
-    def prepare(self, asked: Sequence[Asked]) -> None:
+    def prepare(self, job_clients: Sequence[JobClient]) -> None:
         """Begin with the agendas of the same clients' next round."""
         self._threads = self._threads or ThreadPoolExecutor(2, "fedgg-schedules")
-        oldest = min(job.round for job, _ in asked)
-        self._made = {key: made for key, made in self._made.items() if key[3] >= oldest}  # wrong guesses go
-        for job, client in asked:
+        oldest = min(job.round for job, _ in job_clients)
+        self._made = {key: made for key, made in self._made.items() if key[3] >= oldest}  # drop what was not used
+        for job, client in job_clients:
             future = self._threads.submit(job.data.agenda, job.seed, job.round + 1, client, job.work)
             self._made[_key(job, client, 1)] = (job.data, future)
 

@@ -8,6 +8,7 @@ batches must not be padded (batch statistics), there is a graph for every width 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -17,14 +18,13 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Site
-from fedgg.core.local import LocalEnd, LocalStart, Running, end_round, local_step, open_round
+from fedgg.core.local import LocalEnd, LocalStart, LocalState, end_round, local_step, open_round
 from fedgg.core.net import Net
 from fedgg.core.rows import each_row
 from fedgg.core.sgd import SGD
-from fedgg.engines.fused.gpu import OnePass, Plans
-from fedgg.engines.job import ClientData
-from fedgg.engines.program import Program, padded_rows
-from fedgg.engines.workspaces import own_workspaces
+from fedgg.engines.base import ClientData
+from fedgg.engines.fused.gpu import FusedPlans, FusedStep
+from fedgg.engines.layers.program import Program, padded_rows
 
 SIZES = 12  # graphs for each stack: more waste less arithmetic and take longer to capture
 WARM_UP = 2
@@ -40,16 +40,16 @@ class Form:
 
 
 @dataclass(frozen=True, eq=False)
-class Desk:
+class StaticTensors:
     """Everything a step reads or writes, at addresses that never change."""
 
     algorithm: Algorithm
     sgd: SGD
-    running: Running
+    running: LocalState
     site: Site
     pages: Any  # [steps, K, batch]
     counter: Tensor  # [1] which page comes next
-    one_pass: OnePass | None
+    fused: FusedStep | None
 
 
 @dataclass(frozen=True)
@@ -61,27 +61,27 @@ class Step:
 
 
 class Stack:
-    """A desk and its graphs, kept from round to round."""
+    """A static and its graphs, kept from round to round."""
 
-    def __init__(self, desk: Desk, data: ClientData, net: Net, form: Form):
-        self.desk = _copied(desk)
-        self.net = net  # held, so that its identity is nobody else's
+    def __init__(self, static: StaticTensors, data: ClientData, net: Net, form: Form):
+        self.static = _copied(static)
+        self.net = net  # held, so that its id stays unique
         self._data = data
         self._form = form
         self._graphs: dict[Step, Callable[[], None]] = {}
-        self._pool = torch.cuda.graph_pool_handle() if desk.counter.is_cuda else None
+        self._pool = torch.cuda.graph_pool_handle() if static.counter.is_cuda else None
 
-    def takes(self, fresh: Desk) -> bool:
-        """Whether the schedule fits on the desk."""
-        mine, theirs = self.desk.pages.where.shape, fresh.pages.where.shape
+    def takes(self, fresh: StaticTensors) -> bool:
+        """Whether the schedule fits on the static."""
+        mine, theirs = self.static.pages.where.shape, fresh.pages.where.shape
         return bool(theirs[0] <= mine[0] and theirs[1:] == mine[1:])
 
-    def load(self, fresh: Desk, steps: Sequence[Step]) -> None:
-        """Capture what is missing, then lay everything out: warming up moves the desk."""
+    def load(self, fresh: StaticTensors, steps: Sequence[Step]) -> None:
+        """Capture what is missing, then lay everything out: warming up moves the static."""
         for step in dict.fromkeys(steps):
             if step not in self._graphs:
                 self._graphs[step] = self._captured(step)
-        _copy_into(self.desk, fresh)
+        _copy_into(self.static, fresh)
 
     def replay(self, steps: Sequence[Step]) -> Iterator[None]:
         """All steps of a round, with a pause after each in which others may launch theirs."""
@@ -91,10 +91,10 @@ class Stack:
 
     def end(self, algorithm: Algorithm, start: LocalStart, site: Site) -> LocalEnd:
         """What the rows have to show, in tensors of their own."""
-        desk = self.desk
-        sums = _copied(desk.one_pass.sums()) if desk.one_pass else None
-        buffers = _copied(desk.site.net.buffers)
-        return end_round(algorithm, replace(start, buffers=buffers), _copied(desk.running), site, sums)
+        static = self.static
+        sums = _copied(static.fused.sums()) if static.fused else None
+        buffers = _copied(static.site.net.buffers)
+        return end_round(algorithm, replace(start, buffers=buffers), _copied(static.running), site, sums)
 
     def _captured(self, step: Step) -> Callable[[], None]:
         """Warmed up and captured on its lane's own stream; `torch.cuda.graph` would collect garbage every time."""
@@ -102,7 +102,7 @@ class Stack:
             return partial(self._step, step)  # without a GPU, for tests: the same steps, nothing captured
         torch.cuda.synchronize()
         for _ in range(WARM_UP):
-            self.desk.counter.zero_()  # it may stand behind the last page
+            self.static.counter.zero_()  # it may stand behind the last page
             self._step(step)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -110,27 +110,43 @@ class Stack:
             graph.capture_begin(pool=self._pool)
             self._step(step)
             graph.capture_end()
-        self.desk.counter.zero_()
+        self.static.counter.zero_()
         torch.cuda.synchronize()
         return graph.replay
 
     def _step(self, step: Step) -> None:
         """Read the page, take the step, write it back, turn the page."""
-        desk = self.desk
-        page = each_row(desk.pages, desk.counter)
+        static = self.static
+        page = each_row(static.pages, static.counter)
         place = (0, slice(step.rows), slice(step.width))
         where = page.where[place]
         batch = self._data.read(where, page.moves and page.moves[place], self._form.lanes, self._form.dtype)
-        if len(desk.running.w) > 1:
+        if len(static.running.w) > 1:
             batch = replace(batch, at_work=where[:, :1] >= 0)
-        parts = (desk.algorithm, desk.sgd, desk.running, desk.site, desk.one_pass)
-        algorithm, sgd, running, site, one_pass = each_row(parts, slice(step.rows))
+        parts = (static.algorithm, static.sgd, static.running, static.site, static.fused)
+        algorithm, sgd, running, site, fused = each_row(parts, slice(step.rows))
         site.net.at_step(running.step)
-        if one_pass is not None:
-            one_pass.step(algorithm, sgd, running, site, batch)
+        if fused is not None:
+            fused.step(algorithm, sgd, running, site, batch)
         else:
             _copy_into(running, local_step(algorithm, sgd, running, site, batch))
-        desk.counter.add_(1)
+        static.counter.add_(1)
+
+
+@contextmanager
+def own_workspaces() -> Iterator[None]:
+    """What is captured in here takes cuBLAS's scratch memory from the graph's own pool, and leaves none to others.
+
+    PyTorch keeps one scratch memory for each stream, hands streams out in turn from a pool of 32, and a captured
+    product remembers the address. Two graphs captured on what is the same stream would then write into the same scratch
+    memory when they are replayed side by side, and products of a single row, which are summed in parts there, came out
+    wrong.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 class GraphCache:
@@ -138,7 +154,7 @@ class GraphCache:
 
     def __init__(self) -> None:
         self._stacks: dict[Any, Stack] = {}
-        self._plans: Plans = {}
+        self._plans: FusedPlans = {}
 
     def open(
         self,
@@ -158,15 +174,15 @@ class GraphCache:
         program, width = start.many, pages.where.shape[2]
         wide = program if isinstance(program, Program) and program.withholds(width) else None
         rule = (type(algorithm), _shapes(algorithm), _shapes(site.notes), sgd.has_momentum, sgd.has_decay)
-        one_pass = OnePass.of(
+        fused = FusedStep.of(
             algorithm, site, owners, wide, self._plans, (rule, _shapes(start.down), _shapes(start.memory))
         )
-        if one_pass is not None:
+        if fused is not None:
             running = replace(running, last_step=None)
-        own = tuple(sorted(start.own))
-        key = (place, rule, id(net), id(data), start.w.shape, one_pass and one_pass.captured, form, own)
+        per_row = tuple(sorted(start.per_row))
+        key = (place, rule, id(net), id(data), start.w.shape, fused and fused.captured, form, per_row)
         counter = torch.zeros(1, dtype=torch.int64, device=start.w.device)
-        fresh = Desk(algorithm, sgd, running, replace(site, probe=None), pages, counter, one_pass)
+        fresh = StaticTensors(algorithm, sgd, running, replace(site, probe=None), pages, counter, fused)
         stack = self._stacks.get(key)
         if stack is None or not stack.takes(fresh):
             stack = self._stacks[key] = Stack(fresh, data, net, form)
@@ -225,16 +241,16 @@ def _copied(thing: Any) -> Any:
     return thing
 
 
-def _copy_into(desk: Any, fresh: Any) -> None:
-    """Overwrite the tensors of one structure with those of another; a schedule may be shorter than its desk."""
-    if isinstance(desk, Tensor):
-        (desk[: len(fresh)] if desk.ndim else desk).copy_(fresh)
-    elif isinstance(desk, dict):
-        for key, value in desk.items():
+def _copy_into(static: Any, fresh: Any) -> None:
+    """Overwrite the tensors of one structure with those of another; a schedule may be shorter than its static."""
+    if isinstance(static, Tensor):
+        (static[: len(fresh)] if static.ndim else static).copy_(fresh)
+    elif isinstance(static, dict):
+        for key, value in static.items():
             _copy_into(value, fresh[key])
-    elif is_dataclass(desk):
-        for field in fields(desk):
-            _copy_into(getattr(desk, field.name), getattr(fresh, field.name))
+    elif is_dataclass(static):
+        for field in fields(static):
+            _copy_into(getattr(static, field.name), getattr(fresh, field.name))
 
 
 def _shapes(thing: Any) -> Any:

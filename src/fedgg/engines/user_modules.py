@@ -14,23 +14,23 @@ from types import ModuleType
 
 PREFIX = "fedgg_user_"
 
-Stranger = tuple[str, str, str]  # name of the module, path, text
+UserModule = tuple[str, str, str]  # name of the module, path, text
 
 
 def module_of(path: Path, text: str) -> ModuleType:
     """The text of the file as a module; whatever goes wrong in it is raised."""
     version = hashlib.sha256(f"{path.resolve()}\n{text}".encode()).hexdigest()[:8]
-    return meet((f"{PREFIX}{path.stem}_{version}", str(path), text))
+    return load_user_module((f"{PREFIX}{path.stem}_{version}", str(path), text))
 
 
-def strangers() -> list[Stranger]:
+def loaded_user_modules() -> list[UserModule]:
     """Every user's file this process has read."""
-    found = [(name, vars(module)) for name, module in sys.modules.items() if name.startswith(PREFIX)]
-    return [(name, content["__file__"], content["__text__"]) for name, content in found]
+    loaded = [(name, vars(module)) for name, module in sys.modules.items() if name.startswith(PREFIX)]
+    return [(name, content["__file__"], content["__text__"]) for name, content in loaded]
 
 
-def meet(stranger: Stranger) -> ModuleType:
-    name, path, text = stranger
+def load_user_module(user_module: UserModule) -> ModuleType:
+    name, path, text = user_module
     if name in sys.modules:
         return sys.modules[name]
     module = ModuleType(name)

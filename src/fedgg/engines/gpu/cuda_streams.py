@@ -8,7 +8,7 @@ from contextlib import suppress
 import torch
 
 
-class Lanes:
+class CudaStreams:
     """As many streams as are needed, kept from round to round; on a CPU there are none, and work is done in turns."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedgg.engines.parcel import ALIGNED, INLINE, Parcel, pack, receive, send, unpack
+from fedgg.engines.workers.transfer import ALIGNED, INLINE, PackedObject, pack, receive, send, unpack
 
 LARGE = INLINE // 4 + 1  # numbers of four bytes
 
@@ -96,7 +96,7 @@ def test_who_writes_into_what_is_shared_writes_alone() -> None:
     assert parcel.file is not None
 
     def received() -> Tensor:
-        again = Parcel(parcel.pickled, parcel.places, parcel.inline, os.dup(parcel.file or 0), True)
+        again = PackedObject(parcel.pickled, parcel.places, parcel.inline, os.dup(parcel.file or 0), True)
         tensor: Tensor = unpack(again)
         return tensor
 

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sent_models import Raising, WithALambda, WithDropout, WithStatistics
 from step_cases import RULES, named, played_and_recorded, proxy_for
 from torch import nn
-from travellers import Raising, WithALambda, WithDropout, WithStatistics
 
 import fedgg
 from fedgg.core.server import Lost
 from fedgg.engines import Fused, Workers
-from fedgg.engines.errands import Ask, Player
-from fedgg.engines.pool import StartMethod
-from fedgg.engines.workers import cores
+from fedgg.engines.workers.engine import cores
+from fedgg.engines.workers.pool import StartMethod
+from fedgg.engines.workers.requests import Request, RequestStream
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
@@ -166,11 +166,11 @@ def test_experiments_really_overlap(workers: Workers) -> None:
     """One closes rounds while the other still waits for its clients: nobody stands in line."""
     order: list[str] = []
 
-    def player(name: str, federation: Federation) -> Player:
+    def player(name: str, federation: Federation) -> RequestStream:
         state = begin(federation)
         for _ in range(2):
             job = next_job(federation, state)
-            trained = yield Ask(job, state.rounds_done)
+            trained = yield Request(job, state.rounds_done)
             state, _ = close(state, job, federation.examples, trained.ends)
             order.append(name)
 
@@ -258,7 +258,7 @@ def test_a_mistake_in_an_algorithm_reaches_the_user_with_its_place(odd: bool) ->
         run(chosen, algorithm=Raising(odd=odd))
     notes = "\n".join(caught.value.__notes__)
     assert "of round 1" in notes
-    assert "travellers.py" in notes
+    assert "sent_models.py" in notes
 
 
 def test_a_worker_of_a_pool_has_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """Python objects with tensors, on their way to another process.
 
 The pickle holds everything but the numbers. These travel beside it: a few inline, many in a file that lives in memory
-and has no name, so that nothing is left behind whoever is killed, and a small /dev/shm does not matter. What is
-`shared` is mapped by everybody who receives it and stays one copy in the machine's memory; everything else is read out
+and has no name, so that nothing is left behind when a process is killed, and a small /dev/shm does not matter. What is
+`shared` is mapped by every process that receives it and stays one copy in the machine's memory; everything else is read
 at once, so that no file stays open.
 """
 
@@ -27,7 +27,7 @@ ALIGNED = 64  # torch's own allocations are, and kernels may round differently w
 
 
 @dataclass(frozen=True)
-class Parcel:
+class PackedObject:
     """A packed object. `places` are start and length of each buffer, in `inline` or in the file."""
 
     pickled: bytes
@@ -41,43 +41,43 @@ class Parcel:
             os.close(self.file)
 
 
-def pack(thing: Any, known: Mapping[int, int] | None = None, *, shared: bool = False) -> Parcel:
+def pack(thing: Any, known: Mapping[int, int] | None = None, *, shared: bool = False) -> PackedObject:
     """`known`: objects, by their `id`, that the receiver has under a number already."""
-    stream, found = io.BytesIO(), list[pickle.PickleBuffer]()
-    _Packer(stream, known or {}, found).dump(thing)
-    buffers = [buffer.raw() for buffer in found]
+    stream, out_of_band = io.BytesIO(), list[pickle.PickleBuffer]()
+    _Packer(stream, known or {}, out_of_band).dump(thing)
+    buffers = [buffer.raw() for buffer in out_of_band]
     places, end = [], 0
     for buffer in buffers:
         places.append((end, buffer.nbytes))
         end += -(-buffer.nbytes // ALIGNED) * ALIGNED
     if end <= INLINE:
         inline = b"".join(bytes(buffer).ljust(-(-buffer.nbytes // ALIGNED) * ALIGNED, b"\0") for buffer in buffers)
-        return Parcel(stream.getvalue(), tuple(places), inline, None, False)
-    return Parcel(stream.getvalue(), tuple(places), b"", _written(buffers, places, end), shared)
+        return PackedObject(stream.getvalue(), tuple(places), inline, None, False)
+    return PackedObject(stream.getvalue(), tuple(places), b"", _written(buffers, places, end), shared)
 
 
-def unpack(parcel: Parcel, known: Mapping[int, Any] | None = None) -> Any:
+def unpack(packed: PackedObject, known: Mapping[int, Any] | None = None) -> Any:
     """The object again, with tensors of its own or mapped; the file is closed."""
     try:
-        buffers = _mapped(parcel) if parcel.shared else [_read(parcel, *place) for place in parcel.places]
+        buffers = _mapped(packed) if packed.shared else [_read(packed, *place) for place in packed.places]
     finally:
-        parcel.close()
-    return _Unpacker(io.BytesIO(parcel.pickled), known or {}, buffers).load()
+        packed.close()
+    return _Unpacker(io.BytesIO(packed.pickled), known or {}, buffers).load()
 
 
-def send(pipe: Connection, label: tuple[Any, ...], parcel: Parcel | None = None) -> None:
-    """A label, and perhaps a parcel, whose file stays open here."""
-    if parcel is None:
+def send(pipe: Connection, label: tuple[Any, ...], packed: PackedObject | None = None) -> None:
+    """A label, and perhaps a packed, whose file stays open here."""
+    if packed is None:
         pipe.send_bytes(pickle.dumps((label, None)))
         return
-    sheet = (parcel.pickled, parcel.places, parcel.inline, parcel.file is not None, parcel.shared)
+    sheet = (packed.pickled, packed.places, packed.inline, packed.file is not None, packed.shared)
     pipe.send_bytes(pickle.dumps((label, sheet)))
-    if parcel.file is not None:
-        reduction.send_handle(pipe, parcel.file, None)  # whose process it goes to matters on Windows only
+    if packed.file is not None:
+        reduction.send_handle(pipe, packed.file, None)  # whose process it goes to matters on Windows only
 
 
-def receive(pipe: Connection) -> tuple[tuple[Any, ...], Parcel | None]:
-    """What `send` sent; whoever receives a parcel unpacks or closes it. EOFError when the other end is gone."""
+def receive(pipe: Connection) -> tuple[tuple[Any, ...], PackedObject | None]:
+    """What `send` sent; the receiver unpacks or closes it. EOFError when the other end is gone."""
     try:
         label, sheet = pickle.loads(pipe.recv_bytes())
         if sheet is None:
@@ -86,12 +86,12 @@ def receive(pipe: Connection) -> tuple[tuple[Any, ...], Parcel | None]:
         file = reduction.recv_handle(pipe) if has_file else None
     except (OSError, RuntimeError) as torn:  # killed within a message
         raise EOFError from torn
-    return label, Parcel(pickled, places, inline, file, shared)
+    return label, PackedObject(pickled, places, inline, file, shared)
 
 
 class _Packer(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO, known: Mapping[int, int], found: list[pickle.PickleBuffer]):
-        super().__init__(stream, protocol=5, buffer_callback=found.append)  # append gives None: out of band
+    def __init__(self, stream: io.BytesIO, known: Mapping[int, int], out_of_band: list[pickle.PickleBuffer]):
+        super().__init__(stream, protocol=5, buffer_callback=out_of_band.append)  # append gives None: out of band
         self._known = known
 
     def persistent_id(self, thing: Any) -> int | None:
@@ -134,25 +134,25 @@ def _written(buffers: list[memoryview], places: list[tuple[int, int]], size: int
 def _filled(file: int, buffers: list[memoryview], places: list[tuple[int, int]], size: int) -> int:
     os.ftruncate(file, size)
     for buffer, (start, length) in zip(buffers, places, strict=True):
-        done = 0
-        while done < length:
-            done += os.pwrite(file, buffer[done:], start + done)
+        position = 0
+        while position < length:
+            position += os.pwrite(file, buffer[position:], start + position)
     return file
 
 
-def _mapped(parcel: Parcel) -> list[memoryview]:
-    """Views into a mapping that is shared until somebody writes into it, and then only the writer sees it."""
-    assert parcel.file is not None
-    whole = memoryview(mmap.mmap(parcel.file, 0, access=mmap.ACCESS_COPY))
-    return [whole[start : start + length] for start, length in parcel.places]
+def _mapped(packed: PackedObject) -> list[memoryview]:
+    """Views into a mapping that is shared until it is written to; what is written stays in the writing process."""
+    assert packed.file is not None
+    whole = memoryview(mmap.mmap(packed.file, 0, access=mmap.ACCESS_COPY))
+    return [whole[start : start + length] for start, length in packed.places]
 
 
-def _read(parcel: Parcel, start: int, length: int) -> memoryview:
+def _read(packed: PackedObject, start: int, length: int) -> memoryview:
     mine = torch.empty(length, dtype=torch.uint8).numpy().data
-    if parcel.file is None:
-        mine[:] = parcel.inline[start : start + length]
+    if packed.file is None:
+        mine[:] = packed.inline[start : start + length]
         return mine
-    done = 0
-    while done < length:
-        done += os.preadv(parcel.file, [mine[done:]], start + done)
+    position = 0
+    while position < length:
+        position += os.preadv(packed.file, [mine[position:]], start + position)
     return mine

@@ -14,19 +14,19 @@ from typing import Any
 from torch import Tensor
 
 from fedgg.core.evaluate import Score
-from fedgg.core.local import LocalEnd, LocalStart, for_people
+from fedgg.core.local import LocalEnd, LocalStart
 from fedgg.core.net import Net
 from fedgg.core.rows import Rows
-from fedgg.engines.ahead import Ahead
+from fedgg.engines.base import Look, RoundJob, recorded_on_host, score_here
 from fedgg.engines.equivalence import mixes_examples
 from fedgg.engines.fused.engine import Fused
 from fedgg.engines.fused.net import fused_net
-from fedgg.engines.graphs import Form, GraphCache, Step
-from fedgg.engines.job import Look, RoundJob, score_here
-from fedgg.engines.lanes import Lanes
-from fedgg.engines.large import large_program_of
+from fedgg.engines.gpu.cuda_streams import CudaStreams
+from fedgg.engines.gpu.graphs import Form, GraphCache, Step
+from fedgg.engines.gpu.prefetch import Prefetch
+from fedgg.engines.layers.program import Program
+from fedgg.engines.layers.recognise import large_program_of
 from fedgg.engines.loop import open_client
-from fedgg.engines.program import Program
 
 LANES = 6  # clients in flight: more gain little and cost memory
 
@@ -36,9 +36,9 @@ class Streams:
 
     def __init__(self, lanes: int = LANES) -> None:
         self._most = lanes
-        self._lanes = Lanes()
+        self._streams = CudaStreams()
         self._graphs = GraphCache()
-        self._ahead = Ahead()
+        self._prefetch = Prefetch()
         self._nets: dict[int, tuple[Net, Net, Program | None]] = {}
 
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd]]:
@@ -50,9 +50,9 @@ class Streams:
         order = sorted(job.cohort, key=lambda client: -job.data.examples(client))
         waiting, ends = deque(order), dict[int, LocalEnd]()
         works = [self._lane(number, job, waiting, ends, exact) for number in range(min(self._most, len(order)))]
-        self._lanes.run(works, job.w.device)
+        self._streams.run(works, job.w.device)
         for client in job.cohort:
-            yield client, for_people(ends[client])
+            yield client, recorded_on_host(ends[client])
 
     def score(self, looks: Sequence[Look]) -> list[Score]:
         return score_here(looks)
@@ -64,8 +64,8 @@ class Streams:
         longest = job.work.steps(max(job.data.examples(client) for client in job.cohort))
         while waiting:
             client = waiting.popleft()
-            (agenda,) = self._ahead.agendas([(job, client)])
-            self._ahead.prepare([(job, client)])
+            (agenda,) = self._prefetch.agendas([(job, client)])
+            self._prefetch.prepare([(job, client)])
             net, program = self._arranged(job.net)
             start, sgd = open_client(job, client)
             start = _arranged_start(start, net, program)
@@ -81,7 +81,7 @@ class Streams:
         if known is None:
             arranged = net.arranged() if net.channels_last else net
             program = large_program_of(arranged) if net.channels_last else None
-            known = self._nets[id(net)] = (net, arranged, program)  # the net is held: its id is nobody else's
+            known = self._nets[id(net)] = (net, arranged, program)  # the net is held: so that its id stays unique
         return known[1:]
 
 

@@ -2,7 +2,7 @@
 
 Experiments go into one stack when they share the model, the data and the algorithm with its switches; seeds, splits and
 numbers (mu, lr, ...) may differ, since numbers become columns. Models are the same when everything they hold is
-(`engines.module_content`); frozen parameters and constant buffers may differ, and each row has its own. Stacks of
+(`engines.gpu.module_content`); frozen parameters and constant buffers may differ, and each row has its own. Stacks of
 different algorithms run side by side on streams of their own. What cannot be stacked (models that mix the examples of a
 batch, modules without a rule for many rows) is handed to the engine `fused`.
 """
@@ -18,32 +18,38 @@ from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.evaluate import Score
-from fedgg.core.local import LocalEnd, LocalStart, for_people
+from fedgg.core.local import LocalEnd, LocalStart
 from fedgg.core.net import Net
+from fedgg.core.plan import Work
 from fedgg.core.probe import Probe
 from fedgg.core.rows import Rows, each_row, stack
 from fedgg.core.sgd import SGD
-from fedgg.engines.ahead import Ahead
+from fedgg.engines.base import Look, RoundJob, recorded_on_host, score_here
 from fedgg.engines.equivalence import is_stackable
+from fedgg.engines.flops import activations
 from fedgg.engines.fused.cpu import fused_round
 from fedgg.engines.fused.engine import Fused, with_fused_net
 from fedgg.engines.fused.net import fused_net
-from fedgg.engines.graphs import Form, GraphCache, steps_of_stack
-from fedgg.engines.job import Look, RoundJob, score_here
-from fedgg.engines.lanes import Lanes
-from fedgg.engines.layers import ConvolutionReluPool, WideDense
-from fedgg.engines.module_content import varying_tensors
+from fedgg.engines.gpu.cuda_streams import CudaStreams
+from fedgg.engines.gpu.graphs import Form, GraphCache, steps_of_stack
+from fedgg.engines.gpu.module_content import varying_tensors
+from fedgg.engines.gpu.prefetch import Prefetch
+from fedgg.engines.layers.layer_types import ConvolutionReluPool, WideDense
+from fedgg.engines.layers.program import Program
+from fedgg.engines.layers.recognise import program_of
 from fedgg.engines.precision import Precision
-from fedgg.engines.program import Program
-from fedgg.engines.recognise import program_of
 
 T = TypeVar("T")
 
 SETTINGS = ("criterion", "frozen_statistics", "products", "channels_last", "drops", "head")  # of a net
+# For estimating the memory of a stack before it is built:
+PASSES = 16  # rows of parameters alive at once: models, velocity, gradient, notes and memory, on the desk and beside it
+TRACES = 3  # of each activation: itself, its gradient, and what a layer keeps for the backward pass
+SHARE = 0.8  # of the memory that is free, the rest is for kernels and fragments
 
 
 @dataclass(frozen=True)
-class Row:
+class StackRow:
     """One client of one job, and how long it will take."""
 
     job: int
@@ -59,8 +65,8 @@ class Stacked:
         self._graphs = GraphCache()
         self._programs: dict[int, tuple[object, Program | None]] = {}
         self._compared: dict[tuple[int, int], tuple[Net, Net, frozenset[str] | None]] = {}
-        self._lanes = Lanes()
-        self._ahead = Ahead()
+        self._streams = CudaStreams()
+        self._prefetch = Prefetch()
 
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd]]:
         yield from self.train_together([job])[0].items()
@@ -71,7 +77,7 @@ class Stacked:
         groups = _groups(jobs, self._trained_alike)
         stackable = [group for group in groups if is_stackable(jobs[group[0]].net)]
         works = [self._train_stack(place, jobs, group, ends) for place, group in enumerate(stackable)]
-        self._lanes.run(works, jobs[0].w.device)
+        self._streams.run(works, jobs[0].w.device)
         for group in groups:
             if group not in stackable:
                 for number in group:
@@ -98,11 +104,11 @@ class Stacked:
             dropout=[(jobs[row.job].seed, jobs[row.job].round, row.client) for row in rows],
             probe=_probe(jobs, rows),
             many=program,
-            own=self._own_tensors(first.net, [jobs[row.job] for row in rows]),
+            per_row=self._tensors_per_row(first.net, [jobs[row.job] for row in rows]),
         )
         sgd = _sgd([jobs[row.job] for row in rows])
         algorithm = _with_columns([jobs[row.job].algorithm for row in rows], first.w)
-        agendas = self._ahead.agendas([(jobs[row.job], row.client) for row in rows])
+        agendas = self._prefetch.agendas([(jobs[row.job], row.client) for row in rows])
         if first.w.is_cuda:
             pages = first.data.lay_out(agendas)
             steps = steps_of_stack([row.steps for row in rows], pages.where.shape[2])
@@ -110,12 +116,12 @@ class Stacked:
             opened = self._graphs.open(
                 place, algorithm, first.net, sgd, start, first.data, pages, owners, steps, _form(program)
             )
-            self._ahead.prepare([(jobs[row.job], row.client) for row in rows])
+            self._prefetch.prepare([(jobs[row.job], row.client) for row in rows])
             yield from opened[0].replay(steps)
             end = opened[0].end(algorithm, start, opened[1])
         else:
             end = fused_round(algorithm, first.net, sgd, start, first.data.gather(agendas))
-        end = for_people(end)
+        end = recorded_on_host(end)
         for position, row in enumerate(rows):
             ends[row.job][row.client] = each_row(end, slice(position, position + 1))
 
@@ -126,15 +132,16 @@ class Stacked:
         for group in _groups(looks, self._seen_alike):
             program = self._program(looks[group[0]].net)
             some = [looks[number] for number in group]
-            found = score_here(some) if program is None or some[0].client is not None else _score(program, some)
-            scores |= dict(zip(group, found, strict=True))
+            apart = some[0].client is not None
+            group_scores = score_here(some) if apart or program is None else _score(program, some)
+            scores |= dict(zip(group, group_scores, strict=True))
         return [scores[number] for number in range(len(looks))]
 
     def _program(self, net: Net) -> Program | None:
         known = self._programs.get(id(net))
         if known is None:
             program = program_of(net, self._precision, net.start.device)
-            known = self._programs[id(net)] = (net, program)  # the net is held: its id is nobody else's
+            known = self._programs[id(net)] = (net, program)  # the net is held: so that its id stays unique
         return known[1]
 
     def _trained_alike(self, a: RoundJob, b: RoundJob) -> bool:
@@ -164,7 +171,7 @@ class Stacked:
             self._compared[key] = (a, b, varying_tensors(a.module, b.module) if same else None)
         return self._compared[key][2]
 
-    def _own_tensors(self, net: Net, jobs: Sequence[RoundJob]) -> Rows:
+    def _tensors_per_row(self, net: Net, jobs: Sequence[RoundJob]) -> Rows:
         """Frozen parameters and constant buffers in which experiments differ from the net that is run, a row each."""
         names = sorted({name for job in jobs for name in self._varying(net, job.net) or ()})
         if not names:
@@ -174,6 +181,21 @@ class Stacked:
             for job in jobs
         }
         return {name: torch.stack([tensors[id(job)][name].detach() for job in jobs]) for name in names}
+
+
+def stack_bytes(net: Net, work: Work, clients: int) -> int:
+    """For so many clients of one experiment."""
+    batch = work.batch or 256
+    numbers = PASSES * net.layout.total + TRACES * batch * activations(net)
+    return int(clients * numbers * net.start.element_size())
+
+
+def room(device: torch.device) -> float:
+    """Bytes that a stack may take."""
+    if device.type != "cuda":
+        return float("inf")
+    free, _ = torch.cuda.mem_get_info(device)
+    return SHARE * free
 
 
 def _score(program: Program, looks: Sequence[Look]) -> list[Score]:
@@ -188,8 +210,8 @@ def _score(program: Program, looks: Sequence[Look]) -> list[Score]:
         each = first.net.criterion(outputs.flatten(0, 1), y.repeat(len(w)))
         loss = loss + each.view(len(w), -1).double().sum(1)
         examples += len(y)
-    found = torch.stack([right, loss]).tolist()
-    return [Score(a / max(examples, 1), b / max(examples, 1), examples) for a, b in zip(*found, strict=True)]
+    sums = torch.stack([right, loss]).tolist()
+    return [Score(a / max(examples, 1), b / max(examples, 1), examples) for a, b in zip(*sums, strict=True)]
 
 
 def _form(program: Program | None) -> Form:
@@ -205,18 +227,18 @@ def _form(program: Program | None) -> Form:
     return Form(lanes(channels), torch.bfloat16 if first.precision == "bf16" else None)
 
 
-def _rows(jobs: Sequence[RoundJob], group: list[int]) -> list[Row]:
+def _rows(jobs: Sequence[RoundJob], group: list[int]) -> list[StackRow]:
     """Longest first; stable: equal rows keep their order, so that results do too."""
     rows = [
-        Row(number, client, jobs[number].work.steps(jobs[number].data.examples(client)))
+        StackRow(number, client, jobs[number].work.steps(jobs[number].data.examples(client)))
         for number in group
         for client in jobs[number].cohort
     ]
     return sorted(rows, key=lambda row: -row.steps)
 
 
-def _probe(jobs: Sequence[RoundJob], rows: list[Row]) -> Probe:
-    """Row by row, each with the net and the buffers of its own experiment."""
+def _probe(jobs: Sequence[RoundJob], rows: list[StackRow]) -> Probe:
+    """StackRow by row, each with the net and the buffers of its own experiment."""
 
     def of_row(k: int) -> Probe:
         job, client = jobs[rows[k].job], rows[k].client
@@ -255,8 +277,8 @@ def _switches(algorithm: Algorithm) -> dict[str, object]:
 
 
 def _memory(job: RoundJob, client: int) -> dict[str, Tensor]:
-    kept = job.memory.get(client)
-    return job.algorithm.client_memory(job.w) if kept is None else kept
+    memory = job.memory.get(client)
+    return job.algorithm.client_memory(job.w) if memory is None else memory
 
 
 def _with_columns(algorithms: list[Algorithm], like: Tensor) -> Algorithm:

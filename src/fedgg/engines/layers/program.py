@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedgg.core.layout import Layout
-from fedgg.engines.layers import Dense, Flatten, Layer, Moment, WideDense
+from fedgg.engines.layers.layer_types import Dense, Flatten, Layer, Moment, WideDense
 
 if TYPE_CHECKING:
     from fedgg.kernels.advance import Wide
@@ -65,17 +65,17 @@ class Program:
 
         if not loss.takes(*outputs.shape[1:]):
             return None
-        found: Tensor = _MeanLoss.apply(outputs, y, mask)  # type: ignore[no-untyped-call]
-        return found
+        loss_: Tensor = _MeanLoss.apply(outputs, y, mask)  # type: ignore[no-untyped-call]
+        return loss_
 
     def forward(self, w: Tensor, x: Tensor, moment: Moment = (None, 0)) -> tuple[Tensor, list[Any]]:
         """Outputs, and what the backward pass needs: the parameters as they were used, and each layer's notes."""
         parameters = self.layout.unflatten(w if self.products is None else w.to(self.products))
-        kept: list[Any] = [parameters]
+        saved: list[Any] = [parameters]
         for layer in self.layers:
             x, remembered = layer.forward(x, parameters, moment)
-            kept.append(remembered)
-        return x.to(w.dtype), kept
+            saved.append(remembered)
+        return x.to(w.dtype), saved
 
     def by_torch(self, w: Tensor, x: Tensor, keys: Tensor | None = None, step: int = 0) -> Tensor:
         """The same, row by row, in torch's own operations and the rows' own precision: what the layers stand for."""
@@ -87,26 +87,26 @@ class Program:
             outputs.append(y)
         return torch.stack(outputs)
 
-    def into_last(self, kept: list[Any], like: Tensor) -> Tensor:
-        """What went into the last layer, of what the forward pass has kept; nothing where that layer keeps no input."""
+    def into_last(self, saved: list[Any], like: Tensor) -> Tensor:
+        """What went into the last layer, as the forward pass saved it; nothing where that layer saves no input."""
         if not isinstance(self.layers[-1], Dense):
             return like.new_empty(0)
-        x: Tensor = kept[-1][0]
-        return x.detach().to(like.dtype)  # a tensor of its own: what goes out must not hold what is kept
+        x: Tensor = saved[-1][0]
+        return x.detach().to(like.dtype)  # a tensor of its own: what goes out must not hold what is saved
 
-    def backward(self, w: Tensor, grad: Tensor, kept: list[Any], to_last: Tensor | None = None) -> Tensor:
+    def backward(self, w: Tensor, grad: Tensor, saved: list[Any], to_last: Tensor | None = None) -> Tensor:
         """The rows' gradient from that of the outputs, and from that of what went into the last layer, if any."""
         result = padded_rows(w)
-        parameters, *kept = kept
+        parameters, *saved = saved
         into = self.layout.unflatten(result)
         back: Tensor | None = grad
         for number in reversed(range(self._first, len(self.layers))):
             assert back is not None
             layer = self.layers[number]
             if self._withheld is not None and number == self._first and isinstance(layer, WideDense):
-                self._withheld.append(layer.withheld(back, kept[number], into))
+                self._withheld.append(layer.withheld(back, saved[number], into))
                 return result
-            back = layer.backward(back, kept[number], parameters, into, number > self._first)
+            back = layer.backward(back, saved[number], parameters, into, number > self._first)
             if to_last is not None and back is not None and number == len(self.layers) - 1:
                 back = back + to_last.to(back.dtype)
         return result
@@ -122,15 +122,15 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, w: Tensor, x: Tensor, program: Program, moment: Moment) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        outputs, ctx.kept = program.forward(w.detach(), x, moment)
+        outputs, ctx.saved = program.forward(w.detach(), x, moment)
         ctx.w, ctx.program, ctx.shape = w.detach(), program, outputs.shape
-        return outputs, program.into_last(ctx.kept, w)
+        return outputs, program.into_last(ctx.saved, w)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, to_last: Tensor | None) -> tuple[Tensor, None, None, None]:
         if grad is None:  # a loss of nothing but the representation
             grad = ctx.w.new_zeros(ctx.shape)
-        return ctx.program.backward(ctx.w, grad, ctx.kept, to_last), None, None, None
+        return ctx.program.backward(ctx.w, grad, ctx.saved, to_last), None, None, None
 
 
 class _MeanLoss(torch.autograd.Function):
@@ -138,8 +138,8 @@ class _MeanLoss(torch.autograd.Function):
     def forward(ctx: Any, outputs: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         from fedgg.kernels import loss
 
-        found, ctx.slope = loss.mean_cross_entropy(outputs.detach(), y, mask)
-        return found
+        mean, ctx.slope = loss.mean_cross_entropy(outputs.detach(), y, mask)
+        return mean
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:

@@ -12,8 +12,8 @@ from step_cases import RULES, named, played, proxy_for
 from fedgg.data.arrays import from_arrays
 from fedgg.data.digits import load_digits
 from fedgg.engines import Fused, Loop, Stacked
-from fedgg.engines.graphs import prefix_sizes
-from fedgg.engines.memory import stack_bytes
+from fedgg.engines.gpu.graphs import prefix_sizes
+from fedgg.engines.gpu.stacked import stack_bytes
 from fedgg.engines.precision import Precision
 from fedgg.lab.arithmetic import arithmetic
 from fedgg.lab.build import build

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -60,13 +60,13 @@ class RoundJob:
     w: Tensor  # [1, P]
     buffers: Rows  # the server's
     down: Rows
-    memory: Mapping[int, Rows]  # absent: the server meets this client for the first time
+    memory: Mapping[int, Rows]  # absent before a client's first round
     kept_buffers: Mapping[int, Rows]  # under the policy `local`
 
     def buffers_before(self, client: int) -> Rows:
         """Those the client begins with."""
-        kept = self.kept_buffers.get(client) if self.policy == "local" else None
-        return starting_buffers(self.policy, self.buffers, kept)
+        own_buffers = self.kept_buffers.get(client) if self.policy == "local" else None
+        return starting_buffers(self.policy, self.buffers, own_buffers)
 
     def buffers_down(self, client: int) -> Rows:
         """Those that travel to the client, which has the model as it was at the start."""
@@ -88,7 +88,7 @@ class RoundJob:
 
 @dataclass(frozen=True)
 class Look:
-    """A model to be scored on examples nobody trains on: the server's test set, or what a client keeps back."""
+    """A model to be scored on examples that are not trained on: the server's test set, or what a client keeps back."""
 
     net: Net
     data: ClientData
@@ -107,6 +107,17 @@ def score_here(looks: Sequence[Look]) -> list[Score]:
 
 def _unseen(look: Look) -> Iterator[tuple[Tensor, Tensor]]:
     return (look.data.unseen(look.client, number) for number in range(look.data.unseen_chunks(look.client)))
+
+
+def recorded_on_host(end: LocalEnd) -> LocalEnd:
+    """Loss and diagnostics, which are recorded only, copied from a GPU at once instead of number by number."""
+    if not end.loss.is_cuda:
+        return end
+    recorded = [*end.readings.values(), end.loss]
+    together = torch.cat([rows.flatten(1) for rows in recorded], 1).cpu()
+    parts = together.split([rows[0].numel() for rows in recorded], 1)
+    *readings, loss = (part.reshape(rows.shape).to(rows.dtype) for part, rows in zip(parts, recorded, strict=True))
+    return replace(end, readings=dict(zip(end.readings, readings, strict=True)), loss=loss)
 
 
 class Engine(Protocol):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +24,18 @@ from fedgg.core.layout import Layout
 from fedgg.core.net import Net
 from fedgg.engines.equivalence import STEP, Trial, agree, is_plain, parts_in_order, shares_parameters
 from fedgg.engines.fused.pooling import is_2x2_max_pool
-from fedgg.engines.layers import ConvolutionReluPool, Dense, Dropout, Flatten, Layer, WideDense
+from fedgg.engines.layers.layer_types import (
+    Convolution,
+    ConvolutionReluPool,
+    Dense,
+    Dropout,
+    Flatten,
+    Layer,
+    Pair,
+    WideDense,
+)
+from fedgg.engines.layers.program import Program
 from fedgg.engines.precision import Precision
-from fedgg.engines.program import Program
 
 # Relative distances from float64, of outputs and of gradients, within which kernels are taken to compute the same. In
 # gradients rounding makes a distance like the root of the share of ReLUs and max-pools it decides: in bf16 up to 0.22
@@ -55,6 +65,20 @@ def program_of(net: Net, precision: Precision, device: torch.device) -> Program 
     if not layers:
         return None
     return proven(Program(_widened(layers, net.layout, precision), net.layout), net, precision, rows=2)
+
+
+def large_program_of(net: Net) -> Program | None:
+    """The program of a large net whose rows lie pixelwise, for one client at a time, or None where it has none.
+
+    Its convolutions are cuDNN's. Models with other layers (BatchNorm) run by autograd.
+    """
+    if not net.start.is_cuda or net.start.dtype != torch.float32 or not kernels.available():
+        return None
+    layers = layers_of(net, _large_convolution)
+    if not layers:
+        return None
+    precision: Precision = "tf32" if net.products is None else "bf16"
+    return proven(Program(layers, net.layout, net.products), net, precision, rows=1)
 
 
 def proven(program: Program, net: Net, precision: Precision, rows: int) -> Program | None:
@@ -91,8 +115,8 @@ def stands_for(program: Program, net: Net) -> bool:
     def by_torch(w: Tensor, train: bool) -> Tensor:
         return program.by_torch(w, trial.x, trial.keys if train else None, STEP)
 
-    own = partial(trial.measured, partial(trial.alone, x=trial.x))
-    return agree(own, partial(trial.measured, by_torch), trial.tolerance)
+    by_module = partial(trial.measured, partial(trial.alone, x=trial.x))
+    return agree(by_module, partial(trial.measured, by_torch), trial.tolerance)
 
 
 def _widened(layers: list[Layer], layout: Layout, precision: Precision) -> list[Layer]:
@@ -119,11 +143,11 @@ def layers_of(net: Net, convolution: Convolutions) -> list[Layer] | None:
     while at < len(parts):
         prefix, part = parts[at]
         following = [later for _, later in parts[at : at + 3]]
-        own = {f"{prefix}weight", f"{prefix}bias"} <= names
+        has_both = {f"{prefix}weight", f"{prefix}bias"} <= names
         taken: Taken | None = None
-        if is_plain(part, nn.Conv2d) and own:
+        if is_plain(part, nn.Conv2d) and has_both:
             taken = convolution(prefix, following)
-        elif is_plain(part, nn.Linear) and own:
+        elif is_plain(part, nn.Linear) and has_both:
             relu = len(following) > 1 and is_plain(following[1], nn.ReLU)
             taken = Dense(f"{prefix}weight", f"{prefix}bias", relu), 2 if relu else 1
         elif isinstance(part, nn.Dropout) and is_plain(part, nn.Dropout) and 0 < part.p < 1:
@@ -148,3 +172,18 @@ def _has_kernels(convolution: nn.Conv2d, pool: nn.Module) -> bool:
         and convolution.out_channels <= 32
         and is_2x2_max_pool(pool)
     )
+
+
+def _large_convolution(prefix: str, parts: list[nn.Module]) -> Taken | None:
+    part = parts[0]
+    assert isinstance(part, nn.Conv2d)
+    usual = part.groups == 1 and part.padding_mode == "zeros" and not isinstance(part.padding, str)
+    if not usual or len(parts) < 2 or not is_plain(parts[1], nn.ReLU):
+        return None
+    pool = len(parts) == 3 and is_2x2_max_pool(parts[2])
+    geometry = (_two(part.stride), _two(part.padding), _two(part.dilation))
+    return Convolution(f"{prefix}weight", f"{prefix}bias", *geometry, pool), 3 if pool else 2
+
+
+def _two(value: Any) -> Pair:
+    return (value[0], value[1]) if isinstance(value, tuple) else (value, value)
