@@ -108,7 +108,7 @@ class SplitTrace:
     places: tuple[str, ...]
     computed_once: tuple[tuple[int, TracedOperation], ...]  # by the number of what they make
     constants: tuple[Value, ...]  # what the steps need of the first part
-    operations: tuple[tuple[int, ...], ...]  # of every step, see `kernels.numbers`
+    operations: tuple[tuple[int, ...], ...]  # of every step, see `kernels.coefficients`
     results: tuple[int, ...]  # for each place the number of its value; () if nothing changes from step to step
 
     def of(self, algorithm: Algorithm, site: Site) -> Coefficients:
@@ -144,19 +144,19 @@ class Coefficients:
 
     def at(self, step: Tensor, parts: Tensor) -> Tensor:
         """`[K, places]`, after so many steps and with these parts of the inner products."""
-        from fedgg.kernels import numbers
+        from fedgg.kernels import coefficients
 
         if not self.results:
             return self.constants
         out = torch.empty(len(step), len(self.results), dtype=parts.dtype, device=parts.device)
-        numbers.run(step, parts, self.constants, self.operations, self.results, out)
+        coefficients.run(step, parts, self.constants, self.operations, self.results, out)
         return out
 
 
 @lru_cache(maxsize=64)
 def split_trace(trace: Trace, places: tuple[str, ...]) -> SplitTrace | None:
     """None if a step needs an operation that the kernel has no code for."""
-    from fedgg.kernels.numbers import CODES, NOTHING
+    from fedgg.kernels.coefficients import CODES, NOTHING
 
     factors = {name: (is_value, operand) for name, is_value, operand in trace.coefficients}
     operations = dict(enumerate(trace.operations, start=len(trace.sources)))

@@ -22,7 +22,7 @@ from fedgg.engines.fused.tracing import is_independent_of_values, trace_terms
 from fedgg.engines.layers.program import Program
 
 if TYPE_CHECKING:
-    from fedgg.kernels.advance import Pass, Shared, Wide
+    from fedgg.kernels.fused_step import Pass, Shared, Wide
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class FusedPlan:
     @classmethod
     def of(cls, algorithm: Algorithm, site: Site) -> FusedPlan | None:
         """None where one pass cannot do them: an algorithm that is more than a sum of a few terms."""
-        from fedgg.kernels import advance
+        from fedgg.kernels import fused_step
 
         terms = analyse_terms(algorithm, site)
-        if terms is None or len(terms.notes) > advance.VECTORS or len(terms.inner_products) > advance.MOST_SUMS:
+        if terms is None or len(terms.notes) > fused_step.VECTORS or len(terms.inner_products) > fused_step.MOST_SUMS:
             return None
         refuse_other_names(algorithm, site, terms)
         trace = trace_terms(algorithm, site, terms.inner_products)
@@ -75,7 +75,7 @@ class FusedStep:
         """None where there is no such pass: on a CPU, or for an algorithm that is more than a sum of terms."""
         if not site.w.is_cuda or not kernels.available():
             return None
-        from fedgg.kernels import advance
+        from fedgg.kernels import fused_step
 
         plan = plans.get(rule) or FusedPlan.of(algorithm, site)
         if plan is None:
@@ -90,8 +90,8 @@ class FusedStep:
         inside = math.prod(site.net.layout.shapes[0]) if wide else 0
         return cls(
             terms,
-            site.w.new_zeros(rows, len(terms.inner_products), advance.blocks(length, inside)),
-            {name: advance.leads(site.notes[name], owners) for name in shared},
+            site.w.new_zeros(rows, len(terms.inner_products), fused_step.blocks(length, inside)),
+            {name: fused_step.leads(site.notes[name], owners) for name in shared},
             plain,
             wide,
             plan.split.of(algorithm, site) if plan.split else None,
@@ -100,7 +100,7 @@ class FusedStep:
 
     def step(self, algorithm: Algorithm, sgd: SGD, running: LocalState, site: Site, batch: Batch) -> None:
         """Moves `running` and `parts` in place. What is made of single numbers runs beside the large kernels."""
-        from fedgg.kernels import advance
+        from fedgg.kernels import fused_step
 
         here = torch.cuda.current_stream()
         at_work = torch.ones_like(running.step, dtype=torch.bool) if batch.at_work is None else batch.at_work
@@ -120,7 +120,7 @@ class FusedStep:
             running.loss_sum.add_(torch.where(at_work, loss, 0) * count)
             running.seen.add_(count)
         with torch.no_grad():
-            advance.advance(move, grad, *withheld)
+            fused_step.advance(move, grad, *withheld)
         here.wait_stream(self.side)
 
     @property
@@ -136,7 +136,7 @@ class FusedStep:
             yield
 
     def _pass(self, algorithm: Algorithm, sgd: SGD, running: LocalState, site: Site, at_work: Tensor) -> Pass:
-        from fedgg.kernels.advance import Pass
+        from fedgg.kernels.fused_step import Pass
 
         names = _places(self.terms)
         return Pass(
@@ -168,7 +168,7 @@ class FusedStep:
         return {name: whole[:, number : number + 1] for number, name in enumerate(self.terms.inner_products)}
 
     def _shared(self, name: str, site: Site) -> Shared:
-        from fedgg.kernels.advance import Shared
+        from fedgg.kernels.fused_step import Shared
 
         return Shared(site.notes[name], self.leads[name])
 

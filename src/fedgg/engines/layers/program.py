@@ -13,7 +13,7 @@ from fedgg.core.layout import Layout
 from fedgg.engines.layers.layer_types import Dense, Flatten, Layer, Moment, WideDense
 
 if TYPE_CHECKING:
-    from fedgg.kernels.advance import Wide
+    from fedgg.kernels.fused_step import Wide
 
 ALIGNMENT = 64  # row lengths are padded to this many numbers, since matrix kernels read aligned words
 
