@@ -34,7 +34,7 @@ from fedgg.engines import Fused, Workers
 from fedgg.engines.equivalence import is_stackable
 from fedgg.engines.layers.layer_types import Dense, Dropout
 from fedgg.engines.layers.program import Program
-from fedgg.engines.layers.recognise import _convolution, large_program_of, layers_of, program_of, stands_for
+from fedgg.engines.layers.recognise import _large_convolution, large_program_of, layers_of, program_of, stands_for
 from fedgg.engines.precision import Precision
 from fedgg.errors import UserError
 from fedgg.lab.arithmetic import arithmetic
@@ -478,7 +478,7 @@ def check_program(make: Recipe) -> bool:
     module = started(0, make)
     net = Net(module)
     net.examine(torch.from_numpy(X[:2]), CLASSES)
-    layers = layers_of(net, _convolution)
+    layers = layers_of(net, _large_convolution)
     if layers is None:
         return False
     program = Program(layers, net.layout)
