@@ -286,7 +286,7 @@ def draw(content: dict[str, Any], folder: Path, clock: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for growth.json, growth.png, growth.svg")
-    parser.add_argument("--engine", default="loop", help="engine.name of the experiments (default: loop)")
+    parser.add_argument("--engine", default="fused", help="engine.name of the experiments (default: fused)")
     parser.add_argument("--algorithm", action="append", choices=ALGORITHMS, help="only this one; may be repeated")
     parser.add_argument("--rounds", type=int, default=12, help="rounds that are measured (default: 12)")
     parser.add_argument("--warm-up", type=int, default=3, help="rounds before them (default: 3)")

@@ -1,13 +1,13 @@
 """What a local step of each algorithm costs beside FedAvg's.
 
-    python benchmarks/step_cost.py --models cnn,mlp --turns 10                        # engine loop, one thread
+    python benchmarks/step_cost.py --models cnn,mlp --turns 10                        # engine fused, one thread
     python benchmarks/step_cost.py --device cuda --turns 5 --out step-cost.json       # engines stacked and streams
     python benchmarks/step_cost.py --algorithms neighbours --models cnn               # those that do more than a step
 
 Algorithms take turns round by round, in another order each turn, and the ratio to FedAvg is taken within a turn, so
 that a busy moment of the machine hits all of them alike. A step includes its share of the round: reading batches,
 `begin` and `finish`. The first rounds, in which steps are captured and FedGG has no direction yet, are not counted.
-Clients hold equally many random images: all do the same number of steps. `workers` is `loop` in several processes.
+Clients hold equally many random images: all do the same number of steps. `workers` is `fused` in several processes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from conditions import (
     write_down,
 )
 
-from fedgg.engines import Engine, Loop, Stacked, Streams
+from fedgg.engines import Engine, Fused, Loop, Stacked, Streams
 from fedgg.engines.precision import Precision
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, build
@@ -57,7 +57,7 @@ class Case:
     steps: dict[str, int]  # of a client in a round
 
 
-SMALL_ENGINES = {"cpu": ("loop",), "cuda": ("stacked", "streams")}
+SMALL_ENGINES = {"cpu": ("fused",), "cuda": ("stacked", "streams")}
 MODELS = {
     "cnn": Case({"name": "cnn"}, (3, 32, 32), 10, SMALL_ENGINES, {"cpu": 1, "cuda": 10}, {"cpu": 50, "cuda": PAPER}),
     "mlp": Case({"name": "mlp"}, (3, 32, 32), 10, SMALL_ENGINES, {"cpu": 1, "cuda": 10}, {"cpu": 50, "cuda": PAPER}),
@@ -94,7 +94,7 @@ ALGORITHMS: dict[str, dict[str, dict[str, Any]]] = {
         "MOON": {"name": "moon"},
     },
 }
-ENGINES = ("loop", "stacked", "streams")
+ENGINES = ("loop", "fused", "stacked", "streams")
 
 
 class Runner:
@@ -148,6 +148,7 @@ def measure(
 
     makers: dict[str, Callable[[], Engine]] = {
         "loop": Loop,
+        "fused": Fused,
         "stacked": lambda: Stacked(precision),
         "streams": Streams,
     }
@@ -270,7 +271,7 @@ def main(words: Sequence[str] | None = None) -> None:
     told = {"conditions": conditions(device.type, chosen.commit), "turns": chosen.turns, "batch": BATCH}
     found: list[dict[str, Any]] = []
     for name in chosen.models:
-        for engine in chosen.engines or MODELS[name].engines[device.type] or ("loop",):
+        for engine in chosen.engines or MODELS[name].engines[device.type] or ("fused",):
             for precision in chosen.precisions:
                 found += measure(name, engine, precision, device, chosen)
                 free_memory()

@@ -1,7 +1,7 @@
 """Seconds a round for VGG-16 on CIFAR-100's size: a researcher's eager loop beside fedgg's engine streams.
 
     python benchmarks/vgg.py --device cuda --out vgg.json
-    python benchmarks/vgg.py --tiny                           # on a CPU: does it work? loop stands in for streams
+    python benchmarks/vgg.py --tiny                           # on a CPU: does it work? fused stands in for streams
 
 FedAvg, 10 clients, Dirichlet 0.5, batch 64, crop and flip, dropout, data on the device. The eager loop is an ordinary
 nn.Module with torch.optim.SGD, a deep copy for every client and an average of state dicts. Its steps are measured over
@@ -36,7 +36,7 @@ from eager import EagerLoop
 
 from fedgg.data.dataset import Dataset
 from fedgg.data.sources import load
-from fedgg.engines import Engine, Loop, Streams
+from fedgg.engines import Engine, Fused, Streams
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
@@ -62,7 +62,7 @@ class Size:
 
 
 def experiment_of(size: Size, device: str, precision: str, deterministic: bool) -> Experiment:
-    engine = "streams" if device == "cuda" else "loop"
+    engine = "streams" if device == "cuda" else "fused"
     return Experiment(
         data={"augment": "crop_flip"},
         split={"clients": size.clients, "beta": 0.5},
@@ -77,7 +77,7 @@ def fedgg_rounds(experiment: Experiment, data: Dataset, rounds: int) -> dict[str
     """Whole rounds, aggregation included."""
     with arithmetic(experiment):
         federation = build(experiment, data=data)
-        engine: Engine = Streams() if federation.engine == "streams" else Loop()
+        engine: Engine = Streams() if federation.engine == "streams" else Fused()
         state = begin(federation)
 
         def play() -> None:
@@ -225,7 +225,7 @@ def main(words: Sequence[str] | None = None) -> None:
     chosen, size = parsed(words)
     device = present_device(chosen.device)
     if device.type == "cpu":
-        print("engine streams needs a GPU: loop stands in for it here", file=sys.stderr)
+        print("engine streams needs a GPU: fused stands in for it here", file=sys.stderr)
     content: dict[str, Any] = {}
     for content in measure(chosen, size, device):
         write_down(content, chosen.out)

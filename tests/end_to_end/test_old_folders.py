@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from earlier_folders import without_checksums
 from observers import Callbacks
 from torch import nn
 
@@ -52,6 +53,7 @@ def test_a_killed_run_of_an_earlier_commit_resumes_to_its_numbers(name: str, tmp
     finished = fedgg.run(Store(folder).experiment(), out=folder, observer=observer, **brought)
 
     assert resumed_after == [3]
+    assert json.loads((folder / "resumes.jsonl").read_text())["engine"]["name"] == "fused"  # config.toml says loop
     expected = EXPECTED[name]
     assert finished.test_accuracy == expected["test_accuracy"]
     assert finished.summary["bytes"] == expected["bytes"]
@@ -59,6 +61,35 @@ def test_a_killed_run_of_an_earlier_commit_resumes_to_its_numbers(name: str, tmp
     wave = torch.arange(len(row), dtype=torch.float64).sin()
     for key, value in (("sum", row.sum()), ("length", row.norm()), ("wave", (row * wave).sum())):
         assert float(value) == pytest.approx(expected[key], rel=1e-10, abs=1e-10)
+
+
+@pytest.mark.parametrize("named_again", [False, True])
+def test_what_was_called_loop_is_resumed_by_the_fused_step(named_again: bool, tmp_path: Path) -> None:
+    """To the last bit, in float32, whether the folder's own settings are taken or an experiment that names `loop`."""
+    fused = fedgg.Experiment(rounds=4, split={"clients": 3}, engine={"name": "fused"})
+    loop = fused.changed({"engine.name": "loop"})
+    uninterrupted, by_loop = fedgg.run(fused).weights, fedgg.run(loop).weights
+    assert not all(torch.equal(by_loop[name], tensor) for name, tensor in uninterrupted.items())
+    folder = tmp_path / "run"
+    fedgg.run(fused.changed({"rounds": 2}), out=folder)
+    config = without_checksums(folder) / "config.toml"
+    config.write_text(config.read_text().replace('name = "fused"', 'name = "loop"'))
+    notices: list[str] = []
+    again = loop if named_again else Store(folder).experiment().changed({"rounds": 4})
+    resumed = fedgg.run(again, out=folder, watcher=fedgg.Watcher(notice=notices.append))
+    assert all(torch.equal(resumed.weights[name], tensor) for name, tensor in uninterrupted.items())
+    assert ("engine: fused (the rounds of this folder were trained by the fused step)" in notices) is named_again
+    assert Store(folder).experiment().engine.name == "fused"
+
+
+def test_a_folder_of_the_loop_is_resumed_by_the_loop(tmp_path: Path) -> None:
+    loop = fedgg.Experiment(rounds=4, split={"clients": 3}, engine={"name": "loop"})
+    uninterrupted = fedgg.run(loop).weights
+    fedgg.run(loop.changed({"rounds": 2}), out=tmp_path / "run")
+    resumed = fedgg.run(Store(tmp_path / "run").experiment().changed({"rounds": 4}), out=tmp_path / "run")
+    assert all(torch.equal(resumed.weights[name], tensor) for name, tensor in uninterrupted.items())
+    with pytest.raises(fedgg.UserError, match="holds another experiment"):
+        fedgg.run(loop.changed({"rounds": 4, "engine.name": "auto"}), out=tmp_path / "run")
 
 
 def test_a_study_of_an_earlier_commit_appears_in_the_report() -> None:

@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
 from fedgg.core.server import Lost
-from fedgg.engines import Loop, RoundJob
-from fedgg.engines.job import Look
+from fedgg.engines import Fused, RoundJob
+from fedgg.engines.base import Look
 from fedgg.flower.local.processes import MARK, is_running
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
@@ -138,22 +138,22 @@ class Losing:
     """The reference engine, where the clients named are lost in the rounds named, for the same reasons."""
 
     gone: dict[tuple[int, int], str]
-    loop: Loop
+    engine: Fused
 
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd | Lost]]:
-        for client, end in self.loop.train(job):
+        for client, end in self.engine.train(job):
             why = self.gone.get((job.round + 1, client))
             yield client, end if why is None else Lost(client, why)
 
     def score(self, looks: Sequence[Look]) -> list[Score]:
-        return self.loop.score(looks)
+        return self.engine.score(looks)
 
 
 def assert_as_embedded(experiment: Experiment, out: Path, tmp_path: Path) -> None:
     """The run in the folder has the history and the bits of the reference engine, given who was lost when."""
     reference = tmp_path / "reference"
     with arithmetic(experiment), opened(partial(build, experiment), experiment, reference, Observer()) as session:
-        engine = Losing(lost(out), Loop())
+        engine = Losing(lost(out), Fused())
         while not session.over:
             job = session.next_job()
             session.close_round(job, train(job, engine), 0.0, engine.score)

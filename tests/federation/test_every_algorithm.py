@@ -1,4 +1,4 @@
-"""Every algorithm of the library on a federation of real processes over TLS ends with the bits of the embedded loop."""
+"""Every algorithm of the library on a federation of real processes over TLS has the bits of the engine `fused`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two nodes, two rounds, TLS and authentication: a federation ends with the bits of the embedded loop, and is gone."""
+"""Two nodes, two rounds, TLS and authentication: a federation ends with the bits of the engine `fused`, and is gone."""
 
 from __future__ import annotations
 

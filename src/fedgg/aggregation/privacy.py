@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedgg.core.collect import Collector, Sent, everybody_sent
+from fedgg.core.collect import Collector, Sent, all_sent_the_same
 from fedgg.core.rows import Rows
 from fedgg.core.seeds import stream
 from fedgg.errors import UserError
@@ -60,7 +60,7 @@ class ClientPrivacy(Collector):
     def collect(self, sent: Sent) -> tuple[Rows, Tensor]:
         weights = within(self.clip, lengths(sent.up.values())) / sent.asked
         means = {name: torch.sum(weights.to(rows.dtype) * rows, 0, keepdim=True) for name, rows in sent.up.items()}
-        return everybody_sent(self._noisy(means, sent), sent.asked)
+        return all_sent_the_same(self._noisy(means, sent), sent.asked)
 
     def _noisy(self, means: Rows, sent: Sent) -> Rows:
         """One draw for all entries in the order of their names: the same numbers on every device."""

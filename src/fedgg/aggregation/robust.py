@@ -16,7 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedgg.aggregation.privacy import lengths, refuse_what_is_no_vector, within
-from fedgg.core.collect import Collector, Sent, everybody_sent
+from fedgg.core.collect import Collector, Sent, all_sent_the_same
 from fedgg.core.rows import Rows
 
 
@@ -27,7 +27,7 @@ class CoordinateMedian(Collector):
     counts_equally: ClassVar[bool] = True
 
     def collect(self, sent: Sent) -> tuple[Rows, Tensor]:
-        return everybody_sent({name: median(rows) for name, rows in sent.up.items()}, len(sent.share))
+        return all_sent_the_same({name: median(rows) for name, rows in sent.up.items()}, len(sent.share))
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TrimmedMean(Collector):
         trimmed = {
             name: rows.sort(dim=0).values[cut : clients - cut].mean(0, keepdim=True) for name, rows in sent.up.items()
         }
-        return everybody_sent(trimmed, clients)
+        return all_sent_the_same(trimmed, clients)
 
 
 @dataclass(frozen=True)

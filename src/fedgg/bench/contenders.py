@@ -183,6 +183,7 @@ class EngineEntry:
 
 # `stacked` and `streams` are made for a GPU; `workers` is given two processes, as the peers are.
 ENGINES = (
+    EngineEntry("fused", "fedgg fused"),
     EngineEntry("loop", "fedgg loop"),
     EngineEntry("workers", "fedgg workers, 2 processes", {"workers": 2}, ("cpu",)),
     EngineEntry("stacked", "fedgg stacked", {}, ("cuda",)),

@@ -17,8 +17,8 @@ from fedgg.core.algorithm import Algorithm
 from fedgg.core.plan import Work
 from fedgg.core.server import first_state
 from fedgg.core.sgd import SGD
-from fedgg.engines import Engine, Loop, RoundJob, Workers
-from fedgg.engines.job import Optimiser
+from fedgg.engines import Engine, Fused, RoundJob, Workers
+from fedgg.engines.base import Optimiser
 from fedgg.errors import UserError
 from fedgg.files import parse_toml
 from fedgg.lab.build import Federation, build
@@ -87,7 +87,7 @@ def clients_may_miss_rounds(algorithm: Algorithm) -> None:
     state, called = begin(federation), set[int]()
     for number in range(5):
         called |= set(plan.cohort(0, number, 5, 2))
-        state, record = play_round(federation, state, Loop())
+        state, record = play_round(federation, state, Fused())
         demand(not record["lost"], f"round {number + 1}: {record['lost']}")
         demand(
             set(state.memory) <= called,
@@ -116,7 +116,7 @@ def learns_digits(algorithm: Algorithm) -> None:
     state = begin(federation)
     record: dict[str, Any] = {}
     while state.rounds_done < federation.experiment.rounds:
-        state, record = play_round(federation, state, Loop())
+        state, record = play_round(federation, state, Fused())
     demand(
         record["test_accuracy"] > 0.5,
         f"only {100 * record['test_accuracy']:.0f}% of the digits after {state.rounds_done} rounds",
@@ -158,12 +158,12 @@ def on_quadratics(
             memory=state.memory,
             kept_buffers={},
         )
-        state, _ = close(state, job, examples, train(job, Loop()))
+        state, _ = close(state, job, examples, train(job, Fused()))
     return world.coefficients(net, state.server.w)
 
 
 def workers_repeat_the_loop(algorithm: Algorithm) -> None:
-    """Nothing is remembered in a process: the loop's one, or two that take whichever client comes next."""
+    """Nothing is remembered in a process: in this one, or in two that take whichever client comes next."""
     federation, said = build(digits(algorithm, 3, cohort=3), algorithm=algorithm), list[str]()
     alone = _play(federation, 3)
     with Workers(2, notice=said.append) as workers:
@@ -179,5 +179,5 @@ def workers_repeat_the_loop(algorithm: Algorithm) -> None:
 def _play(federation: Federation, rounds: int, state: State | None = None, engine: Engine | None = None) -> State:
     state = state or begin(federation)
     for _ in range(rounds):
-        state, _ = play_round(federation, state, engine or Loop())
+        state, _ = play_round(federation, state, engine or Fused())
     return state

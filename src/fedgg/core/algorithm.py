@@ -179,7 +179,7 @@ class Algorithm:
         return {}
 
     def client_memory(self, w: Tensor) -> Rows:
-        """What a client keeps between rounds, when the server meets it for the first time."""
+        """What a client keeps between rounds, before the first round it takes part in."""
         return {}
 
     def broadcast(self, w: Tensor, hub: Hub) -> Tensor:
@@ -206,7 +206,7 @@ class Algorithm:
         return {}
 
     def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
-        """The gradient that goes into the optimiser; to be overridden by what is no sum of such terms."""
+        """The gradient that goes into the optimiser; to be overridden where it is not a sum of such terms."""
         for name, factor in self.terms(site).items():
             if isinstance(factor, Tensor) and factor.ndim == 1:  # it would be taken for one row of parameters
                 raise UserError(

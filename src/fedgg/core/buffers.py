@@ -3,7 +3,7 @@
 average  every client starts from the server's, and the server averages what comes back by share (the default);
 local    every client keeps its own and starts from them, at a first meeting from the server's; the server averages the
          latest ones, for evaluation only;
-frozen   nobody moves them: normalisation layers use the starting statistics, in training as in evaluation.
+frozen   training does not change them: normalisation layers use the starting statistics, in training as in evaluation.
 
 Counters (integers) cannot be averaged: the largest one counts.
 

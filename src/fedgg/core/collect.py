@@ -48,7 +48,7 @@ def shares(counts: list[int], like: Tensor, *, equally: bool) -> Tensor:
     return weights / weights.sum()
 
 
-def everybody_sent(one: Rows, clients: int) -> tuple[Rows, Tensor]:
+def all_sent_the_same(one: Rows, clients: int) -> tuple[Rows, Tensor]:
     """So many clients who all sent the same row: views, so nothing is copied.
 
     Algorithms that add up clients, count them or take their mean then all do what they mean to.

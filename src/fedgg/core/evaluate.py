@@ -37,7 +37,7 @@ def tally(net: Net, w: Tensor, buffers: Rows, x: Tensor, y: Tensor) -> Tally:
 
 
 def total(tallies: Iterable[Tally]) -> Score:
-    """Accuracy and mean loss over all chunks, added up in the order given: the same bits, whoever counted them."""
+    """Accuracy and mean loss over all chunks, added up in the order given: the same bits in every engine."""
     right: Tensor | float = 0.0
     loss: Tensor | float = 0.0
     examples = 0

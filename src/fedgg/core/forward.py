@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedgg.core.criterion import cross_entropy, mean_loss
+from fedgg.core.dropout import CountedMasks
 from fedgg.core.layout import Layout
-from fedgg.core.masks import CountedMasks
 from fedgg.core.rows import Rows
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Forward:
     _keys: Tensor | None = None
     _step: Tensor | int = 0
     _many: RowsForward | None = None
-    _own: Rows = field(default_factory=dict)  # frozen tensors in which rows differ; they stand before the buffers
+    _per_row: Rows = field(default_factory=dict)  # frozen tensors in which rows differ; they override buffers
     _seen: bool = False
 
     @property
@@ -98,35 +98,32 @@ class Forward:
                 return quick
         return mean_loss(self._net.criterion, outputs, y, mask)
 
-    def loss_with(self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """The same for one row whose parameters are given one by one, in the layout's order."""
-        net = self._net
-        net.set_mode(self._train)
-        outputs = self._alone(dict(zip(net.layout.names, parameters, strict=True)), x[0], 0)
-        return mean_loss(net.criterion, outputs[None], y, mask)
-
     def _alone(self, parameters: Mapping[str, Tensor], x: Tensor, k: int) -> Tensor:
         """Row k by itself, with its own buffers and masks."""
         net = self._net
-        own = {name: rows[k] for name, rows in (self._buffers | self._own).items()}
+        buffers = {name: rows[k] for name, rows in (self._buffers | self._per_row).items()}
         if self._keys is None or not net.module.training:
-            return net.call(parameters, own, x, quick=True, seen=self._seen)
+            return self._call(parameters, buffers, x)
         step = self._step[k] if isinstance(self._step, Tensor) else self._step
         if net.draws_random_numbers:  # anything random but dropout: torch's generators, set for every step
             torch.manual_seed(int(self._keys[k] + int(step)) % 2**63)
         if not net.drops:
-            return net.call(parameters, own, x, quick=True, seen=self._seen)
+            return self._call(parameters, buffers, x)
         with CountedMasks(self._keys[k], step):
-            return net.call(parameters, own, x, quick=True, seen=self._seen)
+            return self._call(parameters, buffers, x)
+
+    def _call(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """The module with one row's tensors."""
+        return self._net.call(parameters, buffers, x, seen=self._seen)
 
     def _forward(self, w: Tensor, x: Tensor) -> Tensor:
         net = self._net
         if w.shape[0] > 1 and not (net.draws_random_numbers or net.keeps_statistics):
-            shared = {name: rows[0] for name, rows in self._buffers.items() if name not in self._own}
+            shared = {name: rows[0] for name, rows in self._buffers.items() if name not in self._per_row}
             if not self._masks_count:
-                return vmap(partial(self._row, shared))(w, x, self._own)
+                return vmap(partial(self._row, shared))(w, x, self._per_row)
             steps = torch.as_tensor(self._step, device=w.device).expand(len(w), 1)
-            return vmap(partial(self._masked, shared))(w, x, self._own, self._keys, steps)
+            return vmap(partial(self._masked, shared))(w, x, self._per_row, self._keys, steps)
         outputs = [self._alone(net.layout.unflatten(w[k]), x[k], k) for k in range(len(w))]
         return outputs[0][None] if len(outputs) == 1 else torch.stack(outputs)
 
@@ -134,12 +131,12 @@ class Forward:
     def _masks_count(self) -> bool:
         return self._keys is not None and self._net.drops and self._net.module.training
 
-    def _row(self, shared: Rows, row: Tensor, x: Tensor, own: Rows) -> Tensor:
-        return self._net.call(self._net.layout.unflatten(row), shared | own, x, seen=self._seen)
+    def _row(self, shared: Rows, row: Tensor, x: Tensor, per_row: Rows) -> Tensor:
+        return self._net.call(self._net.layout.unflatten(row), shared | per_row, x, seen=self._seen)
 
-    def _masked(self, shared: Rows, row: Tensor, x: Tensor, own: Rows, key: Tensor, step: Tensor) -> Tensor:
+    def _masked(self, shared: Rows, row: Tensor, x: Tensor, per_row: Rows, key: Tensor, step: Tensor) -> Tensor:
         with CountedMasks(key, step):
-            return self._row(shared, row, x, own)
+            return self._row(shared, row, x, per_row)
 
     def _apart(self, both: Tensor) -> tuple[Tensor, Tensor]:
         classes = self._net.module.get_submodule(self._net.head).out_features

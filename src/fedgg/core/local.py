@@ -1,4 +1,6 @@
-"""The only training loop of the library: what clients do in a round, for one row or many.
+"""What clients do in a round, for one row or many: the reference step, which the engine `loop` runs and nothing else.
+
+Engines that hand in a faster step (`engines.fused`) are tested against `local_step`.
 
 Rows stand in the order of their steps, longest first. A batch brings as many rows as are still at work; rows that have
 done their steps leave the stack and cost nothing more.
@@ -13,14 +15,12 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch, Site
+from fedgg.core.dropout import DropoutKey, mask_keys
 from fedgg.core.forward import RowsForward
-from fedgg.core.in_place import walk
-from fedgg.core.masks import DropoutKey, mask_keys
 from fedgg.core.net import Net
 from fedgg.core.probe import Probe
 from fedgg.core.rows import Rows, check, each_row
 from fedgg.core.sgd import SGD
-from fedgg.core.terms import Asked, asked
 from fedgg.errors import UserError
 
 
@@ -38,7 +38,7 @@ class LocalStart:
     dropout: Sequence[DropoutKey]
     probe: Probe | None = None
     many: RowsForward | None = None  # a faster way to run all rows, where an engine has one
-    own: Rows = field(default_factory=dict)  # frozen parameters and constant buffers in which rows differ
+    per_row: Rows = field(default_factory=dict)  # frozen parameters and constant buffers in which rows differ
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class LocalEnd:
 
 
 @dataclass(frozen=True)
-class Running:
+class LocalState:
     """Rows at work: where they are, and how they got there."""
 
     w: Tensor
@@ -68,12 +68,14 @@ class Running:
 def local_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, batches: Iterable[Batch]) -> LocalEnd:
     """Train all rows on their batches."""
     running, site = open_round(algorithm, net, sgd, start)
-    plan = _in_place(algorithm, start, site)
-    if plan is not None:
-        end = walk(algorithm, sgd, site, plan, batches)
-        done = Running(end.w, end.velocity, None, end.step, end.loss_sum, end.seen)
-        return end_round(algorithm, start, done, site, end.sums)
-    here, at_work, left = site, (algorithm, sgd), list[Running]()
+    return take_steps(algorithm, sgd, start, running, site, batches)
+
+
+def take_steps(
+    algorithm: Algorithm, sgd: SGD, start: LocalStart, running: LocalState, site: Site, batches: Iterable[Batch]
+) -> LocalEnd:
+    """All steps of rows whose round is open, and its end."""
+    here, at_work, left = site, (algorithm, sgd), list[LocalState]()
     for number, batch in enumerate(batches):
         rows = len(batch.mask)
         if rows < len(running.w):
@@ -84,18 +86,12 @@ def local_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, bat
     return end_round(algorithm, start, _together([running, *reversed(left)]), site)
 
 
-def _in_place(algorithm: Algorithm, start: LocalStart, site: Site) -> Asked | None:
-    """What a single row on a CPU asks for, if a step is the supervised loss and a sum of terms, and no more."""
-    alone = len(start.w) == 1 and start.w.device.type == "cpu" and start.many is None
-    return asked(algorithm, site) if alone and type(algorithm).loss is Algorithm.loss else None
-
-
-def open_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart) -> tuple[Running, Site]:
+def open_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart) -> tuple[LocalState, Site]:
     """Rows before their first step, and what they may read."""
     zero = torch.zeros_like(start.w[:, :1])
-    running = Running(start.w, torch.zeros_like(start.w), torch.zeros_like(start.w), zero, zero, zero)
+    running = LocalState(start.w, torch.zeros_like(start.w), torch.zeros_like(start.w), zero, zero, zero)
     site = Site(
-        net=net.bind(start.buffers, train=True, keys=_keys(net, start), many=start.many, own=start.own),
+        net=net.bind(start.buffers, train=True, keys=_keys(net, start), many=start.many, per_row=start.per_row),
         probe=start.probe,
         down=start.down,
         memory=start.memory,
@@ -114,7 +110,7 @@ def open_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart) -> t
     return running, replace(site, notes=check(algorithm.begin(start.w, site), len(start.w), "begin()"))
 
 
-def local_step(algorithm: Algorithm, sgd: SGD, running: Running, site: Site, batch: Batch) -> Running:
+def local_step(algorithm: Algorithm, sgd: SGD, running: LocalState, site: Site, batch: Batch) -> LocalState:
     """One step of every row."""
     site = replace(site, step=running.step, w=running.w, last_step=running.last_step)
     loss, grad = gradient(algorithm, running.w, batch, site)
@@ -123,7 +119,9 @@ def local_step(algorithm: Algorithm, sgd: SGD, running: Running, site: Site, bat
         move, velocity = sgd.move(algorithm.steer(grad, w, site), w, running.velocity)
         move = algorithm.nudge(move, w, site)
         count = batch.mask.sum(1, keepdim=True)
-        new = Running(w + move, velocity, move, running.step + 1, running.loss_sum + loss * count, running.seen + count)
+        new = LocalState(
+            w + move, velocity, move, running.step + 1, running.loss_sum + loss * count, running.seen + count
+        )
         return new if batch.at_work is None else _where(batch.at_work, new, running)
 
 
@@ -142,7 +140,7 @@ def gradient(algorithm: Algorithm, w: Tensor, batch: Batch, site: Site) -> tuple
 
 
 def end_round(
-    algorithm: Algorithm, start: LocalStart, running: Running, site: Site, sums: Rows | None = None
+    algorithm: Algorithm, start: LocalStart, running: LocalState, site: Site, sums: Rows | None = None
 ) -> LocalEnd:
     """What rows that have done all their steps send, keep and show; `sums` are inner products that are at hand."""
     clients = len(running.w)
@@ -158,28 +156,17 @@ def end_round(
         )
 
 
-def for_people(end: LocalEnd) -> LocalEnd:
-    """What is recorded and never computed with goes to the host at once, not number by number."""
-    if not end.loss.is_cuda:
-        return end
-    shown = [*end.readings.values(), end.loss]
-    together = torch.cat([rows.flatten(1) for rows in shown], 1).cpu()
-    parts = together.split([rows[0].numel() for rows in shown], 1)
-    *readings, loss = (part.reshape(rows.shape).to(rows.dtype) for part, rows in zip(parts, shown, strict=True))
-    return replace(end, readings=dict(zip(end.readings, readings, strict=True)), loss=loss)
-
-
 def _keys(net: Net, start: LocalStart) -> Tensor | None:
     needed = bool(start.dropout) and (net.drops or net.draws_random_numbers)
     return mask_keys(start.dropout, start.w.device) if needed else None
 
 
-def _where(condition: Tensor, new: Running, old: Running) -> Running:
-    pairs = ((getattr(new, f.name), getattr(old, f.name)) for f in fields(Running))
-    return Running(*(torch.where(condition, a, b) for a, b in pairs))
+def _where(condition: Tensor, new: LocalState, old: LocalState) -> LocalState:
+    pairs = ((getattr(new, f.name), getattr(old, f.name)) for f in fields(LocalState))
+    return LocalState(*(torch.where(condition, a, b) for a, b in pairs))
 
 
-def _together(parts: list[Running]) -> Running:
+def _together(parts: list[LocalState]) -> LocalState:
     if len(parts) == 1:
         return parts[0]
-    return Running(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Running)))
+    return LocalState(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(LocalState)))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,12 @@ from torch.func import functional_call
 
 from fedgg.core.buffers import differs
 from fedgg.core.criterion import Criterion, cross_entropy
-from fedgg.core.effort import CountedProducts
-from fedgg.core.equivalence import Trial, agree, mixes_examples, mixes_in_evaluation, unchanged_generators
+from fedgg.core.dropout import CountedMasks
 from fedgg.core.forward import Forward, RowsForward
 from fedgg.core.layout import Layout
-from fedgg.core.masks import CountedMasks
-from fedgg.core.quick import quickened
-from fedgg.core.representation import heard
+from fedgg.core.representation import recorded_inputs
 from fedgg.core.rows import Rows
+from fedgg.core.seeds import unchanged_generators
 from fedgg.errors import UserError
 
 
@@ -37,7 +35,6 @@ class Net:
     ):
         """`products`: what matrix products and convolutions take, if not what the module is made of."""
         self.module = module
-        self._quick = module  # on a CPU, for one row: a quicker form, where it is found equal
         self.criterion = criterion
         self.layout = Layout.of(module)
         self.start = self.layout.flatten(dict(module.named_parameters()))
@@ -45,8 +42,6 @@ class Net:
         self.frozen_statistics = frozen_statistics
         self.products = products
         self.channels_last = False
-        self.multiply_adds = 0.0  # of a forward pass, an example
-        self.activations = 0  # numbers in between, an example
         self.draws_random_numbers = True  # from torch's generators; what F.dropout drops is counted instead
         self.drops = True
         self.needs_two_examples = False
@@ -58,9 +53,7 @@ class Net:
         self.keeps_statistics = bool(self.moving)
         self._training: bool | None = None
         self._further_names = _further_names(module)
-        self._mixes: bool | None = None
-        self._stackable: bool | None = None
-        self.squares_in_one_pass: bool | None = None  # `core.probe` finds it out when it is asked for the first time
+        self.facts: dict[str, Any] = {}  # what engines have found out about the module; copies of the net share it
 
     def examine(self, x: Tensor, classes: int) -> None:
         """Run two examples through the module: is its output right, does it draw random numbers, move buffers?
@@ -73,9 +66,9 @@ class Net:
             with torch.no_grad(), unchanged_generators():
                 before = _generators(x)
                 self.set_mode(True)
-                own = {name: rows[0] for name, rows in buffers.items()}
+                tensors = {name: rows[0] for name, rows in buffers.items()}
                 with CountedMasks(torch.zeros(1, dtype=torch.int64, device=x.device), 0) as masks:
-                    outputs = self.call(self.layout.unflatten(self.start[0]), own, x)
+                    outputs = self.call(self.layout.unflatten(self.start[0]), tensors, x)
                 self.drops = masks.used > 0
                 after = _generators(x)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -100,45 +93,19 @@ class Net:
         self.needs_two_in_evaluation = self._fails_on_one(x[:1], classes, train=False)
         self._refuse_random_evaluation(x)
         self.sample = x.detach().clone()
-        self._mixes = self._stackable = self.squares_in_one_pass = None
-        self.multiply_adds = self._count_work(x)
-        self._quick = self._proven_quick()
-        if self._quick is not self.module:
-            self.multiply_adds = self._count_work(x)
-        self.mixes_in_evaluation = mixes_in_evaluation(self, x)
+        self.facts = {}
+        self.mixes_in_evaluation = self._mixes_in_evaluation(x)
 
-    @property
-    def mixes_examples(self) -> bool:
-        """Whether what is computed for an example depends on its batch, so that batches must not be padded."""
-        if self._mixes is None:
-            trial = Trial.of(self)
-            self._mixes = trial is None or mixes_examples(trial)
-        return self._mixes
-
-    @property
-    def stackable(self) -> bool:
-        """Whether many rows, with padded batches, can be run as one by `torch.func.vmap`, with the same numbers."""
-        if self._stackable is None:
-            alone = self.keeps_statistics or self.draws_random_numbers or self._mixes
-            trial = None if alone else Trial.of(self, rows=2)
-            self._stackable = trial is not None and not mixes_examples(trial, together=True)
-            self._mixes = False if self._stackable else self._mixes
-        return self._stackable
-
-    def _count_work(self, x: Tensor) -> float:
-        """Multiply-adds an example; and, on the way, how many numbers a forward pass of it leaves behind."""
-        sizes: list[int] = [x[0].numel()]
-        leaves = [part for part in self.module.modules() if not list(part.children())]
-        counted = CountedProducts()
-        hooks = [part.register_forward_hook(lambda _, __, y: sizes.append(_numel(y) // len(x))) for part in leaves]
+    def _mixes_in_evaluation(self, x: Tensor) -> bool:
+        """Whether an example's outputs change with the other one of its batch, in evaluation mode."""
+        others = [x[0], x[-1], x[0].flip(list(range(x.ndim - 1)))]
         try:
-            with torch.no_grad(), counted:
-                self.bind(self.start_buffers, train=False)(self.start, x[None])
-        finally:
-            for hook in hooks:
-                hook.remove()
-        self.activations = sum(sizes)
-        return counted.multiply_adds / len(x)
+            with torch.no_grad(), unchanged_generators():
+                forward, w = self.bind(self.start_buffers, train=False), rows_around(self, 1)
+                first, *beside = [forward(w, torch.stack([x[0], other])[None])[0, 0] for other in others]
+        except Exception:  # a user's module may raise anything
+            return False
+        return not all(torch.allclose(first, one, rtol=1e-4, atol=1e-6, equal_nan=True) for one in beside)
 
     def _fails_on_one(self, x: Tensor, classes: int, *, train: bool) -> bool:
         """Batch statistics of a single value do not exist: PyTorch refuses them."""
@@ -149,25 +116,6 @@ class Net:
         except Exception:  # a user's module may raise anything
             return True
         return outputs.shape != (1, 1, classes)
-
-    def _proven_quick(self) -> nn.Module:
-        """The module's quicker form, if it has one and that computes the same."""
-        self._quick = quickened(self.module)
-        if self._quick is self.module or self.start.is_cuda:
-            return self.module
-        trial = Trial.of(self)
-        same = trial is not None and agree(
-            partial(trial.with_buffers, quick=False), partial(trial.with_buffers, quick=True), trial.tolerance
-        )
-        return self._quick if same else self.module
-
-    def without_quick(self) -> Net:
-        """The same net, run by the module's own forward alone."""
-        if self._quick is self.module:
-            return self
-        twin = copy.copy(self)
-        twin._quick = self.module
-        return twin
 
     def _refuse_hooks_on_parameters(self) -> None:
         for name, parameter in self.module.named_parameters():
@@ -201,14 +149,14 @@ class Net:
         train: bool,
         keys: Tensor | None = None,
         many: RowsForward | None = None,
-        own: Rows | None = None,
+        per_row: Rows | None = None,
     ) -> Forward:
         """The forward function of a round. In training the buffers given are updated in place.
 
-        `keys` `[K, 1]` make the dropout masks; `many` is a faster way to run all rows, where an engine has one; `own`
-        `[K, ...]` are frozen parameters and constant buffers, by name, in which rows differ.
+        `keys` `[K, 1]` make the dropout masks; `many` is a faster way to run all rows, where an engine has one;
+        `per_row` `[K, ...]` are frozen parameters and constant buffers, by name, in which rows differ.
         """
-        return Forward(self, buffers, train, keys, 0, many, own or {})
+        return Forward(self, buffers, train, keys, 0, many, per_row or {})
 
     def call(
         self,
@@ -216,20 +164,21 @@ class Net:
         buffers: Mapping[str, Tensor],
         x: Tensor,
         *,
-        quick: bool = False,
         seen: bool = False,
+        module: nn.Module | None = None,
     ) -> Tensor:
-        """The module's own forward with these tensors in place of its own; `quick` where nothing maps over it.
+        """The module's own forward with these tensors in place of its own.
 
-        `seen`: the representation beside the outputs, in one tensor.
+        `seen`: the representation beside the outputs, in one tensor. `module`: run this one instead, which has the same
+        parameters under the same names.
         """
         if seen:
-            with heard(self.module.get_submodule(self.head)) as representations:
-                outputs = self.call(parameters, buffers, x, quick=quick)
+            with recorded_inputs(self.module.get_submodule(self.head)) as representations:
+                outputs = self.call(parameters, buffers, x, module=module)
             return torch.cat([outputs, representations[-1].to(outputs.dtype)], -1)
         tensors = {**parameters, **buffers}
         tensors |= {further: tensors[name] for further, name in self._further_names.items() if name in tensors}
-        module = self._quick if quick and x.device.type == "cpu" else self.module
+        module = self.module if module is None else module
         if self.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         if self.products is None:
@@ -243,6 +192,30 @@ class Net:
                 if tensors[name] is not buffer:  # the module has put another tensor in its place
                     buffer.copy_(tensors[name].detach())
         return outputs
+
+    def losses(self, row: Tensor, buffers: Rows, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of each example, `[B]`, under one row `[P]`."""
+        tensors = {name: rows[0] for name, rows in buffers.items()}
+        return self.criterion(self.call(self.layout.unflatten(row), tensors, x), y)
+
+    def fisher(self, row: Tensor, buffers: Rows, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        """Mean square of the examples' gradients, `[1, P]`, one example after another, in evaluation mode."""
+        self.set_mode(False)
+        total, examples = torch.zeros_like(row), 0
+        for x, y in chunks:
+            total = total + self.squared_gradients(row, buffers, x, y)
+            examples += len(x)
+        return total / max(examples, 1)
+
+    def squared_gradients(self, row: Tensor, buffers: Rows, x: Tensor, y: Tensor) -> Tensor:
+        """Sum over examples of the squares of their gradients, `[1, P]`."""
+        total = torch.zeros_like(row)
+        for k in range(len(x)):
+            with torch.enable_grad():
+                leaf = row[0].detach().requires_grad_()
+                (gradient,) = torch.autograd.grad(self.losses(leaf, buffers, x[k : k + 1], y[k : k + 1]).sum(), leaf)
+            total = total + gradient.square()
+        return total
 
     @property
     def freezes(self) -> bool:
@@ -295,8 +268,21 @@ def _further_names(module: nn.Module) -> dict[str, str]:
     return further
 
 
-def _numel(outputs: object) -> int:
-    return outputs.numel() if isinstance(outputs, Tensor) else 0
+def rows_around(net: Net, rows: int) -> Tensor:
+    """Rows around the starting point, `[K, P]`, as far from it as each parameter is long."""
+    noise = normal_numbers((rows, net.layout.total), net.start)
+    parts = zip(net.start.split(net.layout.sizes, 1), noise.split(net.layout.sizes, 1), net.layout.shapes, strict=True)
+    moved = []
+    for start, change, shape in parts:
+        length = float(start.square().mean().sqrt()) or (shape[0] / max(shape.numel(), 1)) ** 0.5
+        moved.append(start + 0.5 * length * change)
+    return torch.cat(moved, 1)
+
+
+def normal_numbers(shape: Sequence[int], like: Tensor, seed: int = 0) -> Tensor:
+    """Normal numbers that are a function of the shape and the seed alone."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(tuple(shape), generator=generator).to(like)
 
 
 def _generators(x: Tensor) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """What a model makes of its inputs before its last layer: the representation that contrastive algorithms compare.
 
-It is the input of the `nn.Linear` that makes the outputs, found by looking at what happens, and heard with a hook: a
+It is the input of the `nn.Linear` that makes the outputs, found by looking at what happens, and recorded with a hook: a
 user's module needs no second way to be called, and one pass gives outputs and representation.
 """
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def heard(layer: nn.Module) -> Iterator[list[Tensor]]:
+def recorded_inputs(layer: nn.Module) -> Iterator[list[Tensor]]:
     """Within, whatever goes into the layer."""
     inputs: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    hook = layer.register_forward_pre_hook(lambda _, layer_inputs: inputs.append(layer_inputs[0]))
     try:
         yield inputs
     finally:
@@ -35,19 +35,19 @@ def head_of(net: Net, x: Tensor) -> str:
     title = type(net.module).__name__
     made: list[tuple[str, Tensor, Tensor]] = []  # name, input and output of every linear layer, as they are called
 
-    def note(name: str, given: tuple[Tensor, ...], output: Tensor) -> None:
-        made.append((name, given[0], output))
+    def note(name: str, layer_inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        made.append((name, layer_inputs[0], output))
 
     layers = [(name, part) for name, part in net.module.named_modules() if isinstance(part, nn.Linear)]
     hooks = [
-        part.register_forward_hook(lambda _, given, output, name=name: note(name, given, output))
+        part.register_forward_hook(lambda _, layer_inputs, output, name=name: note(name, layer_inputs, output))
         for name, part in layers
     ]
     try:
         net.set_mode(False)
         row = net.start[0].detach().requires_grad_()
-        own = {name: rows[0] for name, rows in net.start_buffers.items()}
-        outputs = net.call(net.layout.unflatten(row), own, x)
+        buffers = {name: rows[0] for name, rows in net.start_buffers.items()}
+        outputs = net.call(net.layout.unflatten(row), buffers, x)
     finally:
         for hook in hooks:
             hook.remove()

@@ -1,4 +1,4 @@
-"""Named random streams: everything random is a function of (seed, purpose, keys), and nobody else makes a generator.
+"""Named random streams: everything random is a function of (seed, purpose, keys); only this module makes generators.
 
 Two streams with different names or keys are independent; the same name and keys give the same numbers on every machine,
 in every engine, before and after a resume. There is therefore no generator state to save.
@@ -6,6 +6,7 @@ in every engine, before and after a resume. There is therefore no generator stat
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,3 +36,16 @@ def torch_stream(seed: int, purpose: str, *keys: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(torch_seed(seed, purpose, *keys))
         yield
+
+
+@contextmanager
+def unchanged_generators() -> Iterator[None]:
+    """Within, random numbers may be drawn and generators seeded: afterwards all of them are as they were."""
+    cards = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=cards):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

@@ -49,7 +49,7 @@ def healthy(
 
     `buffers_before`: those a client began with; what was infinite in them already is a constant.
     """
-    kept: dict[int, LocalEnd] = {}
+    finite: dict[int, LocalEnd] = {}
     lost: list[Lost] = []
     for client, end in ends.items():
         if isinstance(end, Lost):
@@ -62,8 +62,8 @@ def healthy(
         if sick:
             lost.append(Lost(client, f"not finite: {', '.join(sick)}"))
         else:
-            kept[client] = end
-    return kept, lost
+            finite[client] = end
+    return finite, lost
 
 
 def in_proportion(ends: Mapping[int, LocalEnd], model: Tensor) -> tuple[dict[int, LocalEnd], list[Lost]]:
@@ -71,26 +71,26 @@ def in_proportion(ends: Mapping[int, LocalEnd], model: Tensor) -> tuple[dict[int
 
     Out of proportion is a part of an update with larger values than FACTOR times those of the model that was sent and
     those of the other clients, of which the lower median counts: a cohort that diverges together is kept, and half of a
-    cohort can be left out. Repeated until nobody is: who is kept is kept again when the others are gone.
+    cohort can be left out. Repeated until no client is: those that are left in stay in when the others are gone.
     """
     sizes = largest({(client, name): rows for client, end in ends.items() for name, rows in _sent(end).items()})
     (size_of_model,) = largest({"w": model}).values()
-    kept, lost = dict(ends), dict[int, Lost]()
-    while len(kept) > 1:
+    usable, lost = dict(ends), dict[int, Lost]()
+    while len(usable) > 1:
         too_large: dict[int, list[str]] = {}
-        for name in _sent(next(iter(kept.values()))):
-            usual = sorted(sizes[client, name] for client in kept)[(len(kept) - 2) // 2]
+        for name in _sent(next(iter(usable.values()))):
+            usual = sorted(sizes[client, name] for client in usable)[(len(usable) - 2) // 2]
             limit = FACTOR * max(usual, size_of_model, 1.0)
-            for client in kept:
+            for client in usable:
                 if sizes[client, name] > limit:
                     too_large.setdefault(client, []).append(name)
         if not too_large:
             break
         for client, names in too_large.items():
-            del kept[client]
+            del usable[client]
             why = f"{OUT_OF_PROPORTION}: {', '.join(names)}, over {FACTOR:,.0f} times the model and the other clients"
             lost[client] = Lost(client, why)
-    return kept, [lost[client] for client in ends if client in lost]
+    return usable, [lost[client] for client in ends if client in lost]
 
 
 def spoilt(before: ServerState, after: ServerState) -> str | None:
@@ -107,7 +107,7 @@ def spoilt(before: ServerState, after: ServerState) -> str | None:
 
 
 def is_ordinary(state: ServerState) -> bool:
-    """Whether the model has values that training gives it; one that has been diverging for rounds is no one's fault."""
+    """Whether the model has values that training gives it; where it has not, no single client is to blame."""
     return largest({"w": state.w})["w"] <= FACTOR
 
 
@@ -116,8 +116,8 @@ def largest(rows: Mapping[K, Tensor]) -> dict[K, float]:
     filled = {key: tensor for key, tensor in rows.items() if tensor.numel()}
     sizes = dict.fromkeys(rows, 0.0)
     if filled:
-        found = torch.stack([_magnitudes(tensor).amax().double() for tensor in filled.values()]).tolist()
-        sizes |= dict(zip(filled, found, strict=True))
+        values = torch.stack([_magnitudes(tensor).amax().double() for tensor in filled.values()]).tolist()
+        sizes |= dict(zip(filled, values, strict=True))
     return sizes
 
 
@@ -134,9 +134,9 @@ def close_round(
     """The server's state after the round, and the share each client had in it.
 
     Clients count by their examples, unless the collector counts them the same; `asked` says how many there would have
-    been had nobody been lost.
+    been had none been lost.
     """
-    order = sorted(ends)  # the same sum in the same order, whoever answered first
+    order = sorted(ends)  # the same sum in the same order, whichever client was first
     share = shares([examples[client] for client in order], state.w, equally=collector.counts_equally)
     up = stack([ends[client].up for client in order])
     collector.check(up, state.w.shape[1])
@@ -157,7 +157,9 @@ def _sent(end: LocalEnd) -> Rows:
 
 def _parts(state: ServerState) -> Rows:
     parts = {"memory": state.memory, "statistics": state.buffers}
-    return {"model": state.w} | {f"{part} {name}": rows for part, own in parts.items() for name, rows in own.items()}
+    return {"model": state.w} | {
+        f"{part} {name}": rows for part, named in parts.items() for name, rows in named.items()
+    }
 
 
 def _magnitudes(tensor: Tensor) -> Tensor:

@@ -34,8 +34,8 @@ class SGD:
     def move(self, grad: Tensor, w: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
         """The step `w_new - w` and the new velocity.
 
-        Weight decay is added last, as the fused steps do (`core.in_place`, `kernels.advance`): whichever of them trains
-        an algorithm at its neutral setting, the sum is rounded in the same order and has FedAvg's bits.
+        Weight decay is added last, as in the fused step (`engines.fused`): whichever of the two trains an algorithm at
+        its neutral setting, the sum is rounded in the same order and has FedAvg's bits.
         """
         velocity = self.momentum * velocity + grad if self.has_momentum else grad
         if self.has_decay:
@@ -49,3 +49,8 @@ class SGD:
         """
         b, k = self.momentum, steps.to(self.momentum.dtype)
         return (k - b * (1 - b**k) / (1 - b)) / (1 - b)
+
+
+def learning_rate(lr: float, decay: float, round_: int) -> float:
+    """The local learning rate of a round, counted from zero."""
+    return lr * decay**round_

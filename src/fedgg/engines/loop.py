@@ -1,37 +1,50 @@
-"""The reference engine: one client after another, on a CPU or a GPU. To be read; the others must equal it."""
+"""The reference engine: one client after another, on a CPU or a GPU, every step `core.local.local_step`.
+
+To be read; the other engines are tested against it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
+from fedgg.core.algorithm import Algorithm, Batch
 from fedgg.core.buffers import open_buffers, starting_buffers
 from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd, LocalStart, local_round
+from fedgg.core.net import Net
 from fedgg.core.probe import Probe
 from fedgg.core.sgd import SGD
-from fedgg.engines.job import Look, RoundJob, score_here
+from fedgg.engines.base import Look, RoundJob, score_here
+
+LocalRound = Callable[[Algorithm, Net, SGD, LocalStart, Iterable[Batch]], LocalEnd]
 
 
 class Loop:
     """Trains the clients of a round one by one."""
 
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd]]:
-        cards = [job.w.device] if job.w.is_cuda else []
-        with torch.random.fork_rng(devices=cards, enabled=job.net.draws_random_numbers):
+        with forked_generators(job):
             for client in job.cohort:
-                yield client, train_one(job, client)
+                yield client, train_client(job, client)
 
     def score(self, looks: Sequence[Look]) -> list[Score]:
         return score_here(looks)
 
 
-def train_one(job: RoundJob, client: int) -> LocalEnd:
-    """One client's round, wherever it runs. Modules that draw random numbers move torch's generator."""
+def forked_generators(job: RoundJob) -> AbstractContextManager[None]:
+    """Within, modules that draw random numbers may seed torch's generators; afterwards these are as they were."""
+    cards = [job.w.device] if job.w.is_cuda else []
+    return torch.random.fork_rng(devices=cards, enabled=job.net.draws_random_numbers)
+
+
+def train_client(job: RoundJob, client: int, round_: LocalRound = local_round) -> LocalEnd:
+    """One client's round: the reference, or another way to take its steps that an engine hands in."""
     start, sgd = open_client(job, client)
-    todo = job.data.batches(job.seed, job.round, client, job.work)
-    return local_round(job.algorithm, job.net, sgd, start, todo)
+    batches = job.data.batches(job.seed, job.round, client, job.work)
+    return round_(job.algorithm, job.net, sgd, start, batches)
 
 
 def open_client(job: RoundJob, client: int) -> tuple[LocalStart, SGD]:

@@ -1,6 +1,6 @@
 """The client side: `ClientApp`, which reads a message, trains or evaluates on the node's own data, and replies.
 
-It does one client's part of a round with the same functions as every engine, so the numbers are the same.
+It does one client's part of a round with the fused step, so the numbers are those of the engine `fused`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from fedgg.core.net import Net
 from fedgg.core.plan import Work
 from fedgg.core.rows import Rows
 from fedgg.core.server import healthy
+from fedgg.core.sgd import learning_rate
 from fedgg.data.client_batches import Feed
 from fedgg.engines import RoundJob
-from fedgg.engines.job import Optimiser
-from fedgg.engines.loop import train_one
+from fedgg.engines.base import Optimiser
+from fedgg.engines.fused.engine import train_fused
+from fedgg.engines.fused.net import fused_net
 from fedgg.errors import UserError
 from fedgg.flower.app_config import Configuration, NodeSettings, node_settings
 from fedgg.flower.data_files import ClientFile, Examples, read_client
@@ -91,7 +93,7 @@ class Site:
             net=self.net,
             data=self.feed,
             work=self.work,
-            optimiser=Optimiser(local.lr * local.lr_decay**number, local.momentum, local.weight_decay),
+            optimiser=Optimiser(learning_rate(local.lr, local.lr_decay, number), local.momentum, local.weight_decay),
             policy=self.experiment.model.statistics,
             seed=self.experiment.seed,
             round=number,
@@ -103,13 +105,13 @@ class Site:
             kept_buffers={} if kept is None or not kept.buffers else {self.client: kept.buffers},
         )
         with arithmetic(self.experiment):
-            return train_one(job, self.client)
+            return train_fused(job, self.client)
 
     def score(self, received: Received) -> Score:
         """On what the client keeps back."""
         with arithmetic(self.experiment):
             chunks = self.feed.held_out_chunks(self.client)
-            return evaluate(self.net, received.w, received.buffers, chunks)
+            return evaluate(fused_net(self.net), received.w, received.buffers, chunks)
 
 
 @dataclass(frozen=True)

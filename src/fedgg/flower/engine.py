@@ -18,7 +18,7 @@ from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
 from fedgg.core.server import Lost, in_proportion
 from fedgg.engines import RoundJob
-from fedgg.engines.job import Look, score_here
+from fedgg.engines.base import Look, score_here
 from fedgg.errors import UserError
 from fedgg.flower.app_config import RunSettings
 from fedgg.flower.exchange import Exchange, ExchangeLog, Question, Reply, one_line

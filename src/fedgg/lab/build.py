@@ -24,6 +24,7 @@ from fedgg.data.dataset import Dataset
 from fedgg.data.partition import Partition, given_partition, partition
 from fedgg.data.sources import are_own_arrays, load
 from fedgg.data.transforms import Scaling, scaling
+from fedgg.engines.fused.net import fused_net
 from fedgg.errors import UserError
 from fedgg.lab.batches import check_batches, check_single_examples, check_single_scores
 from fedgg.lab.client_data import Origin, Population, WholeData, described_split, holdings
@@ -234,7 +235,15 @@ def examined_net(
     net.examine(sample, classes)
     if algorithm.needs_representation:
         net.head = head_of(net, sample)
-    return net
+    return net if experiment.engine.name == "loop" else fused_net(net)
+
+
+def under_fused(federation: Federation, reason: str) -> Federation:
+    """The same federation, trained by the fused step in place of the engine that its experiment names."""
+    experiment = federation.experiment.changed({"engine.name": "fused"})
+    choice = Choice("fused", reason, f"engine: fused ({reason})")
+    notices = (*federation.notices, f"engine: fused ({reason})")
+    return replace(federation, experiment=experiment, net=fused_net(federation.net), choice=choice, notices=notices)
 
 
 def _converted(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:

@@ -148,11 +148,24 @@ class Experiment(ConfigSection):
         return hashlib.sha256(json.dumps(self._path(), sort_keys=True).encode()).hexdigest()
 
     def trajectories(self) -> tuple[str, ...]:
-        """Under which names run folders may know it: older versions of fedgg left `engine.threads` out."""
+        """Under which names run folders may know it: older versions of fedgg left `engine.threads` out.
+
+        Those that named the engine `loop` were trained by the fused step: see `as_begun`.
+        """
         path = self._path()
         path["engine"].pop("threads", None)
         older = hashlib.sha256(json.dumps(path, sort_keys=True).encode()).hexdigest()
         return tuple(dict.fromkeys((self.trajectory(), older)))
+
+    def as_begun(self, begun_as: str) -> Experiment:
+        """The same experiment with the engine that trained the rounds of a folder, which records this identity.
+
+        Before there was an engine `fused`, `loop` was the name of the fused step.
+        """
+        if self.engine.name != "loop":
+            return self
+        fused = self.changed({"engine.name": "fused"})
+        return fused if begun_as in fused.trajectories() else self
 
     def _path(self) -> dict[str, Any]:
         watching = {"evaluate_every", "checkpoint_every", "memory_limit_mb"}

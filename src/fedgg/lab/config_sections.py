@@ -170,10 +170,11 @@ class ServerConfig(ConfigSection):
 
 
 class EngineConfig(ConfigSection):
-    name: Literal["auto", "loop", "workers", "stacked", "streams"] = Field(
+    name: Literal["auto", "loop", "fused", "workers", "stacked", "streams"] = Field(
         "auto",
-        description="loop: one client after another; workers: in parallel processes; stacked: small models as one "
-        "program; streams: large ones, several in flight; auto: the fastest of them",
+        description="loop: the reference, one client after another; fused: the same with faster steps; workers: fused, "
+        "in parallel processes; stacked: small models as one program; streams: large ones, several in flight; auto: "
+        "the fastest of them",
     )
     device: str = Field("cpu", description="cpu, cuda or cuda:N")
     precision: Precision = Field(
@@ -205,13 +206,19 @@ class EngineConfig(ConfigSection):
         if self.name == "streams" and self.device == "cpu":
             raise ValueError("engine 'streams' needs a GPU: set engine.device = 'cuda', or take 'workers'")
         if self.name == "workers" and self.device != "cpu":
-            raise ValueError(f"engine 'workers' works on the cpu, not on {self.device}: take 'stacked' or 'loop'")
+            raise ValueError(f"engine 'workers' works on the cpu, not on {self.device}: take 'stacked' or 'fused'")
         return self
 
     @property
     def arithmetic_of(self) -> str:
-        """On a CPU `auto`, `loop` and `workers` have the same bits: to a run's identity they are one."""
-        return "loop" if self.device == "cpu" and self.name in ("auto", "workers") else self.name
+        """The engine's name within a run's identity: on a CPU `auto`, `fused` and `workers` have the same bits.
+
+        The fused step is "loop" there, as in folders of versions that had no other step under that name.
+        """
+        if self.name == "loop":
+            return "local_step"
+        fused = self.name == "fused" or (self.device == "cpu" and self.name in ("auto", "workers"))
+        return "loop" if fused else self.name
 
     @property
     def threads_in_use(self) -> int:

@@ -9,9 +9,11 @@ from typing import Literal
 import torch
 
 from fedgg.core.net import Net
+from fedgg.engines.equivalence import is_stackable, mixes_examples
+from fedgg.engines.flops import multiply_adds
 from fedgg.lab.config import Experiment
 
-EngineName = Literal["loop", "workers", "stacked", "streams"]
+EngineName = Literal["loop", "fused", "workers", "stacked", "streams"]
 
 LARGE = 20e6  # multiply-adds an example: one client of such a model keeps a GPU busy, stacking gains nothing
 LONG = 3e12  # multiply-adds a run: below this, starting worker processes takes longer than they save
@@ -34,13 +36,13 @@ def choose(experiment: Experiment, net: Net, examples: int, chosen_because: str 
     if wanted == "auto":
         best, reason = _best_on_gpu(net) if on_gpu else _best_on_cpu(experiment, net, examples)
         return Choice(best, reason, f"engine: {best} ({reason})")
-    if wanted == "stacked" and not net.stackable:
-        instead: EngineName = "streams" if on_gpu and not net.draws_random_numbers else "loop"
+    if wanted == "stacked" and not is_stackable(net):
+        instead: EngineName = "streams" if on_gpu and not net.draws_random_numbers else "fused"
         reason = f"this model cannot be stacked ({_obstacle(net)})"
         return Choice(instead, reason, f"{reason}: the engine {instead} trains it")
     if wanted == "streams" and net.draws_random_numbers:
         reason = f"this model cannot be captured ({_obstacle(net)})"
-        return Choice("loop", reason, f"{reason}: the engine loop trains it")
+        return Choice("fused", reason, f"{reason}: the engine fused trains it")
     if chosen_because is not None:
         return Choice(wanted, chosen_because, f"engine: {wanted} ({chosen_because})")
     return Choice(wanted, "named in the experiment")
@@ -48,9 +50,9 @@ def choose(experiment: Experiment, net: Net, examples: int, chosen_because: str 
 
 def _best_on_gpu(net: Net) -> tuple[EngineName, str]:
     if net.draws_random_numbers:
-        return "loop", _obstacle(net)
-    large = net.multiply_adds >= LARGE
-    if not large and net.stackable:
+        return "fused", _obstacle(net)
+    large = multiply_adds(net) >= LARGE
+    if not large and is_stackable(net):
         return "stacked", "a small model: all clients as one program"
     return "streams", f"{'a large model' if large else _obstacle(net)}: several clients in flight"
 
@@ -59,11 +61,11 @@ def _best_on_cpu(experiment: Experiment, net: Net, examples: int) -> tuple[Engin
     """Both have the same bits; processes pay when there is more than a few seconds' work."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cores == 1:
-        return "loop", "one core"
+        return "fused", "one core"
     if experiment.engine.threads > 1:
-        return "loop", f"engine.threads = {experiment.engine.threads} in one process"
-    if 3 * net.multiply_adds * examples * experiment.rounds <= LONG:
-        return "loop", "a few seconds of work: processes would take longer to start"
+        return "fused", f"engine.threads = {experiment.engine.threads} in one process"
+    if 3 * multiply_adds(net) * examples * experiment.rounds <= LONG:
+        return "fused", "a few seconds of work: processes would take longer to start"
     return "workers", f"{cores} cores, and more than a few seconds of work"
 
 
@@ -72,7 +74,7 @@ def _obstacle(net: Net) -> str:
         return "it draws random numbers other than F.dropout's"
     if net.keeps_statistics:
         return "it keeps batch statistics"
-    if net.mixes_examples:
+    if mixes_examples(net):
         return "it mixes the examples of a batch"
     return "torch.func.vmap has no rule for one of its layers, or gives other numbers"
 

@@ -22,10 +22,10 @@ import torch
 from fedgg.data.dataset import Dataset
 from fedgg.data.sources import load
 from fedgg.engines import Stacked
-from fedgg.engines.errands import Player
-from fedgg.engines.job import Look
-from fedgg.engines.memory import room, stack_bytes
-from fedgg.engines.workers import GaveUp
+from fedgg.engines.base import Look
+from fedgg.engines.gpu.stacked import room, stack_bytes
+from fedgg.engines.workers.engine import TooManyDeaths
+from fedgg.engines.workers.requests import RequestStream
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, build, chosen_device
 from fedgg.lab.observer import Observer
@@ -72,7 +72,7 @@ def run_interleaved(jobs: list[Job], processes: int, observer: Observer) -> list
         try:
             with make_workers(first, processes) as workers:
                 workers.interleave([_requests_to_end(session) for session in sessions])
-        except GaveUp as end:
+        except TooManyDeaths as end:
             raise UserError(f"{end}: {FEWER_WORKERS}; finished rounds are kept, run the same command again") from end
     return in_use
 
@@ -81,7 +81,7 @@ def _built(job: Job, data_set: Callable[[str], Dataset]) -> Federation:
     return build(job.experiment, data=data_set(job.experiment.data.source), engine_reason=job.engine_reason)
 
 
-def _requests_to_end(session: Session) -> Player:
+def _requests_to_end(session: Session) -> RequestStream:
     yield from requests_of(session)
     session.finish()
 
@@ -199,7 +199,7 @@ def run_all(jobs: list[Job], processes: int, observer: Observer) -> None:
             return run_interleaved([job.under("workers", reason) for job in some], processes, observer)
         at_once = min(processes, len(some))
         reason = f"{len(some)} runs of a study, {'one after another' if at_once <= 1 else f'{at_once} at a time'}"
-        return run_jobs([job.under("loop", reason) for job in some] if len(some) > 1 else some, processes, observer)
+        return run_jobs([job.under("fused", reason) for job in some] if len(some) > 1 else some, processes, observer)
 
     _run_until_ended(jobs, observer, run_some)
 

@@ -13,7 +13,7 @@ from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Rows, message_bytes, payload
 from fedgg.core.server import Lost, ServerState
 from fedgg.engines import RoundJob
-from fedgg.engines.job import Look
+from fedgg.engines.base import Look
 from fedgg.lab.build import Federation
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fedgg.child_process import child_process
 from fedgg.core.algorithm import Algorithm
-from fedgg.engines.pool import FILES_TO_START, allow_open_files
+from fedgg.engines.workers.pool import FILES_TO_START, allow_open_files
 from fedgg.errors import UserError
 from fedgg.lab.build import DataGiven, ModelGiven
 from fedgg.lab.config import Experiment

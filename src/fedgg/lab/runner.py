@@ -10,9 +10,9 @@ from typing import Any
 
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm
-from fedgg.engines import Engine, Loop, Stacked, Streams
-from fedgg.engines.errands import Ask, Player, Scored, Trained
-from fedgg.engines.workers import GaveUp, Workers
+from fedgg.engines import Engine, Fused, Loop, Stacked, Streams
+from fedgg.engines.workers.engine import TooManyDeaths, Workers
+from fedgg.engines.workers.requests import Request, RequestStream, Scored, Trained
 from fedgg.errors import UserError
 from fedgg.lab.build import DataGiven, Federation, ModelGiven, build, with_given_clients
 from fedgg.lab.config import Experiment
@@ -110,13 +110,13 @@ def _run_rounds_with_workers(session: Session) -> None:
     try:
         with make_workers(session.experiment.engine) as workers:
             workers.interleave([requests_of(session, alone=True)])
-    except GaveUp as end:
+    except TooManyDeaths as end:
         folder = session.store.folder if session.store else None
         remains = f"finished rounds are kept, resume with: fedgg resume {folder}" if folder else "nothing was saved"
         raise UserError(f"{end}: {FEWER_WORKERS}; {remains}") from end
 
 
-def requests_of(session: Session, *, alone: bool = False) -> Player:
+def requests_of(session: Session, *, alone: bool = False) -> RequestStream:
     """The requests of a run to a pool of workers. Runs with most rounds left go first, so that all end together.
 
     Alone, a round's seconds are wall-clock time; beside other runs they are the run's share of the pool's time.
@@ -124,11 +124,13 @@ def requests_of(session: Session, *, alone: bool = False) -> Player:
     while not session.over:
         job, started = session.next_job(), time.perf_counter()
         turn = session.state.rounds_done - session.experiment.rounds
-        trained: Trained = yield Ask(job, turn, session.label, session.client_trained, session.notice)
+        trained: Trained = yield Request(job, turn, session.label, session.client_trained, session.notice)
         looks = session.aggregate(job, trained.ends, time.perf_counter() - started if alone else trained.seconds)
         if looks is None:
             return
-        scored: Scored = (yield Ask(looks, turn, session.label, notice=session.notice)) if looks else Scored([], 0.0)
+        scored: Scored = (
+            (yield Request(looks, turn, session.label, notice=session.notice)) if looks else Scored([], 0.0)
+        )
         session.write_down(scored.scores, None if alone else scored.seconds)
 
 
@@ -142,7 +144,9 @@ def make_engine(federation: Federation) -> Engine:
             return Streams()
         case "workers":
             return make_workers(engine)
-        case _:
+        case "fused":
+            return Fused()
+        case "loop":
             return Loop()
 
 

@@ -13,9 +13,9 @@ from fedgg.aggregation.privacy_budget import OLD_ACCOUNTANT
 from fedgg.core.evaluate import Score
 from fedgg.core.rows import Rows
 from fedgg.engines import RoundJob
-from fedgg.engines.job import Look, Scorer, score_here
+from fedgg.engines.base import Look, Scorer, score_here
 from fedgg.errors import UserError
-from fedgg.lab.build import Federation
+from fedgg.lab.build import Federation, under_fused
 from fedgg.lab.client_state import RowsOnDisk
 from fedgg.lab.config import Experiment
 from fedgg.lab.dry_run import rehearse
@@ -55,6 +55,9 @@ def opened(
         if store is not None and store.holds_a_run():
             store.check_format()
         federation = build_it()  # before a new folder: a mistake leaves nothing behind
+        if store is not None and store.as_begun(federation.experiment) != federation.experiment:
+            federation = under_fused(federation, "the rounds of this folder were trained by the fused step")
+        experiment = federation.experiment
         rehearse(federation)
         if store is not None and not known:
             locks.enter_context(store.locked())

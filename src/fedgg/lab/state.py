@@ -30,8 +30,9 @@ from fedgg.core.server import (
     largest,
     spoilt,
 )
+from fedgg.core.sgd import learning_rate
 from fedgg.engines import Engine, RoundJob
-from fedgg.engines.job import ClientData, Look, Optimiser, Scorer, score_here
+from fedgg.engines.base import ClientData, Look, Optimiser, Scorer, score_here
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation
 from fedgg.lab.client_data import Population
@@ -89,7 +90,7 @@ def next_job(federation: Federation, state: State) -> RoundJob:
         net=federation.net,
         data=federation.feed,
         work=federation.work,
-        optimiser=Optimiser(local.lr * local.lr_decay**number, local.momentum, local.weight_decay),
+        optimiser=Optimiser(learning_rate(local.lr, local.lr_decay, number), local.momentum, local.weight_decay),
         policy=experiment.model.statistics,
         seed=experiment.seed,
         round=number,

@@ -129,7 +129,14 @@ class Store:
         self.check_format()
         path = self.folder / "config.toml"
         self._check("config.toml", self._read("config.toml"))
-        return load_experiment(path)
+        return self.as_begun(load_experiment(path))
+
+    def as_begun(self, experiment: Experiment) -> Experiment:
+        """The experiment with the engine that trained the rounds of this folder (see `Experiment.as_begun`)."""
+        if not self.holds_a_run():
+            return experiment
+        begun_as = self._json("versions.json").get("experiment")
+        return experiment.as_begun(begun_as) if isinstance(begun_as, str) else experiment
 
     def _check(self, name: str, content: bytes) -> None:
         """UserError if the file is listed with another SHA-256 than that of its content."""
@@ -156,6 +163,7 @@ class Store:
         if not self.holds_a_run():
             self._refuse_a_history_alone()
             return
+        experiment = self.as_begun(experiment)
         try:
             there = self.experiment()
         except ChangedConfig:

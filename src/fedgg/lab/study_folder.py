@@ -12,7 +12,7 @@ import re
 import secrets
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -170,14 +170,19 @@ def _identity_of(label: str, job: Job, runs: Mapping[int, str], known: str | Non
     there = next((Store(folder / place) for place in runs.values() if _has_begun(folder / place)), None)
     if known is None and there is not None and job.given.data is None:
         known = _hashed(there.experiment())
-    if known in (None, identity):
-        return identity
+    begun_as_fused = _identity(replace(job, experiment=_fused(job.experiment)))  # which was called `loop` before
+    if known in (None, identity, begun_as_fused):
+        return known or identity
     here = job.experiment.changed({"seed": there.experiment().seed}) if there else job.experiment
     differences = (there.experiment().differences(here) if there else "") or "other data or settings"
     raise UserError(
         f"{folder} has the row {label!r} already, as another experiment ({differences}): give this one another label, "
         f"or choose another folder (--out, or out= in Python)"
     )
+
+
+def _fused(experiment: Experiment) -> Experiment:
+    return experiment.changed({"engine.name": "fused"}) if experiment.engine.name == "loop" else experiment
 
 
 def _identity(job: Job) -> str:

@@ -43,7 +43,7 @@ def seconds_a_step(experiment: Experiment, runs: int = 1) -> float:
     shape, classes, _ = _facts(experiment.data.source)
     asked = experiment.engine
     one_by_one = asked.device == "cpu" and asked.name != "stacked"
-    clients, engine = (1, "loop") if one_by_one else (experiment.split.clients, asked.name)
+    clients, engine = (1, "fused") if one_by_one else (experiment.split.clients, asked.name)
     small = experiment.changed(
         {"split.scheme": "iid", "split.clients": clients, "local.epochs": 1, "rounds": 2, "engine.name": engine}
     )

@@ -46,7 +46,8 @@ class RunFolders:
         record = self.record(line, seed)
         if record is None or record.status not in ("finished", "diverged"):
             return False
-        return Experiment(**record.config).hash() == line.experiment(seed).hash()
+        begun_as = str((record.versions or {}).get("experiment"))
+        return Experiment(**record.config).as_begun(begun_as).hash() == line.experiment(seed).hash()
 
 
 class FoldedRuns:

@@ -12,7 +12,7 @@ from fedgg.core.collect import PLAIN, Collector
 from fedgg.core.plan import Work
 from fedgg.core.server import first_state
 from fedgg.engines import Loop, RoundJob
-from fedgg.engines.job import Optimiser
+from fedgg.engines.base import Optimiser
 from fedgg.lab.state import State, close, train
 from fedgg.lab.wrapping import Wrappers
 

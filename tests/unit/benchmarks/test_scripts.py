@@ -21,7 +21,9 @@ def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module(name)
 
 
-@pytest.mark.parametrize(("engine", "algorithms"), [("loop", "guided"), ("loop", "neighbours"), ("stacked", "guided")])
+@pytest.mark.parametrize(
+    ("engine", "algorithms"), [("fused", "guided"), ("fused", "neighbours"), ("stacked", "guided")]
+)
 def test_steps_of_all_algorithms_are_compared(
     engine: str, algorithms: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,7 +68,7 @@ def test_rounds_of_vgg_beside_the_eager_loop(tmp_path: Path, monkeypatch: pytest
     vgg.main(["--tiny", "--eager-steps", "1", "--out", str(out)])
     content = json.loads(out.read_text(encoding="utf-8"))
     eager, ours = content["measured"]
-    assert (eager["who"], ours["who"]) == ("eager loop", "fedgg loop")
+    assert (eager["who"], ours["who"]) == ("eager loop", "fedgg fused")
     assert ours["eager_to_this"] == pytest.approx(eager["round"] / ours["round"])
     steps = content["work"]["steps"]
     assert eager["round"] == pytest.approx(steps * eager["step_ms"] / 1000 + eager["copies_and_average_seconds"])

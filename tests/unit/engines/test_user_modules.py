@@ -30,12 +30,12 @@ from fedgg.core.local import LocalEnd
 from fedgg.core.net import Net
 from fedgg.core.probe import Probe
 from fedgg.core.seeds import torch_stream
-from fedgg.engines import Loop, Workers
-from fedgg.engines.large import _convolution, large_program_of
-from fedgg.engines.layers import Dense, Dropout
+from fedgg.engines import Fused, Workers
+from fedgg.engines.equivalence import is_stackable
+from fedgg.engines.layers.layer_types import Dense, Dropout
+from fedgg.engines.layers.program import Program
+from fedgg.engines.layers.recognise import _large_convolution, large_program_of, layers_of, program_of, stands_for
 from fedgg.engines.precision import Precision
-from fedgg.engines.program import Program
-from fedgg.engines.recognise import layers_of, program_of, stands_for
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.engine_choice import products
@@ -387,18 +387,18 @@ def check_study(make: Recipe, engine: str, seeds: Sequence[int]) -> None:
 @pytest.mark.parametrize("make", KNOWN, ids=str)
 def test_modules_as_people_write_them(make: Recipe) -> None:
     assert trains(make, (0, 1))
-    check_alone(make, "loop")
+    check_alone(make, "fused")
     check_study(make, "stacked", (0, 1))
 
 
 def test_workers_train_them_too() -> None:
-    """One pool for all: with the loop's bits, whether a module can travel to other processes or not."""
+    """One pool for all: with the bits of `fused`, whether a module can travel to other processes or not."""
     notices: list[str] = []
     with Workers(2, notice=notices.append) as workers:
         for make in KNOWN:
             federation = build(experiment(0), model=make, data=(X, Y, X, Y))
             job = next_job(federation, begin(federation))
-            alone = dict(Loop().train(job))
+            alone = dict(Fused().train(job))
             for client, end in workers.train(job):
                 assert isinstance(end, LocalEnd)
                 for name, rows in alone[client].up.items():
@@ -410,7 +410,7 @@ def test_workers_train_them_too() -> None:
 @given(recipes)
 def test_any_module_trains_as_in_plain_pytorch(make: Recipe) -> None:
     assume(trains(make, (0, 1)))
-    check_alone(make, "loop")
+    check_alone(make, "fused")
     check_study(make, "stacked", (0, 1))
 
 
@@ -419,7 +419,7 @@ def test_any_module_trains_as_in_plain_pytorch(make: Recipe) -> None:
 @given(recipes)
 def test_many_modules_train_as_in_plain_pytorch(make: Recipe) -> None:
     assume(trains(make, (0, 1, 2)))
-    for engine in ("loop", "stacked"):
+    for engine in ("loop", "fused", "stacked"):
         check_alone(make, engine)
         check_study(make, engine, (0, 1, 2))
 
@@ -478,7 +478,7 @@ def check_program(make: Recipe) -> bool:
     module = started(0, make)
     net = Net(module)
     net.examine(torch.from_numpy(X[:2]), CLASSES)
-    layers = layers_of(net, _convolution)
+    layers = layers_of(net, _large_convolution)
     if layers is None:
         return False
     program = Program(layers, net.layout)
@@ -536,13 +536,13 @@ def test_kernels_pass_their_trial(name: str, precision: Precision) -> None:
             assert precision == "fp32" or large_program_of(net.arranged()) is not None
         else:
             assert program_of(net, precision, torch.device("cuda")) is not None
-            assert net.stackable
+            assert is_stackable(net)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 @pytest.mark.parametrize("make", [one for one in KNOWN if "mask" not in one.flat], ids=str)  # it stays on the CPU
 def test_modules_as_people_write_them_on_a_gpu(make: Recipe) -> None:
-    for engine in ("loop", "stacked", "streams"):
+    for engine in ("loop", "fused", "stacked", "streams"):
         chosen = experiment(0).changed({"engine.device": "cuda", "engine.name": engine})
         found = fedgg.run(chosen, model=make, data=(X, Y, X, Y))
         check(found.weights, found.rounds[-1]["test_loss"], 0, make, engine)

@@ -167,7 +167,7 @@ SMALL: dict[str, Any] = {
     "model": {"name": "mlp", "hidden": 16},
     "local": {"epochs": 1, "batch": 32, "lr": 0.05, "lr_decay": 0.9},
     "server": {"cohort": 3},
-    "engine": {"name": "loop", "precision": "fp64"},
+    "engine": {"name": "fused", "precision": "fp64"},
 }
 
 

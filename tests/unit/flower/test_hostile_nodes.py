@@ -1,6 +1,6 @@
 """Nodes that lie: about who they are and how many examples they have, and in what they send up.
 
-A run goes on without such a node, names it, and keeps its model; what the others do is what the loop does without that
+A run goes on without such a node, names it, and keeps its model; what the others do is what `fused` does without that
 client.
 """
 
@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 import fedgg
 from fedgg.core.server import Lost
-from fedgg.engines import Loop
+from fedgg.engines import Fused
 from fedgg.errors import UserError
 from fedgg.flower.messages import about_of, to_record
 from fedgg.lab.build import build
@@ -64,15 +64,15 @@ def fill(value: float) -> Update:
 
 
 def loop_without(experiment: fedgg.Experiment, lost: dict[int, dict[int, str]]) -> list[dict[str, Any]]:
-    """The loop's history, with these clients lost in these rounds for these reasons."""
+    """The history of `fused`, with these clients lost in these rounds for these reasons."""
     federation = build(experiment)
     state, history = begin(federation), []
     for number in range(1, experiment.rounds + 1):
         job = next_job(federation, state)
-        ends = dict(train(job, Loop()))
+        ends = dict(train(job, Fused()))
         ends |= {client: Lost(client, why) for client, why in lost.get(number, {}).items()}
         closed = close_before_looking(federation, state, job, ends, 0.0)
-        history.append(record_of(federation, closed, Loop().score(closed.looks)) | {"seconds": 0})
+        history.append(record_of(federation, closed, Fused().score(closed.looks)) | {"seconds": 0})
         state = closed.state
     return history
 

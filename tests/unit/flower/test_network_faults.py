@@ -1,7 +1,7 @@
 """A network that loses, repeats, holds back and mixes up what it carries; nodes that fail, vanish and come back.
 
 A dropped client is named, the rest of the round is what it would be without the client, and a run that stopped goes
-on to the loop's bits.
+on to the bits of `fused`.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ def test_whoever_fails_is_left_out_and_named(fault: str, tmp_path: Path) -> None
 
 
 def same_with_a_loss(run: fedgg.Run, experiment: fedgg.Experiment, why: str) -> None:
-    """The loop, with client 1 lost in round 2: memory and all."""
+    """The engine `fused`, with client 1 lost in round 2: memory and all."""
     from fedgg.core.server import Lost
-    from fedgg.engines import Loop
+    from fedgg.engines import Fused
     from fedgg.lab.build import build
     from fedgg.lab.state import begin, close_before_looking, next_job, record_of, train
 
@@ -133,11 +133,11 @@ def same_with_a_loss(run: fedgg.Run, experiment: fedgg.Experiment, why: str) -> 
     state = begin(federation)
     for number in range(1, experiment.rounds + 1):
         job = next_job(federation, state)
-        ends = dict(train(job, Loop()))
+        ends = dict(train(job, Fused()))
         if number == 2:
             ends[1] = Lost(1, why)
         closed = close_before_looking(federation, state, job, ends, 0.0)
-        record = record_of(federation, closed, Loop().score(closed.looks))
+        record = record_of(federation, closed, Fused().score(closed.looks))
         assert record | {"seconds": 0} == run.rounds[number - 1] | {"seconds": 0}
         state = closed.state
 

@@ -1,4 +1,4 @@
-"""A run over messages ends with the loop's bits: every algorithm, every treatment of buffers, alone and resumed."""
+"""A run over messages has the bits of the engine `fused`, alone and resumed, and the steps of `local_step`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from post_office import Federation, same, small
+from step_cases import CASES, StepCase, assert_weights_as_reference
 
 import fedgg
 from fedgg.algorithms import ALGORITHMS
@@ -49,12 +50,14 @@ def of(name: str, **more: Any) -> Experiment:
     return small(algorithm__name=name, **proxy, **more)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_and_it_resumes(name: str, tmp_path: Path) -> None:
-    experiment = of(name, data__holdout=0.2)
+@pytest.mark.parametrize("case", [case for case in CASES if case.experiment.server.cohort and not case.model], ids=str)
+def test_clients_over_messages_take_the_reference_steps_and_resume(case: StepCase, tmp_path: Path) -> None:
+    experiment = case.experiment.changed({"engine.name": "fused"})
     federation = Federation(experiment, tmp_path)
     federation.run(rounds=2)
-    same(federation.run(), fedgg.run(experiment))
+    finished = federation.run()
+    same(finished, fedgg.run(experiment))
+    assert_weights_as_reference(case, finished.weights)
 
 
 @pytest.mark.parametrize("policy", ["average", "local", "frozen"])
@@ -77,7 +80,7 @@ def test_constants_that_do_not_travel_and_one_that_changes_later(policy: str, tm
         "fedavg",
         model__name=f"{tmp_path / 'masked.py'}:Masked",
         model__statistics=policy,
-        engine__name="loop",
+        engine__name="fused",
         data__holdout=0.2,
     )
     federation = Federation(experiment, tmp_path)

@@ -131,13 +131,13 @@ def test_hash_ignores_name_and_processes_and_nothing_else() -> None:
 
 def test_threads_are_part_of_a_runs_identity_unless_workers_have_one_each() -> None:
     """Two threads add up in another order than one."""
-    loop = Experiment(engine={"name": "loop"})
-    threads = loop.changed({"engine.threads": 2})
-    assert threads.trajectory() != loop.trajectory()
-    assert loop.differences(threads) == "engine.threads = its default there, 2 here"
+    fused = Experiment(engine={"name": "fused"})
+    threads = fused.changed({"engine.threads": 2})
+    assert threads.trajectory() != fused.trajectory()
+    assert fused.differences(threads) == "engine.threads = its default there, 2 here"
     assert threads.changed({"engine.name": "auto"}).trajectory() == threads.trajectory()
     workers = threads.changed({"engine.name": "workers"})
-    assert (workers.hash(), workers.trajectory()) == (loop.hash(), loop.trajectory())
+    assert (workers.hash(), workers.trajectory()) == (fused.hash(), fused.trajectory())
     assert workers.engine.threads_in_use == 1
 
 

@@ -66,7 +66,7 @@ def examined(module: nn.Module) -> Net:
         (lambda: vgg16(IMAGE, 10), "streams", "large model"),
         (with_statistics, "streams", "batch statistics"),
         (recurrent, "streams", "no rule"),
-        (with_noise, "loop", "random numbers"),
+        (with_noise, "fused", "random numbers"),
     ],
 )
 def test_auto_on_a_gpu(module: Callable[[], nn.Module], engine: str, word: str) -> None:
@@ -80,10 +80,10 @@ def test_auto_on_a_cpu_starts_processes_for_long_work_only(monkeypatch: pytest.M
     net = examined(cnn(IMAGE, 10))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
     assert choose(Experiment(rounds=100), net, 250_000).name == "workers"
-    assert choose(Experiment(rounds=1), net, 1_000).name == "loop"
-    assert choose(Experiment(rounds=100, engine={"threads": 4}), net, 250_000).name == "loop"
+    assert choose(Experiment(rounds=1), net, 1_000).name == "fused"
+    assert choose(Experiment(rounds=100, engine={"threads": 4}), net, 250_000).name == "fused"
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
-    assert choose(Experiment(rounds=100), net, 250_000).name == "loop"
+    assert choose(Experiment(rounds=100), net, 250_000).name == "fused"
 
 
 def test_a_study_under_auto_keeps_the_threads_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_threads_have_no_effect_under_workers_and_that_is_said() -> None:
 
 def test_what_was_named_and_cannot_be_is_said() -> None:
     stacked = Experiment(engine={"device": "cuda", "name": "stacked"})
-    for module, instead in ((with_statistics, "streams"), (with_noise, "loop")):
+    for module, instead in ((with_statistics, "streams"), (with_noise, "fused")):
         choice = choose(stacked, examined(module()), 1)
         assert choice.name == instead
         assert choice.notice is not None
@@ -126,12 +126,13 @@ def test_what_needs_a_gpu_says_so(engine: dict[str, str]) -> None:
 
 
 def test_on_a_cpu_the_engines_with_the_same_bits_are_one_experiment() -> None:
-    names = ("auto", "loop", "workers")
+    names = ("auto", "fused", "workers")
     assert len({Experiment(engine={"name": name}).hash() for name in names}) == 1
     assert len({Experiment(engine={"name": name}).trajectory() for name in names}) == 1
-    assert Experiment(engine={"name": "stacked"}).hash() != Experiment().hash()
-    on_gpu = {Experiment(engine={"name": name, "device": "cuda"}).hash() for name in ("loop", "stacked", "streams")}
-    assert len(on_gpu) == 3
+    apart = {Experiment(engine={"name": name}).hash() for name in ("auto", "loop", "stacked")}
+    assert len(apart) == 3
+    named = ("loop", "fused", "stacked", "streams")
+    assert len({Experiment(engine={"name": name, "device": "cuda"}).hash() for name in named}) == 4
 
 
 def test_auto_says_on_a_cpu_too_what_it_chose_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,15 +140,15 @@ def test_auto_says_on_a_cpu_too_what_it_chose_and_why(monkeypatch: pytest.Monkey
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
     cases = {
         "engine: workers (2 cores, and more than a few seconds of work)": (Experiment(), 250_000),
-        "engine: loop (a few seconds of work: processes would take longer to start)": (Experiment(rounds=1), 1_000),
-        "engine: loop (engine.threads = 4 in one process)": (Experiment(engine={"threads": 4}), 250_000),
+        "engine: fused (a few seconds of work: processes would take longer to start)": (Experiment(rounds=1), 1_000),
+        "engine: fused (engine.threads = 4 in one process)": (Experiment(engine={"threads": 4}), 250_000),
     }
     for notice, (experiment, examples) in cases.items():
         choice = choose(experiment, net, examples)
         assert choice.notice == notice
         assert choice.reason in notice
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
-    assert choose(Experiment(), net, 250_000).notice == "engine: loop (one core)"
+    assert choose(Experiment(), net, 250_000).notice == "engine: fused (one core)"
     named = choose(Experiment(engine={"name": "loop"}), net, 250_000)
     assert (named.notice, named.reason) == (None, "named in the experiment")
 
@@ -159,16 +160,16 @@ def test_the_run_folder_says_who_trained_it(tmp_path: Path) -> None:
     run(Experiment(**settings), out=tmp_path / "one", observer=Callbacks(notice=said.append))
     (line,) = [sentence for sentence in said if sentence.startswith("engine: ")]
     told = json.loads((tmp_path / "one" / "versions.json").read_text())["engine"]
-    assert (told["name"], told["precision"]) == ("loop", "fp32")
-    assert line == f"engine: loop ({told['reason']})"
+    assert (told["name"], told["precision"]) == ("fused", "fp32")
+    assert line == f"engine: fused ({told['reason']})"
 
     study = Study(Experiment(**settings), {"a": {"algorithm.name": "fedavg"}, "b": {}, "c": {}}, (0,), "a")
     heard: list[str] = []
 
     run_study(study, tmp_path / "many", processes=1, observer=Callbacks(notice=heard.append))
-    assert heard.count("engine: loop (3 runs of a study, one after another)") == 3
+    assert heard.count("engine: fused (3 runs of a study, one after another)") == 3
     told = json.loads((tmp_path / "many" / "b" / "seed-0" / "versions.json").read_text())["engine"]
     assert told["reason"] == "3 runs of a study, one after another"
     record = read_run(tmp_path / "one")
-    assert "engine loop" in conditions([record])[0]
+    assert "engine fused" in conditions([record])[0]
     assert "engine" not in conditions([replace(record, versions={})])[0]  # of a folder that did not record it

@@ -136,7 +136,7 @@ def test_a_model_that_cannot_be_stacked_says_so_and_runs() -> None:
     said: list[str] = []
     observer = Callbacks(notice=said.append)
     weights = []
-    for engine in ("stacked", "loop"):
+    for engine in ("stacked", "fused"):
         settings = SMALL | {"engine": {"name": engine}}
         weights.append(fedgg.run(settings, model=Recurrent, data=table(), observer=observer).weights)
     assert any("cannot be stacked" in sentence for sentence in said)

@@ -247,7 +247,7 @@ def killed_at_random(kills: int, chance: random.Random, start: Callable[[tuple[i
 def test_three_calls_in_one_folder_killed_at_random(kills: int, tmp_path: Path) -> None:
     folder = tmp_path / "study"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedgg.engines.worker", "fedgg.lab.study", "fedgg.analysis.collect"])
+    context.set_forkserver_preload(["fedgg.engines.workers.process", "fedgg.lab.study", "fedgg.analysis.collect"])
     gathering = Gathering([folder])
 
     def start(seeds: tuple[int, ...]) -> Any:

@@ -8,7 +8,7 @@ import pytest
 
 from fedgg.core.local import LocalEnd
 from fedgg.engines import Stacked
-from fedgg.engines.job import RoundJob
+from fedgg.engines.base import RoundJob
 from fedgg.lab.config import Experiment
 from fedgg.paper import listing as pace
 

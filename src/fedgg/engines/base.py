@@ -1,0 +1,127 @@
+"""What an engine is asked to do: train these clients from this model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedgg.core.algorithm import Algorithm, Batch
+from fedgg.core.buffers import BufferPolicy, starting_buffers, travelling, travels
+from fedgg.core.evaluate import Score, evaluate
+from fedgg.core.local import LocalEnd
+from fedgg.core.net import Net
+from fedgg.core.plan import Work
+from fedgg.core.rows import Rows
+from fedgg.core.server import Lost
+
+
+class ClientData(Protocol):
+    """The clients' examples, wherever they are: one client's batches, or agendas that are gathered for many at once."""
+
+    def examples(self, client: int) -> int: ...
+    def batches(self, seed: int, round_: int, client: int, work: Work) -> Iterator[Batch]: ...
+    def agenda(self, seed: int, round_: int, client: int, work: Work) -> Any: ...
+    def gather(self, agendas: Sequence[Any]) -> Iterator[Batch]: ...
+    def lay_out(self, agendas: Sequence[Any], steps: int | None = None) -> Any: ...
+    def read(self, where: Tensor, moves: Any, lanes: int = 0, dtype: torch.dtype | None = None) -> Batch: ...
+    def shares_examples_with(self, other: object) -> bool: ...
+    def client_chunks(self, client: int) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def proxy_examples(self) -> int: ...
+    def proxy_chunks(self) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def unseen_chunks(self, client: int | None) -> int: ...
+    def unseen(self, client: int | None, number: int) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """Settings of the local SGD in this round."""
+
+    lr: float
+    momentum: float
+    weight_decay: float
+
+
+@dataclass(frozen=True)
+class RoundJob:
+    algorithm: Algorithm
+    net: Net
+    data: ClientData
+    work: Work
+    optimiser: Optimiser
+    policy: BufferPolicy
+    seed: int
+    round: int
+    cohort: list[int]
+    w: Tensor  # [1, P]
+    buffers: Rows  # the server's
+    down: Rows
+    memory: Mapping[int, Rows]  # absent before a client's first round
+    kept_buffers: Mapping[int, Rows]  # under the policy `local`
+
+    def buffers_before(self, client: int) -> Rows:
+        """Those the client begins with."""
+        own_buffers = self.kept_buffers.get(client) if self.policy == "local" else None
+        return starting_buffers(self.policy, self.buffers, own_buffers)
+
+    def buffers_down(self, client: int) -> Rows:
+        """Those that travel to the client, which has the model as it was at the start."""
+        down, _ = travels(self.policy, kept=client in self.kept_buffers)
+        return self.travelling_down if down else {}
+
+    def buffers_up(self, client: int, end: LocalEnd) -> Rows:
+        """Those that travel back, to a server that knows what the client began with."""
+        _, up = travels(self.policy)
+        if not up or end.buffers.keys() <= set(self.net.moving):
+            return end.buffers if up else {}
+        return travelling(self.net.moving, self.buffers_before(client), end.buffers)
+
+    @cached_property
+    def travelling_down(self) -> Rows:
+        """The server's buffers that are not known from the model at the start."""
+        return travelling(self.net.moving, self.net.start_buffers, self.buffers)
+
+
+@dataclass(frozen=True)
+class Look:
+    """A model to be scored on examples that are not trained on: the server's test set, or what a client keeps back."""
+
+    net: Net
+    data: ClientData
+    w: Tensor
+    buffers: Rows
+    client: int | None  # None: the server's test set
+
+
+Scorer = Callable[[Sequence[Look]], list[Score]]
+
+
+def score_here(looks: Sequence[Look]) -> list[Score]:
+    """Each look taken in this process."""
+    return [evaluate(look.net, look.w, look.buffers, _unseen(look)) for look in looks]
+
+
+def _unseen(look: Look) -> Iterator[tuple[Tensor, Tensor]]:
+    return (look.data.unseen(look.client, number) for number in range(look.data.unseen_chunks(look.client)))
+
+
+def recorded_on_host(end: LocalEnd) -> LocalEnd:
+    """Loss and diagnostics, which are recorded only, copied from a GPU at once instead of number by number."""
+    if not end.loss.is_cuda:
+        return end
+    recorded = [*end.readings.values(), end.loss]
+    together = torch.cat([rows.flatten(1) for rows in recorded], 1).cpu()
+    parts = together.split([rows[0].numel() for rows in recorded], 1)
+    *readings, loss = (part.reshape(rows.shape).to(rows.dtype) for part, rows in zip(parts, recorded, strict=True))
+    return replace(end, readings=dict(zip(end.readings, readings, strict=True)), loss=loss)
+
+
+class Engine(Protocol):
+    """Trains the clients of a round and gives them back one by one, in any order; and scores models."""
+
+    def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd | Lost]]: ...
+    def score(self, looks: Sequence[Look]) -> list[Score]: ...

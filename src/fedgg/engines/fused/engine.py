@@ -1,0 +1,37 @@
+"""One client after another in this process, with the fused step: the fastest engine on one CPU core.
+
+On a GPU, where the fused step needs a captured graph (`stacked`, `streams`), clients take the reference step here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from fedgg.core.evaluate import Score
+from fedgg.core.local import LocalEnd
+from fedgg.engines.base import Look, RoundJob, score_here
+from fedgg.engines.fused.cpu import fused_round
+from fedgg.engines.fused.net import fused_net
+from fedgg.engines.loop import forked_generators, train_client
+
+
+class Fused:
+    """Trains the clients of a round one by one."""
+
+    def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd]]:
+        with forked_generators(job):
+            for client in job.cohort:
+                yield client, train_fused(job, client)
+
+    def score(self, looks: Sequence[Look]) -> list[Score]:
+        return score_here([with_fused_net(look) for look in looks])
+
+
+def train_fused(job: RoundJob, client: int) -> LocalEnd:
+    """One client's round with the fused step, in whichever process."""
+    return train_client(replace(job, net=fused_net(job.net)), client, fused_round)
+
+
+def with_fused_net(look: Look) -> Look:
+    return replace(look, net=fused_net(look.net))

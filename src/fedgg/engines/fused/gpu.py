@@ -1,0 +1,191 @@
+"""The fused step on a GPU: terms, momentum, weight decay and update of all rows in one pass over memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedgg import kernels
+from fedgg.core.algorithm import Algorithm, Batch, Site
+from fedgg.core.local import LocalState, gradient
+from fedgg.core.rows import Rows
+from fedgg.core.sgd import SGD
+from fedgg.engines.fused.coefficients import Coefficients, SplitTrace, split_trace
+from fedgg.engines.fused.terms import StepTerms, analyse_terms, refuse_other_names
+from fedgg.engines.fused.tracing import is_independent_of_values, trace_terms
+from fedgg.engines.layers.program import Program
+
+if TYPE_CHECKING:
+    from fedgg.kernels.fused_step import Pass, Shared, Wide
+
+
+@dataclass(frozen=True)
+class FusedPlan:
+    """What an algorithm's steps are made of."""
+
+    terms: StepTerms
+    split: SplitTrace | None  # None: coefficients by the algorithm's own functions
+    lasts: bool  # whether it is the same whatever the numbers are, and need be found out only once
+
+    @classmethod
+    def of(cls, algorithm: Algorithm, site: Site) -> FusedPlan | None:
+        """None where one pass cannot do them: an algorithm that is more than a sum of a few terms."""
+        from fedgg.kernels import fused_step
+
+        terms = analyse_terms(algorithm, site)
+        if terms is None or len(terms.notes) > fused_step.VECTORS or len(terms.inner_products) > fused_step.MOST_SUMS:
+            return None
+        refuse_other_names(algorithm, site, terms)
+        trace = trace_terms(algorithm, site, terms.inner_products)
+        split = split_trace(trace, _places(terms)) if trace else None
+        plain = type(algorithm).nudge is Algorithm.nudge
+        names = terms.inner_products
+        lasts = plain and trace is not None and is_independent_of_values(trace, algorithm, site, names)
+        return cls(terms, split, lasts)
+
+
+@dataclass(frozen=True, eq=False)
+class FusedStep:
+    """What the pass needs beside the rows, at addresses that never change."""
+
+    terms: StepTerms
+    parts: Tensor  # [K, inner products, blocks]: inner products of where the rows stand, in parts
+    leads: Rows  # of the anchor and of each note: the row to be read in place of an equal one, [K] int32
+    plain: bool  # whether the loss is the supervised one and no more
+    wide: Program | None  # whose first layer's gradient is made in the pass
+    coefficients: Coefficients | None  # None: by the algorithm's own functions, operation by operation
+    side: torch.cuda.Stream
+
+    @classmethod
+    def of(
+        cls,
+        algorithm: Algorithm,
+        site: Site,
+        owners: list[int],
+        wide: Program | None,
+        plans: FusedPlans,
+        rule: Hashable,
+    ) -> FusedStep | None:
+        """None where there is no such pass: on a CPU, or for an algorithm that is more than a sum of terms."""
+        if not site.w.is_cuda or not kernels.available():
+            return None
+        from fedgg.kernels import fused_step
+
+        plan = plans.get(rule) or FusedPlan.of(algorithm, site)
+        if plan is None:
+            return None
+        if plan.lasts:
+            plans[rule] = plan
+        terms = plan.terms
+        shared = (["anchor"] if terms.drift else []) + list(terms.notes)
+        rows, length = site.w.shape
+        plain = type(algorithm).loss is Algorithm.loss  # the model is run once: there is one gradient to withhold
+        wide = wide if plain else None
+        inside = math.prod(site.net.layout.shapes[0]) if wide else 0
+        return cls(
+            terms,
+            site.w.new_zeros(rows, len(terms.inner_products), fused_step.blocks(length, inside)),
+            {name: fused_step.leads(site.notes[name], owners) for name in shared},
+            plain,
+            wide,
+            plan.split.of(algorithm, site) if plan.split else None,
+            torch.cuda.Stream(site.w.device, priority=-1),
+        )
+
+    def step(self, algorithm: Algorithm, sgd: SGD, running: LocalState, site: Site, batch: Batch) -> None:
+        """Moves `running` and `parts` in place. What is made of single numbers runs beside the large kernels."""
+        from fedgg.kernels import fused_step
+
+        here = torch.cuda.current_stream()
+        at_work = torch.ones_like(running.step, dtype=torch.bool) if batch.at_work is None else batch.at_work
+        with self._beside(here):
+            sums = {} if self.plain and self.coefficients else self.sums()
+            site = replace(site, step=running.step, w=running.w, last_step=None, sums=sums)
+            move = self._pass(algorithm, sgd, running, site, at_work)
+        if not self.plain:
+            here.wait_stream(self.side)  # the algorithm's own loss may read the sums
+        withholding: AbstractContextManager[list[Wide]] = self.wide.withholding() if self.wide else nullcontext([])
+        with withholding as withheld:
+            loss, grad = gradient(algorithm, running.w, batch, site)
+        here.wait_stream(self.side)
+        with self._beside(here):
+            count = batch.mask.sum(1, keepdim=True) * at_work
+            running.step.add_(at_work)
+            running.loss_sum.add_(torch.where(at_work, loss, 0) * count)
+            running.seen.add_(count)
+        with torch.no_grad():
+            fused_step.advance(move, grad, *withheld)
+        here.wait_stream(self.side)
+
+    @property
+    def captured(self) -> object:
+        """What of it a graph holds for good."""
+        return self.terms, self.coefficients and (self.coefficients.operations, self.coefficients.results)
+
+    @contextmanager
+    def _beside(self, here: torch.cuda.Stream) -> Iterator[None]:
+        """On a stream of its own, from what has been done so far; in a captured step, a branch of the graph."""
+        self.side.wait_stream(here)
+        with torch.cuda.stream(self.side), torch.no_grad():
+            yield
+
+    def _pass(self, algorithm: Algorithm, sgd: SGD, running: LocalState, site: Site, at_work: Tensor) -> Pass:
+        from fedgg.kernels.fused_step import Pass
+
+        names = _places(self.terms)
+        return Pass(
+            w=running.w,
+            velocity=running.velocity,
+            anchor=self._shared("anchor", site) if self.terms.drift else None,
+            vectors=[self._shared(name, site) for name in self.terms.notes],
+            factors=self._factors(algorithm, running, site) if self.terms.vectors else sgd.lr,  # which is not read
+            has_factor=[name in self.terms.vectors for name in names],
+            lr=sgd.lr,
+            momentum=sgd.momentum if sgd.has_momentum else None,
+            decay=sgd.weight_decay if sgd.has_decay else None,
+            at_work=at_work,
+            parts=self.parts,
+            pairs=tuple(self._numbers(both) for both in self.terms.inner_products),
+        )
+
+    def _factors(self, algorithm: Algorithm, running: LocalState, site: Site) -> Tensor:
+        if self.coefficients is not None:
+            return self.coefficients.at(running.step, self.parts)
+        terms = algorithm.terms(site)
+        return torch.cat([_column(terms.get(name, 0.0), running.step) for name in _places(self.terms)], 1)
+
+    def sums(self) -> Rows:
+        """The inner products, put together from their parts in a fixed order."""
+        if not self.terms.inner_products:
+            return {}
+        whole = self.parts.sum(2)
+        return {name: whole[:, number : number + 1] for number, name in enumerate(self.terms.inner_products)}
+
+    def _shared(self, name: str, site: Site) -> Shared:
+        from fedgg.kernels.fused_step import Shared
+
+        return Shared(site.notes[name], self.leads[name])
+
+    def _numbers(self, both: str) -> tuple[int, int]:
+        order = ["drift", "step", *self.terms.notes]
+        a, b = both.split(".")
+        return order.index(a), order.index(b)
+
+
+# By what a plan depends on: an algorithm's kind, switches and numbers, and shapes.
+FusedPlans = dict[Hashable, FusedPlan]
+
+
+def _places(terms: StepTerms) -> tuple[str, ...]:
+    """The vectors a step may add, in the kernel's order."""
+    return ("drift", *terms.notes, "", "")[:3]
+
+
+def _column(value: float | Tensor, like: Tensor) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.full_like(like, value)

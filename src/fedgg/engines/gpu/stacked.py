@@ -1,0 +1,296 @@
+"""All clients of all experiments as one program over rows `[K, P]`: for small models, where launching is the cost.
+
+Experiments go into one stack when they share the model, the data and the algorithm with its switches; seeds, splits and
+numbers (mu, lr, ...) may differ, since numbers become columns. Models are the same when everything they hold is
+(`engines.gpu.module_content`); frozen parameters and constant buffers may differ, and each row has its own. Stacks of
+different algorithms run side by side on streams of their own. What cannot be stacked (models that mix the examples of a
+batch, modules without a rule for many rows) is handed to the engine `fused`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from fedgg.core.algorithm import Algorithm
+from fedgg.core.evaluate import Score
+from fedgg.core.local import LocalEnd, LocalStart
+from fedgg.core.net import Net
+from fedgg.core.plan import Work
+from fedgg.core.probe import Probe
+from fedgg.core.rows import Rows, each_row, stack
+from fedgg.core.sgd import SGD
+from fedgg.engines.base import Look, RoundJob, recorded_on_host, score_here
+from fedgg.engines.equivalence import is_stackable
+from fedgg.engines.flops import activations
+from fedgg.engines.fused.cpu import fused_round
+from fedgg.engines.fused.engine import Fused, with_fused_net
+from fedgg.engines.fused.net import fused_net
+from fedgg.engines.gpu.cuda_streams import CudaStreams
+from fedgg.engines.gpu.graphs import Form, GraphCache, steps_of_stack
+from fedgg.engines.gpu.module_content import varying_tensors
+from fedgg.engines.gpu.prefetch import Prefetch
+from fedgg.engines.layers.layer_types import ConvolutionReluPool, WideDense
+from fedgg.engines.layers.program import Program
+from fedgg.engines.layers.recognise import program_of
+from fedgg.engines.precision import Precision
+
+T = TypeVar("T")
+
+SETTINGS = ("criterion", "frozen_statistics", "products", "channels_last", "drops", "head")  # of a net
+# For estimating the memory of a stack before it is built:
+PASSES = 16  # rows of parameters alive at once: models, velocity, gradient, notes and memory, on the desk and beside it
+TRACES = 3  # of each activation: itself, its gradient, and what a layer keeps for the backward pass
+SHARE = 0.8  # of the memory that is free, the rest is for kernels and fragments
+
+
+@dataclass(frozen=True)
+class StackRow:
+    """One client of one job, and how long it will take."""
+
+    job: int
+    client: int
+    steps: int
+
+
+class Stacked:
+    """Trains the clients of one round, or of one round of each of several experiments, together."""
+
+    def __init__(self, precision: Precision = "fp32") -> None:
+        self._precision = precision
+        self._graphs = GraphCache()
+        self._programs: dict[int, tuple[object, Program | None]] = {}
+        self._compared: dict[tuple[int, int], tuple[Net, Net, frozenset[str] | None]] = {}
+        self._streams = CudaStreams()
+        self._prefetch = Prefetch()
+
+    def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd]]:
+        yield from self.train_together([job])[0].items()
+
+    def train_together(self, jobs: Sequence[RoundJob]) -> list[dict[int, LocalEnd]]:
+        jobs = [replace(job, net=fused_net(job.net)) for job in jobs]
+        ends: list[dict[int, LocalEnd]] = [{} for _ in jobs]
+        groups = _groups(jobs, self._trained_alike)
+        stackable = [group for group in groups if is_stackable(jobs[group[0]].net)]
+        works = [self._train_stack(place, jobs, group, ends) for place, group in enumerate(stackable)]
+        self._streams.run(works, jobs[0].w.device)
+        for group in groups:
+            if group not in stackable:
+                for number in group:
+                    ends[number] = dict(Fused().train(jobs[number]))
+        return [{client: ends[n][client] for client in job.cohort} for n, job in enumerate(jobs)]
+
+    def _train_stack(
+        self, place: int, jobs: Sequence[RoundJob], group: list[int], ends: list[dict[int, LocalEnd]]
+    ) -> Iterator[None]:
+        """Trains a group; pauses after each launch, and leaves the results in `ends`."""
+        rows = _rows(jobs, group)
+        first = jobs[group[0]]
+        program = self._program(first.net)
+        if program is not None and first.algorithm.needs_representation and not program.offers(first.net.head):
+            program = None
+        start = LocalStart(
+            w=torch.cat([jobs[row.job].w for row in rows]),
+            down=stack([jobs[row.job].down for row in rows]),
+            memory=stack([_memory(jobs[row.job], row.client) for row in rows]),
+            buffers=stack([jobs[row.job].buffers for row in rows]),
+            examples=_column([jobs[row.job].data.examples(row.client) for row in rows], first.w),
+            steps=_column([row.steps for row in rows], first.w),
+            round=_column([jobs[row.job].round for row in rows], first.w),
+            dropout=[(jobs[row.job].seed, jobs[row.job].round, row.client) for row in rows],
+            probe=_probe(jobs, rows),
+            many=program,
+            per_row=self._tensors_per_row(first.net, [jobs[row.job] for row in rows]),
+        )
+        sgd = _sgd([jobs[row.job] for row in rows])
+        algorithm = _with_columns([jobs[row.job].algorithm for row in rows], first.w)
+        agendas = self._prefetch.agendas([(jobs[row.job], row.client) for row in rows])
+        if first.w.is_cuda:
+            pages = first.data.lay_out(agendas)
+            steps = steps_of_stack([row.steps for row in rows], pages.where.shape[2])
+            owners = [row.job for row in rows]
+            opened = self._graphs.open(
+                place, algorithm, first.net, sgd, start, first.data, pages, owners, steps, _form(program)
+            )
+            self._prefetch.prepare([(jobs[row.job], row.client) for row in rows])
+            yield from opened[0].replay(steps)
+            end = opened[0].end(algorithm, start, opened[1])
+        else:
+            end = fused_round(algorithm, first.net, sgd, start, first.data.gather(agendas))
+        end = recorded_on_host(end)
+        for position, row in enumerate(rows):
+            ends[row.job][row.client] = each_row(end, slice(position, position + 1))
+
+    def score(self, looks: Sequence[Look]) -> list[Score]:
+        """Models that share a program and a test set are looked at together."""
+        looks = [with_fused_net(look) for look in looks]
+        scores: dict[int, Score] = {}
+        for group in _groups(looks, self._seen_alike):
+            program = self._program(looks[group[0]].net)
+            some = [looks[number] for number in group]
+            apart = some[0].client is not None
+            group_scores = score_here(some) if apart or program is None else _score(program, some)
+            scores |= dict(zip(group, group_scores, strict=True))
+        return [scores[number] for number in range(len(looks))]
+
+    def _program(self, net: Net) -> Program | None:
+        known = self._programs.get(id(net))
+        if known is None:
+            program = program_of(net, self._precision, net.start.device)
+            known = self._programs[id(net)] = (net, program)  # the net is held: so that its id stays unique
+        return known[1]
+
+    def _trained_alike(self, a: RoundJob, b: RoundJob) -> bool:
+        return (
+            type(a.algorithm) is type(b.algorithm)
+            and _switches(a.algorithm) == _switches(b.algorithm)
+            and a.work == b.work
+            and self._varying(a.net, b.net) is not None
+            and a.data.shares_examples_with(b.data)
+        )
+
+    def _seen_alike(self, a: Look, b: Look) -> bool:
+        return (
+            a.client is b.client is None
+            and self._varying(a.net, b.net) is not None
+            and a.data.shares_examples_with(b.data)
+        )
+
+    def _varying(self, a: Net, b: Net) -> frozenset[str] | None:
+        """Names of the tensors that each has of its own, if the nets are otherwise the same; None if they are not."""
+        if a is b:
+            return frozenset()
+        key = id(a), id(b)
+        if key not in self._compared:  # once, and both are held: their ids stay theirs
+            same = a.layout == b.layout and all(getattr(a, name) == getattr(b, name) for name in SETTINGS)
+            same = same and is_stackable(a) == is_stackable(b)
+            self._compared[key] = (a, b, varying_tensors(a.module, b.module) if same else None)
+        return self._compared[key][2]
+
+    def _tensors_per_row(self, net: Net, jobs: Sequence[RoundJob]) -> Rows:
+        """Frozen parameters and constant buffers in which experiments differ from the net that is run, a row each."""
+        names = sorted({name for job in jobs for name in self._varying(net, job.net) or ()})
+        if not names:
+            return {}
+        tensors = {
+            id(job): dict(job.net.module.named_parameters()) | {name: rows[0] for name, rows in job.buffers.items()}
+            for job in jobs
+        }
+        return {name: torch.stack([tensors[id(job)][name].detach() for job in jobs]) for name in names}
+
+
+def stack_bytes(net: Net, work: Work, clients: int) -> int:
+    """For so many clients of one experiment."""
+    batch = work.batch or 256
+    numbers = PASSES * net.layout.total + TRACES * batch * activations(net)
+    return int(clients * numbers * net.start.element_size())
+
+
+def room(device: torch.device) -> float:
+    """Bytes that a stack may take."""
+    if device.type != "cuda":
+        return float("inf")
+    free, _ = torch.cuda.mem_get_info(device)
+    return SHARE * free
+
+
+def _score(program: Program, looks: Sequence[Look]) -> list[Score]:
+    """As `core.evaluate` has it, for several rows at once."""
+    first, w = looks[0], torch.cat([look.w for look in looks])
+    right = loss = w.new_zeros(len(w), dtype=torch.float64)
+    examples = 0
+    for number in range(first.data.unseen_chunks(None)):
+        x, y = first.data.unseen(None, number)
+        outputs, _ = program.forward(w, x.expand(len(w), *x.shape))
+        right = right + (outputs.argmax(2) == y).sum(1)
+        each = first.net.criterion(outputs.flatten(0, 1), y.repeat(len(w)))
+        loss = loss + each.view(len(w), -1).double().sum(1)
+        examples += len(y)
+    sums = torch.stack([right, loss]).tolist()
+    return [Score(a / max(examples, 1), b / max(examples, 1), examples) for a, b in zip(*sums, strict=True)]
+
+
+def _form(program: Program | None) -> Form:
+    """Images come in the right type, and packed, where a layer of ours is what reads them first."""
+    first = program and program.first
+    if isinstance(first, WideDense):
+        return Form(dtype=torch.bfloat16 if first.precision == "bf16" else None)
+    if program is None or not isinstance(first, ConvolutionReluPool):
+        return Form()
+    from fedgg.kernels.convolution import lanes
+
+    channels = program.layout.shapes[program.layout.names.index(first.weight)][1]
+    return Form(lanes(channels), torch.bfloat16 if first.precision == "bf16" else None)
+
+
+def _rows(jobs: Sequence[RoundJob], group: list[int]) -> list[StackRow]:
+    """Longest first; stable: equal rows keep their order, so that results do too."""
+    rows = [
+        StackRow(number, client, jobs[number].work.steps(jobs[number].data.examples(client)))
+        for number in group
+        for client in jobs[number].cohort
+    ]
+    return sorted(rows, key=lambda row: -row.steps)
+
+
+def _probe(jobs: Sequence[RoundJob], rows: list[StackRow]) -> Probe:
+    """StackRow by row, each with the net and the buffers of its own experiment."""
+
+    def of_row(k: int) -> Probe:
+        job, client = jobs[rows[k].job], rows[k].client
+        return Probe(job.net, job.buffers, lambda _: job.data.client_chunks(client))
+
+    return replace(of_row(0), each=of_row)
+
+
+def _sgd(jobs: Sequence[RoundJob]) -> SGD:
+    settings, like = [job.optimiser for job in jobs], jobs[0].w
+    return SGD(
+        lr=_column([s.lr for s in settings], like),
+        momentum=_column([s.momentum for s in settings], like),
+        weight_decay=_column([s.weight_decay for s in settings], like),
+        has_momentum=any(s.momentum for s in settings),
+        has_decay=any(s.weight_decay for s in settings),
+    )
+
+
+def _groups(things: Sequence[T], alike: Callable[[T, T], bool]) -> list[list[int]]:
+    """Numbers of those that can be done as one."""
+    groups: list[list[int]] = []
+    for number, thing in enumerate(things):
+        for group in groups:
+            if alike(things[group[0]], thing):
+                group.append(number)
+                break
+        else:
+            groups.append([number])
+    return groups
+
+
+def _switches(algorithm: Algorithm) -> dict[str, object]:
+    values = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
+    return {name: value for name, value in values.items() if not isinstance(value, float)}
+
+
+def _memory(job: RoundJob, client: int) -> dict[str, Tensor]:
+    memory = job.memory.get(client)
+    return job.algorithm.client_memory(job.w) if memory is None else memory
+
+
+def _with_columns(algorithms: list[Algorithm], like: Tensor) -> Algorithm:
+    """One algorithm whose numbers are columns where the rows differ in them."""
+    first = algorithms[0]
+    columns = {}
+    for field in fields(first):
+        values = [getattr(algorithm, field.name) for algorithm in algorithms]
+        if isinstance(values[0], float) and any(value != values[0] for value in values):
+            columns[field.name] = _column(values, like)
+    return replace(first, **columns) if columns else first
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]

@@ -1,0 +1,114 @@
+"""Several clients in flight on one GPU, each with a captured step on a stream of its own: for large models.
+
+A large model fills the GPU for moments only: between its small kernels there is room for other clients'. Batches of
+models that mix the examples of a batch are never padded: a shorter last batch is a graph of its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from fedgg.core.evaluate import Score
+from fedgg.core.local import LocalEnd, LocalStart
+from fedgg.core.net import Net
+from fedgg.core.rows import Rows
+from fedgg.engines.base import Look, RoundJob, recorded_on_host, score_here
+from fedgg.engines.equivalence import mixes_examples
+from fedgg.engines.fused.engine import Fused
+from fedgg.engines.fused.net import fused_net
+from fedgg.engines.gpu.cuda_streams import CudaStreams
+from fedgg.engines.gpu.graphs import Form, GraphCache, Step
+from fedgg.engines.gpu.prefetch import Prefetch
+from fedgg.engines.layers.program import Program
+from fedgg.engines.layers.recognise import large_program_of
+from fedgg.engines.loop import open_client
+
+LANES = 6  # clients in flight: more gain little and cost memory
+
+
+class Streams:
+    """Trains the clients of a round, a few at a time, longest first."""
+
+    def __init__(self, lanes: int = LANES) -> None:
+        self._most = lanes
+        self._streams = CudaStreams()
+        self._graphs = GraphCache()
+        self._prefetch = Prefetch()
+        self._nets: dict[int, tuple[Net, Net, Program | None]] = {}
+
+    def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd]]:
+        if job.net.draws_random_numbers:
+            yield from Fused().train(job)
+            return
+        job = replace(job, net=fused_net(job.net))
+        exact = job.net.keeps_statistics or mixes_examples(job.net)
+        order = sorted(job.cohort, key=lambda client: -job.data.examples(client))
+        waiting, ends = deque(order), dict[int, LocalEnd]()
+        works = [self._lane(number, job, waiting, ends, exact) for number in range(min(self._most, len(order)))]
+        self._streams.run(works, job.w.device)
+        for client in job.cohort:
+            yield client, recorded_on_host(ends[client])
+
+    def score(self, looks: Sequence[Look]) -> list[Score]:
+        return score_here(looks)
+
+    def _lane(
+        self, number: int, job: RoundJob, waiting: deque[int], ends: dict[int, LocalEnd], exact: bool
+    ) -> Iterator[None]:
+        """One client after another; which lane trains whom is a function of the cohort, and changes no number."""
+        longest = job.work.steps(max(job.data.examples(client) for client in job.cohort))
+        while waiting:
+            client = waiting.popleft()
+            (agenda,) = self._prefetch.agendas([(job, client)])
+            self._prefetch.prepare([(job, client)])
+            net, program = self._arranged(job.net)
+            start, sgd = open_client(job, client)
+            start = _arranged_start(start, net, program)
+            steps = _steps(agenda.where, exact)
+            pages = job.data.lay_out([agenda], longest)
+            stack, site = self._graphs.open(number, job.algorithm, net, sgd, start, job.data, pages, [0], steps, Form())
+            yield from stack.replay(steps)
+            ends[client] = _restored(stack.end(job.algorithm, start, site), net)
+
+    def _arranged(self, net: Net) -> tuple[Net, Program | None]:
+        """The net as it lies on this engine's desks, and its program if it has one."""
+        known = self._nets.get(id(net))
+        if known is None:
+            arranged = net.arranged() if net.channels_last else net
+            program = large_program_of(arranged) if net.channels_last else None
+            known = self._nets[id(net)] = (net, arranged, program)  # the net is held: so that its id stays unique
+        return known[1:]
+
+
+def _arranged_start(start: LocalStart, net: Net, program: Program | None) -> LocalStart:
+    """Rows as the net reads them, wherever they come from."""
+    if not net.layout.pixelwise:
+        return start
+    turned = net.layout.arranged
+    probe = start.probe and replace(start.probe, net=net)
+    return replace(
+        start, w=turned(start.w), down=_each(start.down, turned), memory=_each(start.memory, turned), probe=probe,
+        many=program,
+    )  # fmt: skip
+
+
+def _restored(end: LocalEnd, net: Net) -> LocalEnd:
+    if not net.layout.pixelwise:
+        return end
+    back = net.layout.restored
+    return replace(end, up=_each(end.up, back), memory=_each(end.memory, back))
+
+
+def _each(rows: Rows, turned: Callable[[Tensor], Tensor]) -> Rows:
+    return {name: turned(tensor) for name, tensor in rows.items()}
+
+
+def _steps(where: Any, exact: bool) -> list[Step]:
+    """Batches at their own width where the model mixes their examples, else padded to the full one."""
+    widths = (where >= 0).sum(1) if exact else [where.shape[1]] * len(where)
+    return [Step(1, int(width)) for width in widths]

@@ -1,0 +1,229 @@
+"""Layers for all rows of a stack at once, forwards and backwards; gradients go straight to their place in the row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedgg.core.dropout import keep
+from fedgg.engines.precision import Precision
+
+if TYPE_CHECKING:
+    from fedgg.kernels.fused_step import Wide
+
+Pair = tuple[int, int]
+Parameters = dict[str, Tensor]  # views [K, *shape] into rows
+Moment = tuple[Tensor | None, Tensor | int]  # keys [K, 1] and step of the dropout masks; no keys: nothing is dropped
+# fp32 products are put together from three TF32 ones: as exact as fp32, and several times faster.
+PRODUCTS = {"fp64": "ieee", "fp32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}
+
+
+class Layer(Protocol):
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]: ...
+    def backward(
+        self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
+    ) -> Tensor | None: ...
+
+    def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
+        """The same for one row, `[B, ...]`, in torch's own operations, on any device: what the layer stands for."""
+
+
+@dataclass(frozen=True)
+class Flatten:
+    def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
+        return x.flatten(1)
+
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
+        return x.reshape(*x.shape[:2], -1), x.shape
+
+    def backward(
+        self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
+    ) -> Tensor | None:
+        return grad.view(saved)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer, with ReLU behind it or not."""
+
+    weight: str
+    bias: str
+    relu: bool
+
+    def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
+        y = F.linear(x, parameters[self.weight], parameters[self.bias])
+        return y.relu() if self.relu else y
+
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
+        x = x.to(parameters[self.weight].dtype)
+        y = torch.baddbmm(parameters[self.bias][:, None], x, parameters[self.weight].mT)
+        y = y.relu_() if self.relu else y
+        return y, (x, y)
+
+    def backward(
+        self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
+    ) -> Tensor | None:
+        x, y = saved
+        grad = grad.to(x.dtype)
+        if self.relu:
+            grad = torch.where(y > 0, grad, 0)
+        if x.dtype == into[self.weight].dtype:
+            torch.bmm(grad.mT, x, out=into[self.weight])
+        else:
+            into[self.weight].copy_(torch.bmm(grad.mT, x))
+        torch.sum(grad, 1, dtype=into[self.bias].dtype, out=into[self.bias])
+        return torch.bmm(grad, parameters[self.weight]) if to_input else None
+
+
+@dataclass(frozen=True)
+class WideDense(Dense):
+    """The first layer, when it is most of the model: its gradient can be left to the pass that uses it."""
+
+    precision: Precision
+
+    @staticmethod
+    def takes(batch: int) -> bool:
+        from fedgg.kernels import dense
+
+        return batch <= dense.MOST_EXAMPLES
+
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
+        from fedgg.kernels import dense
+
+        if not self.takes(x.shape[1]):
+            return super().forward(x, parameters, moment)
+        x = x.to(torch.bfloat16 if self.precision == "bf16" else parameters[self.weight].dtype).contiguous()
+        y = dense.forward(x, parameters[self.weight], parameters[self.bias], self.relu, PRODUCTS[self.precision])
+        return y, (x, y)
+
+    def withheld(self, grad: Tensor, saved: Any, into: Parameters) -> Wide:
+        """The bias's gradient, and what the weight's is made of."""
+        from fedgg.kernels import dense
+        from fedgg.kernels.fused_step import Wide
+
+        x, y = saved
+        return Wide(x, dense.back(grad, y, self.relu, x.dtype, into[self.bias]), PRODUCTS[self.precision])
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """With counted masks: its place among the dropouts of the model, from 1, and the share it drops."""
+
+    place: int
+    share: float
+
+    def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
+        key, step = moment
+        if key is None:
+            return x
+        return torch.where(keep(key, step, self.place, x.shape, self.share), x / (1 - self.share), 0)
+
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
+        return self._dropped(x, moment), moment
+
+    def backward(
+        self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
+    ) -> Tensor | None:
+        return self._dropped(grad, saved)
+
+    def _dropped(self, x: Tensor, moment: Moment) -> Tensor:
+        from fedgg.kernels.layers import drop
+
+        keys, step = moment
+        if keys is None:
+            return x
+        steps = step if isinstance(step, Tensor) else torch.full_like(keys, step)
+        return drop(x, keys, steps, self.place, self.share)
+
+
+@dataclass(frozen=True)
+class ConvolutionReluPool:
+    weight: str
+    bias: str
+    kernel: int
+    precision: Precision
+
+    def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
+        return F.max_pool2d(F.conv2d(x, parameters[self.weight], parameters[self.bias]).relu(), 2)
+
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
+        from fedgg.kernels import convolution
+
+        weight = parameters[self.weight]
+        channels, height, width = x.shape[2:]
+        shape = convolution.Shape(channels, height, width, weight.shape[1], self.kernel)
+        dtype = torch.bfloat16 if self.precision == "bf16" else x.dtype
+        x = convolution.packed(x.to(dtype), shape.lanes_in)
+        kernels = convolution.spread(weight, shape, dtype)
+        y, winner = convolution.forward(x, kernels, parameters[self.bias], shape, self.product)
+        return y, (x, kernels, winner, shape)
+
+    def backward(
+        self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
+    ) -> Tensor | None:
+        from fedgg.kernels import convolution
+
+        x, kernels, winner, shape = saved
+        grad = convolution.packed(grad.to(x.dtype), shape.lanes_out)
+        convolution.weight_gradient(x, grad, winner, shape, self.product, into[self.weight], into[self.bias])
+        if not to_input:
+            return None
+        return convolution.input_gradient(grad, winner, kernels, shape, x.shape[1], self.product)
+
+    @property
+    def product(self) -> str:
+        return PRODUCTS[self.precision]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution with ReLU, and a max-pool behind it or not: cuDNN's, with everything around it in our own passes.
+
+    For one row of a large model; images and weights lie pixelwise.
+    """
+
+    weight: str
+    bias: str
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    pool: bool
+
+    def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
+        y = F.conv2d(x, parameters[self.weight], parameters[self.bias], self.stride, self.padding, self.dilation).relu()
+        return F.max_pool2d(y, 2) if self.pool else y
+
+    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
+        from fedgg.kernels import layers
+
+        w, bias = parameters[self.weight][0], parameters[self.bias][0]
+        x = x[0].to(w.dtype).contiguous(memory_format=torch.channels_last)
+        y = torch.ops.aten.convolution(x, w, None, *self._geometry)
+        y = y.contiguous(memory_format=torch.channels_last)
+        if not self.pool:
+            y = layers.bias_relu(y, bias)
+            return y[None], (x, y)
+        pooled, winner = layers.bias_relu_pool(y, bias)
+        return pooled[None], (x, (winner, *y.shape[2:]))
+
+    def backward(
+        self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
+    ) -> Tensor | None:
+        from fedgg.kernels import layers
+
+        x, seen = saved
+        grad = grad[0].contiguous(memory_format=torch.channels_last)
+        grad, to_bias = layers.pool_back(grad, *seen) if self.pool else layers.relu_back(grad, seen)
+        into[self.bias][0].copy_(to_bias)
+        w = parameters[self.weight][0]
+        to_x, to_w, _ = torch.ops.aten.convolution_backward(grad, x, w, None, *self._geometry, [to_input, True, False])
+        into[self.weight][0].copy_(to_w)
+        return to_x[None] if to_input else None
+
+    @property
+    def _geometry(self) -> tuple[Any, ...]:
+        return list(self.stride), list(self.padding), list(self.dilation), False, [0, 0], 1

@@ -1,0 +1,1 @@
+"""The engine `workers`: clients in parallel processes on a CPU."""

@@ -1,0 +1,161 @@
+"""Clients in parallel, each in a process with one torch thread: for CPUs.
+
+One thread a process beats threads within an operator. The longest client goes first, so that no core waits long for the
+last one; with several experiments, one's clients fill the time in which another waits. Results are put in order before
+they are used: numbers are those of the engine `fused`, bit for bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal
+
+from fedgg.core.evaluate import Score
+from fedgg.core.local import LocalEnd
+from fedgg.core.net import Net
+from fedgg.core.server import Lost
+from fedgg.engines.base import Look, RoundJob
+from fedgg.engines.workers.pool import Abandoned, Pool, StartMethod, Ticket
+from fedgg.engines.workers.process import Unreadable
+from fedgg.engines.workers.requests import Key, OpenRequest, Reply, Request, RequestStream, Scored, Trained
+
+LostClients = Literal["stop", "leave_out"]
+
+
+class TooManyDeaths(Exception):
+    """Processes died again and again on one task; what was finished before it stands."""
+
+
+class Workers:
+    """Use it as a context: its processes end with it. They start when there is work for them."""
+
+    def __init__(
+        self,
+        size: int | None = None,
+        *,
+        lost_clients: LostClients = "stop",
+        notice: Callable[[str], None] = lambda sentence: None,
+        start: StartMethod | None = None,
+    ):
+        self.size = size or cores()
+        self._lost_clients, self._notice = lost_clients, notice
+        self._pool = Pool(self.size, start)
+        self._numbers = itertools.count()
+        self._under_way: dict[int, OpenRequest] = {}
+        self._local_nets: dict[int, Net] = {}  # models that cannot travel to other processes
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.close()
+
+    def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd | Lost]]:
+        yielded = set[int]()
+        open_request = self._submit(Request(job, notice=self._notice))
+        while open_request is not None and open_request.to_come:
+            _, client = self._next_result()
+            if isinstance(client, int) and client in open_request.results:
+                yielded.add(client)
+                yield client, open_request.results[client]
+        reply = self._finished(open_request) if open_request is not None else Request(job).run_here()
+        assert isinstance(reply, Trained)
+        yield from ((client, end) for client, end in reply.ends.items() if client not in yielded)
+
+    def score(self, looks: Sequence[Look]) -> list[Score]:
+        """The same bits as in one process: chunks are scored in any order, and added up in theirs."""
+        if not looks:
+            return []
+        request = Request(tuple(looks), notice=self._notice)
+        open_request = self._submit(request)
+        while open_request is not None and open_request.to_come:
+            self._next_result()
+        reply = self._finished(open_request) if open_request is not None else request.run_here()
+        assert isinstance(reply, Scored)
+        return reply.scores
+
+    def interleave(self, streams: Iterable[RequestStream]) -> None:
+        """Every experiment continues as soon as its request is done; meanwhile the others' tasks fill the pool."""
+        waiting: dict[int, RequestStream] = {}
+
+        def resume(stream: RequestStream, reply: Reply | None) -> None:
+            while True:
+                try:
+                    request = stream.send(reply)
+                except StopIteration:
+                    return
+                open_request = self._submit(request)
+                if open_request is not None:
+                    waiting[open_request.number] = stream
+                    return
+                reply = request.run_here()
+
+        for stream in streams:
+            resume(stream, None)
+        while waiting:
+            open_request, _ = self._next_result()
+            if not open_request.to_come:
+                resume(waiting.pop(open_request.number), self._finished(open_request))
+
+    def _submit(self, request: Request) -> OpenRequest | None:
+        """The request's tasks in the pool's queue; None if it cannot be sent to other processes."""
+        if id(request.net) in self._local_nets:
+            return None
+        open_request = OpenRequest.of(next(self._numbers), request)
+        try:
+            if multiprocessing.current_process().daemon:
+                raise RuntimeError("this is itself a worker of a pool")
+            constant = [self._pool.share(part, mapped=True) for part in open_request.constant_parts()]
+            needs = (*constant, self._pool.share(open_request.shared))
+        except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
+            self._fall_back(request, str(error))
+            return None
+        self._under_way[open_request.number] = open_request
+        for key, rank, task in open_request.tasks():
+            open_request.to_come += 1
+            self._pool.submit(
+                Ticket(rank, next(self._numbers), task, needs, (open_request.number, key), request.notice)
+            )
+        return open_request
+
+    def _next_result(self) -> tuple[OpenRequest, Key]:
+        ticket, outcome = self._pool.next_result()
+        number, key = ticket.owner
+        open_request = self._under_way[number]
+        open_request.to_come -= 1
+        if isinstance(outcome, Unreadable):
+            open_request.unreadable = outcome.why
+        elif not isinstance(outcome, Abandoned):
+            open_request.take(key, outcome.result, outcome.seconds)
+        elif self._lost_clients == "leave_out" and isinstance(key, int):
+            open_request.take(key, Lost(key, outcome.why), 0.0)
+        else:
+            name = open_request.request.name
+            raise TooManyDeaths(f"{name}{', ' if name else ''}{ticket.task}: {outcome.why}")
+        return open_request, key
+
+    def _finished(self, open_request: OpenRequest) -> Reply:
+        """The reply; what other processes could not read is done here."""
+        del self._under_way[open_request.number]
+        self._pool.unshare(open_request.shared)
+        if open_request.unreadable is None:
+            return open_request.reply(self.size)
+        self._fall_back(open_request.request, open_request.unreadable)
+        return open_request.request.run_here()
+
+    def _fall_back(self, request: Request, why: str) -> None:
+        self._local_nets[id(request.net)] = request.net
+        request.notice(
+            f"engine 'workers' fell back to 'fused': the experiment cannot be sent to other processes ({why})"
+        )
+
+
+def cores() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,170 @@
+"""The cases on which every way to take local steps is held against `core.local.local_step`, in float64.
+
+Used for the engines (`unit/engines/test_every_engine.py`), for clients over Flower's messages
+(`unit/flower/test_same_numbers.py`) and for Flower apps under `guided` (`unit/flower/test_existing_app.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgg.algorithms import ALGORITHMS
+from fedgg.engines import Engine, Loop
+from fedgg.lab.build import Federation, build
+from fedgg.lab.config import Experiment
+from fedgg.lab.state import State, begin, play_round
+
+Rule = dict[str, Any]
+
+RULES: list[Rule] = [
+    {"name": "fedavg"},
+    {"name": "fedsgd"},
+    {"name": "fedavgm"},
+    {"name": "fedprox", "mu": 0.1},
+    {"name": "fednova"},
+    {"name": "fedadagrad"},
+    {"name": "fedadam"},
+    {"name": "fedyogi"},
+    {"name": "fedcm"},
+    {"name": "fedexp"},
+    {"name": "fedacg", "mu": 0.1},
+    {"name": "feddyn", "alpha": 0.1},
+    {"name": "scaffold", "correction": "exact"},
+    {"name": "scaffold", "correction": "after", "variate_mean": "uniform"},
+    {"name": "fedcl", "lam": 5.0},
+    {"name": "fedcurv", "lam": 2.0},
+    {"name": "moon", "mu": 2.0},
+    {"name": "fedgg", "mu": 0.5},
+    {"name": "fedgg", "weight": "fixed", "first_step": "epsilon"},
+    {"name": "fedgg", "first_step": "relative_push", "scope": "layer", "direction": "sent"},
+]
+assert {rule["name"] for rule in RULES} == set(ALGORITHMS)
+
+
+def named(rule: Rule) -> str:
+    return "-".join(map(str, rule.values()))
+
+
+def proxy_for(rule: Rule) -> int:
+    """How many examples the server keeps: some where the algorithm measures on them."""
+    return 20 if ALGORITHMS[rule["name"]].needs_proxy else 0
+
+
+def with_dropout() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, 10))
+
+
+def with_statistics() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
+
+
+def with_pooling() -> nn.Module:
+    few = [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*few, nn.Conv2d(4, 12, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 10))
+
+
+def with_noise() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.RReLU(), nn.Linear(16, 10))
+
+
+@dataclass(frozen=True, eq=False)
+class StepCase:
+    name: str
+    experiment: Experiment  # under the engine `loop`
+    model: Callable[[], nn.Module] | None = None  # in place of the one that the experiment names
+
+    def on(self, device: str) -> StepCase:
+        return StepCase(f"{self.name} on {device}", self.experiment.changed({"engine.device": device}), self.model)
+
+    def federation(self) -> Federation:
+        return build(self.experiment, model=self.model)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def case(name: str, rule: Rule, model: Callable[[], nn.Module] | None = None, **changes: Any) -> StepCase:
+    """`changes`: settings by their keys, with __ for the dot."""
+    settings: dict[str, Any] = {
+        "data": {"proxy": proxy_for(rule)},
+        "split": {"clients": 6, "beta": 0.3, "min_examples": 5},
+        "model": {"name": "mlp", "hidden": 12} if model is None else {},
+        "local": {"epochs": 1, "batch": 27, "lr": 0.05, "weight_decay": 0.001},
+        "engine": {"name": "loop", "precision": "fp64"},
+    }
+    experiment = Experiment(rounds=3, algorithm=rule, **settings)
+    return StepCase(name, experiment.changed({key.replace("__", "."): value for key, value in changes.items()}), model)
+
+
+FEDAVG, FEDPROX, SCAFFOLD, FEDGG = ({"name": name} for name in ("fedavg", "fedprox", "scaffold", "fedgg"))
+CASES = [
+    *(case(named(rule), rule) for rule in RULES),
+    *(case(f"{named(rule)}, three of six", rule, server__cohort=3) for rule in RULES),
+    *(case(f"{rule['name']}, dropout", rule, with_dropout) for rule in (FEDAVG, FEDGG)),
+    *(case(f"{rule['name']}, batch statistics", rule, with_statistics) for rule in (FEDGG, SCAFFOLD)),
+    case("fedgg, own statistics", FEDGG, with_statistics, model__statistics="local", server__cohort=3),
+    *(case(f"{name}, pooling", {"name": name}, with_pooling) for name in ("fedgg", "fedcurv", "moon")),
+    case("fedavg, noise", FEDAVG, with_noise),
+    *(case(f"{rule['name']}, no momentum", rule, local__momentum=0.0) for rule in (FEDPROX, SCAFFOLD, FEDGG)),
+    *(case(f"{r['name']}, plain", r, local__momentum=0.0, local__weight_decay=0.0) for r in (FEDAVG, FEDGG)),
+    case("fedgg, crops, decay, two epochs", FEDGG, data__augment="crop_flip", local__lr_decay=0.9, local__epochs=2),
+]
+
+
+def played(federation: Federation, engine: Engine, rounds: int = 3) -> State:
+    return played_and_recorded(federation, engine, rounds)[0]
+
+
+def played_and_recorded(federation: Federation, engine: Engine, rounds: int = 3) -> tuple[State, list[dict[str, Any]]]:
+    """The state after so many rounds, and their records but for the time they took; scored by the engine too."""
+    state, records = begin(federation), []
+    for _ in range(rounds):
+        state, record = play_round(federation, state, engine, engine.score)
+        records.append({key: value for key, value in record.items() if key != "seconds"})
+    return state, records
+
+
+@cache
+def reference(case: StepCase) -> tuple[State, list[dict[str, Any]]]:
+    """The case by the engine `loop`."""
+    return played_and_recorded(case.federation(), Loop())
+
+
+def assert_as_reference(case: StepCase, state: State, records: list[dict[str, Any]] | None = None) -> None:
+    """To rounding in another order: the model and statistics to 1e-10, what clients and server keep to 1e-8."""
+    wanted, wanted_records = reference(case)
+    torch.testing.assert_close(state.server.w, wanted.server.w, rtol=0, atol=1e-10)
+    _assert_close(state.server.buffers, wanted.server.buffers, 1e-10)
+    _assert_close(state.server.memory, wanted.server.memory, 1e-8)
+    for clients, wanted_clients in ((state.memory, wanted.memory), (state.kept_buffers, wanted.kept_buffers)):
+        assert clients.keys() == wanted_clients.keys()
+        for client in wanted_clients:
+            _assert_close(clients[client], wanted_clients[client], 1e-8)
+    if records is not None:
+        torch.testing.assert_close(_numbers(records), _numbers(wanted_records), rtol=1e-8, atol=1e-8)
+
+
+def assert_weights_as_reference(case: StepCase, weights: Mapping[str, Tensor]) -> None:
+    row = case.federation().net.layout.flatten(weights)
+    torch.testing.assert_close(row, reference(case)[0].server.w, rtol=0, atol=1e-10)
+
+
+def _assert_close(rows: Mapping[str, Tensor], wanted: Mapping[str, Tensor], atol: float) -> None:
+    assert rows.keys() == wanted.keys()
+    for name in wanted:
+        torch.testing.assert_close(rows[name], wanted[name], rtol=0, atol=atol)
+
+
+def _numbers(value: Any) -> list[float]:
+    """Every number of a record, in its order: losses, diagnostics, scores, bytes."""
+    if isinstance(value, Mapping):
+        return [number for key in value for number in _numbers(value[key])]
+    if isinstance(value, list | tuple):
+        return [number for one in value for number in _numbers(one)]
+    return [float(value)] if isinstance(value, int | float) else []

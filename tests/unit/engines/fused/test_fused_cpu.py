@@ -1,0 +1,253 @@
+"""The fused step on a CPU takes the steps of `local_step`, in one piece or in many, for any sum of terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedgg.algorithms import SCAFFOLD, FedAvg, FedGG, FedProx
+from fedgg.core.algorithm import Algorithm, Batch, Number, Site
+from fedgg.core.local import LocalEnd, LocalStart, local_round, open_round
+from fedgg.core.net import Net
+from fedgg.core.rows import each_row
+from fedgg.core.seeds import torch_stream
+from fedgg.core.sgd import SGD
+from fedgg.engines.fused import cpu
+from fedgg.engines.fused.cpu import fused_round
+from fedgg.engines.fused.terms import analyse_terms, refuse_other_names
+from fedgg.errors import UserError
+
+
+@dataclass(frozen=True)
+class Bends(Algorithm):
+    """Its factor has no trace: it is asked for with tensors, step by step."""
+
+    def terms(self, site: Site) -> dict[str, Number]:
+        return {"drift": torch.sin(site.inner("drift", "drift")) + site.step}
+
+
+@dataclass(frozen=True)
+class Starts(Algorithm):
+    """The first step has no terms."""
+
+    late: int = 0
+
+    def terms(self, site: Site) -> dict[str, Number]:
+        return {} if float(site.step) <= self.late else {"drift": 0.3}
+
+
+@dataclass(frozen=True)
+class LooksLate(Algorithm):
+    """From the third step on it looks at the model itself."""
+
+    def terms(self, site: Site) -> dict[str, Number]:
+        return {"drift": 0.1 if float(site.step) < 2 else site.w.norm()}
+
+
+@dataclass(frozen=True)
+class FlatLoss(Algorithm):
+    """Its loss has one dimension."""
+
+    def loss(self, w: Tensor, batch: Batch, site: Site) -> Tensor:
+        return super().loss(w, batch, site)[:, 0]
+
+
+@dataclass(frozen=True)
+class Heavy(Algorithm):
+    """The last step itself among the terms."""
+
+    def terms(self, site: Site) -> dict[str, Number]:
+        return {"step": -0.2}
+
+
+@dataclass(frozen=True)
+class Late(Algorithm):
+    """An inner product that nobody asked for at first."""
+
+    def terms(self, site: Site) -> dict[str, Number]:
+        return {"drift": site.inner("drift", "drift") if float(site.step) > 2 else 0.0}
+
+
+@dataclass(frozen=True)
+class Flat(Algorithm):
+    """One number a client, and no more."""
+
+    def terms(self, site: Site) -> dict[str, Number]:
+        return {"drift": 0.1 * site.lr[:, 0]}
+
+
+@dataclass(frozen=True)
+class Lost(Algorithm):
+    """A vector that was never noted."""
+
+    def terms(self, site: Site) -> dict[str, Number]:
+        return {"compass": 0.5}
+
+
+STEPS, BATCH, FEATURES, CLASSES = 5, 4, 6, 3
+ALGORITHMS = [
+    FedAvg(),
+    FedProx(mu=0.3),
+    SCAFFOLD(),
+    FedGG(mu=2.0),
+    FedGG(weight="fixed", lam=0.2, first_step="epsilon"),
+    FedGG(mu=2.0, first_step="push"),
+    Bends(),
+    Starts(),
+    Heavy(),
+]
+
+
+class TwoBiases(nn.Module):
+    """Autograd gives both of them the same tensor as their gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(CLASSES, FEATURES))
+        self.one, self.other = nn.Parameter(torch.randn(BATCH, CLASSES)), nn.Parameter(torch.randn(BATCH, CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = x @ self.weight.t() + (self.one + self.other)
+        return outputs
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 5), nn.ReLU(), nn.Linear(5, CLASSES))
+
+
+def client(algorithm: Algorithm, make: type[nn.Module] | None = None) -> tuple[Net, LocalStart, list[Batch]]:
+    with torch_stream(3, "test"):
+        net = Net((make or plain)().double())
+        w = net.start
+        kept = {name: torch.randn_like(rows) for name, rows in algorithm.client_memory(w).items()}
+        down = {"variate": torch.randn_like(w)} if isinstance(algorithm, SCAFFOLD) else {}
+        x, y = torch.randn(STEPS, 1, BATCH, FEATURES).double(), torch.randint(CLASSES, (STEPS, 1, BATCH))
+    start = LocalStart(
+        w=w,
+        down=down,
+        memory=kept,
+        buffers={},
+        examples=torch.full_like(w[:, :1], STEPS * BATCH),
+        steps=torch.full_like(w[:, :1], STEPS),
+        round=torch.full_like(w[:, :1], 3),
+        dropout=[],
+    )
+    return net, start, [Batch(a, b, torch.ones(1, BATCH).double()) for a, b in zip(x, y, strict=True)]
+
+
+def assert_alike(one: LocalEnd, other: LocalEnd) -> None:
+    for a, b in ((one.up, other.up), (one.memory, other.memory), (one.readings, other.readings)):
+        assert a.keys() == b.keys()
+        for name in a:
+            assert torch.allclose(a[name], b[name], rtol=1e-10, atol=1e-12), name
+    assert torch.allclose(one.loss, other.loss, rtol=1e-12)
+
+
+@pytest.mark.parametrize("piece", [7, 1 << 18])
+@pytest.mark.parametrize(("momentum", "decay"), [(0.9, 0.0), (0.0, 0.0), (0.9, 0.01), (0.0, 0.01)])
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
+def test_the_fused_step_is_the_reference_step(
+    algorithm: Algorithm, momentum: float, decay: float, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "PIECE", piece)
+    monkeypatch.setattr(cpu, "SMALL", piece)
+    net, start, batches = client(algorithm)
+    sgd = SGD.of(0.1, momentum, decay, start.w)
+    before = start.w.clone()
+    assert_alike(fused_round(algorithm, net, sgd, start, batches), local_round(algorithm, net, sgd, start, batches))
+    assert torch.equal(start.w, before)
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0.0)], ids=str)
+@pytest.mark.parametrize(("momentum", "decay"), [(0.9, 0.0), (0.0, 0.01), (0.9, 0.01)])
+def test_without_terms_every_bit_is_the_same(algorithm: Algorithm, momentum: float, decay: float) -> None:
+    """Momentum, gradient and weight decay are added in the same order."""
+    net, start, batches = client(algorithm)
+    sgd = SGD.of(0.1, momentum, decay, start.w)
+    fused, plain_steps = (
+        fused_round(algorithm, net, sgd, start, batches),
+        local_round(algorithm, net, sgd, start, batches),
+    )
+    assert torch.equal(fused.up["delta"], plain_steps.up["delta"])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
+def test_parameters_that_share_a_gradient(
+    algorithm: Algorithm, momentum: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "SMALL", 0)
+    net, start, batches = client(algorithm, TwoBiases)
+    sgd = SGD.of(0.1, momentum, 0.0, start.w)
+    assert_alike(fused_round(algorithm, net, sgd, start, batches), local_round(algorithm, net, sgd, start, batches))
+
+
+def test_terms_that_come_late_are_named() -> None:
+    algorithm = Starts(late=2)
+    net, start, batches = client(algorithm)
+    with pytest.raises(UserError, match=r"Starts\.terms\(\) names drift in step 4, and nothing before: name the same"):
+        fused_round(algorithm, net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        (Starts(late=1), r"Starts\.terms\(\) names drift in step 3, and nothing before"),
+        (Starts(late=50), r"Starts\.terms\(\) names drift in step 100, and nothing before"),
+        (LooksLate(), r"LooksLate\.terms\(\) looks at the rows themselves in step 3, and not in the first two"),
+    ],
+    ids=str,
+)
+def test_engines_that_ask_once_look_ahead(algorithm: Algorithm, words: str) -> None:
+    net, start, _ = client(algorithm)
+    _, site = open_round(algorithm, net, SGD.of(0.1, 0.9, 0.0, start.w), start)
+    wanted = analyse_terms(algorithm, site)
+    assert wanted is not None
+    with pytest.raises(UserError, match=words):
+        refuse_other_names(algorithm, site, wanted)
+
+
+@pytest.mark.parametrize("algorithm", [FedGG(), FedProx(0.1), SCAFFOLD(), Heavy()], ids=str)
+def test_looking_ahead_leaves_the_others_alone(algorithm: Algorithm) -> None:
+    net, start, _ = client(algorithm)
+    _, site = open_round(algorithm, net, SGD.of(0.1, 0.9, 0.0, start.w), start)
+    wanted = analyse_terms(algorithm, site)
+    if wanted is not None:
+        refuse_other_names(algorithm, site, wanted)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_loss_without_its_second_dimension_is_named(rows: int) -> None:
+    net, start, batches = client(FlatLoss())
+    same = torch.zeros(rows, dtype=torch.int64)
+    start, batches = each_row(start, same), [each_row(batch, same) for batch in batches]
+    words = rf"FlatLoss\.loss\(\) gives a tensor of shape \({rows},\) for {rows} rows?: make it \[K, 1\]"
+    with pytest.raises(UserError, match=words):
+        local_round(FlatLoss(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
+
+
+def test_a_late_look_at_the_rows_is_named() -> None:
+    net, start, batches = client(LooksLate())
+    with pytest.raises(UserError, match=r"LooksLate\.terms\(\) looks at the rows themselves in step 3"):
+        fused_round(LooksLate(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
+
+
+def test_inner_products_that_come_late_are_named() -> None:
+    net, start, batches = client(Late())
+    with pytest.raises(UserError, match=r"asks for the inner product drift\.drift in a later step"):
+        fused_round(Late(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
+
+
+def test_a_factor_without_its_second_dimension_is_named() -> None:
+    net, start, batches = client(Flat())
+    with pytest.raises(UserError, match=r"Flat\.terms\(\) gives 'drift' a factor of shape \(1,\): make it .* \[1, 1\]"):
+        fused_round(Flat(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
+
+
+def test_a_vector_that_is_not_there_is_named() -> None:
+    net, start, batches = client(Lost())
+    with pytest.raises(UserError, match=r"there is no vector 'compass': begin\(\) noted anchor"):
+        fused_round(Lost(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)

@@ -1,0 +1,70 @@
+"""Every engine takes the steps of `core.local.local_step`: the shared cases, against the engine `loop`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from step_cases import CASES, StepCase, assert_as_reference, played_and_recorded, reference
+
+import fedgg.core.local
+from fedgg.engines import Engine, Fused, Loop, Stacked, Streams, Workers
+
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "fused": Fused,
+    "stacked": lambda: Stacked("fp64"),
+    "streams": lambda: Streams(lanes=3),
+}
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_engine_takes_the_reference_steps(case: StepCase, engine: str) -> None:
+    assert_as_reference(case, *played_and_recorded(case.federation(), ENGINES[engine]()))
+
+
+@GPU
+@pytest.mark.parametrize("engine", ["loop", *ENGINES])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_engine_takes_the_reference_steps_on_a_gpu(case: StepCase, engine: str) -> None:
+    on_gpu = case.on("cuda")
+    if engine == "loop":
+        reference(on_gpu)
+    else:
+        assert_as_reference(on_gpu, *played_and_recorded(on_gpu.federation(), ENGINES[engine]()))
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers(2, notice=lambda sentence: pytest.fail(sentence)) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.model is None], ids=str)
+def test_workers_take_the_reference_steps(case: StepCase, workers: Workers) -> None:
+    assert_as_reference(case, *played_and_recorded(case.federation(), workers))
+
+
+def test_the_loop_takes_no_other_step() -> None:
+    """Every step of `loop` is one call of `local_step`, and nothing of `engines` but the loop itself is entered."""
+    entered: list[tuple[str, str]] = []
+
+    def watch(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            entered.append((frame.f_code.co_filename, frame.f_code.co_name))
+
+    chosen = next(case for case in CASES if case.name == "fedgg, pooling")
+    federation = chosen.federation()
+    sys.setprofile(watch)
+    try:
+        played_and_recorded(federation, Loop(), rounds=1)
+    finally:
+        sys.setprofile(None)
+    steps = sum(chosen.experiment.local.epochs * -(-count // 27) for count in federation.examples)
+    assert entered.count((fedgg.core.local.__file__, "local_step")) == steps
+    files = {file.replace("\\", "/").partition("/fedgg/engines/")[2] for file, _ in entered}
+    assert files <= {"", "loop.py", "job.py"}

@@ -1,0 +1,51 @@
+"""Multiply-adds as torch's own counter has them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedgg.engines.flops import CountedProducts
+from fedgg.models import MODELS
+
+
+class Mixed(nn.Module):
+    """Products in every form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ConvTranspose2d(3, 5, 3)
+        self.groups = nn.Conv2d(6, 8, 3, groups=2)
+        self.weight = nn.Parameter(torch.randn(4, 7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)[:, :4]
+        products = [flat @ self.weight, torch.matmul(flat, self.weight), flat.mm(self.weight)]
+        products += [torch.addmm(torch.zeros(7), flat, self.weight), torch.bmm(x[:, 0], x[:, 1])]
+        products += [nn.functional.linear(input=flat, weight=self.weight.T)]
+        return torch.stack([*(p.sum() for p in products), self.up(x).sum(), self.groups(torch.cat([x, x], 1)).sum()])
+
+
+@pytest.mark.parametrize("module", [*(MODELS[name]((3, 32, 32), 10) for name in MODELS), Mixed()])
+def test_products_are_counted_as_torch_counts_them(module: nn.Module) -> None:
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad(), FlopCounterMode(display=False) as theirs:
+        module(x)
+    with torch.no_grad(), CountedProducts() as ours:
+        module(x)
+    assert 2 * ours.multiply_adds == theirs.get_total_flops() > 0
+
+
+def test_a_run_does_not_import_a_compiler() -> None:
+    """It takes more than two seconds, in every process."""
+    code = (
+        "import sys, fedgg; fedgg.run(fedgg.Experiment(rounds=1, engine={'name': 'loop'})); "
+        "assert 'torch' in sys.modules; print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "False"
