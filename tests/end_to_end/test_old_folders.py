@@ -76,7 +76,7 @@ def test_what_was_called_loop_is_resumed_by_the_fused_step(named_again: bool, tm
     config.write_text(config.read_text().replace('name = "fused"', 'name = "loop"'))
     notices: list[str] = []
     again = loop if named_again else Store(folder).experiment().changed({"rounds": 4})
-    resumed = fedgg.run(again, out=folder, watcher=fedgg.Watcher(notice=notices.append))
+    resumed = fedgg.run(again, out=folder, observer=Callbacks(notice=notices.append))
     assert all(torch.equal(resumed.weights[name], tensor) for name, tensor in uninterrupted.items())
     assert ("engine: fused (the rounds of this folder were trained by the fused step)" in notices) is named_again
     assert Store(folder).experiment().engine.name == "fused"
