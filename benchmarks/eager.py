@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgg.data.transforms import MARGIN
-from fedgg.lab.build import Federation
+from fedgg.lab.federation import Federation
 from fedgg.lab.registry import build_model
 
 

@@ -36,8 +36,9 @@ from conditions import (
 from fedgg.engines import Engine, Fused, Loop, Stacked, Streams
 from fedgg.engines.precision import Precision
 from fedgg.errors import UserError
-from fedgg.lab.build import Federation, build
+from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
+from fedgg.lab.federation import Federation
 from fedgg.lab.state import State, begin, close, next_job, train
 from fedgg.lab.torch_settings import arithmetic
 

@@ -21,9 +21,10 @@ from fedgg.engines import Engine, Fused, RoundJob, Workers
 from fedgg.engines.base import Optimiser
 from fedgg.errors import UserError
 from fedgg.files import parse_toml
-from fedgg.lab.build import Federation, build
+from fedgg.lab.build import build
 from fedgg.lab.checkpoint import read_checkpoint, write_checkpoint
 from fedgg.lab.config import Experiment
+from fedgg.lab.federation import Federation
 from fedgg.lab.registry import given_algorithm
 from fedgg.lab.runner import with_names
 from fedgg.lab.state import State, begin, close, hub_of, play_round, train

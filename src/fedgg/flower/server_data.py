@@ -18,9 +18,10 @@ from fedgg.data.client_batches import Feed
 from fedgg.errors import UserError
 from fedgg.flower.data_files import Examples, Holding, ServerFile, read_server
 from fedgg.flower.messages import Hello
-from fedgg.lab.build import Federation, assemble, build, chosen_device
+from fedgg.lab.build import assemble, build, chosen_device
 from fedgg.lab.client_data import Keeper, WholeData
 from fedgg.lab.config import Experiment
+from fedgg.lab.federation import Federation
 
 Said = Mapping[int, Hello]
 

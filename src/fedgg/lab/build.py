@@ -1,17 +1,15 @@
-"""From an experiment to everything a run needs."""
+"""From an experiment to a federation: data, split, model, algorithm, engine, and notices on what may surprise."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedgg.core.algorithm import Algorithm, arithmetic_beside_fedavg
@@ -26,73 +24,73 @@ from fedgg.data.sources import are_own_arrays, load
 from fedgg.data.transforms import Scaling, scaling
 from fedgg.engines.fused.net import fused_net
 from fedgg.errors import UserError
-from fedgg.lab.batches import check_batches, check_single_examples, check_single_scores
-from fedgg.lab.client_data import Origin, Population, WholeData, described_split, holdings
+from fedgg.lab.client_data import Origin, WholeData, described_split, holdings
 from fedgg.lab.config import Experiment
-from fedgg.lab.engine_choice import Choice, EngineName, channels_last, choose, products
+from fedgg.lab.engine_choice import Choice, channels_last, choose, products
+from fedgg.lab.federation import Federation
 from fedgg.lab.registry import build_algorithm, build_model, check_needs, load_start
 from fedgg.lab.torch_settings import DTYPES
-from fedgg.lab.wrapping import NOTHING, Wrappers, wrappers_of
+from fedgg.lab.wrapping import Wrappers, wrappers_of
+
+
+def check_batches(experiment: Experiment, work: Work, sizes: list[int], names: Sequence[str]) -> list[str]:
+    """What is worth knowing of clients that are empty or smaller than a batch; UserError where the latter are refused,
+    or all are."""
+    empty = sizes.count(0)
+    notices = [f"{empty} of {len(sizes)} clients hold no examples and never take part"] if empty else []
+    if work.batch is None:
+        return notices
+    small = [client for client, size in enumerate(sizes) if 0 < size < work.batch]
+    if len(small) + empty == len(sizes):
+        raise UserError(
+            f"local.batch = {work.batch} is larger than every client (the largest holds {max(sizes)} examples): "
+            f"take a smaller batch or fewer clients"
+        )
+    if small and experiment.local.small_clients == "refuse":
+        first = small[0]
+        raise UserError(
+            f"local.batch = {work.batch} is larger than client {names[first]}, which holds {sizes[first]} examples: "
+            f"take a smaller batch, a larger split.min_examples, or local.small_clients = 'whole'"
+        )
+    if small:
+        notices.append(
+            f"{len(small)} of {len(sizes)} clients hold less than a batch of {work.batch}: they train on all they have"
+        )
+    return notices
+
+
+def check_single_scores(net: Net, tested: int, held_out: list[int], names: Sequence[str], chunk: int) -> None:
+    """UserError where a model that cannot take one example would be scored on one."""
+    if not net.needs_two_in_evaluation:
+        return
+    sizes = {"the test set": tested} | {
+        f"the hold-out of client {names[client]}": size for client, size in enumerate(held_out)
+    }
+    for what, size in sizes.items():
+        if size % chunk == 1:
+            raise UserError(
+                f"{what} has {size} examples and is scored {chunk} at a time, so that the last one is alone, which the "
+                f"model cannot take in evaluation mode: leave one out"
+            )
+
+
+def check_single_examples(net: Net, work: Work, sizes: list[int], names: Sequence[str]) -> None:
+    """UserError where a client's last batch has one example and the model cannot take that."""
+    if not net.needs_two_examples:
+        return
+    for client, size in enumerate(sizes):
+        last = size if work.batch is None else (size - 1) % work.batch + 1
+        if size and last == 1:
+            raise UserError(
+                f"client {names[client]} holds {size} examples, so its last batch has one, which the model cannot take "
+                f"(batch statistics need two): take another local.batch, a larger split.min_examples or "
+                f"model.statistics = 'frozen'"
+            )
+
 
 ModelGiven = nn.Module | Callable[..., nn.Module]
 LARGE_INPUTS = 30.0  # root mean square of a feature, above which a usual learning rate may be too much
 DataGiven = Dataset | tuple[Any, Any, Any, Any] | tuple[Any, Any, Any, Any, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Federation:
-    """A server, its clients and their data, ready to run."""
-
-    experiment: Experiment
-    algorithm: Algorithm
-    net: Net
-    feed: Feed
-    origin: Origin
-    work: Work
-    choice: Choice  # of the engine, and why
-    notices: tuple[str, ...]
-    wrappers: Wrappers = NOTHING  # what happens between clients and algorithm
-
-    @property
-    def engine(self) -> EngineName:
-        """Who trains it."""
-        return self.choice.name
-
-    def named(self, client: int) -> dict[str, Any]:
-        """A client as the history writes it: its number, and its name where it has one."""
-        names = self.origin.client_names
-        return {"client": client} | ({} if names is None else {"name": names[client]})
-
-    @property
-    def cohort_size(self) -> int:
-        return self.experiment.cohort_of(len(self.filled))
-
-    @cached_property
-    def last_round(self) -> int:
-        """The one asked for, or an earlier one where privacy allows no more."""
-        rounds, budget = self.experiment.rounds, self.wrappers.budget
-        return rounds if budget is None else budget.affordable(rounds)
-
-    # Counted once: a round asks for its cohort's alone, and must not cost more where the population is larger.
-
-    @cached_property
-    def examples(self) -> list[int]:
-        """How many each client trains on."""
-        return [len(client) for client in self.feed.clients]
-
-    @cached_property
-    def population(self) -> Population:
-        return Population(len(self.filled), sum(self.examples))
-
-    @cached_property
-    def filled(self) -> NDArray[np.int64]:
-        """The clients that have any."""
-        return np.flatnonzero(self.examples)
-
-    @cached_property
-    def tested(self) -> list[int]:
-        """The clients that keep examples back."""
-        return [client for client, kept in enumerate(self.feed.held_out) if len(kept)]
 
 
 def build(

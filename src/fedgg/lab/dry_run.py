@@ -11,9 +11,10 @@ from fedgg.core.collect import PLAIN
 from fedgg.core.local import LocalEnd, end_round, open_round
 from fedgg.engines.loop import open_client
 from fedgg.errors import UserError
-from fedgg.lab.build import DataGiven, Federation, ModelGiven, dataset_for, examined, split_of
+from fedgg.lab.build import DataGiven, ModelGiven, dataset_for, examined, split_of
 from fedgg.lab.client_data import holdings
 from fedgg.lab.config import Experiment
+from fedgg.lab.federation import Federation
 from fedgg.lab.registry import build_algorithm
 from fedgg.lab.state import begin, next_job
 from fedgg.lab.torch_settings import DTYPES

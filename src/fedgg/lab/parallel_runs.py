@@ -27,7 +27,8 @@ from fedgg.engines.gpu.stacked import room, stack_bytes
 from fedgg.engines.workers.engine import TooManyDeaths
 from fedgg.engines.workers.requests import RequestStream
 from fedgg.errors import UserError
-from fedgg.lab.build import Federation, build, chosen_device
+from fedgg.lab.build import build, chosen_device
+from fedgg.lab.federation import Federation
 from fedgg.lab.observer import Observer
 from fedgg.lab.run_processes import Job, run_jobs
 from fedgg.lab.runner import FEWER_WORKERS, make_workers, requests_of, run_rounds

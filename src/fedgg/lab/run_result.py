@@ -16,8 +16,9 @@ from torch import nn
 
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
-from fedgg.lab.build import Federation, ModelGiven
+from fedgg.lab.build import ModelGiven
 from fedgg.lab.config import Experiment
+from fedgg.lab.federation import Federation
 from fedgg.lab.predictions import Inputs, Output, RawInputModel, predict
 from fedgg.lab.provenance import structure_of
 from fedgg.lab.registry import build_model, load_weights, read_tensors

@@ -14,9 +14,10 @@ from fedgg.engines import Engine, Fused, Loop, Stacked, Streams
 from fedgg.engines.workers.engine import TooManyDeaths, Workers
 from fedgg.engines.workers.requests import Request, RequestStream, Scored, Trained
 from fedgg.errors import UserError
-from fedgg.lab.build import DataGiven, Federation, ModelGiven, build, with_given_clients
+from fedgg.lab.build import DataGiven, ModelGiven, build, with_given_clients
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import EngineConfig
+from fedgg.lab.federation import Federation
 from fedgg.lab.observer import Observer
 from fedgg.lab.registry import given_algorithm
 from fedgg.lab.run_result import Run

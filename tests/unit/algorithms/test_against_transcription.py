@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from fedgg.core import plan
 from fedgg.engines import Loop
-from fedgg.lab.build import Federation, build
+from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
+from fedgg.lab.federation import Federation
 from fedgg.lab.state import begin, play_round
 
 TOLERANCE = 1e-10

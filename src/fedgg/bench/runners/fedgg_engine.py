@@ -11,8 +11,9 @@ from typing import Any
 from fedgg.bench.kit.bench_kit import Line, cnn, device, members_of, raw, settings_of, start_of
 from fedgg.core.evaluate import evaluate
 from fedgg.data.arrays import KEYS, from_arrays
-from fedgg.lab.build import Federation, build
+from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
+from fedgg.lab.federation import Federation
 from fedgg.lab.runner import make_engine
 from fedgg.lab.state import State, begin, play_round
 from fedgg.lab.torch_settings import arithmetic
