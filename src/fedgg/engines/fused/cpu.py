@@ -69,7 +69,7 @@ def fused_steps(
     forward = site.net
     assert isinstance(forward, FusedForward)
     zero = torch.zeros_like(site.w[:, :1])
-    client = LocalState(
+    state = LocalState(
         w=site.w.clone(),
         velocity=torch.zeros_like(site.w),
         last_step=None,
@@ -77,10 +77,10 @@ def fused_steps(
         loss_sum=zero.clone(),
         seen=zero.clone(),
     )
-    pieces, optimiser = _pieces(client, site, terms), FusedSGD.of(sgd, terms)
+    pieces, optimiser = _pieces(state, site, terms), FusedSGD.of(sgd, terms)
     coefficients = _coefficients(algorithm, site, terms)
     sums: Sequence[float] = [0.0] * len(terms.inner_products)
-    views = list(forward.layout.unflatten(client.w[0]).values())
+    views = list(forward.layout.unflatten(state.w[0]).values())
     for number, batch in enumerate(batches):
         forward.at_step(number)
         leaves = [view.detach().requires_grad_() for view in views]
@@ -89,10 +89,10 @@ def fused_steps(
         with torch.no_grad():
             sums = optimiser.move(pieces, _cut(grads, len(pieces) == 1), coefficients(number, sums))
             count = batch.mask.sum(1, keepdim=True)
-            client.step.add_(1)
-            client.loss_sum.add_(loss.detach() * count)
-            client.seen.add_(count)
-    return client, _tensors(terms, sums, zero)
+            state.step.add_(1)
+            state.loss_sum.add_(loss.detach() * count)
+            state.seen.add_(count)
+    return state, _tensors(terms, sums, zero)
 
 
 def _coefficients(algorithm: Algorithm, site: Site, terms: StepTerms) -> CoefficientFunction:
@@ -179,13 +179,13 @@ class FusedSGD:
             piece.drift.addcmul_(velocity, self.one, value=-self.lr)
 
 
-def _pieces(client: LocalState, site: Site, terms: StepTerms) -> list[Piece]:
+def _pieces(state: LocalState, site: Site, terms: StepTerms) -> list[Piece]:
     sizes = site.net.layout.sizes
     lengths = [sum(sizes)]
     if lengths[0] > SMALL:
         lengths = [len(part) for size in sizes for part in torch.empty(size, device="meta").split(PIECE)]
     # Under the names algorithms use; for the step the velocity, which is the step but for its coefficient.
-    rows = {"w": client.w, "step": client.velocity} | {name: site.notes[name] for name in terms.notes}
+    rows = {"w": state.w, "step": state.velocity} | {name: site.notes[name] for name in terms.notes}
     if terms.drift:
         rows["drift"] = torch.zeros_like(site.w)
     cuts = {name: vector[0].split(lengths) for name, vector in rows.items()}
