@@ -16,7 +16,7 @@ from fedgg.analysis.compare import Comparison
 from fedgg.analysis.compare import compare as compare_runs
 from fedgg.analysis.verdict import answer
 from fedgg.core.algorithm import Algorithm
-from fedgg.errors import UserError
+from fedgg.errors import UserError, missing_extra
 from fedgg.lab.build import DataGiven, ModelGiven, chosen_device, dataset_of, with_given_clients
 from fedgg.lab.config import Experiment
 from fedgg.lab.observer import Observer
@@ -28,7 +28,6 @@ from fedgg.lab.study import check_labels
 from fedgg.lab.study import grid as combinations
 from fedgg.lab.study_folder import Index, listed, place_of
 from fedgg.output_files import PAGE
-from fedgg.report.page import write_page
 from fedgg.report.tables import Table, as_markdown, comparison_tables
 from fedgg.runfolder.locks import writing_pages
 from fedgg.runfolder.read import StudyRecord, read_study
@@ -127,10 +126,21 @@ def compare(
         with writing_pages(folder, partial(observer.on_notice, "")):
             record = read_study(folder)
             if out is not None:
-                page = folder / PAGE
-                write_page([folder], page)
-                observer.on_notice("", f"page: {page}")
+                observer.on_notice("", _write_page(folder))
     return StudyResult(None if out is None else folder, record, compare_runs(record))
+
+
+def _write_page(folder: Path) -> str:
+    """Writes the page; what was written, or why it was not."""
+    try:
+        from fedgg.report.page import write_page
+
+        write_page([folder], folder / PAGE)
+    except ImportError as error:
+        if (without_extra := missing_extra(error)) is None:
+            raise
+        return f"no page: {without_extra}"
+    return f"page: {folder / PAGE}"
 
 
 def sweep(

@@ -14,7 +14,7 @@ import typer
 from fedgg import __version__, check_numpy
 from fedgg.cli import bench, data, flower, listing, report, reproduce, run, study
 from fedgg.cli.screen import OutputLost, close_output, complain, confirm, prepare_output, say
-from fedgg.errors import UserError
+from fedgg.errors import UserError, missing_extra
 from fedgg.lab.trust import ask_with
 
 app = typer.Typer(
@@ -79,9 +79,11 @@ def main() -> None:
     except (OSError, MemoryError, RuntimeError, ImportError) as error:
         if isinstance(error, OSError) and error.filename is None and error.errno in (errno.EPIPE, errno.ENOSPC):
             _leave_without_output(OutputLost(error))  # of what typer prints itself
-        if (shortage := _shortage(error)) is None:
+        without_extra = missing_extra(error) if isinstance(error, ImportError) else None
+        reason = _shortage(error) if without_extra is None else str(without_extra)
+        if reason is None:
             raise
-        complain(shortage)
+        complain(reason)
         sys.exit(2)
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -13,6 +13,7 @@ from fedgg.cli import choices
 from fedgg.cli.progress import DroppedClients
 from fedgg.cli.screen import Heartbeat, described, ending, news, note, progress, say, shown_epsilon
 from fedgg.cli.typed_command import refuse_a_study
+from fedgg.errors import missing_extra
 from fedgg.lab.observer import Observer
 
 if TYPE_CHECKING:
@@ -184,10 +185,16 @@ def show(summary: dict[str, Any], folder: Path) -> None:
 
 
 def _draw(folder: Path) -> None:
-    """Pictures of the split, where it is known who holds what, and the curves; a run without an evaluated round has no
-    curve."""
-    from fedgg.report.figures import curves_figure, save, split_figure
+    """Pictures of the split, where it is known, and of the learning curves, where a round was evaluated."""
     from fedgg.runfolder.read import read_run
+
+    try:
+        from fedgg.report.figures import curves_figure, save, split_figure
+    except ImportError as error:
+        if (without_extra := missing_extra(error)) is None:
+            raise
+        note(f"no pictures: {without_extra}")
+        return
 
     record = read_run(folder)
     split = record.partition or {}

@@ -14,13 +14,14 @@ from fedgg.cli.progress import processes_for, show_progress
 from fedgg.cli.report import write_report
 from fedgg.cli.screen import described, note, print_table, say
 from fedgg.cli.typed_command import called_as
-from fedgg.errors import UserError
+from fedgg.errors import UserError, missing_extra
 from fedgg.lab.trust import trust_named
 from fedgg.output_files import PAGE
 from fedgg.runfolder.locks import writing_pages
 
 if TYPE_CHECKING:
     from fedgg.lab.study import Study
+    from fedgg.runfolder.read import StudyRecord
 
 
 def compare(
@@ -170,7 +171,6 @@ def _show(folder: Path) -> None:
     from fedgg.analysis.collect import parts_of
     from fedgg.analysis.compare import compare as compare_runs
     from fedgg.output_files import write_text
-    from fedgg.report.figures import accuracy_figure, save, split_pictures
     from fedgg.report.tables import as_csv, as_markdown, comparison_tables
     from fedgg.runfolder.read import read_study
 
@@ -178,17 +178,28 @@ def _show(folder: Path) -> None:
     parts, tables = parts_of(record), []
     for number, part in enumerate(parts, start=1):
         for name, table in zip(("accuracy", "target"), comparison_tables(compare_runs(part.study)), strict=True):
-            told = replace(table, title=f"{table.title}; {part.title}") if part.title else table
-            tables.append(told)
+            titled = replace(table, title=f"{table.title}; {part.title}") if part.title else table
+            tables.append(titled)
             file = f"{name}-{number}.csv" if part.title else f"{name}.csv"
-            write_text(folder / file, as_csv(told))
+            write_text(folder / file, as_csv(titled))
     write_text(folder / "tables.md", "\n".join(as_markdown(table) for table in tables))
+    for table in tables:
+        print_table(table)
+    try:
+        _write_pictures(record, folder)
+    except ImportError as error:
+        if (without_extra := missing_extra(error)) is None:
+            raise
+        note(f"no pictures and no page: {without_extra}")
+    say(f"tables: {folder / 'tables.md'}; each run has its own folder next to it")
+
+
+def _write_pictures(record: StudyRecord, folder: Path) -> None:
+    from fedgg.report.figures import accuracy_figure, save, split_pictures
+
     save(accuracy_figure(record), folder / "accuracy.png")
     for name, figure in split_pictures(record):
         save(figure, folder / f"{name}.png")
-    for table in tables:
-        print_table(table)
     write_report([folder], folder / PAGE)
     say(f"curves: {folder / 'accuracy.png'}")
     say(f"splits: {folder / 'split-seed-*.png'}")
-    say(f"tables: {folder / 'tables.md'}; each run has its own folder next to it")
