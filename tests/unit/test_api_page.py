@@ -94,10 +94,10 @@ def page_anew() -> str:
     """The page, with what stands between `<!-- generated -->` and `<!-- end -->` made from the code."""
     text = PAGE.read_text(encoding="utf-8")
     for name, thing in public_names().items():
-        block = re.compile(
-            rf"(### `{re.escape(name)}`\n\n)<!-- generated -->\n(?:(?:(?!^##).)*?<!-- end -->\n)?", re.M | re.S
-        )
-        text = block.sub(lambda match, block=described(name, thing): match.group(1) + block, text)
+        before, heading, after = text.partition(f"### `{name}`\n\n<!-- generated -->\n")
+        if heading:
+            after = re.sub(r"\A(?:(?!^##).)*?<!-- end -->\n", "", after, flags=re.M | re.S)
+            text = before + f"### `{name}`\n\n" + described(name, thing) + after
     return text
 
 
