@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         FedYogi,
     )
     from fedgg.comparing import Compared, compare
-    from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
+    from fedgg.core.algorithm import Algorithm, Batch, Client, Number, Server, setting
     from fedgg.core.plan import Work
     from fedgg.core.rows import Rows, dot, length
     from fedgg.lab.config import Experiment
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 OLDEST_NUMPY = (2, 0)
 _HOMES = {
     "fedgg.comparing": ("Compared", "compare"),
-    "fedgg.core.algorithm": ("Algorithm", "Batch", "Hub", "Number", "Site", "setting"),
+    "fedgg.core.algorithm": ("Algorithm", "Batch", "Server", "Number", "Client", "setting"),
     "fedgg.core.plan": ("Work",),
     "fedgg.core.rows": ("Rows", "dot", "length"),
     "fedgg.lab.config": ("Experiment",),
@@ -88,6 +88,7 @@ __all__ = [
     "SCAFFOLD",
     "Algorithm",
     "Batch",
+    "Client",
     "Compared",
     "Experiment",
     "FedACG",
@@ -105,11 +106,10 @@ __all__ = [
     "FedProx",
     "FedSGD",
     "FedYogi",
-    "Hub",
     "Number",
     "Rows",
     "Run",
-    "Site",
+    "Server",
     "Study",
     "UserError",
     "Watcher",

@@ -93,7 +93,7 @@ class Local(Section):
     )
 
 
-class Server(Section):
+class ServerSettings(Section):
     cohort: int | float | None = Field(
         None, description="clients drawn each round: a number, or a share such as 0.1; all of them by default"
     )
@@ -179,7 +179,7 @@ class Experiment(Section):
     model: Model = Model()
     algorithm: AlgorithmChoice = AlgorithmChoice()
     local: Local = Local()
-    server: Server = Server()
+    server: ServerSettings = ServerSettings()
     engine: Engine = Engine()
     privacy: Privacy | None = Field(None, description="client-level differential privacy; off unless a key is set")
     robust: Robust | None = Field(None, description="robust aggregation; off unless robust.rule is set")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.core.rows import Rows, payload
-from fedgg.lab.config import Server
+from fedgg.lab.config import ServerSettings
 from fedgg.lab.shelf import ClientRows, Places, RowsOnDisk, Shelf, identity
 from fedgg.lab.state import State
 
@@ -25,7 +25,7 @@ FAR_MORE = 4  # times as much as the rounds since the last checkpoint have chang
 FILES = {"memory": "client-memory.slots", "kept_buffers": "client-buffers.slots"}  # beside the checkpoints
 
 
-def moved(state: State, cohort: Iterable[int], population: int, settings: Server, folder: Path | None) -> State:
+def moved(state: State, cohort: Iterable[int], population: int, settings: ServerSettings, folder: Path | None) -> State:
     """The same state, its rows in a file if they belong there. `folder`: where the checkpoints lie, if any are kept."""
     kinds = {name: rows for name in FILES if isinstance(rows := getattr(state, name), dict) and any(rows.values())}
     of_round = {name: {c: rows[c] for c in cohort if c in rows} for name, rows in kinds.items()}
@@ -48,7 +48,9 @@ def all_in_all(of_round: Mapping[int, Rows], population: int) -> tuple[float, fl
     return changed, changed * population / called * (1 + math.log(called / len(distinct)))
 
 
-def _belong_on_disk(of_round: list[dict[int, Rows]], population: int, settings: Server, has_folder: bool) -> bool:
+def _belong_on_disk(
+    of_round: list[dict[int, Rows]], population: int, settings: ServerSettings, has_folder: bool
+) -> bool:
     sizes = [all_in_all(rows, population) for rows in of_round]
     changed, total = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
     if total > settings.memory_limit_mb * MEGABYTE:

@@ -20,7 +20,7 @@ from fedgg.core.rows import Rows
 from fedgg.core.server import ServerState
 from fedgg.errors import UserError
 from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint, write_checkpoint
-from fedgg.lab.config import Experiment, Server
+from fedgg.lab.config import Experiment, ServerSettings
 from fedgg.lab.moving import all_in_all, moved
 from fedgg.lab.shelf import Places, RowsOnDisk, Shelf
 from fedgg.lab.slots import Record
@@ -29,7 +29,7 @@ from fedgg.lab.store import Store
 
 CPU = torch.device("cpu")
 POPULATION = 6
-ALWAYS = Server(memory_limit_mb=0)
+ALWAYS = ServerSettings(memory_limit_mb=0)
 EXPERIMENT = Experiment()
 SERVER = ServerState(torch.zeros(1, 3), {}, {})
 
@@ -292,7 +292,7 @@ def test_when_rows_move(
     clients: int, population: int, limit: int, every: int, folder: bool, on_disk: bool, tmp_path: Path
 ) -> None:
     rows = {client: {"v": torch.zeros(1, 250_000)} for client in range(clients)}
-    settings = Server(memory_limit_mb=limit, checkpoint_every=every)
+    settings = ServerSettings(memory_limit_mb=limit, checkpoint_every=every)
     state = moved(State(1, SERVER, rows, {}), rows, population, settings, tmp_path if folder else None)
     assert isinstance(state.memory, RowsOnDisk) == on_disk
     assert list(tmp_path.iterdir()) == ([tmp_path / "client-memory.slots"] if on_disk and folder else [])
