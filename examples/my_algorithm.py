@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from fedgg import Algorithm, Number, Rows, Site, length, setting
+from fedgg import Algorithm, Client, Number, Rows, length, setting
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class MyAlgorithm(Algorithm):
     def neutral(self) -> "MyAlgorithm":
         return replace(self, radius=1e9)
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
-        up, memory = super().finish(w, site)
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
+        up, memory = super().finish(w, client)
         delta = up["delta"]
         factor = (self.radius / length(delta).clamp_min(1e-12)).clamp_max(1.0)  # [K, 1]: one factor for each client
         return {"delta": factor * delta}, memory

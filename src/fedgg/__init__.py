@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         FedYogi,
     )
     from fedgg.api import StudyResult, compare, sweep
-    from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
+    from fedgg.core.algorithm import Algorithm, Batch, Client, Number, Server, setting
     from fedgg.core.plan import Work
     from fedgg.core.rows import Rows, dot, length
     from fedgg.lab.config import Experiment
@@ -62,7 +62,7 @@ __version__ = "0.1.0"
 OLDEST_NUMPY = (2, 0)
 _HOMES = {
     "fedgg.api": ("StudyResult", "compare", "sweep"),
-    "fedgg.core.algorithm": ("Algorithm", "Batch", "Hub", "Number", "Site", "setting"),
+    "fedgg.core.algorithm": ("Algorithm", "Batch", "Server", "Number", "Client", "setting"),
     "fedgg.core.plan": ("Work",),
     "fedgg.core.rows": ("Rows", "dot", "length"),
     "fedgg.lab.config": ("Experiment",),
@@ -117,6 +117,7 @@ __all__ = [
     "AlgorithmConfig",
     "AttackConfig",
     "Batch",
+    "Client",
     "DataConfig",
     "EngineConfig",
     "Experiment",
@@ -135,7 +136,6 @@ __all__ = [
     "FedProx",
     "FedSGD",
     "FedYogi",
-    "Hub",
     "LocalConfig",
     "ModelConfig",
     "Number",
@@ -145,8 +145,8 @@ __all__ = [
     "RobustConfig",
     "Rows",
     "Run",
+    "Server",
     "ServerConfig",
-    "Site",
     "SplitConfig",
     "Study",
     "StudyResult",

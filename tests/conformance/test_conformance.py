@@ -39,7 +39,7 @@ from fedgg.algorithms import (
     FedYogi,
 )
 from fedgg.check import PROPERTIES, Broken, Skipped
-from fedgg.core.algorithm import Algorithm, Batch, Hub, Number, Site, setting
+from fedgg.core.algorithm import Algorithm, Batch, Client, Number, Server, setting
 from fedgg.core.rows import Rows, length
 from fedgg.errors import UserError
 from fedgg.lab.state import Diverged
@@ -148,7 +148,7 @@ HIDDEN: dict[str, Any] = {}
 class InPlaceW(Algorithm):
     """Writes into the weights it was given."""
 
-    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+    def steer(self, grad: Tensor, w: Tensor, client: Client) -> Tensor:
         w.sub_(0.001)
         return grad
 
@@ -157,8 +157,8 @@ class InPlaceW(Algorithm):
 class InPlaceNotes(Algorithm):
     """Writes into its notes."""
 
-    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
-        site.notes["anchor"] += 0.001
+    def steer(self, grad: Tensor, w: Tensor, client: Client) -> Tensor:
+        client.notes["anchor"] += 0.001
         return grad
 
 
@@ -169,34 +169,34 @@ class InPlaceMemory(Algorithm):
     def client_memory(self, w: Tensor) -> Rows:
         return {"count": torch.zeros_like(w[:, :1])}
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
-        site.memory["count"].add_(1)
-        return super().finish(w, site)[0], site.memory
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
+        client.memory["count"].add_(1)
+        return super().finish(w, client)[0], client.memory
 
 
 @dataclass(frozen=True)
 class InPlaceUp(Algorithm):
     """Writes into what clients sent."""
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
         up["delta"].mul_(0.5)
-        return super().aggregate(w, up, share, hub)
+        return super().aggregate(w, up, share, server)
 
 
 @dataclass(frozen=True)
 class InPlaceBatch(Algorithm):
     """Writes into the batch."""
 
-    def loss(self, w: Tensor, batch: Batch, site: Site) -> Tensor:
+    def loss(self, w: Tensor, batch: Batch, client: Client) -> Tensor:
         batch.x.add_(0.1)
-        return super().loss(w, batch, site)
+        return super().loss(w, batch, client)
 
 
 @dataclass(frozen=True)
 class InPlaceBroadcast(Algorithm):
     """Moves the server's model where a copy was to travel."""
 
-    def broadcast(self, w: Tensor, hub: Hub) -> Tensor:
+    def broadcast(self, w: Tensor, server: Server) -> Tensor:
         return w.add_(0.1)
 
 
@@ -207,10 +207,10 @@ class InPlaceServerMemory(Algorithm):
     def server_memory(self, w: Tensor) -> Rows:
         return {"v": torch.zeros_like(w)}
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
-        new, _ = super().aggregate(w, up, share, hub)
-        hub.memory["v"].mul_(0.5).add_(new - w)
-        return new, hub.memory
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
+        new, _ = super().aggregate(w, up, share, server)
+        server.memory["v"].mul_(0.5).add_(new - w)
+        return new, server.memory
 
 
 @dataclass(frozen=True)
@@ -219,20 +219,20 @@ class AssignsNotes(Algorithm):
 
     beta: Number = setting(0.5, "momentum", "ours")
 
-    def begin(self, w: Tensor, site: Site) -> Rows:
-        return super().begin(w, site) | {"m": torch.zeros_like(w)}
+    def begin(self, w: Tensor, client: Client) -> Rows:
+        return super().begin(w, client) | {"m": torch.zeros_like(w)}
 
-    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
-        site.notes["m"] = self.beta * site.notes["m"] + grad
-        return site.notes["m"]
+    def steer(self, grad: Tensor, w: Tensor, client: Client) -> Tensor:
+        client.notes["m"] = self.beta * client.notes["m"] + grad
+        return client.notes["m"]
 
 
 @dataclass(frozen=True)
 class AssignsInTerms(Algorithm):
     """Changes its notes where it should only name terms."""
 
-    def terms(self, site: Site) -> dict[str, Number]:
-        site.notes["anchor"] = site.notes["anchor"] + 1
+    def terms(self, client: Client) -> dict[str, Number]:
+        client.notes["anchor"] = client.notes["anchor"] + 1
         return {"drift": 0.1}
 
 
@@ -243,29 +243,29 @@ class AssignsMemory(Algorithm):
     def client_memory(self, w: Tensor) -> Rows:
         return {"count": torch.zeros_like(w[:, :1])}
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
-        site.memory["count"] = site.memory["count"] + 1
-        return super().finish(w, site)[0], site.memory
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
+        client.memory["count"] = client.memory["count"] + 1
+        return super().finish(w, client)[0], client.memory
 
 
 @dataclass(frozen=True)
 class AssignsDown(Algorithm):
     """Takes out of the message what it has read."""
 
-    def send_down(self, w: Tensor, hub: Hub) -> Rows:
+    def send_down(self, w: Tensor, server: Server) -> Rows:
         return {"w": w}
 
-    def begin(self, w: Tensor, site: Site) -> Rows:
-        return {"anchor": w, "again": site.down.pop("w")}
+    def begin(self, w: Tensor, client: Client) -> Rows:
+        return {"anchor": w, "again": client.down.pop("w")}
 
 
 @dataclass(frozen=True)
 class AssignsUp(Algorithm):
     """Replaces what clients sent, past the dict's own protection."""
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
         dict.__setitem__(up, "delta", 0.5 * up["delta"])
-        return super().aggregate(w, up, share, hub)
+        return super().aggregate(w, up, share, server)
 
 
 @dataclass(frozen=True)
@@ -275,10 +275,10 @@ class AssignsServerMemory(Algorithm):
     def server_memory(self, w: Tensor) -> Rows:
         return {"v": torch.zeros_like(w)}
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
-        new, _ = super().aggregate(w, up, share, hub)
-        hub.memory.update(v=0.5 * hub.memory["v"] + new - w)
-        return w + hub.memory["v"], hub.memory
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
+        new, _ = super().aggregate(w, up, share, server)
+        server.memory.update(v=0.5 * server.memory["v"] + new - w)
+        return w + server.memory["v"], server.memory
 
 
 @dataclass(frozen=True)
@@ -287,16 +287,16 @@ class AssignsItsSetting(Algorithm):
 
     mu: Number = setting(0.1, "weight", "ours")
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
         object.__setattr__(self, "mu", 0.5 * self.mu)
-        return super().finish(w, site)
+        return super().finish(w, client)
 
 
 @dataclass(frozen=True)
 class MixesGradients(Algorithm):
     """Looks at the other rows' gradients."""
 
-    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+    def steer(self, grad: Tensor, w: Tensor, client: Client) -> Tensor:
         return grad - 0.1 * grad.mean(0)
 
 
@@ -304,8 +304,8 @@ class MixesGradients(Algorithm):
 class MixesLengths(Algorithm):
     """Normalises by the length of all rows together."""
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
-        up, memory = super().finish(w, site)
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
+        up, memory = super().finish(w, client)
         return {"delta": up["delta"] / up["delta"].norm()}, memory
 
 
@@ -313,15 +313,15 @@ class MixesLengths(Algorithm):
 class MixesLoss(Algorithm):
     """The mean loss of all rows instead of each row's own: gradients are divided by how many rows there are."""
 
-    def loss(self, w: Tensor, batch: Batch, site: Site) -> Tensor:
-        return super().loss(w, batch, site).mean().expand(w.shape[0], 1) / w.shape[0]
+    def loss(self, w: Tensor, batch: Batch, client: Client) -> Tensor:
+        return super().loss(w, batch, client).mean().expand(w.shape[0], 1) / w.shape[0]
 
 
 @dataclass(frozen=True)
 class ScalarRows(Algorithm):
     """A number per client as [K] instead of [K, 1]."""
 
-    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+    def steer(self, grad: Tensor, w: Tensor, client: Client) -> Tensor:
         scale: Tensor = 1 + torch.linalg.vector_norm(grad, dim=1)
         return grad / scale
 
@@ -330,15 +330,15 @@ class ScalarRows(Algorithm):
 class ScalarReading(Algorithm):
     """Reports a number per client as [K]."""
 
-    def readings(self, w: Tensor, site: Site) -> Rows:
-        return {"drift": (w - site.notes["anchor"]).norm(dim=1)}
+    def diagnostics(self, w: Tensor, client: Client) -> Rows:
+        return {"drift": (w - client.notes["anchor"]).norm(dim=1)}
 
 
 @dataclass(frozen=True)
 class HiddenCount(Algorithm):
     """Remembers, in a global, how often it was called."""
 
-    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+    def steer(self, grad: Tensor, w: Tensor, client: Client) -> Tensor:
         HIDDEN["calls"] = HIDDEN.get("calls", 0) + 1
         return grad * (1 + 0.01 * int(HIDDEN["calls"]))
 
@@ -347,7 +347,7 @@ class HiddenCount(Algorithm):
 class DrawsAtRandom(Algorithm):
     """Noise from torch's own generator."""
 
-    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+    def steer(self, grad: Tensor, w: Tensor, client: Client) -> Tensor:
         return grad + 0.01 * torch.randn_like(grad)
 
 
@@ -355,8 +355,8 @@ class DrawsAtRandom(Algorithm):
 class DrawsFromNumpy(Algorithm):
     """Noise from NumPy's own generator, where the server adds up."""
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
-        new, memory = super().aggregate(w, up, share, hub)
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
+        new, memory = super().aggregate(w, up, share, server)
         return new + 0.01 * float(np.random.standard_normal()), memory
 
 
@@ -372,21 +372,21 @@ class DrawsFromPython(Algorithm):
 class SeedsTorch(Algorithm):
     """The same noise each time, and everybody's generator set to a place of its own."""
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
         torch.manual_seed(0)
-        return {"delta": w - site.notes["anchor"] + 0.01 * torch.randn_like(w)}, site.memory
+        return {"delta": w - client.notes["anchor"] + 0.01 * torch.randn_like(w)}, client.memory
 
 
 @dataclass(frozen=True)
 class HiddenBetweenHooks(Algorithm):
     """A client leaves its update in a global, where the server looks for it."""
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
-        HIDDEN["last"] = (w - site.notes["anchor"])[:1]
-        return super().finish(w, site)
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
+        HIDDEN["last"] = (w - client.notes["anchor"])[:1]
+        return super().finish(w, client)
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
-        new, memory = super().aggregate(w, up, share, hub)
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
+        new, memory = super().aggregate(w, up, share, server)
         return new + 0.1 * HIDDEN["last"], memory
 
 
@@ -394,8 +394,8 @@ class HiddenBetweenHooks(Algorithm):
 class HiddenFirstRun(Algorithm):
     """Keeps the first update it ever saw: what comes out depends on what the process did before."""
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
-        up, memory = super().finish(w, site)
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
+        up, memory = super().finish(w, client)
         first = HIDDEN.setdefault("first", up["delta"][:1])
         return {"delta": up["delta"] + 0.1 * first}, memory
 
@@ -404,7 +404,7 @@ class HiddenFirstRun(Algorithm):
 class HiddenServerMomentum(Algorithm):
     """The server's velocity lives in a global, not in its memory: a resume starts without it."""
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
         delta = torch.sum(share * up["delta"], dim=0, keepdim=True)
         HIDDEN["v"] = 0.9 * HIDDEN.get("v", torch.zeros_like(delta)) + delta
         return w + HIDDEN["v"], {}
@@ -414,8 +414,8 @@ class HiddenServerMomentum(Algorithm):
 class DividesByDrift(Algorithm):
     """Zero divided by zero at the first step."""
 
-    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
-        drift = w - site.notes["anchor"]
+    def steer(self, grad: Tensor, w: Tensor, client: Client) -> Tensor:
+        drift = w - client.notes["anchor"]
         return grad + 0.01 * drift / length(drift)
 
 
@@ -423,9 +423,9 @@ class DividesByDrift(Algorithm):
 class DividesByUpdate(Algorithm):
     """Divides by the length of the update, which is zero where no gradient is... once it has been non-zero."""
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
-        up, memory = super().finish(w, site)
-        layers = [up["delta"][:, i:j] for i, j in site.net.layout.layers]
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
+        up, memory = super().finish(w, client)
+        layers = [up["delta"][:, i:j] for i, j in client.net.layout.layers]
         return {"delta": torch.cat([part / length(part) for part in layers], dim=1)}, memory
 
 
@@ -433,8 +433,8 @@ class DividesByUpdate(Algorithm):
 class DividesByExamplesLessOne(Algorithm):
     """An unbiased variance of a client's examples: none for a client of one."""
 
-    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
-        return grad * (site.examples / (site.examples - 1))
+    def steer(self, grad: Tensor, w: Tensor, client: Client) -> Tensor:
+        return grad * (client.examples / (client.examples - 1))
 
 
 @dataclass(frozen=True)
@@ -452,7 +452,7 @@ class AlmostNeutral(Algorithm):
     def neutral(self) -> AlmostNeutral:
         return self
 
-    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+    def steer(self, grad: Tensor, w: Tensor, client: Client) -> Tensor:
         return (grad + w) - w
 
 
@@ -472,7 +472,7 @@ class NoColumns(Algorithm):
 
     mu: Number = setting(0.5, "a number", "a test")
 
-    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+    def steer(self, grad: Tensor, w: Tensor, client: Client) -> Tensor:
         return grad * float(torch.as_tensor(self.mu).mean())
 
 
@@ -493,7 +493,7 @@ class FieldIsAList(Algorithm):
 class Uphill(Algorithm):
     """Climbs."""
 
-    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+    def steer(self, grad: Tensor, w: Tensor, client: Client) -> Tensor:
         return -grad
 
 
@@ -507,18 +507,18 @@ class ForgetsAbsentees(Algorithm):
     def client_memory(self, w: Tensor) -> Rows:
         return {"round": torch.zeros_like(w[:, :1])}
 
-    def send_down(self, w: Tensor, hub: Hub) -> Rows:
-        return hub.memory
+    def send_down(self, w: Tensor, server: Server) -> Rows:
+        return server.memory
 
-    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
-        behind = site.down["round"] - site.memory["round"]
+    def steer(self, grad: Tensor, w: Tensor, client: Client) -> Tensor:
+        behind = client.down["round"] - client.memory["round"]
         return grad / (1 - behind.sign())
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
-        return super().finish(w, site)[0], {"round": site.down["round"] + 1}
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
+        return super().finish(w, client)[0], {"round": client.down["round"] + 1}
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
-        return super().aggregate(w, up, share, hub)[0], {"round": hub.memory["round"] + 1}
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
+        return super().aggregate(w, up, share, server)[0], {"round": server.memory["round"] + 1}
 
 
 ALONE = "rows never look at each other"
@@ -584,14 +584,14 @@ def test_the_property_catches_what_breaks_it(kind: type[Algorithm], what: str) -
 @pytest.mark.parametrize(
     ("kind", "what", "words"),
     [
-        (InPlaceMemory, ALWAYS, r"^finish\(\) changes site\.memory\['count'\]: "),
-        (InPlaceNotes, ALWAYS, r"^steer\(\) assigns site\.notes\['anchor'\]: "),
-        (AssignsNotes, ALWAYS, r"^steer\(\) assigns site\.notes\['m'\]: "),
-        (AssignsInTerms, ALWAYS, r"^terms\(\) assigns site\.notes\['anchor'\]: "),
-        (AssignsMemory, ALWAYS, r"^finish\(\) assigns site\.memory\['count'\]: "),
-        (AssignsDown, ALWAYS, r"^begin\(\) assigns site\.down\['w'\]: "),
+        (InPlaceMemory, ALWAYS, r"^finish\(\) changes client\.memory\['count'\]: "),
+        (InPlaceNotes, ALWAYS, r"^steer\(\) assigns client\.notes\['anchor'\]: "),
+        (AssignsNotes, ALWAYS, r"^steer\(\) assigns client\.notes\['m'\]: "),
+        (AssignsInTerms, ALWAYS, r"^terms\(\) assigns client\.notes\['anchor'\]: "),
+        (AssignsMemory, ALWAYS, r"^finish\(\) assigns client\.memory\['count'\]: "),
+        (AssignsDown, ALWAYS, r"^begin\(\) assigns client\.down\['w'\]: "),
         (AssignsUp, ALWAYS, r"^aggregate\(\) assigns up\['delta'\]: "),
-        (AssignsServerMemory, ALWAYS, r"^aggregate\(\) assigns hub\.memory\['v'\]: "),
+        (AssignsServerMemory, ALWAYS, r"^aggregate\(\) assigns server\.memory\['v'\]: "),
         (AssignsItsSetting, ALWAYS, r"^finish\(\) assigns self\.mu: "),
         (HiddenServerMomentum, AGAIN, r"^aggregate\(\) gives something else when it is called again"),
         (DrawsAtRandom, AGAIN, r"^steer\(\) draws from torch's global random numbers"),
@@ -610,7 +610,7 @@ def test_what_breaks_a_law_is_named(kind: type[Algorithm], what: str, words: str
 
 
 def test_a_run_refuses_an_algorithm_that_assigns_what_it_is_given() -> None:
-    with pytest.raises(UserError, match=r"assigns site\.notes\['m'\]: .* return new ones"):
+    with pytest.raises(UserError, match=r"assigns client\.notes\['m'\]: .* return new ones"):
         fedgg.run({"rounds": 1}, algorithm=AssignsNotes())
 
 

@@ -300,7 +300,7 @@ def test_check_on_a_broken_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit code 1, the line that raised, each reason once, and words in square brackets are no markup."""
     Path("own.py").write_text(
         "from dataclasses import dataclass\nfrom fedgg import Algorithm\n\n\n@dataclass(frozen=True)\n"
-        "class Own(Algorithm):\n    '''Broken.'''\n\n    def steer(self, grad, w, site):\n"
+        "class Own(Algorithm):\n    '''Broken.'''\n\n    def steer(self, grad, w, client):\n"
         "        raise ValueError('[/nope] [bold] not a tag')\n"
     )
     from fedgg.check import PROPERTIES

@@ -16,7 +16,7 @@ from torch import nn
 
 import fedgg
 from fedgg.cli.typed_command import refuse_a_study
-from fedgg.core.algorithm import Number, Site
+from fedgg.core.algorithm import Client, Number
 from fedgg.errors import UserError
 from fedgg.runfolder.read import read_study
 
@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {"rounds": 3, "split": {"clients": 3, "beta": 1.0}, "loc
 class Mine(fedgg.Algorithm):
     """Held back a little."""
 
-    def terms(self, site: Site) -> dict[str, Number]:
+    def terms(self, client: Client) -> dict[str, Number]:
         return {"drift": 0.1}
 
 
@@ -102,7 +102,7 @@ import fedgg
 
 @dataclass(frozen=True)
 class Own(fedgg.Algorithm):
-    def terms(self, site):
+    def terms(self, client):
         return {"drift": 0.1}
 """
 
@@ -150,7 +150,7 @@ def _lost() -> fedgg.Algorithm:
     class Lost(fedgg.Algorithm):
         """A vector that was never noted."""
 
-        def terms(self, site: Site) -> dict[str, Number]:
+        def terms(self, client: Client) -> dict[str, Number]:
             return {"compass": 0.5}
 
     return Lost()

@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Hub, Number, Site, setting
+from fedgg.core.algorithm import Algorithm, Client, Number, Server, setting
 from fedgg.core.rows import Rows, weighted_sum
 
 
@@ -42,13 +42,13 @@ class FedACG(Algorithm):
     def server_memory(self, w: Tensor) -> Rows:
         return {"velocity": torch.zeros_like(w)}
 
-    def broadcast(self, w: Tensor, hub: Hub) -> Tensor:
-        return w + self.momentum * hub.memory["velocity"]
+    def broadcast(self, w: Tensor, server: Server) -> Tensor:
+        return w + self.momentum * server.memory["velocity"]
 
-    def terms(self, site: Site) -> dict[str, Number]:
+    def terms(self, client: Client) -> dict[str, Number]:
         return {"drift": self.mu}
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
         delta = weighted_sum(share, up["delta"])
-        velocity = self.momentum * hub.memory["velocity"] + delta
+        velocity = self.momentum * server.memory["velocity"] + delta
         return w + velocity, {"velocity": velocity}

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Hub, Number, setting
+from fedgg.core.algorithm import Algorithm, Number, Server, setting
 from fedgg.core.rows import Rows, weighted_sum
 
 
@@ -33,7 +33,7 @@ class FedAvgM(Algorithm):
     def server_memory(self, w: Tensor) -> Rows:
         return {"velocity": torch.zeros_like(w)}
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
         delta = weighted_sum(share, up["delta"])
-        velocity = self.momentum * hub.memory["velocity"] + delta
+        velocity = self.momentum * server.memory["velocity"] + delta
         return w + self.server_lr * velocity, {"velocity": velocity}

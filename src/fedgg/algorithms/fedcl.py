@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Hub, Number, Site, setting
+from fedgg.core.algorithm import Algorithm, Client, Number, Server, setting
 from fedgg.core.rows import Rows, length
 
 
@@ -35,14 +35,14 @@ class FedCL(Algorithm):
     def neutral(self) -> FedCL:
         return replace(self, lam=0.0)
 
-    def send_down(self, w: Tensor, hub: Hub) -> Rows:
-        assert hub.probe is not None
-        return {"fisher": hub.probe.fisher(w)}
+    def send_down(self, w: Tensor, server: Server) -> Rows:
+        assert server.probe is not None
+        return {"fisher": server.probe.fisher(w)}
 
-    def terms(self, site: Site) -> dict[str, Number]:
-        return {"drift": self.lam * site.down["fisher"]}
+    def terms(self, client: Client) -> dict[str, Number]:
+        return {"drift": self.lam * client.down["fisher"]}
 
-    def readings(self, w: Tensor, site: Site) -> Rows:
+    def diagnostics(self, w: Tensor, client: Client) -> Rows:
         """How far the client went, and the length of the penalty's gradient where it ended."""
-        penalty = self.steer(torch.zeros_like(w), w, site)
-        return super().readings(w, site) | {"penalty_gradient": length(penalty)}
+        penalty = self.steer(torch.zeros_like(w), w, client)
+        return super().diagnostics(w, client) | {"penalty_gradient": length(penalty)}

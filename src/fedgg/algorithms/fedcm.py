@@ -12,10 +12,10 @@ full length, and takes the client's own gradient back by as much. Sent it has to
 would find r updates in the difference of two models, and with (1 - alpha) r above 1 the clients' pace feeds itself.
 
 The paper weighs clients the same; here they count by their examples, as in everything the library averages. It knows no
-local momentum either: with momentum b a pace is divided by what K steps are worth (a_K, `site.effective_steps`) instead
-of K, so that a constant gradient is its own pace. Divided by K it would come back a_K / K (up to 10 for b = 0.9) times
-as long each round, and diverge. alpha is applied to the step, so that weight decay is part of the client's gradient, as
-in the paper.
+local momentum either: with momentum b a pace is divided by what K steps are worth (a_K, `client.effective_steps`)
+instead of K, so that a constant gradient is its own pace. Divided by K it would come back a_K / K (up to 10 for b =
+0.9) times as long each round, and diverge. alpha is applied to the step, so that weight decay is part of the client's
+gradient, as in the paper.
 
 At rest, where clients take equally many steps, the pace is zero, and the fixed point is FedAvg's with alpha times the
 learning rate: nearer the optimum by examples. Where they take different numbers, which the paper does not have, each is
@@ -31,7 +31,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Hub, Number, Site, setting
+from fedgg.core.algorithm import Algorithm, Client, Number, Server, setting
 from fedgg.core.rows import Rows, weighted_sum
 
 
@@ -49,22 +49,22 @@ class FedCM(Algorithm):
     def server_memory(self, w: Tensor) -> Rows:
         return {"pace": torch.zeros_like(w)}
 
-    def send_down(self, w: Tensor, hub: Hub) -> Rows:
-        return {"pace": hub.memory["pace"]}
+    def send_down(self, w: Tensor, server: Server) -> Rows:
+        return {"pace": server.memory["pace"]}
 
-    def begin(self, w: Tensor, site: Site) -> Rows:
-        return {"anchor": w, "pace": site.down["pace"]}
+    def begin(self, w: Tensor, client: Client) -> Rows:
+        return {"anchor": w, "pace": client.down["pace"]}
 
-    def terms(self, site: Site) -> dict[str, Number]:
+    def terms(self, client: Client) -> dict[str, Number]:
         return {"pace": (1 - self.alpha) / self.alpha}  # `nudge` takes alpha of the whole
 
-    def nudge(self, move: Tensor, w: Tensor, site: Site) -> Tensor:
+    def nudge(self, move: Tensor, w: Tensor, client: Client) -> Tensor:
         return self.alpha * move
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
-        up, memory = super().finish(w, site)
-        return up | {"reach": site.effective_steps * site.lr}, memory
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
+        up, memory = super().finish(w, client)
+        return up | {"reach": client.effective_steps * client.lr}, memory
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
-        new, _ = super().aggregate(w, up, share, hub)
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
+        new, _ = super().aggregate(w, up, share, server)
         return new, {"pace": -weighted_sum(share, up["delta"] / up["reach"])}

@@ -24,7 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Hub, Number, Site, setting
+from fedgg.core.algorithm import Algorithm, Client, Number, Server, setting
 from fedgg.core.rows import Rows, length
 
 
@@ -46,32 +46,32 @@ class FedCurv(Algorithm):
     def client_memory(self, w: Tensor) -> Rows:
         return {**self.server_memory(w), "until": torch.zeros_like(w[:, :1])}
 
-    def send_down(self, w: Tensor, hub: Hub) -> Rows:
-        return hub.memory
+    def send_down(self, w: Tensor, server: Server) -> Rows:
+        return server.memory
 
-    def begin(self, w: Tensor, site: Site) -> Rows:
-        inside = site.memory["until"] == site.round
+    def begin(self, w: Tensor, client: Client) -> Rows:
+        inside = client.memory["until"] == client.round
         others = {
-            name: site.down[name] - torch.where(inside, site.memory[name], 0) for name in ("curvature", "weighted")
+            name: client.down[name] - torch.where(inside, client.memory[name], 0) for name in ("curvature", "weighted")
         }
         # U w - V, taken apart into U (w - anchor) and a vector that stays as it is during the round.
         return {"anchor": w, "curvature": others["curvature"], "pull": others["curvature"] * w - others["weighted"]}
 
-    def terms(self, site: Site) -> dict[str, Number]:
-        return {"drift": 2 * self.lam * site.notes["curvature"], "pull": 2 * self.lam}
+    def terms(self, client: Client) -> dict[str, Number]:
+        return {"drift": 2 * self.lam * client.notes["curvature"], "pull": 2 * self.lam}
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
-        assert site.probe is not None
-        up, _ = super().finish(w, site)
-        fisher = site.probe.fisher(w)
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
+        assert client.probe is not None
+        up, _ = super().finish(w, client)
+        fisher = client.probe.fisher(w)
         own = {"curvature": fisher, "weighted": fisher * w}
-        return up | own, own | {"until": site.round + 1}
+        return up | own, own | {"until": client.round + 1}
 
-    def readings(self, w: Tensor, site: Site) -> Rows:
+    def diagnostics(self, w: Tensor, client: Client) -> Rows:
         """How far the client went, and the length of the penalty's gradient where it ended."""
-        penalty = self.steer(torch.zeros_like(w), w, site)
-        return super().readings(w, site) | {"penalty_gradient": length(penalty)}
+        penalty = self.steer(torch.zeros_like(w), w, client)
+        return super().diagnostics(w, client) | {"penalty_gradient": length(penalty)}
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
-        new, _ = super().aggregate(w, up, share, hub)
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
+        new, _ = super().aggregate(w, up, share, server)
         return new, {name: up[name].sum(0, keepdim=True) for name in ("curvature", "weighted")}

@@ -29,7 +29,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Hub, Number, Site, Weighing, setting
+from fedgg.core.algorithm import Algorithm, Client, Number, Server, Weighing, setting
 from fedgg.core.rows import Rows, weighted_sum
 
 
@@ -55,20 +55,20 @@ class FedDyn(Algorithm):
     def client_memory(self, w: Tensor) -> Rows:
         return {"moved": torch.zeros_like(w)}
 
-    def begin(self, w: Tensor, site: Site) -> Rows:
-        return {"anchor": w, "moved": site.memory["moved"]}
+    def begin(self, w: Tensor, client: Client) -> Rows:
+        return {"anchor": w, "moved": client.memory["moved"]}
 
-    def terms(self, site: Site) -> dict[str, Number]:
+    def terms(self, client: Client) -> dict[str, Number]:
         return {"moved": self.alpha, "drift": self.alpha}
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
-        up, memory = super().finish(w, site)
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
+        up, memory = super().finish(w, client)
         return up, {"moved": memory["moved"] + up["delta"]}
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
         clients = len(share)
         weights = share if self.mean == "share" else torch.full_like(share, 1 / clients)
-        coverage = hub.coverage if self.mean == "share" else clients / hub.clients
+        coverage = server.coverage if self.mean == "share" else clients / server.clients
         delta = weighted_sum(weights, up["delta"])
-        moved = hub.memory["moved"] + coverage * delta
+        moved = server.memory["moved"] + coverage * delta
         return w + delta + moved, {"moved": moved}

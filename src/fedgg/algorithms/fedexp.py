@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Hub, Number, setting
+from fedgg.core.algorithm import Algorithm, Number, Server, setting
 from fedgg.core.rows import Rows, dot, weighted_sum
 
 
@@ -42,8 +42,8 @@ class FedExP(Algorithm):
     def neutral(self) -> FedExP:
         return replace(self, epsilon=float("inf"))
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
         delta = weighted_sum(share, up["delta"])
         lengths = weighted_sum(share, dot(up["delta"], up["delta"]))
         step = (lengths / (2 * (dot(delta, delta) + self.epsilon))).clamp_min(1)
-        return w + step * delta, hub.memory
+        return w + step * delta, server.memory

@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Hub, Number, Site, setting
+from fedgg.core.algorithm import Algorithm, Client, Number, Server, setting
 from fedgg.core.rows import Rows, dot, length
 
 EPSILON = 1e-8  # the floor under both lengths in torch.nn.functional.cosine_similarity
@@ -64,67 +64,67 @@ class FedGG(Algorithm):
     def client_memory(self, w: Tensor) -> Rows:
         return {} if self.direction == "sent" else {"received": w}  # at a first meeting: g = 0, so no term
 
-    def send_down(self, w: Tensor, hub: Hub) -> Rows:
-        return {"update": hub.memory["update"]} if self.direction == "sent" else {}
+    def send_down(self, w: Tensor, server: Server) -> Rows:
+        return {"update": server.memory["update"]} if self.direction == "sent" else {}
 
-    def begin(self, w: Tensor, site: Site) -> Rows:
-        update = self._last_update(w, site)
-        reach = (dot(update, update) if self.scope == "model" else site.net.layout.layer_dot(update, update)).sqrt()
+    def begin(self, w: Tensor, client: Client) -> Rows:
+        update = self._last_update(w, client)
+        reach = (dot(update, update) if self.scope == "model" else client.net.layout.layer_dot(update, update)).sqrt()
         return {"anchor": w, "direction": update * self._inverse(reach), "reach": reach}
 
-    def terms(self, site: Site) -> dict[str, Number]:
-        inverse_drift = self._inverse(self._inner("drift", "drift", site).sqrt())
-        cosine = self._inner("direction", "drift", site) * inverse_drift
-        pull = self._pull(inverse_drift, site)
+    def terms(self, client: Client) -> dict[str, Number]:
+        inverse_drift = self._inverse(self._inner("drift", "drift", client).sqrt())
+        cosine = self._inner("direction", "drift", client) * inverse_drift
+        pull = self._pull(inverse_drift, client)
         turn = pull * cosine * inverse_drift
         return {"direction": -pull, "drift": -turn if self.gradient == "printed" else turn}
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
-        up, _ = super().finish(w, site)
-        return up, {} if self.direction == "sent" else {"received": site.notes["anchor"]}
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
+        up, _ = super().finish(w, client)
+        return up, {} if self.direction == "sent" else {"received": client.notes["anchor"]}
 
-    def readings(self, w: Tensor, site: Site) -> Rows:
+    def diagnostics(self, w: Tensor, client: Client) -> Rows:
         """As they stand after the last local step: c, lambda, |u| and the last step's length.
 
         Of the whole model, under `scope = "layer"` too: c is the cosine of the drift and the last global update.
         """
-        far = site.inner("drift", "drift").sqrt()
+        far = client.inner("drift", "drift").sqrt()
         if self.scope == "model":
-            along, reach = site.inner("direction", "drift"), site.inner("direction", "direction").sqrt()
+            along, reach = client.inner("direction", "drift"), client.inner("direction", "direction").sqrt()
         else:  # every layer of the note `direction` has length 1, so that together they point another way than g
-            update = self._last_update(site.notes["anchor"], site)
-            along, reach = dot(update, site.vector("drift")), length(update)
+            update = self._last_update(client.notes["anchor"], client)
+            along, reach = dot(update, client.vector("drift")), length(update)
         cosine = along / (far * reach).clamp_min(torch.finfo(w.dtype).tiny)
-        weight = self.mu * far * site.last_move if self.weight == "adaptive" else self.lam + 0 * far
-        return {"cosine": cosine, "weight": weight, "drift": far, "step": site.last_move}
+        weight = self.mu * far * client.last_move if self.weight == "adaptive" else self.lam + 0 * far
+        return {"cosine": cosine, "weight": weight, "drift": far, "step": client.last_move}
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
-        new, memory = super().aggregate(w, up, share, hub)
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
+        new, memory = super().aggregate(w, up, share, server)
         return new, {"update": new - w} if self.direction == "sent" else memory
 
-    def _last_update(self, anchor: Tensor, site: Site) -> Tensor:
+    def _last_update(self, anchor: Tensor, client: Client) -> Tensor:
         """g, the last global update as this client knows it."""
-        return site.down["update"] if self.direction == "sent" else anchor - site.memory["received"]
+        return client.down["update"] if self.direction == "sent" else anchor - client.memory["received"]
 
-    def _pull(self, inverse_drift: Tensor, site: Site) -> Tensor:
+    def _pull(self, inverse_drift: Tensor, client: Client) -> Tensor:
         """lambda / |u|, the length of the term: the first step has its own."""
         if self.weight == "adaptive":
-            pull = self.mu * self._inner("step", "step", site).sqrt()
+            pull = self.mu * self._inner("step", "step", client).sqrt()
         else:
             pull = self.lam * inverse_drift
         if self.first_step == "epsilon":
             return pull
-        return torch.where(site.step == 0, self._first_pull(site), pull)
+        return torch.where(client.step == 0, self._first_pull(client), pull)
 
-    def _first_pull(self, site: Site) -> Tensor:
+    def _first_pull(self, client: Client) -> Tensor:
         if self.first_step == "skip":
-            return torch.zeros_like(site.lr)
+            return torch.zeros_like(client.lr)
         # A gradient of length 1 at the first step moves a client by lr / (1 - b) until momentum has died away.
-        pull = self.push * self.push_decay**site.round * (1 - site.momentum) / site.lr
-        return pull * site.notes["reach"] if self.first_step == "relative_push" else pull
+        pull = self.push * self.push_decay**client.round * (1 - client.momentum) / client.lr
+        return pull * client.notes["reach"] if self.first_step == "relative_push" else pull
 
-    def _inner(self, a: str, b: str, site: Site) -> Tensor:
-        return site.inner(a, b, by_layer=self.scope == "layer")
+    def _inner(self, a: str, b: str, client: Client) -> Tensor:
+        return client.inner(a, b, by_layer=self.scope == "layer")
 
     def _inverse(self, distance: Tensor) -> Tensor:
         """1 / distance; at zero what the reading says: PyTorch's 1 / epsilon, or nothing at all."""

@@ -6,9 +6,9 @@ divides each update by what its steps are worth, a_i, and lets the mean go as fa
     w^{r+1} = w^r + tau sum_i p_i delta_i / a_i,    tau = sum_i p_i a_i,    p_i = n_i / n            (Eq. 7 and 9)
 
 Clients are weighted by their examples, as in the paper. Local momentum is in the paper too: with momentum b, a_i is the
-1-norm of the weights with which gradients enter the update, which is `site.effective_steps` (K for b = 0). Where every
-client takes the same number of steps, it is FedAvg but for rounding; what unequal curvature does to several local steps
-it leaves as it is, so on quadratics it ends at a fixed point that is near the optimum, not at it.
+1-norm of the weights with which gradients enter the update, which is `client.effective_steps` (K for b = 0). Where
+every client takes the same number of steps, it is FedAvg but for rounding; what unequal curvature does to several local
+steps it leaves as it is, so on quadratics it ends at a fixed point that is near the optimum, not at it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Hub, Site
+from fedgg.core.algorithm import Algorithm, Client, Server
 from fedgg.core.rows import Rows, weighted_sum
 
 
@@ -28,10 +28,10 @@ class FedNova(Algorithm):
 
     when: ClassVar[str] = "clients hold very different amounts of data and so take very different numbers of steps"
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
-        up, memory = super().finish(w, site)
-        return up | {"worth": site.effective_steps}, memory
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
+        up, memory = super().finish(w, client)
+        return up | {"worth": client.effective_steps}, memory
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
         reach = weighted_sum(share, up["worth"])
-        return w + reach * weighted_sum(share, up["delta"] / up["worth"]), hub.memory
+        return w + reach * weighted_sum(share, up["delta"] / up["worth"]), server.memory

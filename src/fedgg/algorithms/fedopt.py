@@ -29,7 +29,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Hub, Number, setting
+from fedgg.core.algorithm import Algorithm, Number, Server, setting
 from fedgg.core.rows import Rows, weighted_sum
 
 BETA1 = "Reddi et al. 2021, Sec. 5: 0.9 for Adam and Yogi, 0 for Adagrad"
@@ -55,10 +55,10 @@ class FedAdam(Algorithm):
     def server_memory(self, w: Tensor) -> Rows:
         return _start(w, self.tau)
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
         delta = weighted_sum(share, up["delta"])
-        squares = self.beta2 * hub.memory["squares"] + (1 - self.beta2) * delta.square()
-        return _step(self, w, delta, squares, hub)
+        squares = self.beta2 * server.memory["squares"] + (1 - self.beta2) * delta.square()
+        return _step(self, w, delta, squares, server)
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ class FedYogi(Algorithm):
     def server_memory(self, w: Tensor) -> Rows:
         return _start(w, self.tau)
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
-        delta, old = weighted_sum(share, up["delta"]), hub.memory["squares"]
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
+        delta, old = weighted_sum(share, up["delta"]), server.memory["squares"]
         squares = old - (1 - self.beta2) * delta.square() * (old - delta.square()).sign()
-        return _step(self, w, delta, squares, hub)
+        return _step(self, w, delta, squares, server)
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,10 @@ class FedAdagrad(Algorithm):
     def server_memory(self, w: Tensor) -> Rows:
         return _start(w, self.tau)
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
         delta = weighted_sum(share, up["delta"])
-        squares = hub.memory["squares"] + delta.square()
-        return _step(self, w, delta, squares, hub)
+        squares = server.memory["squares"] + delta.square()
+        return _step(self, w, delta, squares, server)
 
 
 def _start(w: Tensor, tau: Number) -> Rows:
@@ -111,8 +111,8 @@ def _start(w: Tensor, tau: Number) -> Rows:
 
 
 def _step(
-    kind: FedAdam | FedYogi | FedAdagrad, w: Tensor, delta: Tensor, squares: Tensor, hub: Hub
+    kind: FedAdam | FedYogi | FedAdagrad, w: Tensor, delta: Tensor, squares: Tensor, server: Server
 ) -> tuple[Tensor, Rows]:
-    momentum = kind.beta1 * hub.memory["momentum"] + (1 - kind.beta1) * delta
+    momentum = kind.beta1 * server.memory["momentum"] + (1 - kind.beta1) * delta
     new = w + kind.server_lr * momentum / (squares.sqrt() + kind.tau)
     return new, {"momentum": momentum, "squares": squares}

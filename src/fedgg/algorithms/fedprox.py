@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedgg.core.algorithm import Algorithm, Number, Site, setting
+from fedgg.core.algorithm import Algorithm, Client, Number, setting
 
 
 @dataclass(frozen=True)
@@ -25,5 +25,5 @@ class FedProx(Algorithm):
     def neutral(self) -> FedProx:
         return replace(self, mu=0.0)
 
-    def terms(self, site: Site) -> dict[str, Number]:
+    def terms(self, client: Client) -> dict[str, Number]:
         return {"drift": self.mu}

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Batch, Number, Site, setting
+from fedgg.core.algorithm import Algorithm, Batch, Client, Number, setting
 from fedgg.core.rows import Rows
 
 
@@ -52,18 +52,18 @@ class MOON(Algorithm):
     def client_memory(self, w: Tensor) -> Rows:
         return {"previous": w}
 
-    def loss(self, w: Tensor, batch: Batch, site: Site) -> Tensor:
-        outputs, here = site.net.seen(w, batch.x)
+    def loss(self, w: Tensor, batch: Batch, client: Client) -> Tensor:
+        outputs, here = client.net.seen(w, batch.x)
         with torch.no_grad():
-            received = _unit(site.net.representation(site.notes["anchor"], batch.x))
-            previous = _unit(site.net.representation(site.memory["previous"], batch.x))
+            received = _unit(client.net.representation(client.notes["anchor"], batch.x))
+            previous = _unit(client.net.representation(client.memory["previous"], batch.x))
         nearer = (_unit(here) * (received - previous)).sum(2)
         contrast = F.softplus(-nearer / self.temperature) * batch.mask
         mean = contrast.sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True).clamp_min(1)
-        return site.net.judged(outputs, batch.y, batch.mask) + self.mu * mean
+        return client.net.judged(outputs, batch.y, batch.mask) + self.mu * mean
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
-        up, _ = super().finish(w, site)
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
+        up, _ = super().finish(w, client)
         return up, {"previous": w}
 
 

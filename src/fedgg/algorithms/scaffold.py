@@ -24,7 +24,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Hub, Number, Site, Weighing, setting
+from fedgg.core.algorithm import Algorithm, Client, Number, Server, Weighing, setting
 from fedgg.core.rows import Rows, weighted_sum
 
 
@@ -50,26 +50,28 @@ class SCAFFOLD(Algorithm):
     def client_memory(self, w: Tensor) -> Rows:
         return {"variate": torch.zeros_like(w)}
 
-    def send_down(self, w: Tensor, hub: Hub) -> Rows:
-        return {"variate": hub.memory["variate"]}
+    def send_down(self, w: Tensor, server: Server) -> Rows:
+        return {"variate": server.memory["variate"]}
 
-    def begin(self, w: Tensor, site: Site) -> Rows:
-        return {"anchor": w, "correction": site.down["variate"] - site.memory["variate"]}
+    def begin(self, w: Tensor, client: Client) -> Rows:
+        return {"anchor": w, "correction": client.down["variate"] - client.memory["variate"]}
 
-    def terms(self, site: Site) -> dict[str, Number]:
+    def terms(self, client: Client) -> dict[str, Number]:
         return {} if self.correction == "after" else {"correction": 1.0}
 
-    def nudge(self, move: Tensor, w: Tensor, site: Site) -> Tensor:
-        return move - site.lr * site.notes["correction"] if self.correction == "after" else move
+    def nudge(self, move: Tensor, w: Tensor, client: Client) -> Tensor:
+        return move - client.lr * client.notes["correction"] if self.correction == "after" else move
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
-        delta = w - site.notes["anchor"]
-        steps = site.effective_steps if self.correction == "exact" else site.steps
-        change = -site.down["variate"] - delta / (steps * site.lr)
-        return {"delta": delta, "variate_change": change}, {"variate": site.memory["variate"] + change}
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
+        delta = w - client.notes["anchor"]
+        steps = client.effective_steps if self.correction == "exact" else client.steps
+        change = -client.down["variate"] - delta / (steps * client.lr)
+        return {"delta": delta, "variate_change": change}, {"variate": client.memory["variate"] + change}
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
-        w, memory = super().aggregate(w, up, share, hub)
-        weights = share * hub.coverage if self.variate_mean == "share" else torch.full_like(share, 1 / hub.clients)
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
+        w, memory = super().aggregate(w, up, share, server)
+        weights = (
+            share * server.coverage if self.variate_mean == "share" else torch.full_like(share, 1 / server.clients)
+        )
         change = weighted_sum(weights, up["variate_change"])
         return w, {"variate": memory["variate"] + change}

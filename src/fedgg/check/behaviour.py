@@ -27,7 +27,7 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.federation import Federation
 from fedgg.lab.registry import given_algorithm
 from fedgg.lab.runner import with_names
-from fedgg.lab.state import State, begin, close, hub_of, play_round, train
+from fedgg.lab.state import State, begin, close, play_round, server_of, train
 
 
 def digits(algorithm: Algorithm, rounds: int, cohort: int | None = None, precision: str = "fp32") -> Experiment:
@@ -142,7 +142,7 @@ def on_quadratics(
     worth = SGD.of(lr, momentum, 0.0, net.start).effective_steps(torch.full((1, 1), float(work.epochs)))
     for number in range(steps // work.epochs):
         invited = plan.cohort(0, number, len(examples), cohort)
-        hub = hub_of(state, net, feed, examples, invited)
+        server = server_of(state, net, feed, examples, invited)
         job = RoundJob(
             algorithm=algorithm,
             net=net,
@@ -153,9 +153,9 @@ def on_quadratics(
             seed=0,
             round=number,
             cohort=invited,
-            w=algorithm.broadcast(state.server.w, hub),
+            w=algorithm.broadcast(state.server.w, server),
             buffers={},
-            down=algorithm.send_down(state.server.w, hub),
+            down=algorithm.send_down(state.server.w, server),
             memory=state.memory,
             kept_buffers={},
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedgg.check.toy_problems import Client, Standing, hub_of, play, small_net
+from fedgg.check.toy_problems import Standing, ToyClient, play, server_of, small_net
 from fedgg.core.algorithm import Algorithm, arithmetic_beside_fedavg
 from fedgg.core.rows import Rows
 
@@ -34,9 +34,9 @@ class Price:
 
 
 def price(algorithm: Algorithm) -> Price:
-    net, clients = small_net(), [Client.draw(0, 7), Client.draw(1, 9)]
+    net, clients = small_net(), [ToyClient.draw(0, 7), ToyClient.draw(1, 9)]
     standing, _ = play(algorithm, net, Standing.at_start(algorithm, net, len(clients)), clients)
-    down = algorithm.send_down(standing.w, hub_of(standing, net, clients))
+    down = algorithm.send_down(standing.w, server_of(standing, net, clients))
     standing, end = play(algorithm, net, standing, clients)
     return Price(
         down=_names(down),

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgg.check.toy_problems import Client, Standing, aggregated, hub_of, play, small_net, train_rows
-from fedgg.core.algorithm import Algorithm, Batch, Hub, Site
+from fedgg.check.toy_problems import Standing, ToyClient, aggregated, play, server_of, small_net, train_rows
+from fedgg.core.algorithm import Algorithm, Batch, Client, Server
 from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Assigned, Rows, assigns, check_sparse
 from fedgg.errors import UserError
@@ -58,15 +58,15 @@ def _gap(a: Tensor, b: Tensor) -> float:
 
 
 ROUNDING = 1e-12  # float64, a handful of steps, another order of summation
-HOOKS = ("broadcast", "send_down", "begin", "loss", "terms", "steer", "nudge", "finish", "readings", "aggregate")
+HOOKS = ("broadcast", "send_down", "begin", "loss", "terms", "steer", "nudge", "finish", "diagnostics", "aggregate")
 WATCHED = (*HOOKS, "server_memory", "client_memory")
 NAMES = (*WATCHED, "sparse_up", "sparse_down")
 Hook = Callable[..., Any]
 Around = Callable[[str, Hook, Algorithm], Hook]  # by its name and its algorithm: a hook with a look at what it does
 
 
-def _clients() -> list[Client]:
-    return [Client.draw(0, 13), Client.draw(1, 4), Client.draw(2, 22)]
+def _clients() -> list[ToyClient]:
+    return [ToyClient.draw(0, 13), ToyClient.draw(1, 4), ToyClient.draw(2, 22)]
 
 
 def _after_two_rounds(algorithm: Algorithm) -> Standing:
@@ -74,7 +74,7 @@ def _after_two_rounds(algorithm: Algorithm) -> Standing:
     return _after_rounds(algorithm, _clients())
 
 
-def _after_rounds(algorithm: Algorithm, clients: list[Client], rounds: int = 2) -> Standing:
+def _after_rounds(algorithm: Algorithm, clients: list[ToyClient], rounds: int = 2) -> Standing:
     net = small_net()
     standing = Standing.at_start(algorithm, net, len(clients))
     for _ in range(rounds):
@@ -82,7 +82,7 @@ def _after_rounds(algorithm: Algorithm, clients: list[Client], rounds: int = 2) 
     return standing
 
 
-def _side_by_side(algorithm: Algorithm, worlds: list[list[Client]], rounds: int = 2) -> list[Standing]:
+def _side_by_side(algorithm: Algorithm, worlds: list[list[ToyClient]], rounds: int = 2) -> list[Standing]:
     """Several runs in one process, in turns: the clients of all of them train before a server aggregates."""
     net = small_net()
     standings = [Standing.at_start(algorithm, net, len(clients)) for clients in worlds]
@@ -132,7 +132,7 @@ def the_same_again(algorithm: Algorithm) -> None:
     """Nothing is remembered outside the rows and nothing is drawn at random: hook by hook, and over whole runs."""
     with _generators_at_rest():
         _after_rounds(_watched(algorithm, _calling_twice), _clients())
-    worlds = [[Client.draw(3, 5), Client.draw(4, 8)], [Client.draw(5, 9), Client.draw(6, 4)]]
+    worlds = [[ToyClient.draw(3, 5), ToyClient.draw(4, 8)], [ToyClient.draw(5, 9), ToyClient.draw(6, 4)]]
     alone = [_after_rounds(algorithm, clients) for clients in worlds]
     for one, beside in zip(alone, _side_by_side(algorithm, worlds), strict=True):
         _demand_same(beside, one, "two runs side by side and one after the other")
@@ -160,7 +160,7 @@ def declared_messages(algorithm: Algorithm) -> None:
     if not up and not down:
         raise Skipped("it declares no sparse messages")
     for _ in range(3):
-        sent_down = algorithm.send_down(standing.w, hub_of(standing, net, clients))
+        sent_down = algorithm.send_down(standing.w, server_of(standing, net, clients))
         standing, end = play(algorithm, net, standing, clients)
         try:
             check_sparse(sent_down, down, f"{who}.sparse_down()")
@@ -191,7 +191,7 @@ def settings_may_be_columns(algorithm: Algorithm) -> None:
 
 def finite_at_zero_drift(algorithm: Algorithm) -> None:
     """A model that no gradient moves stays where it is, or at least finite: nothing divides by a length of zero."""
-    net, clients = small_net(), [Client.draw(number, 7, flat=True) for number in range(2)]
+    net, clients = small_net(), [ToyClient.draw(number, 7, flat=True) for number in range(2)]
     with torch.no_grad():
         net.start.zero_()
     standing = Standing.at_start(algorithm, net, len(clients))
@@ -201,7 +201,7 @@ def finite_at_zero_drift(algorithm: Algorithm) -> None:
 
 
 def a_client_of_one_example(algorithm: Algorithm) -> None:
-    net, clients = small_net(), [Client.draw(0, 1), Client.draw(1, 9)]
+    net, clients = small_net(), [ToyClient.draw(0, 1), ToyClient.draw(1, 9)]
     standing = Standing.at_start(algorithm, net, len(clients))
     for _ in range(3):
         standing, end = play(algorithm, net, standing, clients)
@@ -209,13 +209,13 @@ def a_client_of_one_example(algorithm: Algorithm) -> None:
 
 
 def _demand_finite(end: LocalEnd, standing: Standing) -> None:
-    for name, tensor in {**end.up, **end.memory, **end.readings, "w": standing.w}.items():
+    for name, tensor in {**end.up, **end.memory, **end.diagnostics, "w": standing.w}.items():
         demand(bool(torch.isfinite(tensor).all()), f"{name} is not finite")
 
 
 def _ends(algorithm: Algorithm, standing: Standing, rows: list[int]) -> Rows:
     end = train_rows(algorithm, small_net(), standing, _clients(), rows, momentum=0.9)
-    parts = {"up": end.up, "memory": end.memory, "readings": end.readings}
+    parts = {"up": end.up, "memory": end.memory, "diagnostics": end.diagnostics}
     return {f"{part} {name}": tensor for part, named in parts.items() for name, tensor in named.items()}
 
 
@@ -343,7 +343,7 @@ def _mappings(arguments: tuple[Any, ...]) -> Iterator[tuple[str, Rows]]:
     for argument in arguments:
         if isinstance(argument, dict):
             yield getattr(argument, "label", "the rows it is given"), argument
-        elif isinstance(argument, Site | Hub):
+        elif isinstance(argument, Client | Server):
             named = ((field.name, getattr(argument, field.name)) for field in fields(argument))
             yield from (
                 (f"{type(argument).__name__.lower()}.{name}", rows) for name, rows in named if isinstance(rows, dict)
@@ -356,7 +356,7 @@ def _tensors(arguments: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
     for argument in arguments:
         if isinstance(argument, Tensor):
             yield "a tensor it was given", argument
-        elif isinstance(argument, Site | Hub | Batch):
+        elif isinstance(argument, Client | Server | Batch):
             for field in fields(argument):
                 if isinstance(value := getattr(argument, field.name), Tensor):
                     yield f"{type(argument).__name__.lower()}.{field.name}", value

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedgg.core.algorithm import Algorithm, Batch, Hub, Weighing
+from fedgg.core.algorithm import Algorithm, Batch, Server, Weighing
 from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.net import Net
 from fedgg.core.plan import Work
@@ -37,14 +37,14 @@ def small_net() -> Net:
 
 
 @dataclass(frozen=True, eq=False)
-class Client:
+class ToyClient:
     """One client's examples, and the two memories a round needs."""
 
     x: Tensor
     y: Tensor
 
     @classmethod
-    def draw(cls, number: int, examples: int, flat: bool = False) -> Client:
+    def draw(cls, number: int, examples: int, flat: bool = False) -> ToyClient:
         """`flat`: inputs of zero, so that a model at zero has gradients in its last bias only."""
         with torch_stream(0, "check client", number):
             x = torch.randn(examples, FEATURES, dtype=torch.float64)
@@ -71,7 +71,12 @@ class Standing:
 
 
 def train_rows(
-    algorithm: Algorithm, net: Net, standing: Standing, clients: Sequence[Client], rows: Sequence[int], momentum: float
+    algorithm: Algorithm,
+    net: Net,
+    standing: Standing,
+    clients: Sequence[ToyClient],
+    rows: Sequence[int],
+    momentum: float,
 ) -> LocalEnd:
     """One local round of some clients in one stack, given back in the order asked."""
     work = algorithm.work(Work(epochs=2, batch=BATCH))
@@ -79,10 +84,10 @@ def train_rows(
     order = steps[:, 0].argsort(descending=True, stable=True)
     back = order.argsort()
     chosen = [clients[rows[int(position)]] for position in order]
-    hub = hub_of(standing, net, clients)
+    server = server_of(standing, net, clients)
     # A setting that is a column makes a server's row for each client, in the order asked.
-    w = algorithm.broadcast(standing.w, hub).expand(len(rows), -1)[order]
-    down = algorithm.send_down(standing.w, hub)
+    w = algorithm.broadcast(standing.w, server).expand(len(rows), -1)[order]
+    down = algorithm.send_down(standing.w, server)
     start = LocalStart(
         w=w,
         down={name: tensor.expand(len(rows), *tensor.shape[1:])[order] for name, tensor in down.items()},
@@ -99,7 +104,7 @@ def train_rows(
 
 
 def play(
-    algorithm: Algorithm, net: Net, standing: Standing, clients: Sequence[Client], momentum: float = 0.9
+    algorithm: Algorithm, net: Net, standing: Standing, clients: Sequence[ToyClient], momentum: float = 0.9
 ) -> tuple[Standing, LocalEnd]:
     """A whole round with everybody."""
     end = train_rows(algorithm, net, standing, clients, range(len(clients)), momentum)
@@ -107,24 +112,24 @@ def play(
 
 
 def aggregated(
-    algorithm: Algorithm, net: Net, standing: Standing, clients: Sequence[Client], end: LocalEnd
+    algorithm: Algorithm, net: Net, standing: Standing, clients: Sequence[ToyClient], end: LocalEnd
 ) -> Standing:
     """Where the federation stands after the server's half of the round."""
     counts = torch.tensor([[float(len(client.x))] for client in clients], dtype=standing.w.dtype)
-    hub = hub_of(standing, net, clients)
-    w, server = algorithm.aggregate(standing.w, read_only(end.up, "up"), counts / counts.sum(), hub)
+    server_view = server_of(standing, net, clients)
+    w, server = algorithm.aggregate(standing.w, read_only(end.up, "up"), counts / counts.sum(), server_view)
     memories = split(end.memory, len(clients)) if end.memory else standing.clients
     return Standing(w, server, memories, standing.rounds_done + 1)
 
 
-def hub_of(standing: Standing, net: Net, clients: Sequence[Client]) -> Hub:
+def server_of(standing: Standing, net: Net, clients: Sequence[ToyClient]) -> Server:
     """What the server may read."""
-    own = Client.draw(len(clients), 8)
+    own = ToyClient.draw(len(clients), 8)
     probe = Probe(net, {}, lambda row: [(own.x, own.y)])
-    return Hub(standing.server, len(clients), 1.0, standing.rounds_done, probe)
+    return Server(standing.server, len(clients), 1.0, standing.rounds_done, probe)
 
 
-def _padded(clients: Sequence[Client], work: Work) -> list[Batch]:
+def _padded(clients: Sequence[ToyClient], work: Work) -> list[Batch]:
     """Batches of all rows that are at work, one step after another, short ones padded."""
     queues = [client.batches(work) for client in clients]
     width = max(len(y) for queue in queues for _, y in queue)

@@ -69,7 +69,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Site:
+class Client:
     """What a client may read."""
 
     net: Forward
@@ -89,9 +89,9 @@ class Site:
     sums: Rows  # inner products an engine has at hand, `[K, 1]`; the others are computed when asked for
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "down", read_only(self.down, "site.down"))
-        object.__setattr__(self, "memory", read_only(self.memory, "site.memory"))
-        object.__setattr__(self, "notes", read_only(self.notes, "site.notes"))
+        object.__setattr__(self, "down", read_only(self.down, "client.down"))
+        object.__setattr__(self, "memory", read_only(self.memory, "client.memory"))
+        object.__setattr__(self, "notes", read_only(self.notes, "client.notes"))
 
     def vector(self, name: str) -> Tensor:
         """`drift` (w - anchor), `step` (the last local step, zero before the first), or a note by its name."""
@@ -129,7 +129,7 @@ def pair(a: str, b: str) -> str:
 
 
 @dataclass(frozen=True)
-class Hub:
+class Server:
     """What the server may read."""
 
     memory: Rows
@@ -139,7 +139,7 @@ class Hub:
     probe: Probe | None = None  # measurements on the server's own examples (`data.proxy`), where it has any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "memory", read_only(self.memory, "hub.memory"))
+        object.__setattr__(self, "memory", read_only(self.memory, "server.memory"))
 
 
 @dataclass(frozen=True)
@@ -182,55 +182,55 @@ class Algorithm:
         """What a client keeps between rounds, before the first round it takes part in."""
         return {}
 
-    def broadcast(self, w: Tensor, hub: Hub) -> Tensor:
+    def broadcast(self, w: Tensor, server: Server) -> Tensor:
         """The model that travels to every client and is their anchor, `[1, P]`; the server's own stays as it is."""
         return w
 
-    def send_down(self, w: Tensor, hub: Hub) -> Rows:
+    def send_down(self, w: Tensor, server: Server) -> Rows:
         """What travels to every client besides the model."""
         return {}
 
-    def begin(self, w: Tensor, site: Site) -> Rows:
+    def begin(self, w: Tensor, client: Client) -> Rows:
         """Notes for this round. `anchor` is the global model as received."""
         return {"anchor": w}
 
-    def loss(self, w: Tensor, batch: Batch, site: Site) -> Tensor:
+    def loss(self, w: Tensor, batch: Batch, client: Client) -> Tensor:
         """The local objective, `[K, 1]`; differentiated in `w` by the training loop."""
-        return site.net.loss(w, batch.x, batch.y, batch.mask)
+        return client.net.loss(w, batch.x, batch.y, batch.mask)
 
-    def terms(self, site: Site) -> Mapping[str, Number]:
-        """What is added to the gradient: factors, `[K, 1]` or numbers, of vectors by name (see `Site.vector`).
+    def terms(self, client: Client) -> Mapping[str, Number]:
+        """What is added to the gradient: factors, `[K, 1]` or numbers, of vectors by name (see `Client.vector`).
 
-        Factors may depend on the rows through `site.inner` only: engines then add all terms in one pass.
+        Factors may depend on the rows through `client.inner` only: engines then add all terms in one pass.
         """
         return {}
 
-    def steer(self, grad: Tensor, w: Tensor, site: Site) -> Tensor:
+    def steer(self, grad: Tensor, w: Tensor, client: Client) -> Tensor:
         """The gradient that goes into the optimiser; to be overridden where it is not a sum of such terms."""
-        for name, factor in self.terms(site).items():
+        for name, factor in self.terms(client).items():
             if isinstance(factor, Tensor) and factor.ndim == 1:  # it would be taken for one row of parameters
                 raise UserError(
                     f"{type(self).__name__}.terms() gives {name!r} a factor of shape {tuple(factor.shape)}: make it "
                     f"one number a client, [{len(w)}, 1], as inner products are and `keepdim=True` leaves sums"
                 )
-            grad = grad + factor * site.vector(name)
+            grad = grad + factor * client.vector(name)
         return grad
 
-    def nudge(self, move: Tensor, w: Tensor, site: Site) -> Tensor:
+    def nudge(self, move: Tensor, w: Tensor, client: Client) -> Tensor:
         """The step that comes out of the optimiser, `w_new - w`."""
         return move
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
         """What travels up, and the client's memory."""
-        return {"delta": w - site.notes["anchor"]}, site.memory
+        return {"delta": w - client.notes["anchor"]}, client.memory
 
-    def readings(self, w: Tensor, site: Site) -> Rows:
+    def diagnostics(self, w: Tensor, client: Client) -> Rows:
         """Diagnostics of the clients after their last local step, `[K, 1]` each: recorded, not used by the server."""
-        return {"drift": site.inner("drift", "drift").sqrt()}
+        return {"drift": client.inner("drift", "drift").sqrt()}
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
         """The next global model `[1, P]` and the server's memory; `share` `[K, 1]` sums to one."""
-        return w + weighted_sum(share, up["delta"]), hub.memory
+        return w + weighted_sum(share, up["delta"]), server.memory
 
     def sparse_up(self, parameters: int) -> Mapping[str, int]:
         """Entries of `finish`'s message that travel as values with their positions, and how many values at most.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Batch, Site
+from fedgg.core.algorithm import Algorithm, Batch, Client
 from fedgg.core.dropout import DropoutKey, mask_keys
 from fedgg.core.forward import RowsForward
 from fedgg.core.net import Net
@@ -48,7 +48,7 @@ class LocalEnd:
     up: Rows
     memory: Rows
     buffers: Rows
-    readings: Rows
+    diagnostics: Rows
     loss: Tensor  # [K, 1] mean training loss over the examples as they were seen
     note: str = ""  # what is to be known of this client's round; recorded, never computed with
 
@@ -67,15 +67,15 @@ class LocalState:
 
 def local_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, batches: Iterable[Batch]) -> LocalEnd:
     """Train all rows on their batches."""
-    running, site = open_round(algorithm, net, sgd, start)
-    return take_steps(algorithm, sgd, start, running, site, batches)
+    running, client = open_round(algorithm, net, sgd, start)
+    return take_steps(algorithm, sgd, start, running, client, batches)
 
 
 def take_steps(
-    algorithm: Algorithm, sgd: SGD, start: LocalStart, running: LocalState, site: Site, batches: Iterable[Batch]
+    algorithm: Algorithm, sgd: SGD, start: LocalStart, running: LocalState, client: Client, batches: Iterable[Batch]
 ) -> LocalEnd:
     """All steps of rows whose round is open, and its end."""
-    here, at_work, left = site, (algorithm, sgd), list[LocalState]()
+    here, at_work, left = client, (algorithm, sgd), list[LocalState]()
     for number, batch in enumerate(batches):
         rows = len(batch.mask)
         if rows < len(running.w):
@@ -83,14 +83,14 @@ def take_steps(
             running, here, at_work = each_row((running, here, (algorithm, sgd)), slice(rows))
         here.net.at_step(number)
         running = local_step(*at_work, running, here, batch)
-    return end_round(algorithm, start, _together([running, *reversed(left)]), site)
+    return end_round(algorithm, start, _together([running, *reversed(left)]), client)
 
 
-def open_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart) -> tuple[LocalState, Site]:
+def open_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart) -> tuple[LocalState, Client]:
     """Rows before their first step, and what they may read."""
     zero = torch.zeros_like(start.w[:, :1])
     running = LocalState(start.w, torch.zeros_like(start.w), torch.zeros_like(start.w), zero, zero, zero)
-    site = Site(
+    client = Client(
         net=net.bind(start.buffers, train=True, keys=_keys(net, start), many=start.many, per_row=start.per_row),
         probe=start.probe,
         down=start.down,
@@ -107,17 +107,17 @@ def open_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart) -> t
         last_step=running.last_step,
         sums={},
     )
-    return running, replace(site, notes=check(algorithm.begin(start.w, site), len(start.w), "begin()"))
+    return running, replace(client, notes=check(algorithm.begin(start.w, client), len(start.w), "begin()"))
 
 
-def local_step(algorithm: Algorithm, sgd: SGD, running: LocalState, site: Site, batch: Batch) -> LocalState:
+def local_step(algorithm: Algorithm, sgd: SGD, running: LocalState, client: Client, batch: Batch) -> LocalState:
     """One step of every row."""
-    site = replace(site, step=running.step, w=running.w, last_step=running.last_step)
-    loss, grad = gradient(algorithm, running.w, batch, site)
+    client = replace(client, step=running.step, w=running.w, last_step=running.last_step)
+    loss, grad = gradient(algorithm, running.w, batch, client)
     with torch.no_grad():
         w = running.w
-        move, velocity = sgd.move(algorithm.steer(grad, w, site), w, running.velocity)
-        move = algorithm.nudge(move, w, site)
+        move, velocity = sgd.move(algorithm.steer(grad, w, client), w, running.velocity)
+        move = algorithm.nudge(move, w, client)
         count = batch.mask.sum(1, keepdim=True)
         new = LocalState(
             w + move, velocity, move, running.step + 1, running.loss_sum + loss * count, running.seen + count
@@ -125,10 +125,10 @@ def local_step(algorithm: Algorithm, sgd: SGD, running: LocalState, site: Site, 
         return new if batch.at_work is None else _where(batch.at_work, new, running)
 
 
-def gradient(algorithm: Algorithm, w: Tensor, batch: Batch, site: Site) -> tuple[Tensor, Tensor]:
+def gradient(algorithm: Algorithm, w: Tensor, batch: Batch, client: Client) -> tuple[Tensor, Tensor]:
     """The local objective `[K, 1]` and its gradient `[K, P]`."""
     leaf = w.detach().requires_grad_()
-    loss = algorithm.loss(leaf, batch, site)
+    loss = algorithm.loss(leaf, batch, client)
     if loss.shape != (len(w), 1):
         raise UserError(
             f"{type(algorithm).__name__}.loss() gives a tensor of shape {tuple(loss.shape)} for {len(w)} "
@@ -140,18 +140,18 @@ def gradient(algorithm: Algorithm, w: Tensor, batch: Batch, site: Site) -> tuple
 
 
 def end_round(
-    algorithm: Algorithm, start: LocalStart, running: LocalState, site: Site, sums: Rows | None = None
+    algorithm: Algorithm, start: LocalStart, running: LocalState, client: Client, sums: Rows | None = None
 ) -> LocalEnd:
     """What rows that have done all their steps send, keep and show; `sums` are inner products that are at hand."""
     clients = len(running.w)
-    site = replace(site, step=running.step, w=running.w, last_step=running.last_step, sums=sums or {})
+    client = replace(client, step=running.step, w=running.w, last_step=running.last_step, sums=sums or {})
     with torch.no_grad():
-        up, memory = algorithm.finish(running.w, site)
+        up, memory = algorithm.finish(running.w, client)
         return LocalEnd(
             up=check(up, clients, "finish() up"),
             memory=check(memory, clients, "finish() memory"),
             buffers=start.buffers,
-            readings=check(algorithm.readings(running.w, site), clients, "readings()"),
+            diagnostics=check(algorithm.diagnostics(running.w, client), clients, "diagnostics()"),
             loss=running.loss_sum / running.seen.clamp_min(1),
         )
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Hub
+from fedgg.core.algorithm import Algorithm, Server
 from fedgg.core.buffers import BufferPolicy, close_buffers, not_finite
 from fedgg.core.collect import PLAIN, Collector, Sent, shares
 from fedgg.core.local import LocalEnd
@@ -124,7 +124,7 @@ def largest(rows: Mapping[K, Tensor]) -> dict[K, float]:
 def close_round(
     algorithm: Algorithm,
     state: ServerState,
-    hub: Hub,
+    server: Server,
     ends: Mapping[int, LocalEnd],
     examples: Mapping[int, int],
     policy: BufferPolicy,
@@ -140,8 +140,8 @@ def close_round(
     share = shares([examples[client] for client in order], state.w, equally=collector.counts_equally)
     up = stack([ends[client].up for client in order])
     collector.check(up, state.w.shape[1])
-    rows, weights = collector.collect(Sent(up, share, hub.round, len(order) if asked is None else asked))
-    w, memory = algorithm.aggregate(state.w, read_only(rows, "up"), weights, hub)
+    rows, weights = collector.collect(Sent(up, share, server.round, len(order) if asked is None else asked))
+    w, memory = algorithm.aggregate(state.w, read_only(rows, "up"), weights, server)
     if w.shape != state.w.shape:
         raise ValueError(f"aggregate() must return a model {tuple(state.w.shape)}, got {tuple(w.shape)}")
     buffers = close_buffers(policy, state.buffers, stack([ends[client].buffers for client in order]), share)

@@ -113,11 +113,11 @@ def recorded_on_host(end: LocalEnd) -> LocalEnd:
     """Loss and diagnostics, which are recorded only, copied from a GPU at once instead of number by number."""
     if not end.loss.is_cuda:
         return end
-    recorded = [*end.readings.values(), end.loss]
+    recorded = [*end.diagnostics.values(), end.loss]
     together = torch.cat([rows.flatten(1) for rows in recorded], 1).cpu()
     parts = together.split([rows[0].numel() for rows in recorded], 1)
-    *readings, loss = (part.reshape(rows.shape).to(rows.dtype) for part, rows in zip(parts, recorded, strict=True))
-    return replace(end, readings=dict(zip(end.readings, readings, strict=True)), loss=loss)
+    *diagnostics, loss = (part.reshape(rows.shape).to(rows.dtype) for part, rows in zip(parts, recorded, strict=True))
+    return replace(end, diagnostics=dict(zip(end.diagnostics, diagnostics, strict=True)), loss=loss)
 
 
 class Engine(Protocol):

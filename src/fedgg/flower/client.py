@@ -272,7 +272,7 @@ def _train(about: About, site: Site, settings: NodeSettings, message: Message) -
     _, buffers_go_up = travels(policy)
     sent = travelling(site.net.moving, before, end.buffers) if buffers_go_up else {}
     arrays = {"up": to_record(end.up)} | ({"buffers": to_record(sent)} if sent else {})
-    numbers = {"loss": float(end.loss)} | {reading(name): float(value) for name, value in end.readings.items()}
+    numbers = {"loss": float(end.loss)} | {reading(name): float(value) for name, value in end.diagnostics.items()}
     note = gone if end.memory or own_buffers else ""  # who keeps nothing has lost nothing
     return write(about, arrays, answer=Answer(note=note), numbers=numbers)
 

@@ -147,14 +147,14 @@ class OverMessages:
             if travels(job.policy)[1] and "buffers" in reply.content:
                 found = from_record(arrays_of(reply.content, "buffers"), device)
                 buffers = buffers | check_some(found, kinds(job.buffers), "its statistics")
-            numbers = numbers_of(reply.content, {"loss", *map(reading, self.example.readings)})
+            numbers = numbers_of(reply.content, {"loss", *map(reading, self.example.diagnostics)})
             check_finite(up, "")
             check_buffers(job.buffers_before(client), buffers, "")
         except BadRecord as error:
             return Lost(client, one_line(str(error)))
         told = {name: torch.tensor([[value]], dtype=torch.float64).to(job.w.dtype) for name, value in numbers.items()}
-        readings = {name: told[reading(name)] for name in self.example.readings}
-        return LocalEnd(up, {}, buffers, readings, told["loss"], reply.answer.note)
+        diagnostics = {name: told[reading(name)] for name in self.example.diagnostics}
+        return LocalEnd(up, {}, buffers, diagnostics, told["loss"], reply.answer.note)
 
     def _by_clients(self, looks: Mapping[int, Look]) -> dict[int, Score]:
         """Ask every client that keeps examples back."""

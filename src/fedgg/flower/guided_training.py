@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from fedgg.core.algorithm import Algorithm, Site
+from fedgg.core.algorithm import Algorithm, Client
 from fedgg.core.net import Net
 from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
@@ -77,7 +77,7 @@ class guided:  # noqa: N801 (it reads as a verb where it is used)
         self.net = Net(model)
         self._own = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._anchor = self.net.start
-        self._site: Site | None = None
+        self._client: Client | None = None
         self._sgd = SGD.of(1.0, 0.0, 0.0, self._anchor)
         self._before = self._anchor
         self._sent: Rows | None = None
@@ -110,24 +110,24 @@ class guided:  # noqa: N801 (it reads as a verb where it is used)
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._is_ours(optimizer):
             return
-        site = self._site or self._open(optimizer)
+        client = self._client or self._open(optimizer)
         with torch.no_grad():
             w, grad = self._flat(), self._gradient()
-            site = replace(site, w=w)
-            steered = self.net.layout.unflatten(self.algorithm.steer(grad, w, site))
+            client = replace(client, w=w)
+            steered = self.net.layout.unflatten(self.algorithm.steer(grad, w, client))
             for name, parameter in self._own.items():
                 parameter.grad = steered[name][0].clone()
-        self._site, self._before = site, w
+        self._client, self._before = client, w
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._is_ours(optimizer) or self._site is None:
+        if not self._is_ours(optimizer) or self._client is None:
             return
         with torch.no_grad():
             move = self._flat() - self._before
-            nudged = self.algorithm.nudge(move, self._before, self._site)
+            nudged = self.algorithm.nudge(move, self._before, self._client)
             if nudged is not move:
                 self._set(self._before + nudged)
-        self._site = replace(self._site, last_step=nudged, step=self._site.step + 1)
+        self._client = replace(self._client, last_step=nudged, step=self._client.step + 1)
 
     def _is_ours(self, optimizer: Optimizer) -> bool:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -143,14 +143,14 @@ class guided:  # noqa: N801 (it reads as a verb where it is used)
 
     # The round --------------------------------------------------------------------------------------------------------
 
-    def _open(self, optimizer: Optimizer) -> Site:
+    def _open(self, optimizer: Optimizer) -> Client:
         group = optimizer.param_groups[0]
         self._sgd = SGD.of(float(group["lr"]), float(group["momentum"]), 0.0, self._anchor)
         zero = torch.zeros_like(self._anchor[:, :1])
         content, device = self.message.content, self._anchor.device
         down = content.get(DOWN)
         memory = self.context.state.get(MEMORY)
-        site = Site(
+        client = Client(
             net=self.net.bind(self.net.start_buffers, train=True),
             probe=None,
             down=from_record(down, device) if isinstance(down, ArrayRecord) else {},
@@ -170,19 +170,19 @@ class guided:  # noqa: N801 (it reads as a verb where it is used)
             sums={},
         )
         with torch.no_grad():
-            return replace(site, notes=self.algorithm.begin(self._anchor, site))
+            return replace(client, notes=self.algorithm.begin(self._anchor, client))
 
     def _finish(self) -> None:
-        site = self._site
-        if site is None:
+        client = self._client
+        if client is None:
             raise UserError(
                 "guided() saw no step: within its block, train the very model it was given, with a torch.optim.SGD "
                 "made of that model's parameters"
             )
         with torch.no_grad():
-            w, steps = self._flat(), site.step
-            site = replace(site, w=w, steps=steps, effective_steps=self._sgd.effective_steps(steps))
-            self._sent, memory = self.algorithm.finish(w, site)
+            w, steps = self._flat(), client.step
+            client = replace(client, w=w, steps=steps, effective_steps=self._sgd.effective_steps(steps))
+            self._sent, memory = self.algorithm.finish(w, client)
         if memory:
             self.context.state[MEMORY] = to_record(memory)
 

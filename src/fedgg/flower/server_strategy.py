@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import nn
 
-from fedgg.core.algorithm import Algorithm, Hub
+from fedgg.core.algorithm import Algorithm, Server
 from fedgg.core.buffers import close_buffers
 from fedgg.core.collect import shares
 from fedgg.core.layout import Layout
@@ -64,7 +64,7 @@ class Guiding(FlowerFedAvg):
         self.algorithm, self.model = algorithm, model.cpu()
         self.layout = Layout.of(self.model)
         self.memory: Rows | None = None
-        self._hub: Hub | None = None
+        self._server: Server | None = None
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -77,9 +77,9 @@ class Guiding(FlowerFedAvg):
         nodes = len(list(grid.get_node_ids()))
         config[ALGORITHM] = repr(self.algorithm)
         asked = list(super().configure_train(server_round, arrays, config, grid))
-        self._hub = Hub(self.memory, nodes, len(asked) / max(nodes, 1), server_round - 1)
+        self._server = Server(self.memory, nodes, len(asked) / max(nodes, 1), server_round - 1)
         with torch.no_grad():
-            sent, down = self.algorithm.broadcast(w, self._hub), self.algorithm.send_down(w, self._hub)
+            sent, down = self.algorithm.broadcast(w, self._server), self.algorithm.send_down(w, self._server)
         model, beside = self._with(sent), to_record(down)
         for message in asked:
             message.content[self.arrayrecord_key] = model
@@ -90,7 +90,7 @@ class Guiding(FlowerFedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        assert self._hub is not None
+        assert self._server is not None
         healthy = self._in_proportion(self._healthy(list(replies)))
         if not healthy:
             raise UserError(f"round {server_round}: no client sent a finite update")
@@ -100,7 +100,7 @@ class Guiding(FlowerFedAvg):
         with torch.no_grad():
             w, share = self._w(), shares(counts, self._w(), equally=False)
             up = stack([healthy[node][0] for node in order])
-            new, memory = self.algorithm.aggregate(w, read_only(up, "up"), share, self._hub)
+            new, memory = self.algorithm.aggregate(w, read_only(up, "up"), share, self._server)
             before = ServerState(w, self._buffers(), self.memory or {})
             buffers = close_buffers("average", before.buffers, stack([healthy[node][1] for node in order]), share)
             wrong = spoilt(before, ServerState(new, buffers, memory))

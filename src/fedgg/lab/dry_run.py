@@ -50,8 +50,8 @@ def rehearsed(federation: Federation) -> LocalEnd:
     clients[first] = clients[first][:FEW].copy()
     job = replace(job, data=replace(federation.feed, clients=tuple(clients)))
     start, sgd = open_client(job, first)
-    running, site = open_round(job.algorithm, job.net, sgd, start)
-    return end_round(job.algorithm, start, running, site)
+    running, client = open_round(job.algorithm, job.net, sgd, start)
+    return end_round(job.algorithm, start, running, client)
 
 
 _HERE = {"engine.device": "cpu", "engine.name": "auto", "engine.precision": "fp32"}

@@ -147,13 +147,13 @@ def _client_line(federation: Federation, job: RoundJob, client: int, end: LocalE
         "examples": examples,
         "steps": job.work.steps(examples),
         "loss": _finite(float(end.loss)),
-        **{name: _finite(float(value)) for name, value in end.readings.items()},
+        **{name: _finite(float(value)) for name, value in end.diagnostics.items()},
     }
 
 
 def _mean_readings(kept: dict[int, LocalEnd], share: dict[int, float]) -> dict[str, float | None]:
-    names = next(iter(kept.values())).readings
-    return {name: _finite(sum(share[c] * float(end.readings[name]) for c, end in kept.items())) for name in names}
+    names = next(iter(kept.values())).diagnostics
+    return {name: _finite(sum(share[c] * float(end.diagnostics[name]) for c, end in kept.items())) for name in names}
 
 
 def bytes_down(job: RoundJob, client: int) -> int:

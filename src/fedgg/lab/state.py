@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedgg.core import plan
-from fedgg.core.algorithm import Hub
+from fedgg.core.algorithm import Server
 from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
 from fedgg.core.net import Net
@@ -81,9 +81,9 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     drawn = plan.cohort(experiment.seed, number, len(filled), experiment.cohort_of(len(filled)))
     cohort = [int(client) for client in filled[drawn]]
     examples, population = federation.examples, federation.population
-    hub = hub_of(state, federation.net, federation.feed, examples, cohort, population, federation.wrappers)
+    server = server_of(state, federation.net, federation.feed, examples, cohort, population, federation.wrappers)
     algorithm = federation.algorithm
-    down = algorithm.send_down(state.server.w, hub)
+    down = algorithm.send_down(state.server.w, server)
     check_sparse(down, algorithm.sparse_down(state.server.w.shape[1]), f"{type(algorithm).__name__}.sparse_down()")
     return RoundJob(
         algorithm=algorithm,
@@ -95,7 +95,7 @@ def next_job(federation: Federation, state: State) -> RoundJob:
         seed=experiment.seed,
         round=number,
         cohort=cohort,
-        w=algorithm.broadcast(state.server.w, hub),
+        w=algorithm.broadcast(state.server.w, server),
         buffers=state.server.buffers,
         down=down,
         memory=state.memory,
@@ -143,12 +143,12 @@ def close(
         lost += too_large
 
     def aggregated(part: dict[int, LocalEnd]) -> tuple[ServerState, dict[int, float]]:
-        # Who was lost is known of clients one by one: where that is private, the hub is told of those asked.
+        # Who was lost is known of clients one by one: where that is private, the server is told of those asked.
         there = job.cohort if private else list(part)
-        hub = hub_of(state, job.net, job.data, examples, there, population, wrappers)
+        server_view = server_of(state, job.net, job.data, examples, there, population, wrappers)
         counts = {client: examples[client] for client in part}
         collector, asked = wrappers.collector, len(job.cohort)
-        return close_round(job.algorithm, state.server, hub, part, counts, job.policy, collector, asked)
+        return close_round(job.algorithm, state.server, server_view, part, counts, job.policy, collector, asked)
 
     server, share = aggregated(kept)
     wrong = spoilt(state.server, server)
@@ -280,7 +280,7 @@ def synchronise(w: Tensor) -> None:
         torch.cuda.synchronize(w.device)
 
 
-def hub_of(
+def server_of(
     state: State,
     net: Net,
     data: ClientData,
@@ -288,7 +288,7 @@ def hub_of(
     cohort: list[int],
     population: Population | None = None,
     wrappers: Wrappers = NOTHING,
-) -> Hub:
+) -> Server:
     """What the server may read: nothing is measured until an algorithm asks for it."""
     population = population or Population(sum(count > 0 for count in examples), sum(examples))
     if wrappers.collector.counts_equally:
@@ -296,7 +296,7 @@ def hub_of(
     else:
         coverage = sum(examples[client] for client in cohort) / population.examples
     probe = Probe(net, state.server.buffers, lambda row: data.proxy_chunks()) if data.proxy_examples() else None
-    return Hub(state.server.memory, population.clients, coverage, state.rounds_done, probe)
+    return Server(state.server.memory, population.clients, coverage, state.rounds_done, probe)
 
 
 # When client state moves from memory into a file: once, for two reasons. It would take more memory than

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedgg.aggregation import ClientPrivacy
 from fedgg.algorithms import SCAFFOLD, FedAvg
-from fedgg.core.algorithm import Algorithm, Hub
+from fedgg.core.algorithm import Algorithm, Server
 from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Rows
 from fedgg.core.server import ServerState, close_round
@@ -87,9 +87,9 @@ class Listening(FedAvg):
 
     heard: list[Any] = field(default_factory=list)
 
-    def aggregate(self, w: Tensor, up: Rows, share: Tensor, hub: Hub) -> tuple[Tensor, Rows]:
-        self.heard.append((up["delta"].clone(), share.clone(), hub.coverage))
-        return super().aggregate(w, up, share, hub)
+    def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
+        self.heard.append((up["delta"].clone(), share.clone(), server.coverage))
+        return super().aggregate(w, up, share, server)
 
 
 def closed(algorithm: Algorithm, deltas: list[list[float]], examples: list[int], **more: Any) -> tuple[Tensor, Rows]:
@@ -104,9 +104,9 @@ def closed(algorithm: Algorithm, deltas: list[list[float]], examples: list[int],
         )
         for client, delta in enumerate(deltas)
     }
-    hub = Hub(state.memory, 10, len(deltas) / 10, 0)
+    server = Server(state.memory, 10, len(deltas) / 10, 0)
     new, _ = close_round(
-        algorithm, state, hub, ends, dict(enumerate(examples)), "average", more.get("by", ClientPrivacy(1e9, 0.0, 0))
+        algorithm, state, server, ends, dict(enumerate(examples)), "average", more.get("by", ClientPrivacy(1e9, 0.0, 0))
     )
     return new.w, new.memory
 

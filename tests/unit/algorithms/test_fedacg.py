@@ -11,7 +11,7 @@ from test_quadratics import HALF, away, end, fixed_point
 from torch import nn
 
 from fedgg.algorithms import FedACG, FedAvg
-from fedgg.core.algorithm import Hub
+from fedgg.core.algorithm import Server
 from fedgg.engines import Loop
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
@@ -45,10 +45,10 @@ def test_as_transcribed(case: Case) -> None:
 
 def test_by_hand() -> None:
     """From w = 1 with m = 2, clients start at 2 and come back at 3 and 7, by 3/4 and 1/4: their mean is the model."""
-    kind, w, hub = FedACG(momentum=0.5), torch.ones(1, 1), Hub({"velocity": torch.full((1, 1), 2.0)}, 2, 1.0, 0)
-    assert kind.broadcast(w, hub).tolist() == [[2.0]]
+    kind, w, server = FedACG(momentum=0.5), torch.ones(1, 1), Server({"velocity": torch.full((1, 1), 2.0)}, 2, 1.0, 0)
+    assert kind.broadcast(w, server).tolist() == [[2.0]]
     up, share = {"delta": torch.tensor([[1.0], [5.0]])}, torch.tensor([[0.75], [0.25]])
-    new, memory = kind.aggregate(w, up, share, hub)
+    new, memory = kind.aggregate(w, up, share, server)
     assert new.tolist() == [[0.75 * 3 + 0.25 * 7]]
     assert memory["velocity"].tolist() == [[3.0]]
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedgg.algorithms import FedAvg, FedCM
 from fedgg.check.behaviour import on_quadratics
-from fedgg.core.algorithm import Hub
+from fedgg.core.algorithm import Server
 
 ALPHA = 0.3
 
@@ -59,8 +59,8 @@ def test_by_hand() -> None:
     """Moves of -0.6 and 0.4 in reaches of 0.2 and 0.1: gradients 3 and -4, a pace of -1/2 by halves."""
     half, kind = torch.full((2, 1), 0.5), FedCM(alpha=0.25)
     up = {"delta": torch.tensor([[-0.6], [0.4]]), "reach": torch.tensor([[0.2], [0.1]])}
-    hub = Hub(kind.server_memory(half[:1]), 2, 1.0, 0)
-    w, memory = kind.aggregate(torch.ones(1, 1), up, half, hub)
+    server = Server(kind.server_memory(half[:1]), 2, 1.0, 0)
+    w, memory = kind.aggregate(torch.ones(1, 1), up, half, server)
     assert float(w) == pytest.approx(0.9)
     assert float(memory["pace"]) == pytest.approx(-0.5)
 

@@ -15,7 +15,7 @@ from test_quadratics import EVERYBODY, LOCAL_STEPS, end, step_size, world
 from torch import Tensor
 
 from fedgg.algorithms import FedCurv
-from fedgg.core.algorithm import Hub, Site
+from fedgg.core.algorithm import Client, Server
 from fedgg.core.local import LocalEnd
 from fedgg.engines import Loop, RoundJob
 from fedgg.lab.build import build
@@ -54,8 +54,8 @@ def test_the_penalty_by_hand() -> None:
     kind, w = FedCurv(lam=0.5), torch.tensor([[1.0, 1.0]])
     theirs = {"curvature": torch.tensor([[1.0, 2.0], [0.0, 4.0]]), "weighted": torch.tensor([[3.0, 0.0], [0.0, 4.0]])}
     share = torch.tensor([[0.5], [0.5]])
-    hub = Hub(kind.server_memory(w), 3, 1.0, 0)
-    moved, memory = kind.aggregate(w, {"delta": torch.tensor([[2.0, 0.0], [0.0, 2.0]]), **theirs}, share, hub)
+    server = Server(kind.server_memory(w), 3, 1.0, 0)
+    moved, memory = kind.aggregate(w, {"delta": torch.tensor([[2.0, 0.0], [0.0, 2.0]]), **theirs}, share, server)
     assert moved.tolist() == [[2.0, 2.0]]
     assert memory["curvature"].tolist() == [[1.0, 6.0]]
     assert memory["weighted"].tolist() == [[3.0, 4.0]]
@@ -64,19 +64,19 @@ def test_the_penalty_by_hand() -> None:
         own = {name: rows[1:] for name, rows in theirs.items()}
         if own_round == 1.0:  # ... and alone in the last round, nothing is left
             memory = own
-        site = stand(kind, w, kind.send_down(w, replace(hub, memory=memory)), own, own_round)
-        assert kind.steer(torch.zeros_like(w), w, site).tolist() == [expected]
+        client = stand(kind, w, kind.send_down(w, replace(server, memory=memory)), own, own_round)
+        assert kind.steer(torch.zeros_like(w), w, client).tolist() == [expected]
 
 
-def stand(kind: FedCurv, w: Tensor, down: dict[str, Tensor], own: dict[str, Tensor], own_round: float) -> Site:
+def stand(kind: FedCurv, w: Tensor, down: dict[str, Tensor], own: dict[str, Tensor], own_round: float) -> Client:
     one = torch.ones(1, 1)
     memory = own | {"until": own_round * one}  # now it is round 1
     nothing: dict[str, Any] = {"notes": {}, "sums": {}, "net": None, "probe": None, "last_step": None}
     columns: dict[str, Any] = dict.fromkeys(
         ("steps", "effective_steps", "lr", "momentum", "examples", "round", "step"), one
     )
-    site = Site(down=down, memory=memory, w=w, **columns, **nothing)
-    return replace(site, notes=kind.begin(w, site))
+    client = Client(down=down, memory=memory, w=w, **columns, **nothing)
+    return replace(client, notes=kind.begin(w, client))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -138,9 +138,9 @@ def opened(state: State, federation: Federation) -> None:
     job, memory = next_job(federation, state), state.server.memory
     for client in job.cohort:
         own = job.memory.get(client) or federation.algorithm.client_memory(job.w)
-        site = stand(FedCurv(), job.w, job.down, own, float(own["until"]))
+        client_view = stand(FedCurv(), job.w, job.down, own, float(own["until"]))
         mine = 0 * memory["curvature"] if client == 1 else own["curvature"]
-        torch.testing.assert_close(site.notes["curvature"], memory["curvature"] - mine)
+        torch.testing.assert_close(client_view.notes["curvature"], memory["curvature"] - mine)
 
 
 class Lossy(Loop):

@@ -15,7 +15,7 @@ from torch import nn
 from fedgg.algorithms import FedDyn
 from fedgg.check.behaviour import on_quadratics
 from fedgg.check.toy_problems import Quadratics
-from fedgg.core.algorithm import Hub
+from fedgg.core.algorithm import Server
 
 ALPHA = 0.2
 
@@ -63,8 +63,8 @@ def test_as_transcribed(mean: str, case: Case) -> None:
 def test_the_server_by_hand(mean: Literal["share", "uniform"], moved: float, model: float) -> None:
     """Updates of 1 and 5 from two of four clients, which hold half of all examples; s was 1."""
     up, share = {"delta": torch.tensor([[1.0], [5.0]])}, torch.tensor([[0.75], [0.25]])
-    hub = Hub({"moved": torch.ones(1, 1)}, clients=4, coverage=0.5, round=3)
-    w, memory = FedDyn(mean=mean).aggregate(torch.zeros(1, 1), up, share, hub)
+    server = Server({"moved": torch.ones(1, 1)}, clients=4, coverage=0.5, round=3)
+    w, memory = FedDyn(mean=mean).aggregate(torch.zeros(1, 1), up, share, server)
     assert memory["moved"].tolist() == [[moved]]
     assert w.tolist() == [[model]]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedgg.algorithms import FedAvg, FedExP
 from fedgg.check.behaviour import on_quadratics
 from fedgg.check.toy_problems import Quadratics
-from fedgg.core.algorithm import Algorithm, Hub
+from fedgg.core.algorithm import Algorithm, Server
 
 EPSILON = 0.001
 
@@ -39,7 +39,7 @@ def test_as_transcribed(case: Case) -> None:
 def next_model(first: list[float], second: list[float], epsilon: float) -> list[float]:
     up = {"delta": torch.tensor([first, second], dtype=torch.float64)}
     share = torch.full((2, 1), 0.5, dtype=torch.float64)
-    w, _ = FedExP(epsilon).aggregate(torch.zeros(1, 2).double(), up, share, Hub({}, 2, 1.0, 0))
+    w, _ = FedExP(epsilon).aggregate(torch.zeros(1, 2).double(), up, share, Server({}, 2, 1.0, 0))
     found: list[float] = w[0].tolist()
     return found
 

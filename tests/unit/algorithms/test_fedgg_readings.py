@@ -39,5 +39,5 @@ def test_the_cosine_is_that_of_drift_and_last_global_update(reading: dict[str, A
         assert isinstance(end, LocalEnd)
         drift = end.up["delta"][0]
         expected = torch.dot(update, drift) / (update.norm() * drift.norm())
-        assert float(end.readings["cosine"]) == pytest.approx(float(expected), rel=1e-9)
-        assert float(end.readings["drift"]) == pytest.approx(float(drift.norm()), rel=1e-9)
+        assert float(end.diagnostics["cosine"]) == pytest.approx(float(expected), rel=1e-9)
+        assert float(end.diagnostics["drift"]) == pytest.approx(float(drift.norm()), rel=1e-9)

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedgg.algorithms import FedAvg, FedNova
 from fedgg.check.behaviour import on_quadratics
 from fedgg.check.toy_problems import Quadratics
-from fedgg.core.algorithm import Hub
+from fedgg.core.algorithm import Server
 
 
 def fednova(given: Federated) -> list[Weights]:
@@ -41,7 +41,7 @@ def test_as_transcribed(case: Case) -> None:
 def test_by_hand() -> None:
     """Three steps of 1 and one of 4, shares 1/4 and 3/4: on average a step and a half along (1/4 * 1, 3/4 * 4)."""
     up = {"delta": torch.tensor([[3.0, 0.0], [0.0, 4.0]]), "worth": torch.tensor([[3.0], [1.0]])}
-    w, _ = FedNova().aggregate(torch.zeros(1, 2), up, torch.tensor([[0.25], [0.75]]), Hub({}, 2, 1.0, 0))
+    w, _ = FedNova().aggregate(torch.zeros(1, 2), up, torch.tensor([[0.25], [0.75]]), Server({}, 2, 1.0, 0))
     assert w.tolist() == [[1.5 * 0.25, 1.5 * 3.0]]
 
 

@@ -12,7 +12,7 @@ from test_against_transcription import Case, every_case, with_settings
 from test_quadratics import ZERO_SLOWLY, away, end, fixed_point
 
 from fedgg.algorithms import FedAdagrad, FedAdam, FedYogi
-from fedgg.core.algorithm import Algorithm, Hub
+from fedgg.core.algorithm import Algorithm, Server
 
 KINDS: dict[str, dict[str, float]] = {
     "fedadam": {"server_lr": 0.05, "beta1": 0.8, "beta2": 0.9, "tau": 0.01},
@@ -65,7 +65,7 @@ def test_the_first_step_by_hand(algorithm: Algorithm, step: float) -> None:
     """Updates of 1 and 5 at shares 3/4 and 1/4 make a delta of 2; there is no bias correction."""
     w = torch.zeros(1, 1).double()
     up, share = {"delta": torch.tensor([[1.0], [5.0]]).double()}, torch.tensor([[0.75], [0.25]]).double()
-    new, memory = algorithm.aggregate(w, up, share, Hub(algorithm.server_memory(w), 2, 1.0, 0))
+    new, memory = algorithm.aggregate(w, up, share, Server(algorithm.server_memory(w), 2, 1.0, 0))
     assert float(new) == pytest.approx(step, rel=1e-15)
     assert float(memory["momentum"]) == 1
 
@@ -75,7 +75,7 @@ def test_squares_of_yogi_shrink_no_faster_than_they_grow() -> None:
     w, up, share = torch.zeros(1, 1), {"delta": torch.tensor([[0.5]])}, torch.ones(1, 1)
     for kind, left in ((FedAdam, 0.75 + 0.25 * 0.25), (FedYogi, 1 - 0.25 * 0.25)):
         algorithm = kind(**HALVES, beta2=0.75)
-        _, memory = algorithm.aggregate(w, up, share, Hub(algorithm.server_memory(w), 1, 1.0, 0))
+        _, memory = algorithm.aggregate(w, up, share, Server(algorithm.server_memory(w), 1, 1.0, 0))
         assert float(memory["squares"]) == left
 
 

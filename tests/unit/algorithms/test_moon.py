@@ -60,10 +60,10 @@ def test_the_contrast_by_hand() -> None:
     one = torch.ones(1, 1).double()
     start = LocalStart(received, {}, {"previous": previous}, {}, one, one, one, [])
     kind = MOON(mu=2.0, temperature=0.5)
-    _, site = open_round(kind, net, SGD.of(0.1, 0.0, 0.0, w), start)
+    _, client = open_round(kind, net, SGD.of(0.1, 0.0, 0.0, w), start)
     batch = Batch(torch.tensor([[[3.0, 4.0], [9.0, 9.0]]]).double(), torch.zeros(1, 2).long(), torch.tensor([[1.0, 0]]))
     expected = math.log(2) - 2 * math.log(math.exp(1.2) / (math.exp(1.2) + math.exp(1.6)))
-    assert float(kind.loss(w, batch, site)) == pytest.approx(expected, abs=1e-12)  # outputs are zero: log 2
+    assert float(kind.loss(w, batch, client)) == pytest.approx(expected, abs=1e-12)  # outputs are zero: log 2
 
 
 IDENTITY_AND_HALVES = ([1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0])
@@ -200,9 +200,9 @@ def test_a_step_makes_the_forward_passes_it_says() -> None:
 
     def products(kind: Algorithm) -> int:
         start = LocalStart(w, {}, {"previous": w}, {}, one, one, one, [])
-        _, site = open_round(kind, federation.net, SGD.of(0.1, 0.0, 0.0, w), start)
+        _, client = open_round(kind, federation.net, SGD.of(0.1, 0.0, 0.0, w), start)
         with CountedProducts() as counted:
-            kind.loss(w, batch, site)
+            kind.loss(w, batch, client)
         return int(counted.multiply_adds)
 
     assert products(MOON()) == (1 + MOON.step_passes) * products(FedAvg())

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgg.algorithms import SCAFFOLD, FedAvg, FedGG, FedProx
-from fedgg.core.algorithm import Algorithm, Batch, Hub
+from fedgg.core.algorithm import Algorithm, Batch, Server
 from fedgg.core.evaluate import evaluate
 from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.net import Net
@@ -97,7 +97,7 @@ def test_rows_that_are_done_stand_still(algorithm: Algorithm) -> None:
         own = [Batch(b.x[row : row + 1], b.y[row : row + 1], b.mask[row : row + 1]) for b in batches[:count]]
         one = w[row : row + 1]
         alone = local_round(algorithm, net, SGD.of(0.1, 0.9, 0.05, one), start_of(algorithm, one, [count]), own)
-        for part in ("up", "memory", "readings"):
+        for part in ("up", "memory", "diagnostics"):
             for name, tensor in getattr(alone, part).items():
                 assert torch.allclose(getattr(end, part)[name][row : row + 1], tensor, rtol=0, atol=1e-13), (part, name)
 
@@ -156,8 +156,8 @@ def test_healthy_looks_at_memory_too() -> None:
 def close(ends: dict[int, LocalEnd], algorithm: Algorithm | None = None) -> tuple[Tensor, dict[int, float]]:
     state = ServerState(torch.zeros(1, 2).double(), {}, {})
     sizes = {0: 10, 1: 30, 2: 60}
-    hub = Hub({}, 3, 1.0, 0)
-    new, share = close_round(algorithm or FedAvg(), state, hub, ends, sizes, "average")
+    server = Server({}, 3, 1.0, 0)
+    new, share = close_round(algorithm or FedAvg(), state, server, ends, sizes, "average")
     return new.w, share
 
 
@@ -185,7 +185,7 @@ def test_what_the_server_must_not_return_is_refused() -> None:
         def server_memory(self, w: Tensor) -> Any:
             return {"v": torch.zeros(3)}
 
-        def aggregate(self, w: Tensor, up: Any, share: Tensor, hub: Hub) -> Any:
+        def aggregate(self, w: Tensor, up: Any, share: Tensor, server: Server) -> Any:
             return w, {"v": 1.0}
 
     with pytest.raises(ValueError, match="server_memory"):
@@ -198,7 +198,7 @@ def test_a_model_of_another_shape_is_refused() -> None:
     """`aggregate` that forgets `keepdim` returns [P] instead of [1, P]."""
 
     class Flat(FedAvg):
-        def aggregate(self, w: Tensor, up: Any, share: Tensor, hub: Hub) -> Any:
+        def aggregate(self, w: Tensor, up: Any, share: Tensor, server: Server) -> Any:
             return w[0] + (share * up["delta"]).sum(0), {}
 
     with pytest.raises((ValueError, TypeError)):

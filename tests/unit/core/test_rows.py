@@ -52,7 +52,7 @@ def test_check_says_what_is_wrong(rows: Any, kind: type[Exception], word: str) -
 def test_check_hands_back_what_is_right() -> None:
     rows = {"a": torch.zeros(2, 1), "b": torch.zeros(2, 3, 4)}
     assert check(rows, 2, "x") == rows
-    assert type(check(ReadOnlyRows(rows, "site.notes"), 2, "x")) is dict
+    assert type(check(ReadOnlyRows(rows, "client.notes"), 2, "x")) is dict
     assert check({}, 2, "x") == {}
 
 

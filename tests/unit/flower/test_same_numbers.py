@@ -137,8 +137,8 @@ from fedgg import Algorithm
 
 @dataclass(frozen=True)
 class First(Algorithm):
-    def finish(self, w, site):
-        return {"delta": (w - site.notes["anchor"]) * (torch.arange(w.shape[1]) < 10)}, {}
+    def finish(self, w, client):
+        return {"delta": (w - client.notes["anchor"]) * (torch.arange(w.shape[1]) < 10)}, {}
 
     def sparse_up(self, parameters):
         return {"delta": 10}

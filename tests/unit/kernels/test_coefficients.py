@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
     pytest.skip("kernels need a GPU", allow_module_level=True)
 
 from fedgg.algorithms import FedAvg, FedGG, FedProx
-from fedgg.core.algorithm import Algorithm, Number, Site
+from fedgg.core.algorithm import Algorithm, Client, Number
 from fedgg.engines.fused.coefficients import split_trace
 from fedgg.engines.fused.tracing import trace_terms
 
@@ -25,12 +25,12 @@ ROWS = 7
 class Words(Algorithm):
     """Every word the kernel knows, of numbers that change in every step and of such that do not."""
 
-    def terms(self, site: Site) -> dict[str, Number]:
-        a, b = site.inner("drift", "drift") + site.step, site.inner("step", "step") * site.lr
+    def terms(self, client: Client) -> dict[str, Number]:
+        a, b = client.inner("drift", "drift") + client.step, client.inner("step", "step") * client.lr
         mixed = (2 - a) / 3 + 1 / (1 + b) - a.sqrt() + abs(-a) + (-b).exp() + torch.minimum(a, b) * torch.maximum(a, b)
-        chosen = torch.where(a >= b, torch.where(a != 2, a, 1), torch.where(b <= 3, b, site.lr**0.5))
+        chosen = torch.where(a >= b, torch.where(a != 2, a, 1), torch.where(b <= 3, b, client.lr**0.5))
         equal = torch.where(a == b, 1, 2) + torch.where(a < 1, 1, 0) + torch.where(b > 1, torch.zeros_like(b), 5)
-        return {"direction": mixed + chosen + equal, "drift": a.clamp_min(1.5) + site.lr.sqrt()}
+        return {"direction": mixed + chosen + equal, "drift": a.clamp_min(1.5) + client.lr.sqrt()}
 
 
 def column(*values: float) -> Tensor:
@@ -38,13 +38,13 @@ def column(*values: float) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64, device=CUDA)[:, None]
 
 
-def site(**changed: Any) -> Site:
+def client(**changed: Any) -> Client:
     numbers = {name: column(*(0.1 * (k + at) for k in range(ROWS))) for at, name in enumerate(("lr", "examples"), 1)}
     rest = {name: column(2.0) for name in ("steps", "effective_steps", "round")} | {"momentum": column(0.9)}
     fixed: dict[str, Any] = {"net": None, "probe": None, "down": {}, "memory": {}, "last_step": None, "sums": {}}
     notes = {"reach": column(0.7), "anchor": torch.zeros(ROWS, 9, device=CUDA)}
     w = torch.zeros(ROWS, 9, dtype=torch.float64, device=CUDA)
-    return Site(**({**fixed, **numbers, **rest, "w": w, "step": column(0.0), "notes": notes} | changed))
+    return Client(**({**fixed, **numbers, **rest, "w": w, "step": column(0.0), "notes": notes} | changed))
 
 
 @pytest.mark.parametrize("blocks", [1, 31, 700])
@@ -70,12 +70,12 @@ def test_factors(algorithm: Algorithm, step: int, blocks: int) -> None:
     parts = torch.rand(ROWS, len(PAIRS), blocks, dtype=torch.float64, device=CUDA)
     parts[0] = 0.0  # a client that has not moved
     sums = {both: parts.sum(2)[:, number : number + 1] for number, both in enumerate(PAIRS)}
-    wanted = algorithm.terms(site(step=column(step), sums=sums))
-    trace = trace_terms(algorithm, site(), PAIRS)
+    wanted = algorithm.terms(client(step=column(step), sums=sums))
+    trace = trace_terms(algorithm, client(), PAIRS)
     assert trace is not None
     split = split_trace(trace, PLACES)
     assert split is not None
-    found = split.of(algorithm, site()).at(column(step), parts)
+    found = split.of(algorithm, client()).at(column(step), parts)
     assert found.shape == (ROWS, len(PLACES))
     for number, name in enumerate(PLACES):
         if name in wanted:

@@ -16,7 +16,7 @@ from torch import Tensor
 import fedgg
 from fedgg.check import PROPERTIES, Broken
 from fedgg.check.cost import price
-from fedgg.core.algorithm import Algorithm, Hub
+from fedgg.core.algorithm import Algorithm, Server
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
 from fedgg.lab.registry import find_object
@@ -93,7 +93,7 @@ class SendsDown(Algorithm):
 
     ones: int = fedgg.setting(5, "how many entries of the mask are set", "ours")
 
-    def send_down(self, w: Tensor, hub: Hub) -> Rows:
+    def send_down(self, w: Tensor, server: Server) -> Rows:
         return {"mask": (torch.arange(w.shape[1]) < self.ones).to(w.dtype)[None]}
 
     def sparse_down(self, parameters: int) -> dict[str, int]:

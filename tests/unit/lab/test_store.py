@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedgg.algorithms import ALGORITHMS, FedAvg
-from fedgg.core.algorithm import Algorithm, Site
+from fedgg.core.algorithm import Algorithm, Client
 from fedgg.core.rows import Rows
 from fedgg.core.server import ServerState
 from fedgg.errors import UserError
@@ -258,9 +258,9 @@ def test_checkpoint_round_trip_shares_what_is_equal(tmp_path: Path) -> None:
 class RemembersAPart(Algorithm):
     """Differs from FedAvg: a client keeps a slice of the model, and one of the slice."""
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
-        up, _ = super().finish(w, site)
-        anchor = site.notes["anchor"]
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
+        up, _ = super().finish(w, client)
+        anchor = client.notes["anchor"]
         return up, {"head": anchor[:, :10], "rest": anchor[:, 5:], "all": anchor, "none": anchor[:, :0]}
 
 

@@ -17,7 +17,7 @@ from observers import Callbacks
 from torch import nn
 
 from fedgg.algorithms import FedAvg
-from fedgg.core.algorithm import Hub, Site
+from fedgg.core.algorithm import Client, Server
 from fedgg.core.rows import Rows
 from fedgg.data.digits import load_digits
 from fedgg.engines import Loop, Stacked, Workers
@@ -111,17 +111,17 @@ def test_different_wrappers_train_in_one_stack(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Listening(FedAvg):
-    """Writes down what the hub says of the cohort, and how many rows there are."""
+    """Writes down what the server says of the cohort, and how many rows there are."""
 
     heard: list[tuple[str, float, int]] = field(default_factory=list)
 
-    def send_down(self, w: torch.Tensor, hub: Hub) -> Rows:
-        self.heard.append(("down", hub.coverage, 0))
+    def send_down(self, w: torch.Tensor, server: Server) -> Rows:
+        self.heard.append(("down", server.coverage, 0))
         return {}
 
-    def aggregate(self, w: torch.Tensor, up: Rows, share: torch.Tensor, hub: Hub) -> tuple[torch.Tensor, Rows]:
-        self.heard.append(("up", hub.coverage, len(share)))
-        return super().aggregate(w, up, share, hub)
+    def aggregate(self, w: torch.Tensor, up: Rows, share: torch.Tensor, server: Server) -> tuple[torch.Tensor, Rows]:
+        self.heard.append(("up", server.coverage, len(share)))
+        return super().aggregate(w, up, share, server)
 
 
 @pytest.mark.parametrize(
@@ -334,8 +334,8 @@ def test_an_old_run_under_a_limit(tmp_path: Path) -> None:
 class Undeclared(FedAvg):
     """Keeps client state that `client_memory` does not have."""
 
-    def finish(self, w: Any, site: Site) -> tuple[Rows, Rows]:
-        return super().finish(w, site)[0], {"last": w}
+    def finish(self, w: Any, client: Client) -> tuple[Rows, Rows]:
+        return super().finish(w, client)[0], {"last": w}
 
 
 @ACCOUNTED
@@ -363,9 +363,9 @@ def test_a_rule_that_cannot_hold_is_named(changes: dict[str, Any], word: str) ->
 class Worth(FedAvg):
     """Sends a number beside its update."""
 
-    def finish(self, w: torch.Tensor, site: Site) -> tuple[Rows, Rows]:
-        up, memory = super().finish(w, site)
-        return up | {"worth": site.effective_steps}, memory
+    def finish(self, w: torch.Tensor, client: Client) -> tuple[Rows, Rows]:
+        up, memory = super().finish(w, client)
+        return up | {"worth": client.effective_steps}, memory
 
 
 @pytest.mark.parametrize("wrapper", [{"privacy.noise": 0.0}, {"robust.rule": "norm_clip"}])

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Site
+from fedgg.core.algorithm import Algorithm, Client
 from fedgg.engines.fused.tracing import Operand, Trace, TracedOperation, column_of, is_constant
 
 Value = tuple[bool, Operand]  # as in an operation: the number of a value, or a constant
@@ -111,15 +111,15 @@ class SplitTrace:
     operations: tuple[tuple[int, ...], ...]  # of every step, see `kernels.coefficients`
     results: tuple[int, ...]  # for each place the number of its value; () if nothing changes from step to step
 
-    def of(self, algorithm: Algorithm, site: Site) -> Coefficients:
+    def of(self, algorithm: Algorithm, client: Client) -> Coefficients:
         """With this round's numbers."""
-        like = torch.zeros_like(site.step, dtype=torch.float64)
+        like = torch.zeros_like(client.step, dtype=torch.float64)
         known: dict[Value, Tensor] = {}
 
         def column(value: Value) -> Tensor:
             is_value, number = value
             if value not in known and is_value:
-                known[value] = column_of(self.trace.sources[int(number)], algorithm, site).double()
+                known[value] = column_of(self.trace.sources[int(number)], algorithm, client).double()
             return known[value] if is_value else torch.full_like(like, number)
 
         for number, operation in self.computed_once:
@@ -131,7 +131,7 @@ class SplitTrace:
             return Coefficients(constants, self.operations, self.results)
         factors = {name: (is_value, operand) for name, is_value, operand in self.trace.coefficients}
         fixed = [column(factors[name]) if name in factors else like for name in self.places]
-        return Coefficients(torch.cat(fixed, 1).to(site.w.dtype), (), ())
+        return Coefficients(torch.cat(fixed, 1).to(client.w.dtype), (), ())
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Batch, Site
+from fedgg.core.algorithm import Algorithm, Batch, Client
 from fedgg.core.local import LocalEnd, LocalStart, LocalState, end_round, open_round, take_steps
 from fedgg.core.net import Net
 from fedgg.core.rows import Rows
@@ -53,32 +53,32 @@ def fused_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, bat
     Other rows take the reference step.
     """
     net = fused_net(net)
-    running, site = open_round(algorithm, net, sgd, start)
+    running, client = open_round(algorithm, net, sgd, start)
     alone = len(start.w) == 1 and start.w.device.type == "cpu" and start.many is None
-    terms = analyse_terms(algorithm, site) if alone and type(algorithm).loss is Algorithm.loss else None
+    terms = analyse_terms(algorithm, client) if alone and type(algorithm).loss is Algorithm.loss else None
     if terms is None:
-        return take_steps(algorithm, sgd, start, running, site, batches)
-    running, sums = fused_steps(algorithm, sgd, site, terms, batches)
-    return end_round(algorithm, start, running, site, sums)
+        return take_steps(algorithm, sgd, start, running, client, batches)
+    running, sums = fused_steps(algorithm, sgd, client, terms, batches)
+    return end_round(algorithm, start, running, client, sums)
 
 
 def fused_steps(
-    algorithm: Algorithm, sgd: SGD, site: Site, terms: StepTerms, batches: Iterable[Batch]
+    algorithm: Algorithm, sgd: SGD, client: Client, terms: StepTerms, batches: Iterable[Batch]
 ) -> tuple[LocalState, Rows]:
     """All steps of one row whose objective is the supervised loss: where it stands then, and its inner products."""
-    forward = site.net
+    forward = client.net
     assert isinstance(forward, FusedForward)
-    zero = torch.zeros_like(site.w[:, :1])
+    zero = torch.zeros_like(client.w[:, :1])
     state = LocalState(
-        w=site.w.clone(),
-        velocity=torch.zeros_like(site.w),
+        w=client.w.clone(),
+        velocity=torch.zeros_like(client.w),
         last_step=None,
         step=zero.clone(),
         loss_sum=zero.clone(),
         seen=zero.clone(),
     )
-    pieces, optimiser = _pieces(state, site, terms), FusedSGD.of(sgd, terms)
-    coefficients = _coefficients(algorithm, site, terms)
+    pieces, optimiser = _pieces(state, client, terms), FusedSGD.of(sgd, terms)
+    coefficients = _coefficients(algorithm, client, terms)
     sums: Sequence[float] = [0.0] * len(terms.inner_products)
     views = list(forward.layout.unflatten(state.w[0]).values())
     for number, batch in enumerate(batches):
@@ -95,19 +95,21 @@ def fused_steps(
     return state, _tensors(terms, sums, zero)
 
 
-def _coefficients(algorithm: Algorithm, site: Site, terms: StepTerms) -> CoefficientFunction:
+def _coefficients(algorithm: Algorithm, client: Client, terms: StepTerms) -> CoefficientFunction:
     """The coefficients of a step's terms, in their order."""
-    trace, zero = trace_terms(algorithm, site, terms.inner_products), torch.zeros_like(site.w[:, :1])
+    trace, zero = trace_terms(algorithm, client, terms.inner_products), torch.zeros_like(client.w[:, :1])
 
     def by_tensors(number: int, sums: Sequence[float]) -> Sequence[float]:
         known = _InnerProducts(_tensors(terms, sums, zero))
-        coefficients = later_terms(algorithm, replace(site, sums=known), number, terms)
+        coefficients = later_terms(algorithm, replace(client, sums=known), number, terms)
         return [float(coefficient) for coefficient in coefficients.values()]
 
     if trace is None:
         return by_tensors
-    function, rest = as_python_function(trace), [column.item() for column in constant_columns(trace, algorithm, site)]
-    most = torch.finfo(site.w.dtype).max  # beyond it a number of the rows' precision is infinite, and the run diverges
+    function, rest = as_python_function(trace), [column.item() for column in constant_columns(trace, algorithm, client)]
+    most = torch.finfo(
+        client.w.dtype
+    ).max  # beyond it a number of the rows' precision is infinite, and the run diverges
     return lambda number, sums: [
         x if -most <= x <= most or x != x else math.copysign(math.inf, x) for x in function(number, *sums, *rest)
     ]
@@ -179,15 +181,15 @@ class FusedSGD:
             piece.drift.addcmul_(velocity, self.one, value=-self.lr)
 
 
-def _pieces(state: LocalState, site: Site, terms: StepTerms) -> list[Piece]:
-    sizes = site.net.layout.sizes
+def _pieces(state: LocalState, client: Client, terms: StepTerms) -> list[Piece]:
+    sizes = client.net.layout.sizes
     lengths = [sum(sizes)]
     if lengths[0] > SMALL:
         lengths = [len(part) for size in sizes for part in torch.empty(size, device="meta").split(PIECE)]
     # Under the names algorithms use; for the step the velocity, which is the step but for its coefficient.
-    rows = {"w": state.w, "step": state.velocity} | {name: site.notes[name] for name in terms.notes}
+    rows = {"w": state.w, "step": state.velocity} | {name: client.notes[name] for name in terms.notes}
     if terms.drift:
-        rows["drift"] = torch.zeros_like(site.w)
+        rows["drift"] = torch.zeros_like(client.w)
     cuts = {name: vector[0].split(lengths) for name, vector in rows.items()}
     pairs = [both.split(".") for both in terms.inner_products]
     return [

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedgg import kernels
-from fedgg.core.algorithm import Algorithm, Batch, Site
+from fedgg.core.algorithm import Algorithm, Batch, Client
 from fedgg.core.local import LocalState, gradient
 from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
@@ -34,19 +34,19 @@ class FusedPlan:
     lasts: bool  # whether it is the same whatever the numbers are, and need be found out only once
 
     @classmethod
-    def of(cls, algorithm: Algorithm, site: Site) -> FusedPlan | None:
+    def of(cls, algorithm: Algorithm, client: Client) -> FusedPlan | None:
         """None where one pass cannot do them: an algorithm that is more than a sum of a few terms."""
         from fedgg.kernels import fused_step
 
-        terms = analyse_terms(algorithm, site)
+        terms = analyse_terms(algorithm, client)
         if terms is None or len(terms.notes) > fused_step.VECTORS or len(terms.inner_products) > fused_step.MOST_SUMS:
             return None
-        refuse_other_names(algorithm, site, terms)
-        trace = trace_terms(algorithm, site, terms.inner_products)
+        refuse_other_names(algorithm, client, terms)
+        trace = trace_terms(algorithm, client, terms.inner_products)
         split = split_trace(trace, _places(terms)) if trace else None
         plain = type(algorithm).nudge is Algorithm.nudge
         names = terms.inner_products
-        lasts = plain and trace is not None and is_independent_of_values(trace, algorithm, site, names)
+        lasts = plain and trace is not None and is_independent_of_values(trace, algorithm, client, names)
         return cls(terms, split, lasts)
 
 
@@ -66,39 +66,39 @@ class FusedStep:
     def of(
         cls,
         algorithm: Algorithm,
-        site: Site,
+        client: Client,
         owners: list[int],
         wide: Program | None,
         plans: FusedPlans,
         rule: Hashable,
     ) -> FusedStep | None:
         """None where there is no such pass: on a CPU, or for an algorithm that is more than a sum of terms."""
-        if not site.w.is_cuda or not kernels.available():
+        if not client.w.is_cuda or not kernels.available():
             return None
         from fedgg.kernels import fused_step
 
-        plan = plans.get(rule) or FusedPlan.of(algorithm, site)
+        plan = plans.get(rule) or FusedPlan.of(algorithm, client)
         if plan is None:
             return None
         if plan.lasts:
             plans[rule] = plan
         terms = plan.terms
         shared = (["anchor"] if terms.drift else []) + list(terms.notes)
-        rows, length = site.w.shape
+        rows, length = client.w.shape
         plain = type(algorithm).loss is Algorithm.loss  # the model is run once: there is one gradient to withhold
         wide = wide if plain else None
-        inside = math.prod(site.net.layout.shapes[0]) if wide else 0
+        inside = math.prod(client.net.layout.shapes[0]) if wide else 0
         return cls(
             terms,
-            site.w.new_zeros(rows, len(terms.inner_products), fused_step.blocks(length, inside)),
-            {name: fused_step.leads(site.notes[name], owners) for name in shared},
+            client.w.new_zeros(rows, len(terms.inner_products), fused_step.blocks(length, inside)),
+            {name: fused_step.leads(client.notes[name], owners) for name in shared},
             plain,
             wide,
-            plan.split.of(algorithm, site) if plan.split else None,
-            torch.cuda.Stream(site.w.device, priority=-1),
+            plan.split.of(algorithm, client) if plan.split else None,
+            torch.cuda.Stream(client.w.device, priority=-1),
         )
 
-    def step(self, algorithm: Algorithm, sgd: SGD, running: LocalState, site: Site, batch: Batch) -> None:
+    def step(self, algorithm: Algorithm, sgd: SGD, running: LocalState, client: Client, batch: Batch) -> None:
         """Moves `running` and `parts` in place. What is made of single numbers runs beside the large kernels."""
         from fedgg.kernels import fused_step
 
@@ -106,13 +106,13 @@ class FusedStep:
         at_work = torch.ones_like(running.step, dtype=torch.bool) if batch.at_work is None else batch.at_work
         with self._beside(here):
             sums = {} if self.plain and self.coefficients else self.sums()
-            site = replace(site, step=running.step, w=running.w, last_step=None, sums=sums)
-            move = self._pass(algorithm, sgd, running, site, at_work)
+            client = replace(client, step=running.step, w=running.w, last_step=None, sums=sums)
+            move = self._pass(algorithm, sgd, running, client, at_work)
         if not self.plain:
             here.wait_stream(self.side)  # the algorithm's own loss may read the sums
         withholding: AbstractContextManager[list[Wide]] = self.wide.withholding() if self.wide else nullcontext([])
         with withholding as withheld:
-            loss, grad = gradient(algorithm, running.w, batch, site)
+            loss, grad = gradient(algorithm, running.w, batch, client)
         here.wait_stream(self.side)
         with self._beside(here):
             count = batch.mask.sum(1, keepdim=True) * at_work
@@ -135,16 +135,16 @@ class FusedStep:
         with torch.cuda.stream(self.side), torch.no_grad():
             yield
 
-    def _pass(self, algorithm: Algorithm, sgd: SGD, running: LocalState, site: Site, at_work: Tensor) -> Pass:
+    def _pass(self, algorithm: Algorithm, sgd: SGD, running: LocalState, client: Client, at_work: Tensor) -> Pass:
         from fedgg.kernels.fused_step import Pass
 
         names = _places(self.terms)
         return Pass(
             w=running.w,
             velocity=running.velocity,
-            anchor=self._shared("anchor", site) if self.terms.drift else None,
-            vectors=[self._shared(name, site) for name in self.terms.notes],
-            factors=self._factors(algorithm, running, site) if self.terms.vectors else sgd.lr,  # which is not read
+            anchor=self._shared("anchor", client) if self.terms.drift else None,
+            vectors=[self._shared(name, client) for name in self.terms.notes],
+            factors=self._factors(algorithm, running, client) if self.terms.vectors else sgd.lr,  # which is not read
             has_factor=[name in self.terms.vectors for name in names],
             lr=sgd.lr,
             momentum=sgd.momentum if sgd.has_momentum else None,
@@ -154,10 +154,10 @@ class FusedStep:
             pairs=tuple(self._numbers(both) for both in self.terms.inner_products),
         )
 
-    def _factors(self, algorithm: Algorithm, running: LocalState, site: Site) -> Tensor:
+    def _factors(self, algorithm: Algorithm, running: LocalState, client: Client) -> Tensor:
         if self.coefficients is not None:
             return self.coefficients.at(running.step, self.parts)
-        terms = algorithm.terms(site)
+        terms = algorithm.terms(client)
         return torch.cat([_column(terms.get(name, 0.0), running.step) for name in _places(self.terms)], 1)
 
     def sums(self) -> Rows:
@@ -167,10 +167,10 @@ class FusedStep:
         whole = self.parts.sum(2)
         return {name: whole[:, number : number + 1] for number, name in enumerate(self.terms.inner_products)}
 
-    def _shared(self, name: str, site: Site) -> Shared:
+    def _shared(self, name: str, client: Client) -> Shared:
         from fedgg.kernels.fused_step import Shared
 
-        return Shared(site.notes[name], self.leads[name])
+        return Shared(client.notes[name], self.leads[name])
 
     def _numbers(self, both: str) -> tuple[int, int]:
         order = ["drift", "step", *self.terms.notes]

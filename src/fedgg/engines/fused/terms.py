@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Number, Site
+from fedgg.core.algorithm import Algorithm, Client, Number
 from fedgg.errors import UserError
 
 LATER = (2, 3, 4, 9, 99, 999)  # steps, counted from zero, at which terms are looked at again
@@ -33,18 +33,18 @@ class StepTerms:
         return "drift" in self.vectors or any("drift" in both.split(".") for both in self.inner_products)
 
 
-def analyse_terms(algorithm: Algorithm, site: Site) -> StepTerms | None:
+def analyse_terms(algorithm: Algorithm, client: Client) -> StepTerms | None:
     """None if a step is more than a sum of terms: then the algorithm's own functions are called step by step."""
-    if type(algorithm).steer is not Algorithm.steer or not _leaves_steps_alone(algorithm, site):
+    if type(algorithm).steer is not Algorithm.steer or not _leaves_steps_alone(algorithm, client):
         return None
-    during, after = _Recorder(site.lr), _Recorder(site.lr)
+    during, after = _Recorder(client.lr), _Recorder(client.lr)
     nowhere = cast(Tensor, None)
-    without_rows = replace(site, w=nowhere, last_step=None, sums=during)
+    without_rows = replace(client, w=nowhere, last_step=None, sums=during)
     try:
         factors = algorithm.terms(without_rows)
-        if list(algorithm.terms(replace(without_rows, step=site.step + 1))) != list(factors):
+        if list(algorithm.terms(replace(without_rows, step=client.step + 1))) != list(factors):
             return None  # the first step has terms of its own
-        algorithm.readings(site.w, replace(site, last_step=None, sums=after))
+        algorithm.diagnostics(client.w, replace(client, last_step=None, sums=after))
     except (AttributeError, TypeError, RuntimeError):
         return None  # it looks at the rows themselves
     if "step" in factors:
@@ -55,22 +55,22 @@ def analyse_terms(algorithm: Algorithm, site: Site) -> StepTerms | None:
     moving = [both for both in during.names if not {"drift", "step"}.isdisjoint(both.split("."))]
     terms = StepTerms(tuple(factors), tuple(dict.fromkeys([*moving, *of_the_step])))
     for name in terms.notes:
-        site.check_noted(name)
+        client.check_noted(name)
     return terms
 
 
-def refuse_other_names(algorithm: Algorithm, site: Site, terms: StepTerms) -> None:
+def refuse_other_names(algorithm: Algorithm, client: Client, terms: StepTerms) -> None:
     """UserError where later steps name other vectors; for engines that do not call `terms` in every step."""
     for number in LATER:
-        later_terms(algorithm, replace(site, sums=_Recorder(site.lr)), number, terms)
+        later_terms(algorithm, replace(client, sums=_Recorder(client.lr)), number, terms)
 
 
-def later_terms(algorithm: Algorithm, site: Site, number: int, terms: StepTerms) -> Mapping[str, Number]:
+def later_terms(algorithm: Algorithm, client: Client, number: int, terms: StepTerms) -> Mapping[str, Number]:
     """What the step of this number, counted from zero, adds; UserError where it wants other things than the first two.
 
-    The rows themselves are out of sight, since `site` holds those of the round's start.
+    The rows themselves are out of sight, since `client` holds those of the round's start.
     """
-    without_rows = replace(site, step=torch.full_like(site.step, number), w=cast(Tensor, None), last_step=None)
+    without_rows = replace(client, step=torch.full_like(client.step, number), w=cast(Tensor, None), last_step=None)
     who = f"{type(algorithm).__name__}.terms()"
     try:
         coefficients = algorithm.terms(without_rows)
@@ -88,11 +88,11 @@ def later_terms(algorithm: Algorithm, site: Site, number: int, terms: StepTerms)
     return coefficients
 
 
-def _leaves_steps_alone(algorithm: Algorithm, site: Site) -> bool:
+def _leaves_steps_alone(algorithm: Algorithm, client: Client) -> bool:
     if type(algorithm).nudge is Algorithm.nudge:
         return True
-    move = torch.zeros_like(site.w)
-    return algorithm.nudge(move, site.w, site) is move
+    move = torch.zeros_like(client.w)
+    return algorithm.nudge(move, client.w, client) is move
 
 
 class _Recorder(dict[str, Tensor]):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Site
+from fedgg.core.algorithm import Algorithm, Client
 from fedgg.core.rows import Rows
 
 Source = tuple[str, ...]  # where a number comes from: ("lr",), ("sums", "drift.drift"), ("notes", "reach"), ...
@@ -121,22 +121,22 @@ def _add_operators() -> None:
 _add_operators()
 
 
-def trace_terms(algorithm: Algorithm, site: Site, inner_products: Iterable[str]) -> Trace | None:
+def trace_terms(algorithm: Algorithm, client: Client, inner_products: Iterable[str]) -> Trace | None:
     """None if `terms` uses what cannot be traced: then it is called in every step, with tensors."""
-    sources = [STEP, *(("sums", both) for both in inner_products), *_columns(algorithm, site)]
+    sources = [STEP, *(("sums", both) for both in inner_products), *_columns(algorithm, client)]
     operations: list[TracedOperation] = []
     columns: Any = {source: _TracedColumn(operations, len(sources), number) for number, source in enumerate(sources)}
     try:
-        coefficients = _with_traced_settings(algorithm, columns).terms(_with_traced_columns(site, columns))
+        coefficients = _with_traced_settings(algorithm, columns).terms(_with_traced_columns(client, columns))
         results = tuple((name, *_operand(factor)) for name, factor in coefficients.items())
     except (NotTraceable, AttributeError, TypeError, ValueError, RuntimeError):
         return None  # a real mistake shows again, with tensors
     return Trace(tuple(sources), tuple(operations), results)
 
 
-def constant_columns(trace: Trace, algorithm: Algorithm, site: Site) -> list[Tensor]:
+def constant_columns(trace: Trace, algorithm: Algorithm, client: Client) -> list[Tensor]:
     """The columns that are constant over the round: all sources behind the step and the inner products."""
-    return [column_of(source, algorithm, site) for source in trace.sources if is_constant(source)]
+    return [column_of(source, algorithm, client) for source in trace.sources if is_constant(source)]
 
 
 def is_constant(source: Source) -> bool:
@@ -144,23 +144,23 @@ def is_constant(source: Source) -> bool:
     return source != STEP and source[0] != "sums"
 
 
-def column_of(source: Source, algorithm: Algorithm, site: Site) -> Tensor:
+def column_of(source: Source, algorithm: Algorithm, client: Client) -> Tensor:
     """The column behind a constant source."""
     if source[0] == "algorithm":
         setting: Tensor = getattr(algorithm, source[1])
         return setting
-    value: Any = getattr(site, source[0])
+    value: Any = getattr(client, source[0])
     column: Tensor = value[source[1]] if len(source) > 1 else value
     return column
 
 
-def is_independent_of_values(trace: Trace, algorithm: Algorithm, site: Site, inner_products: Iterable[str]) -> bool:
-    """Whether `terms` and `readings` do the same whatever the values are: then one trace serves all rounds."""
-    unseen = _without_numbers(site)
+def is_independent_of_values(trace: Trace, algorithm: Algorithm, client: Client, inner_products: Iterable[str]) -> bool:
+    """Whether `terms` and `diagnostics` do the same whatever the values are: then one trace serves all rounds."""
+    unseen = _without_numbers(client)
     return trace_terms(algorithm, unseen, inner_products) == trace and _readings_are_traceable(algorithm, unseen)
 
 
-def _without_numbers(site: Site) -> Site:
+def _without_numbers(client: Client) -> Client:
     """Its rows have shapes and no values: a decision by their values raises an error."""
 
     def empty(rows: Rows) -> Rows:
@@ -168,22 +168,22 @@ def _without_numbers(site: Site) -> Site:
 
     nowhere: Any = None
     return replace(
-        site,
+        client,
         net=nowhere,
         probe=None,
-        down=empty(site.down),
-        memory=empty(site.memory),
-        notes=empty(site.notes),
-        w=torch.empty_like(site.w, device="meta"),
+        down=empty(client.down),
+        memory=empty(client.memory),
+        notes=empty(client.notes),
+        w=torch.empty_like(client.w, device="meta"),
     )
 
 
-def _readings_are_traceable(algorithm: Algorithm, site: Site) -> bool:
-    sources = [STEP, *_columns(algorithm, site)]
+def _readings_are_traceable(algorithm: Algorithm, client: Client) -> bool:
+    sources = [STEP, *_columns(algorithm, client)]
     columns: Any = {source: _TracedColumn([], len(sources), number) for number, source in enumerate(sources)}
-    blind = replace(_with_traced_columns(site, columns), sums=_AnyInnerProduct())
+    blind = replace(_with_traced_columns(client, columns), sums=_AnyInnerProduct())
     try:
-        _with_traced_settings(algorithm, columns).readings(site.w, blind)
+        _with_traced_settings(algorithm, columns).diagnostics(client.w, blind)
     except (NotTraceable, AttributeError, TypeError, ValueError, RuntimeError):
         return False
     return True
@@ -194,11 +194,11 @@ class _AnyInnerProduct(dict[str, Any]):
         return _TracedColumn([], 1, 0)
 
 
-def _columns(algorithm: Algorithm, site: Site) -> list[Source]:
+def _columns(algorithm: Algorithm, client: Client) -> list[Source]:
     """Everything of one number a row that `terms` may look at."""
     names: list[Source] = [("algorithm", f.name) for f in fields(algorithm) if _is_column(getattr(algorithm, f.name))]
-    for field in fields(site):
-        value = getattr(site, field.name)
+    for field in fields(client):
+        value = getattr(client, field.name)
         if field.name in ("step", "sums", "w", "last_step"):
             continue
         if isinstance(value, dict):
@@ -217,8 +217,8 @@ def _with_traced_settings(algorithm: Algorithm, columns: Any) -> Algorithm:
     return replace(algorithm, **settings) if settings else algorithm
 
 
-def _with_traced_columns(site: Site, columns: Any) -> Site:
-    """The site with traced columns, and without the rows themselves."""
+def _with_traced_columns(client: Client, columns: Any) -> Client:
+    """The client with traced columns, and without the rows themselves."""
     changed: dict[str, Any] = {"w": None, "last_step": None, "sums": {}}
     for source, column in columns.items():
         if source[0] == "algorithm":
@@ -226,5 +226,5 @@ def _with_traced_columns(site: Site, columns: Any) -> Site:
         if len(source) == 1:
             changed[source[0]] = column
         else:
-            changed.setdefault(source[0], dict(getattr(site, source[0])))[source[1]] = column
-    return replace(site, **changed)
+            changed.setdefault(source[0], dict(getattr(client, source[0])))[source[1]] = column
+    return replace(client, **changed)

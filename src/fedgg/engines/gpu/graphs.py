@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Site
+from fedgg.core.algorithm import Algorithm, Client
 from fedgg.core.local import LocalEnd, LocalStart, LocalState, end_round, local_step, open_round
 from fedgg.core.net import Net
 from fedgg.core.rows import each_row
@@ -46,7 +46,7 @@ class StaticTensors:
     algorithm: Algorithm
     sgd: SGD
     running: LocalState
-    site: Site
+    client: Client
     pages: Any  # [steps, K, batch]
     counter: Tensor  # [1] which page comes next
     fused: FusedStep | None
@@ -89,12 +89,12 @@ class Stack:
             self._graphs[step]()
             yield
 
-    def end(self, algorithm: Algorithm, start: LocalStart, site: Site) -> LocalEnd:
+    def end(self, algorithm: Algorithm, start: LocalStart, client: Client) -> LocalEnd:
         """What the rows have to show, in tensors of their own."""
         static = self.static
         sums = _copied(static.fused.sums()) if static.fused else None
-        buffers = _copied(static.site.net.buffers)
-        return end_round(algorithm, replace(start, buffers=buffers), _copied(static.running), site, sums)
+        buffers = _copied(static.client.net.buffers)
+        return end_round(algorithm, replace(start, buffers=buffers), _copied(static.running), client, sums)
 
     def _captured(self, step: Step) -> Callable[[], None]:
         """Warmed up and captured on its lane's own stream; `torch.cuda.graph` would collect garbage every time."""
@@ -123,13 +123,13 @@ class Stack:
         batch = self._data.read(where, page.moves and page.moves[place], self._form.lanes, self._form.dtype)
         if len(static.running.w) > 1:
             batch = replace(batch, at_work=where[:, :1] >= 0)
-        parts = (static.algorithm, static.sgd, static.running, static.site, static.fused)
-        algorithm, sgd, running, site, fused = each_row(parts, slice(step.rows))
-        site.net.at_step(running.step)
+        parts = (static.algorithm, static.sgd, static.running, static.client, static.fused)
+        algorithm, sgd, running, client, fused = each_row(parts, slice(step.rows))
+        client.net.at_step(running.step)
         if fused is not None:
-            fused.step(algorithm, sgd, running, site, batch)
+            fused.step(algorithm, sgd, running, client, batch)
         else:
-            _copy_into(running, local_step(algorithm, sgd, running, site, batch))
+            _copy_into(running, local_step(algorithm, sgd, running, client, batch))
         static.counter.add_(1)
 
 
@@ -168,26 +168,26 @@ class GraphCache:
         owners: list[int],
         steps: Sequence[Step],
         form: Form,
-    ) -> tuple[Stack, Site]:
+    ) -> tuple[Stack, Client]:
         """A stack with this round laid out on it; `place` tells stacks apart that are at work at the same time."""
-        running, site = open_round(algorithm, net, sgd, start)
+        running, client = open_round(algorithm, net, sgd, start)
         program, width = start.many, pages.where.shape[2]
         wide = program if isinstance(program, Program) and program.withholds(width) else None
-        rule = (type(algorithm), _shapes(algorithm), _shapes(site.notes), sgd.has_momentum, sgd.has_decay)
+        rule = (type(algorithm), _shapes(algorithm), _shapes(client.notes), sgd.has_momentum, sgd.has_decay)
         fused = FusedStep.of(
-            algorithm, site, owners, wide, self._plans, (rule, _shapes(start.down), _shapes(start.memory))
+            algorithm, client, owners, wide, self._plans, (rule, _shapes(start.down), _shapes(start.memory))
         )
         if fused is not None:
             running = replace(running, last_step=None)
         per_row = tuple(sorted(start.per_row))
         key = (place, rule, id(net), id(data), start.w.shape, fused and fused.captured, form, per_row)
         counter = torch.zeros(1, dtype=torch.int64, device=start.w.device)
-        fresh = StaticTensors(algorithm, sgd, running, replace(site, probe=None), pages, counter, fused)
+        fresh = StaticTensors(algorithm, sgd, running, replace(client, probe=None), pages, counter, fused)
         stack = self._stacks.get(key)
         if stack is None or not stack.takes(fresh):
             stack = self._stacks[key] = Stack(fresh, data, net, form)
         stack.load(fresh, steps)
-        return stack, site
+        return stack, client
 
 
 def steps_of_stack(lengths: Sequence[int], width: int) -> list[Step]:

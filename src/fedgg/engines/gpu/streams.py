@@ -71,9 +71,11 @@ class Streams:
             start = _arranged_start(start, net, program)
             steps = _steps(agenda.where, exact)
             pages = job.data.lay_out([agenda], longest)
-            stack, site = self._graphs.open(number, job.algorithm, net, sgd, start, job.data, pages, [0], steps, Form())
+            stack, client_view = self._graphs.open(
+                number, job.algorithm, net, sgd, start, job.data, pages, [0], steps, Form()
+            )
             yield from stack.replay(steps)
-            ends[client] = _restored(stack.end(job.algorithm, start, site), net)
+            ends[client] = _restored(stack.end(job.algorithm, start, client_view), net)
 
     def _arranged(self, net: Net) -> tuple[Net, Program | None]:
         """The net as it lies on this engine's desks, and its program if it has one."""

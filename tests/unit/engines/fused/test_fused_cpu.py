@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgg.algorithms import SCAFFOLD, FedAvg, FedGG, FedProx
-from fedgg.core.algorithm import Algorithm, Batch, Number, Site
+from fedgg.core.algorithm import Algorithm, Batch, Client, Number
 from fedgg.core.local import LocalEnd, LocalStart, local_round, open_round
 from fedgg.core.net import Net
 from fedgg.core.rows import each_row
@@ -25,8 +25,8 @@ from fedgg.errors import UserError
 class Bends(Algorithm):
     """Its factor has no trace: it is asked for with tensors, step by step."""
 
-    def terms(self, site: Site) -> dict[str, Number]:
-        return {"drift": torch.sin(site.inner("drift", "drift")) + site.step}
+    def terms(self, client: Client) -> dict[str, Number]:
+        return {"drift": torch.sin(client.inner("drift", "drift")) + client.step}
 
 
 @dataclass(frozen=True)
@@ -35,31 +35,31 @@ class Starts(Algorithm):
 
     late: int = 0
 
-    def terms(self, site: Site) -> dict[str, Number]:
-        return {} if float(site.step) <= self.late else {"drift": 0.3}
+    def terms(self, client: Client) -> dict[str, Number]:
+        return {} if float(client.step) <= self.late else {"drift": 0.3}
 
 
 @dataclass(frozen=True)
 class LooksLate(Algorithm):
     """From the third step on it looks at the model itself."""
 
-    def terms(self, site: Site) -> dict[str, Number]:
-        return {"drift": 0.1 if float(site.step) < 2 else site.w.norm()}
+    def terms(self, client: Client) -> dict[str, Number]:
+        return {"drift": 0.1 if float(client.step) < 2 else client.w.norm()}
 
 
 @dataclass(frozen=True)
 class FlatLoss(Algorithm):
     """Its loss has one dimension."""
 
-    def loss(self, w: Tensor, batch: Batch, site: Site) -> Tensor:
-        return super().loss(w, batch, site)[:, 0]
+    def loss(self, w: Tensor, batch: Batch, client: Client) -> Tensor:
+        return super().loss(w, batch, client)[:, 0]
 
 
 @dataclass(frozen=True)
 class Heavy(Algorithm):
     """The last step itself among the terms."""
 
-    def terms(self, site: Site) -> dict[str, Number]:
+    def terms(self, client: Client) -> dict[str, Number]:
         return {"step": -0.2}
 
 
@@ -67,23 +67,23 @@ class Heavy(Algorithm):
 class Late(Algorithm):
     """An inner product that nobody asked for at first."""
 
-    def terms(self, site: Site) -> dict[str, Number]:
-        return {"drift": site.inner("drift", "drift") if float(site.step) > 2 else 0.0}
+    def terms(self, client: Client) -> dict[str, Number]:
+        return {"drift": client.inner("drift", "drift") if float(client.step) > 2 else 0.0}
 
 
 @dataclass(frozen=True)
 class Flat(Algorithm):
     """One number a client, and no more."""
 
-    def terms(self, site: Site) -> dict[str, Number]:
-        return {"drift": 0.1 * site.lr[:, 0]}
+    def terms(self, client: Client) -> dict[str, Number]:
+        return {"drift": 0.1 * client.lr[:, 0]}
 
 
 @dataclass(frozen=True)
 class Lost(Algorithm):
     """A vector that was never noted."""
 
-    def terms(self, site: Site) -> dict[str, Number]:
+    def terms(self, client: Client) -> dict[str, Number]:
         return {"compass": 0.5}
 
 
@@ -139,7 +139,7 @@ def client(algorithm: Algorithm, make: type[nn.Module] | None = None) -> tuple[N
 
 
 def assert_alike(one: LocalEnd, other: LocalEnd) -> None:
-    for a, b in ((one.up, other.up), (one.memory, other.memory), (one.readings, other.readings)):
+    for a, b in ((one.up, other.up), (one.memory, other.memory), (one.diagnostics, other.diagnostics)):
         assert a.keys() == b.keys()
         for name in a:
             assert torch.allclose(a[name], b[name], rtol=1e-10, atol=1e-12), name
@@ -203,20 +203,20 @@ def test_terms_that_come_late_are_named() -> None:
 )
 def test_engines_that_ask_once_look_ahead(algorithm: Algorithm, words: str) -> None:
     net, start, _ = client(algorithm)
-    _, site = open_round(algorithm, net, SGD.of(0.1, 0.9, 0.0, start.w), start)
-    wanted = analyse_terms(algorithm, site)
+    _, client_view = open_round(algorithm, net, SGD.of(0.1, 0.9, 0.0, start.w), start)
+    wanted = analyse_terms(algorithm, client_view)
     assert wanted is not None
     with pytest.raises(UserError, match=words):
-        refuse_other_names(algorithm, site, wanted)
+        refuse_other_names(algorithm, client_view, wanted)
 
 
 @pytest.mark.parametrize("algorithm", [FedGG(), FedProx(0.1), SCAFFOLD(), Heavy()], ids=str)
 def test_looking_ahead_leaves_the_others_alone(algorithm: Algorithm) -> None:
     net, start, _ = client(algorithm)
-    _, site = open_round(algorithm, net, SGD.of(0.1, 0.9, 0.0, start.w), start)
-    wanted = analyse_terms(algorithm, site)
+    _, client_view = open_round(algorithm, net, SGD.of(0.1, 0.9, 0.0, start.w), start)
+    wanted = analyse_terms(algorithm, client_view)
     if wanted is not None:
-        refuse_other_names(algorithm, site, wanted)
+        refuse_other_names(algorithm, client_view, wanted)
 
 
 @pytest.mark.parametrize("rows", [1, 3])

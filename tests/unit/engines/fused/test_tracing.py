@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedgg.algorithms import FedAvg, FedGG, FedProx
-from fedgg.core.algorithm import Algorithm, Number, Site
+from fedgg.core.algorithm import Algorithm, Client, Number
 from fedgg.engines.fused.coefficients import as_python_function
 from fedgg.engines.fused.tracing import constant_columns, is_independent_of_values, trace_terms
 
@@ -35,16 +35,16 @@ def column(value: float) -> Tensor:
     return torch.tensor([[value]], dtype=torch.float64)
 
 
-def site(**changed: Any) -> Site:
+def client(**changed: Any) -> Client:
     """All of it that `terms` looks at."""
     numbers = {name: column(value) for name, value in {"lr": 0.05, "momentum": 0.9, "round": 3.0, "steps": 7.0}.items()}
     rest = {"effective_steps": column(20.0), "examples": column(100.0), "step": column(0.0)}
     fixed: dict[str, Any] = {"net": None, "probe": None, "down": {}, "memory": {}, "w": None, "last_step": None}
     notes = {"reach": column(0.7), "anchor": torch.zeros(1, 9), "direction": torch.zeros(1, 9)}
-    return Site(**({**fixed, **numbers, **rest, "notes": notes, "sums": {}} | changed))
+    return Client(**({**fixed, **numbers, **rest, "notes": notes, "sums": {}} | changed))
 
 
-def by_recipe(algorithm: Algorithm, where: Site, step: int, sums: list[float]) -> dict[str, float]:
+def by_recipe(algorithm: Algorithm, where: Client, step: int, sums: list[float]) -> dict[str, float]:
     trace = trace_terms(algorithm, where, PAIRS)
     assert trace is not None
     rest = [float(found) for found in constant_columns(trace, algorithm, where)]
@@ -61,8 +61,8 @@ NUMBERS = st.one_of(st.sampled_from([0.0, 1.0, 1e-300, 1e300, math.inf, math.nan
 def test_a_recipe_is_the_algorithm(algorithm: Algorithm, step: int, drift: float, along: float, move: float) -> None:
     sums = [drift, along, move]
     now = {both: column(inner) for both, inner in zip(PAIRS, sums, strict=True)}
-    wanted = {name: float(factor) for name, factor in algorithm.terms(site(step=column(step), sums=now)).items()}
-    found = by_recipe(algorithm, site(), step, sums)
+    wanted = {name: float(factor) for name, factor in algorithm.terms(client(step=column(step), sums=now)).items()}
+    found = by_recipe(algorithm, client(), step, sums)
     assert found.keys() == wanted.keys()
     for name, factor in wanted.items():
         assert found[name] == pytest.approx(factor, rel=1e-15, abs=0.0, nan_ok=True), name
@@ -71,15 +71,15 @@ def test_a_recipe_is_the_algorithm(algorithm: Algorithm, step: int, drift: float
 def test_columns_of_an_algorithm_are_sources() -> None:
     """Experiments that differ in a number have it as a column."""
     alone, stacked = FedGG(mu=0.3), replace(FedGG(), mu=column(0.3))
-    assert by_recipe(alone, site(), 2, [4.0, 1.0, 9.0]) == by_recipe(stacked, site(), 2, [4.0, 1.0, 9.0])
+    assert by_recipe(alone, client(), 2, [4.0, 1.0, 9.0]) == by_recipe(stacked, client(), 2, [4.0, 1.0, 9.0])
 
 
 @dataclass(frozen=True)
 class Words(Algorithm):
     """Every word a column knows, in one factor."""
 
-    def terms(self, site: Site) -> Mapping[str, Number]:
-        a, b = site.inner("drift", "drift"), site.inner("step", "step")
+    def terms(self, client: Client) -> Mapping[str, Number]:
+        a, b = client.inner("drift", "drift"), client.inner("step", "step")
         low, high = torch.minimum(a, b), torch.maximum(a, b)
         mixed = (2 - a) / 3 + 1 / (1 + b) - a**0.5 + 0.9**b + abs(-a) + a.abs() + torch.abs(b) + a.square()
         more = a.sqrt() + torch.sqrt(b) + (-a).exp() + torch.exp(-b) + (1 + b).reciprocal() + low * high
@@ -92,50 +92,50 @@ class Words(Algorithm):
 @settings(max_examples=60, deadline=None)
 def test_every_word(a: float, b: float) -> None:
     now = {"drift.drift": column(a), "direction.drift": column(0.0), "step.step": column(b)}
-    wanted = float(cast(Tensor, Words().terms(site(sums=now))["drift"]))
-    assert by_recipe(Words(), site(), 0, [a, 0.0, b])["drift"] == pytest.approx(wanted, rel=1e-12)
+    wanted = float(cast(Tensor, Words().terms(client(sums=now))["drift"]))
+    assert by_recipe(Words(), client(), 0, [a, 0.0, b])["drift"] == pytest.approx(wanted, rel=1e-12)
 
 
 @dataclass(frozen=True)
 class Decides(Algorithm):
-    def terms(self, site: Site) -> Mapping[str, Number]:
-        return {"drift": 1.0 if bool(site.step > 2) else 0.0}
+    def terms(self, client: Client) -> Mapping[str, Number]:
+        return {"drift": 1.0 if bool(client.step > 2) else 0.0}
 
 
 @dataclass(frozen=True)
 class Bends(Algorithm):
-    def terms(self, site: Site) -> Mapping[str, Number]:
-        return {"drift": torch.sin(site.inner("drift", "drift"))}
+    def terms(self, client: Client) -> Mapping[str, Number]:
+        return {"drift": torch.sin(client.inner("drift", "drift"))}
 
 
 @dataclass(frozen=True)
 class Looks(Algorithm):
-    def terms(self, site: Site) -> Mapping[str, Number]:
-        return {"drift": site.step * site.notes["anchor"].sum(1, keepdim=True)}
+    def terms(self, client: Client) -> Mapping[str, Number]:
+        return {"drift": client.step * client.notes["anchor"].sum(1, keepdim=True)}
 
 
 @pytest.mark.parametrize("algorithm", [Decides(), Bends(), Looks()], ids=str)
 def test_what_cannot_be_heard_has_no_recipe(algorithm: Algorithm) -> None:
-    assert trace_terms(algorithm, site(), PAIRS) is None
+    assert trace_terms(algorithm, client(), PAIRS) is None
 
 
 @dataclass(frozen=True)
 class Peeks(FedGG):
     """By what a row holds, its terms are others; in the numbers themselves nothing shows it."""
 
-    def terms(self, site: Site) -> dict[str, Number]:
-        return super().terms(site) if bool(site.notes["direction"].any()) else {"drift": 0.0}
+    def terms(self, client: Client) -> dict[str, Number]:
+        return super().terms(client) if bool(client.notes["direction"].any()) else {"drift": 0.0}
 
 
 @dataclass(frozen=True)
 class Tells(FedGG):
-    def readings(self, w: Tensor, site: Site) -> dict[str, Tensor]:
-        return super().readings(w, site) if float(site.round) > 2 else {}
+    def diagnostics(self, w: Tensor, client: Client) -> dict[str, Tensor]:
+        return super().diagnostics(w, client) if float(client.round) > 2 else {}
 
 
 @pytest.mark.parametrize("algorithm", [*READINGS, Peeks(mu=0.3), Tells(mu=0.3)], ids=str)
 def test_only_what_never_looks_at_numbers_is_always_the_same(algorithm: Algorithm) -> None:
-    where = site(w=torch.zeros(1, 9))
+    where = client(w=torch.zeros(1, 9))
     trace = trace_terms(algorithm, where, PAIRS)
     assert trace is not None
     assert is_independent_of_values(trace, algorithm, where, PAIRS) == (type(algorithm) in (FedGG, FedProx, FedAvg))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgg.core.algorithm import Algorithm, Site, setting
+from fedgg.core.algorithm import Algorithm, Client, setting
 from fedgg.core.rows import Rows
 
 
@@ -28,10 +28,10 @@ class Deadly(Algorithm):
 
     examples: int = setting(0, "whose process dies", "a test")
 
-    def begin(self, w: Tensor, site: Site) -> Rows:
-        if int(site.examples) == self.examples:
+    def begin(self, w: Tensor, client: Client) -> Rows:
+        if int(client.examples) == self.examples:
             dies_here()
-        return super().begin(w, site)
+        return super().begin(w, client)
 
 
 class Untold(Exception):
@@ -47,7 +47,7 @@ class Raising(Algorithm):
 
     odd: bool = setting(False, "whether the error is one that cannot travel", "a test")
 
-    def finish(self, w: Tensor, site: Site) -> tuple[Rows, Rows]:
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
         if self.odd:
             raise Untold("an odd mistake", "here")
         raise ZeroDivisionError("the user's own mistake")

@@ -244,7 +244,7 @@ def test_classes_from_a_users_file(tmp_path: Path) -> None:
         "class Model(nn.Sequential):\n"
         "    def __init__(self):\n        super().__init__(nn.Flatten(), nn.Linear(64, 10))\n"
         "@dataclass(frozen=True)\nclass Half(fedgg.Algorithm):\n"
-        "    def steer(self, grad, w, site):\n        return grad / 2\n"
+        "    def steer(self, grad, w, client):\n        return grad / 2\n"
     )
     fedgg.trust(file)
     names = {"model.name": f"{file}:Model", "algorithm.name": f"{file}:Half"}
