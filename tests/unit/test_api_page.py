@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,8 @@ def call(name: str, function: Any, skip: tuple[str, ...] = ("self", "cls")) -> s
         if parameter.kind is parameter.KEYWORD_ONLY and not star:
             parts.append("*")
             star = True
-        parts.append(str(parameter))
+        kind = parameter.annotation
+        parts.append(str(parameter).replace(repr(kind), kind) if isinstance(kind, str) else str(parameter))
     result = "" if signature.return_annotation is signature.empty else f" -> {signature.return_annotation}"
     line = f"{name}({', '.join(parts)}){result}"
     return line if len(line) <= WIDTH else f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){result}"
@@ -120,7 +123,9 @@ def test_signatures_are_those_of_the_code() -> None:
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S))
-    exec(compile(code, str(PAGE), "exec"), {"__name__": "api_page"})
+    module = types.ModuleType("api_page")
+    monkeypatch.setitem(sys.modules, "api_page", module)
+    exec(compile(code, str(PAGE), "exec"), vars(module))
 
 
 if __name__ == "__main__":
