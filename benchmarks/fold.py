@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedgg.runfolder.archive import write_folded
+from fedgg.runfolder.archive import write_archive
 from fedgg.runfolder.read import read_run
 
 
@@ -25,7 +25,7 @@ def main() -> None:
     for record in records:
         if record.damaged:
             print(f"{record.path} is damaged and not folded: {record.faults[0].why}")
-    count = write_folded(records, chosen.result, chosen.note)
+    count = write_archive(records, chosen.result, chosen.note)
     print(f"{count} of {len(folders)} runs folded into {chosen.result}")
 
 

@@ -12,7 +12,7 @@ from fedgg.errors import UserError
 from fedgg.paper.items import DATASETS, ITEMS
 from fedgg.paper.output import Made, block, make
 from fedgg.paper.plan import Plan
-from fedgg.paper.results import FoldedRuns, NoRuns, Results
+from fedgg.paper.results import ArchivedRuns, NoRuns, Results
 from fedgg.report.figures import save
 
 HOME = Path(__file__).parent.parent
@@ -23,7 +23,7 @@ _BLOCK = re.compile(r"<!-- ((?!end)[\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def made() -> list[Made]:
-    results: Results = FoldedRuns(RESULTS) if RESULTS.is_dir() else NoRuns()
+    results: Results = ArchivedRuns(RESULTS) if RESULTS.is_dir() else NoRuns()
     return make(PLAN, results, "highest", run=False)
 
 

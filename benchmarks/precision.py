@@ -14,8 +14,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedgg.report.style import COLOURS, blank, styled
-from fedgg.runfolder.archive import read_folded
-from fedgg.runfolder.read import RunRecord
+from fedgg.runfolder.archive import read_archive
+from fedgg.runfolder.records import RunRecord
 
 RESULTS = Path(__file__).parent.parent / "results"
 FILES = {
@@ -49,7 +49,7 @@ CASES = {
 
 @cache
 def runs(file: str) -> list[RunRecord]:
-    return read_folded(RESULTS / f"{file}.json")
+    return read_archive(RESULTS / f"{file}.json")
 
 
 def curves(precision: str, case: Case) -> list[list[float]]:

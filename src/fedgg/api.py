@@ -27,9 +27,10 @@ from fedgg.lab.study_folder import Index, listed, place_of
 from fedgg.output_files import PAGE
 from fedgg.report.page import write_page
 from fedgg.report.tables import Table, as_markdown, comparison_tables
+from fedgg.runfolder.dotted_settings import flat
 from fedgg.runfolder.locks import writing_pages
-from fedgg.runfolder.read import StudyRecord, read_study
-from fedgg.runfolder.settings import flat
+from fedgg.runfolder.read import read_study
+from fedgg.runfolder.records import StudyRecord
 
 Row = Algorithm | type[Algorithm] | str | Mapping[str, Any]  # an algorithm, or settings under dotted keys
 

@@ -29,7 +29,7 @@ with warnings.catch_warnings():
 from fedgg.cli.typed_command import refuse_a_study
 from fedgg.errors import UserError
 from fedgg.lab import trust
-from fedgg.runfolder.archive import write_folded
+from fedgg.runfolder.archive import write_archive
 from fedgg.runfolder.read import read_run
 
 CANARY = Path("CANARY")
@@ -239,7 +239,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_reading_runs_nothing(folder: Path) -> None:
     from fedgg.report.live import LivePage, News
 
-    write_folded([read_run(folder)], Path("folded.json"))
+    write_archive([read_run(folder)], Path("folded.json"))
     fedgg_("report", "runs")
     page = Path("runs/report.html").read_text()
     assert "It runs code from outside fedgg: 'evil.py:Net', 'evil.py:Own'" in page

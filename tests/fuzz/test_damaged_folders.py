@@ -23,7 +23,7 @@ from fedgg.lab.run_result import Run
 from fedgg.lab.runner import run
 from fedgg.lab.session import Session, Watcher
 from fedgg.lab.store import Store
-from fedgg.runfolder.read import RunRecord
+from fedgg.runfolder.records import RunRecord
 
 ROUNDS, STOPPED = 6, 4
 SECONDS = 60.0  # nothing here takes one

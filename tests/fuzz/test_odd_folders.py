@@ -24,7 +24,7 @@ from fedgg.output_files import write_text
 from fedgg.report.export import write_figures, write_tables
 from fedgg.report.live import News
 from fedgg.report.page import report_html
-from fedgg.runfolder.archive import fold, read_folded
+from fedgg.runfolder.archive import archive_of, read_archive
 from fedgg.runfolder.read import read_run
 
 
@@ -168,9 +168,9 @@ def test_a_thousand_odd_folders(seed: int, whole: Path, tmp_path: Path) -> None:
 
 
 def folded_through(seed: int, count: int, whole: Path, tmp_path: Path) -> None:
-    """Odd files of folded runs."""
-    chance, file = random.Random(seed), tmp_path / "folded.json"
-    content = json.loads(json.dumps(fold([read_run(whole)] * 3)))
+    """Odd archives."""
+    chance, file = random.Random(seed), tmp_path / "archive.json"
+    content = json.loads(json.dumps(archive_of([read_run(whole)] * 3)))
     for number in range(count):
         odd = mutated(content, chance)
         # The first key says what kind of file it is.
@@ -184,7 +184,7 @@ def folded_through(seed: int, count: int, whole: Path, tmp_path: Path) -> None:
 
 def _read_or_refused(file: Path) -> None:
     with patience(), suppress(UserError):
-        for record in read_folded(file):
+        for record in read_archive(file):
             run_data(record, "", 0)
 
 

@@ -17,10 +17,11 @@ from typing import Any
 from fedgg.analysis.labels import labelled
 from fedgg.analysis.run_columns import run_data
 from fedgg.errors import UserError
-from fedgg.runfolder.archive import is_folded, read_folded
+from fedgg.runfolder.archive import is_archive, read_archive
+from fedgg.runfolder.dotted_settings import PER_RUN, differing, flat
 from fedgg.runfolder.follow import FollowedRun, Stamp, stamp
-from fedgg.runfolder.read import RunRecord, StudyPlan, StudyRecord, read_plan
-from fedgg.runfolder.settings import OWN, differing, flat
+from fedgg.runfolder.read import read_study_plan
+from fedgg.runfolder.records import RunRecord, StudyPlan, StudyRecord
 
 WHERE = ("data.", "split.")  # settings that say what is learned from, rather than how
 
@@ -62,7 +63,7 @@ def _reference(whole: str, labels: list[str], settings: Mapping[str, Mapping[str
 
 
 def _how(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key not in OWN and not key.startswith(WHERE)}
+    return {key: value for key, value in settings.items() if key not in PER_RUN and not key.startswith(WHERE)}
 
 
 def _only(study: StudyRecord, labels: list[str], reference: str) -> StudyRecord:
@@ -141,7 +142,7 @@ class Gathering:
             self._trouble(path, "there is no such folder (yet)")
             return set()
         found = list(_below(path))
-        folded = [] if found else [file for file in sorted(path.glob("*.json")) if is_folded(file)]
+        folded = [] if found else [file for file in sorted(path.glob("*.json")) if is_archive(file)]
         for file in folded:
             self._add_folded(file)
         if not found and not folded:
@@ -160,7 +161,7 @@ class Gathering:
         now = stamp(file)
         try:
             if file not in self._folded or self._folded[file][0] != now:
-                self._folded[file] = (now, read_folded(file))
+                self._folded[file] = (now, read_archive(file))
                 self._changed = True
             if not self._folded[file][1]:
                 self._trouble(file, "it holds no run")
@@ -172,7 +173,7 @@ class Gathering:
         now = stamp(path / "study.json")
         try:
             if path not in self._plans or self._plans[path][0] != now:
-                self._plans[path] = (now, read_plan(path))
+                self._plans[path] = (now, read_study_plan(path))
                 self._changed = True
         except UserError as error:
             self._trouble(path, str(error))

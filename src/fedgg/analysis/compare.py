@@ -24,7 +24,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedgg.runfolder.read import Floats, Ints, RunRecord, StudyRecord
+from fedgg.runfolder.records import Floats, Ints, RunRecord, StudyRecord
 
 SPLIT_APART = "the runs have different splits"
 

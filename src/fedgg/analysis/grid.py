@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgg.analysis.labels import short_names
-from fedgg.runfolder.read import StudyRecord
-from fedgg.runfolder.settings import differing, flat
+from fedgg.runfolder.dotted_settings import differing, flat
+from fedgg.runfolder.records import StudyRecord
 
 CHOICES = (".name", ".rule", ".kind")  # settings that bring settings of their own with them
 SWITCHES = ("robust.rule", "attack.kind")  # whose section is not there where they are off

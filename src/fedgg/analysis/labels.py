@@ -8,8 +8,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from fedgg.files import as_unicode
-from fedgg.runfolder.read import RunRecord, StudyRecord
-from fedgg.runfolder.settings import differing, flat
+from fedgg.runfolder.dotted_settings import differing, flat
+from fedgg.runfolder.records import RunRecord, StudyRecord
 
 REFERENCES = ("fedavg", "fedsgd")  # what others are measured against, if it is there
 FROM_PYTHON = "python:"

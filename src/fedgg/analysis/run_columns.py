@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedgg.analysis.labels import short as shortened
-from fedgg.runfolder.read import RunRecord, names_in
-from fedgg.runfolder.records import is_number
+from fedgg.runfolder.records import RunRecord, names_in
+from fedgg.runfolder.schema import is_number
 
 ROWS = 300  # of a heat map that can be told apart
 CLIENTS = 1000  # shown with their own values

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedgg.analysis.compare import SPLIT_APART, Comparison, PairedDifference, Row, Spread
-from fedgg.runfolder.read import RunRecord, StudyRecord
+from fedgg.runfolder.records import RunRecord, StudyRecord
 
 NAMED = 3  # of each kind; more are counted
 

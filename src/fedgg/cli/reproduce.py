@@ -115,8 +115,8 @@ def _make(
     fold: Path | None,
 ) -> None:
     from fedgg.paper.output import make, page_name, write
-    from fedgg.paper.results import FoldedRuns, RunFolders, all_records
-    from fedgg.runfolder.archive import write_folded
+    from fedgg.paper.results import ArchivedRuns, RunFolders, all_records
+    from fedgg.runfolder.archive import write_archive
 
     for item in plan.items:
         if not plan.datasets_of(item):
@@ -127,7 +127,7 @@ def _make(
         _run(plan, folder, processes, data_folder)
         results = RunFolders(folder)
     else:
-        results = FoldedRuns(source, plan.changes.get("engine.precision"))
+        results = ArchivedRuns(source, plan.changes.get("engine.precision"))
         if plan.runs() and not any(results.record(line, seed) for line, seed in plan.runs()):
             note(f"none of what was asked for is in {source}: there are {results.lying_there()}")
     with writing_pages(folder, note):
@@ -142,7 +142,7 @@ def _make(
         for record in records:
             if record.damaged:
                 note(f"{record.path} is damaged and not folded: {record.faults[0].why}")
-        count = write_folded(records, fold)
+        count = write_archive(records, fold)
         say(f"{count} runs folded into {fold}")
 
 

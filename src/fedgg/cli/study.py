@@ -132,10 +132,10 @@ def _folder(name: str, study: Study) -> Path:
 
 def _labels_in(folder: Path | None) -> tuple[str, ...]:
     """Of the study that is already in the folder; none where there is no study, or none that can be read."""
-    from fedgg.runfolder.read import read_plan
+    from fedgg.runfolder.read import read_study_plan
 
     try:
-        return read_plan(folder).labels if folder is not None else ()
+        return read_study_plan(folder).labels if folder is not None else ()
     except UserError:
         return ()
 

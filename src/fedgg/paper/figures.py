@@ -20,7 +20,7 @@ from fedgg.paper.results import Results
 from fedgg.paper.tables import MISSING, about_runs, spread_of, titled
 from fedgg.report.figures import common_rounds
 from fedgg.report.tables import Table
-from fedgg.runfolder.read import Floats, RunRecord
+from fedgg.runfolder.records import Floats, RunRecord
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _finished(plan: Plan, line: Line, results: Results) -> list[RunRecord]:
 
 def _curves(records: list[RunRecord], name: str) -> list[Floats]:
     """From the second round on: in the first there is no last global update."""
-    return [record.reading(name)[1][1:] for record in records]
+    return [record.diagnostic(name)[1][1:] for record in records]
 
 
 def _diagnostic_values(records: list[RunRecord], name: str) -> list[Floats]:
@@ -111,7 +111,7 @@ def _numbers(item: Item, records: dict[Line, list[RunRecord]]) -> Table:
     for line, found in records.items():
         for record in found:
             for name in DIAGNOSTICS:
-                for number, value in zip(*record.reading(name), strict=True):
+                for number, value in zip(*record.diagnostic(name), strict=True):
                     cells = (f"{line.beta:g}", line.label, str(record.config.get("seed")), name)
                     rows.append((*cells, str(number), f"{value:.6g}"))
     return Table(item.title, ("beta", "method", "seed", "diagnostic", "round", "mean over clients"), tuple(rows))

@@ -25,7 +25,8 @@ from fedgg.paper.plan import Line, Plan
 from fedgg.paper.readings import READINGS
 from fedgg.paper.results import RunFolders
 from fedgg.report.tables import NONE, Table
-from fedgg.runfolder.read import RunRecord, read_run
+from fedgg.runfolder.read import read_run
+from fedgg.runfolder.records import RunRecord
 
 STEPS = 3  # of each client, in each of two rounds: the first warms up
 MOST = 24  # runs of a stack that are tried together: more cost memory and change little

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedgg.report.figures import common_rounds, compact
 from fedgg.report.style import COLOURS, LINE_STYLES, blank, styled
-from fedgg.runfolder.read import Floats, RunRecord
+from fedgg.runfolder.records import Floats, RunRecord
 
 
 @dataclass(frozen=True)

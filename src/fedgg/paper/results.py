@@ -19,8 +19,9 @@ from fedgg.lab.trust import names_code
 from fedgg.output_files import writing_to
 from fedgg.paper.items import shown_dataset
 from fedgg.paper.plan import Line, Plan
-from fedgg.runfolder.archive import read_folded
-from fedgg.runfolder.read import RunRecord, read_run
+from fedgg.runfolder.archive import read_archive
+from fedgg.runfolder.read import read_run
+from fedgg.runfolder.records import RunRecord
 
 
 class Results(Protocol):
@@ -48,7 +49,7 @@ class RunFolders:
         return Experiment(**record.config).hash() == line.experiment(seed).hash()
 
 
-class FoldedRuns:
+class ArchivedRuns:
     """Runs of all folded files of a folder (or of one file), found by what they are, not by where they ran."""
 
     def __init__(self, place: Path, precision: str | None = None):
@@ -67,7 +68,7 @@ class FoldedRuns:
             raise UserError(f"there is no {self.place}: give a folder of files that `fedgg reproduce --fold` wrote")
         found: dict[str, list[RunRecord]] = {}
         for file in [self.place] if self.place.is_file() else sorted(self.place.glob("*.json")):
-            for record in read_folded(file):
+            for record in read_archive(file):
                 found.setdefault(identity(Experiment(**record.config)), []).append(record)
         return found
 

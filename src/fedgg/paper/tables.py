@@ -13,7 +13,7 @@ from fedgg.paper.plan import Line, Plan
 from fedgg.paper.readings import READINGS
 from fedgg.paper.results import Results
 from fedgg.report.tables import NONE, VERDICTS, Table, shown_difference
-from fedgg.runfolder.read import RunRecord, StudyRecord
+from fedgg.runfolder.records import RunRecord, StudyRecord
 
 # Highest test accuracy in per cent over 100 rounds: mean and spread over three repetitions, by beta and data set.
 ACCURACY: dict[float, dict[str, dict[str, tuple[float, float]]]] = {

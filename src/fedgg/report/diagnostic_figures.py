@@ -17,7 +17,7 @@ from fedgg.analysis.labels import short
 from fedgg.analysis.run_columns import FOLLOWED, clients_data
 from fedgg.report.figures import MOST_ROWS
 from fedgg.report.style import COLOURS, LINE_STYLES, blank, styled
-from fedgg.runfolder.read import RunRecord, StudyRecord
+from fedgg.runfolder.records import RunRecord, StudyRecord
 
 MARKERS = ("o", "s", "D", "^", "P", "*", "v")
 SEEN = 7  # rows whose dots can be told apart
@@ -148,7 +148,7 @@ def _map(axes: Axes, grid: list[list[Spread | None]]) -> None:
 
 def _diagnostic(axes: Axes, study: StudyRecord, label: str, at: int, name: str) -> bool:
     ended = [run for run in study.runs[label].values() if run.complete]
-    curves = [dict(zip(*map(np.ndarray.tolist, run.reading(name)), strict=True)) for run in ended]
+    curves = [dict(zip(*map(np.ndarray.tolist, run.diagnostic(name)), strict=True)) for run in ended]
     curves = [curve for curve in curves if curve]
     shared = sorted(set.intersection(*map(set, curves))) if curves else []
     if not shared:

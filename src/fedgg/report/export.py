@@ -21,7 +21,7 @@ from fedgg.report.figures import accuracy_figure, split_pictures
 from fedgg.report.page_data import title
 from fedgg.report.style import save
 from fedgg.report.tables import Table, accuracy_table, as_csv, as_latex, as_markdown, runs_table, target_table
-from fedgg.runfolder.read import RunRecord
+from fedgg.runfolder.records import RunRecord
 
 SCALARS = ("test_accuracy", "test_loss", "holdout_accuracy", "train_loss", "bytes_up", "bytes_down")
 INSTALL = "pip install 'fedgg[tensorboard]'"

@@ -18,7 +18,7 @@ from fedgg.analysis.labels import short, short_name
 from fedgg.errors import UserError
 from fedgg.output_files import file_name
 from fedgg.report.style import COLOURS, LINE_STYLES, blank, save, styled
-from fedgg.runfolder.read import Floats, Ints, RunRecord, StudyRecord
+from fedgg.runfolder.records import Floats, Ints, RunRecord, StudyRecord
 
 
 def split_pictures(study: StudyRecord) -> Iterator[tuple[str, Figure]]:

@@ -19,7 +19,7 @@ from fedgg.errors import UserError
 from fedgg.report.html import as_json
 from fedgg.report.page import page_of
 from fedgg.report.page_data import Data, group_data, identity, shown
-from fedgg.runfolder.read import RunRecord
+from fedgg.runfolder.records import RunRecord
 
 PAUSE = 1.0  # seconds between two looks at the folders, however many ask
 

@@ -21,8 +21,8 @@ from fedgg.analysis.run_columns import KEPT, run_data, short, split_data
 from fedgg.analysis.verdict import answer, listed, quoted
 from fedgg.report.rerun_command import command_again, settings_by_label
 from fedgg.report.tables import difference_rule, privacy_notes, shown_epsilon
-from fedgg.runfolder.read import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
-from fedgg.runfolder.settings import common, flat, nested
+from fedgg.runfolder.dotted_settings import common, flat, nested
+from fedgg.runfolder.records import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
 
 Data = dict[str, Any]
 # Keys of versions.json under the names that the page shows.

@@ -8,8 +8,8 @@ from typing import Any
 import tomli_w
 
 from fedgg.analysis.labels import FROM_PYTHON
-from fedgg.runfolder.read import StudyRecord
-from fedgg.runfolder.settings import OWN, common, flat, nested
+from fedgg.runfolder.dotted_settings import PER_RUN, common, flat, nested
+from fedgg.runfolder.records import StudyRecord
 
 FILE = "again.toml"
 NAMES = ("model.name", "algorithm.name")  # what can name code: FILE.py:CLASS or MODULE:CLASS
@@ -58,5 +58,6 @@ def settings_by_label(study: StudyRecord) -> dict[str, dict[str, Any]]:
     """Dotted, without what is a run's own; of the first seed that has begun."""
     begun = {label: next(iter(by_seed.values())) for label, by_seed in study.runs.items() if by_seed}
     return {
-        label: {key: value for key, value in flat(run.config).items() if key not in OWN} for label, run in begun.items()
+        label: {key: value for key, value in flat(run.config).items() if key not in PER_RUN}
+        for label, run in begun.items()
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fedgg.analysis.compare import FEWEST, WINDOW, Comparison, PairedDifference, Reach, Row, Spread
 from fedgg.analysis.conditions import shown_megabytes
-from fedgg.runfolder.read import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
+from fedgg.runfolder.records import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
 
 NONE = "–"
 VERDICTS = (

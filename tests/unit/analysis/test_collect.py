@@ -13,7 +13,7 @@ from written_folders import write_run, write_study
 
 from fedgg.analysis.collect import Gathering
 from fedgg.errors import UserError
-from fedgg.runfolder.archive import write_folded
+from fedgg.runfolder.archive import write_archive
 from fedgg.runfolder.read import read_study
 
 
@@ -80,10 +80,10 @@ def test_a_tree_of_runs_falls_into_its_data_and_splits(tmp_path: Path) -> None:
     assert gathering.problems == []
 
 
-def test_folded_runs(tmp_path: Path) -> None:
+def test_archives_of_runs(tmp_path: Path) -> None:
     study = read_study(write_study(tmp_path / "study", {"A": [[0.1], [0.2]]}, reference="A"))
-    file = tmp_path / "folded.json"
-    write_folded([run for by_seed in study.runs.values() for run in by_seed.values()], file)
+    file = tmp_path / "archive.json"
+    write_archive([run for by_seed in study.runs.values() for run in by_seed.values()], file)
     (group,) = looked(file).groups
     assert sum(len(by_seed) for by_seed in group.study.runs.values()) == 2
     results = tmp_path / "results"
@@ -94,7 +94,7 @@ def test_folded_runs(tmp_path: Path) -> None:
     assert len(looked(results).groups) == 1
     assert looked(results).problems == []
     file.write_text("{}")
-    assert "no file of folded runs" in looked(file).problems[0].why
+    assert "not an archive of runs" in looked(file).problems[0].why
 
 
 def test_a_broken_run_is_a_problem_and_the_rest_stands(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_broken_run_is_a_problem_and_the_rest_stands(tmp_path: Path) -> None:
     gathering = looked(folder)
     (problem,) = gathering.problems
     assert problem.path.endswith("seed-0")
-    assert "line 2 tells round 1 after round 1" in problem.why
+    assert "line 2 has round 1 after round 1" in problem.why
     assert (problem.what, problem.shown) == ("is damaged and excluded from the averages", True)
     assert gathering.groups[0].study.damaged("A") == [0]
 

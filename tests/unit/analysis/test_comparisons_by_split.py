@@ -7,7 +7,7 @@ from typing import Any
 
 from fedgg.analysis.collect import parts_of
 from fedgg.analysis.compare import compare
-from fedgg.runfolder.read import RunRecord, StudyRecord
+from fedgg.runfolder.records import RunRecord, StudyRecord
 
 SEEDS = (0, 1, 2)
 

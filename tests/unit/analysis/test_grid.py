@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.analysis.grid import axes_of
-from fedgg.runfolder.read import RunRecord, StudyRecord
+from fedgg.runfolder.records import RunRecord, StudyRecord
 
 
 def study(configs: dict[str, dict[str, Any]]) -> StudyRecord:

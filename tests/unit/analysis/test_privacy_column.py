@@ -14,8 +14,9 @@ from fedgg.analysis.compare import compare
 from fedgg.report.export import write_tables
 from fedgg.report.page_data import group_data
 from fedgg.report.tables import accuracy_table, runs_table
-from fedgg.runfolder.archive import fold, unfold
-from fedgg.runfolder.read import StudyRecord, read_run
+from fedgg.runfolder.archive import archive_of, records_in
+from fedgg.runfolder.read import read_run
+from fedgg.runfolder.records import StudyRecord
 
 CURVE = [0.1, 0.2]
 
@@ -61,7 +62,7 @@ def test_the_accountant_is_named(study: StudyRecord, tmp_path: Path) -> None:
     assert note.endswith("Accountant: rdp.")
     tight = read_run(write_run(tmp_path / "tight", CURVE, epsilons=[1.0, 2.0], accountant="pld, secret cohorts"))
     assert tight.accountant == "pld, secret cohorts"
-    (back,) = unfold(fold([tight]))
+    (back,) = records_in(archive_of([tight]))
     assert back.accountant == "pld, secret cohorts"
     both = StudyRecord(tmp_path, ("a", "b"), (0,), "a", {"a": study.runs["noisy"], "b": {0: tight}})
     (note,) = (note for note in accuracy_table(compare(both)).notes if note.startswith("epsilon: "))
@@ -98,5 +99,5 @@ def test_nothing_private_no_column(tmp_path: Path) -> None:
 
 
 def test_folded_runs_keep_it(study: StudyRecord) -> None:
-    (back,) = unfold(fold([study.runs["noisy"][0]]))
+    (back,) = records_in(archive_of([study.runs["noisy"][0]]))
     assert (back.epsilon, back.delta) == (5.125, 1e-5)

@@ -9,10 +9,10 @@ from fedgg.paper.figures import drawn
 from fedgg.paper.items import DATASETS, ITEMS, QUICK
 from fedgg.paper.output import html, make, markdown
 from fedgg.paper.plan import Line, Plan
-from fedgg.paper.results import FoldedRuns, NoRuns
+from fedgg.paper.results import ArchivedRuns, NoRuns
 from fedgg.paper.tables import paper_table
-from fedgg.runfolder.archive import write_folded
-from fedgg.runfolder.read import RunRecord
+from fedgg.runfolder.archive import write_archive
+from fedgg.runfolder.records import RunRecord
 
 SPLIT = {"hash": "same", "classes": ["a", "b"], "counts": [[1, 2], [3, 0]]}
 
@@ -113,8 +113,8 @@ def test_the_quick_version_shows_none_of_the_papers_values() -> None:
 def test_folded_runs_give_the_same_table(tmp_path: Path) -> None:
     wanted = plan("table1", "fig1", "fig2")
     records = [record for line, seed in wanted.runs() if (record := RESULTS.record(line, seed))]
-    write_folded([record for record in records if record.config["split"]["beta"] == 0.5], tmp_path / "some.json")
-    folded = FoldedRuns(tmp_path)
+    write_archive([record for record in records if record.config["split"]["beta"] == 0.5], tmp_path / "some.json")
+    folded = ArchivedRuns(tmp_path)
     other = plan("table1", changes={"engine.name": "stacked"})  # found by what was trained, not by what trained it
     assert paper_table(other, ITEMS["table1"], folded).rows == paper_table(wanted, ITEMS["table1"], RESULTS).rows
     picture = drawn(wanted, ITEMS["fig1"], folded, run=False)

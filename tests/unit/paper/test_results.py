@@ -6,9 +6,9 @@ from pathlib import Path
 
 from fedgg.paper.items import chosen_items
 from fedgg.paper.plan import Line, Plan
-from fedgg.paper.results import FoldedRuns
-from fedgg.runfolder.archive import write_folded
-from fedgg.runfolder.read import RunRecord
+from fedgg.paper.results import ArchivedRuns
+from fedgg.runfolder.archive import write_archive
+from fedgg.runfolder.records import RunRecord
 
 PLAN = Plan(chosen_items(["table1"]), ("cifar10",), (0,))
 LINES = PLAN.methods("cifar10", 0.5)
@@ -21,13 +21,13 @@ def record(line: Line, precision: str) -> RunRecord:
     return RunRecord(Path("a/b/c"), config, rounds, None, {"status": "finished"})
 
 
-def found(folded: FoldedRuns) -> list[str]:
+def found(folded: ArchivedRuns) -> list[str]:
     records = [folded.record(line, 0) for line in LINES]
     return ["" if one is None else one.config["engine"]["precision"] for one in records]
 
 
 def test_the_precision_of_most_runs_is_taken_for_all(tmp_path: Path) -> None:
-    write_folded([record(line, "fp32") for line in LINES[:2]], tmp_path / "a.json")
-    write_folded([record(line, "bf16") for line in LINES[:3]], tmp_path / "b.json")
-    assert found(FoldedRuns(tmp_path)) == ["bf16", "bf16", "bf16", ""]
-    assert found(FoldedRuns(tmp_path, "fp32")) == ["fp32", "fp32", "bf16", ""]
+    write_archive([record(line, "fp32") for line in LINES[:2]], tmp_path / "a.json")
+    write_archive([record(line, "bf16") for line in LINES[:3]], tmp_path / "b.json")
+    assert found(ArchivedRuns(tmp_path)) == ["bf16", "bf16", "bf16", ""]
+    assert found(ArchivedRuns(tmp_path, "fp32")) == ["fp32", "fp32", "bf16", ""]

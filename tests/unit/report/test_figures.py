@@ -23,7 +23,8 @@ from fedgg.report.figures import (
     save,
     split_figure,
 )
-from fedgg.runfolder.read import StudyRecord, read_run, read_study
+from fedgg.runfolder.read import read_run, read_study
+from fedgg.runfolder.records import StudyRecord
 
 NASTY = r"<b>_&%$x$ \frac$"
 

@@ -18,7 +18,8 @@ from fedgg.report.html import as_json
 from fedgg.report.page import report_html
 from fedgg.report.page_data import about, group_data, place, runs_data, title
 from fedgg.report.rerun_command import command_again
-from fedgg.runfolder.read import RunRecord, StudyRecord, read_run
+from fedgg.runfolder.read import read_run
+from fedgg.runfolder.records import RunRecord, StudyRecord
 
 
 def record(rounds: list[dict[str, Any]], **more: Any) -> RunRecord:

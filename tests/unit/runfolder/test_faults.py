@@ -14,7 +14,8 @@ from fedgg.analysis.compare import compare
 from fedgg.analysis.verdict import answer
 from fedgg.report.page import report_html
 from fedgg.report.tables import accuracy_table, runs_table
-from fedgg.runfolder.read import RunRecord, StudyRecord, read_run
+from fedgg.runfolder.read import read_run
+from fedgg.runfolder.records import RunRecord, StudyRecord
 
 CURVE = [0.1, 0.2, 0.3, 0.4]
 
@@ -44,9 +45,9 @@ def spoil_line(run: Path, number: int) -> None:
 @pytest.mark.parametrize(
     ("damage", "said", "left"),
     [
-        (lambda run: keep_lines(run, 1, 2), "ends at round 2, but summary.json says that 4 were done", [1, 2]),
-        (lambda run: keep_lines(run), "has no round, but summary.json says that 4 were done", []),
-        (lambda run: (run / "rounds.jsonl").unlink(), "has no round, but summary.json says that 4 were done", []),
+        (lambda run: keep_lines(run, 1, 2), "ends at round 2, but summary.json counts 4 rounds", [1, 2]),
+        (lambda run: keep_lines(run), "has no round, but summary.json counts 4 rounds", []),
+        (lambda run: (run / "rounds.jsonl").unlink(), "has no round, but summary.json counts 4 rounds", []),
         (lambda run: keep_lines(run, 1, 2, 4), "rounds.jsonl lacks round 3", [1, 2, 4]),
         (lambda run: keep_lines(run, 3, 4), "rounds.jsonl lacks rounds 1 to 2", [3, 4]),
         (lambda run: spoil_line(run, 2), "rounds.jsonl is broken: line 2", [1, 3, 4]),
@@ -137,7 +138,7 @@ def test_a_broken_summary_hides_no_run(tmp_path: Path, content: str) -> None:
     run, problem = the_run(whole)
     assert run.status == "finished"
     assert "summary.json is broken" in problem.why
-    assert "counts as finished, since its history has all rounds" in problem.why
+    assert "counts as finished, since rounds.jsonl has all rounds" in problem.why
     run, problem = the_run(half)
     assert run.status == "unfinished"
     assert "counts as unfinished" in problem.why
@@ -192,4 +193,4 @@ def test_a_history_longer_than_its_summary_counts(tmp_path: Path) -> None:
     (folder / "summary.json").write_text(json.dumps({"status": "finished", "rounds_done": 3}))
     run, problem = the_run(folder)
     assert run.complete
-    assert "goes on to round 4, but summary.json knows of 3 only" in problem.why
+    assert "ends at round 4, but summary.json counts 3 rounds" in problem.why

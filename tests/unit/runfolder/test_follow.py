@@ -10,7 +10,7 @@ import pytest
 from written_folders import write_run
 
 from fedgg.runfolder.follow import FollowedRun
-from fedgg.runfolder.records import read_bytes
+from fedgg.runfolder.read import read_bytes
 
 
 def line(number: int) -> str:
