@@ -13,7 +13,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fedgg.report.style import COLOURS, blank, styled
+from fedgg.report.figure_style import COLOURS, blank, styled
 from fedgg.runfolder.archive import read_archive
 from fedgg.runfolder.records import RunRecord
 

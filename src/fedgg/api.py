@@ -13,7 +13,7 @@ from typing import Any
 
 from fedgg.analysis.compare import Comparison
 from fedgg.analysis.compare import compare as compare_runs
-from fedgg.analysis.verdict import answer
+from fedgg.analysis.verdict import conclude
 from fedgg.core.algorithm import Algorithm
 from fedgg.errors import UserError
 from fedgg.lab.build import DataGiven, ModelGiven, chosen_device, dataset_of, with_given_clients
@@ -46,7 +46,7 @@ class Compared:
     @property
     def answer(self) -> str:
         """What the seeds can tell, in a sentence or two."""
-        return answer(self.record, self.comparison).said
+        return conclude(self.record, self.comparison).text
 
     @property
     def tables(self) -> tuple[Table, Table]:

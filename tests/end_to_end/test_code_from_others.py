@@ -237,7 +237,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_reading_runs_nothing(folder: Path) -> None:
-    from fedgg.report.live import LivePage, News
+    from fedgg.report.live import LiveData, LivePage
 
     write_archive([read_run(folder)], Path("folded.json"))
     fedgg_("report", "runs")
@@ -247,7 +247,7 @@ def test_reading_runs_nothing(folder: Path) -> None:
     fedgg_("reproduce", "table1", "--quick", "--from", "folded.json", "--out", "shown")
     fedgg_("data", "show", "digits")
     fedgg_("list")
-    with LivePage(News([Path("runs")])) as live:  # what `fedgg watch` serves
+    with LivePage(LiveData([Path("runs")])) as live:  # what `fedgg watch` serves
         threading.Thread(target=live.serve_forever, daemon=True).start()
         for place in ("", "data.json"):
             with urllib.request.urlopen(f"{live.address}{place}") as answer:

@@ -175,7 +175,9 @@ def show(summary: dict[str, Any], folder: Path) -> None:
 def _draw(folder: Path) -> None:
     """Pictures of the split, where it is known who holds what, and the curves; a run without an evaluated round has no
     curve."""
-    from fedgg.report.figures import curves_figure, save, split_figure
+    from fedgg.report.data_figures import split_figure
+    from fedgg.report.figure_style import save
+    from fedgg.report.run_figures import curves_figure
     from fedgg.runfolder.read import read_run
 
     record = read_run(folder)

@@ -167,15 +167,17 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
 
 def _show(folder: Path) -> None:
     """Tables, figures and page of everything that is finished in the folder by now, whichever call has run it."""
-    from fedgg.analysis.collect import parts_of
+    from fedgg.analysis.collect import study_parts
     from fedgg.analysis.compare import compare as compare_runs
     from fedgg.output_files import write_text
-    from fedgg.report.figures import accuracy_figure, save, split_pictures
+    from fedgg.report.data_figures import split_figures
+    from fedgg.report.figure_style import save
+    from fedgg.report.run_figures import accuracy_figure
     from fedgg.report.tables import as_csv, as_markdown, comparison_tables
     from fedgg.runfolder.read import read_study
 
     record = read_study(folder)
-    parts, tables = parts_of(record), []
+    parts, tables = study_parts(record), []
     for number, part in enumerate(parts, start=1):
         for name, table in zip(("accuracy", "target"), comparison_tables(compare_runs(part.study)), strict=True):
             told = replace(table, title=f"{table.title}; {part.title}") if part.title else table
@@ -184,7 +186,7 @@ def _show(folder: Path) -> None:
             write_text(folder / file, as_csv(told))
     write_text(folder / "tables.md", "\n".join(as_markdown(table) for table in tables))
     save(accuracy_figure(record), folder / "accuracy.png")
-    for name, figure in split_pictures(record):
+    for name, figure in split_figures(record):
         save(figure, folder / f"{name}.png")
     for table in tables:
         print_table(table)

@@ -1,4 +1,4 @@
-"""Read a run folder repeatedly while its run is in progress: compare file dates first, then read only what is new."""
+"""Read a run folder repeatedly while its run is in progress: compare file dates, then read what is new."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def stamp(file: Path) -> Stamp:
 
 
 class FollowedRun:
-    """One run folder. After `look()` it has a `record`, or a `problem` that says which file is wrong and why.
+    """One run folder. After `refresh()` it has a `record`, or a `problem` that says which file is wrong and why.
 
     Without its settings or its rounds a run cannot be shown; other faults are in the record.
     """
@@ -63,7 +63,7 @@ class FollowedRun:
         self._events = {name: LineChecksums() for name in _EVENTS}
         self._mismatch = False
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Read what is new; whether there was anything."""
         for attempt in range(TRIES):
             stamps = {name: stamp(self.path / name) for name in (*_READ_WHOLE, checksums.FILE, "rounds.jsonl")}

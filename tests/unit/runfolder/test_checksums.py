@@ -12,7 +12,7 @@ import pytest
 from earlier_folders import without_checksums
 
 import fedgg
-from fedgg.analysis.collect import Gathering
+from fedgg.analysis.collect import RunCollection
 from fedgg.analysis.compare import compare
 from fedgg.errors import UserError
 from fedgg.files import read_bytes, write_atomically
@@ -92,9 +92,9 @@ def replace_in(file: Path, old: str, new: str, line: int = 0) -> None:
 
 
 def problems_of(folder: Path) -> list[str]:
-    gathering = Gathering([folder])
-    gathering.look()
-    return [f"{problem.what}: {problem.why}" for problem in gathering.problems]
+    collection = RunCollection([folder])
+    collection.refresh()
+    return [f"{problem.what}: {problem.why}" for problem in collection.problems]
 
 
 # What is written ------------------------------------------------------------------------------------------------------
@@ -269,8 +269,8 @@ def test_settings_replaced_while_the_report_reads(finished: Path, monkeypatch: p
 
     monkeypatch.setattr(following, "read_bytes", read_and_replace)
     followed = FollowedRun(finished)
-    followed.look()
-    followed.look()
+    followed.refresh()
+    followed.refresh()
     assert followed.record is not None
     assert followed.record.faults == ()
     assert followed.record.config["rounds"] == ROUNDS + 1
