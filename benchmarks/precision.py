@@ -1,4 +1,4 @@
-"""Do tf32 and bf16 train what fp32 trains? Curves of runs folded under results/, and the table in docs/engines.md.
+"""Do tf32 and bf16 train what fp32 trains? Curves of runs archived under results/, and the table in docs/engines.md.
 
 python benchmarks/precision.py docs/figures/precision.png
 """

@@ -111,7 +111,7 @@ def _shown(accuracy: float | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="+", help="folded runs of a tuning study, in one file or more")
+    parser.add_argument("results", type=Path, nargs="+", help="one or more archives of the runs of a tuning study")
     parser.add_argument("study", type=Path, help="the TOML file to be written")
     given = parser.parse_args()
     best = chosen(Point.of(record) for file in given.results for record in read_archive(file))

@@ -239,12 +239,12 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_reading_runs_nothing(folder: Path) -> None:
     from fedgg.report.live import LiveData, LivePage
 
-    write_archive([read_run(folder)], Path("folded.json"))
+    write_archive([read_run(folder)], Path("archive.json"))
     fedgg_("report", "runs")
     page = Path("runs/report.html").read_text()
     assert "It runs code from outside fedgg: 'evil.py:Net', 'evil.py:Own'" in page
-    fedgg_("report", "folded.json", "-o", "folded.html")
-    fedgg_("reproduce", "table1", "--quick", "--from", "folded.json", "--out", "shown")
+    fedgg_("report", "archive.json", "-o", "archive.html")
+    fedgg_("reproduce", "table1", "--quick", "--from", "archive.json", "--out", "shown")
     fedgg_("data", "show", "digits")
     fedgg_("list")
     with LivePage(LiveData([Path("runs")])) as live:  # what `fedgg watch` serves

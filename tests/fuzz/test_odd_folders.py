@@ -44,7 +44,7 @@ def assert_shown_beside(folders: list[Path], whole: Path) -> None:
     shown = [record.path for group in collection.groups for by in group.study.runs.values() for record in by.values()]
     assert whole in shown
     for odd in folders:
-        odd_is_shown = odd in shown or (odd.is_file() and len(shown) > 1)  # folded runs say where they were
+        odd_is_shown = odd in shown or (odd.is_file() and len(shown) > 1)  # archived runs have other paths
         assert odd_is_shown or any(str(odd) in problem.path for problem in collection.problems)
     for problem in collection.problems:
         assert "\n" not in problem.why

@@ -20,7 +20,7 @@ BESIDE_PAPER = "The paper's tables and figures next to ours"
 Folders = Annotated[
     list[Path] | None,
     typer.Argument(
-        help="Folders of runs, comparisons, sweeps or reproductions, or files of folded runs.", metavar="RUN..."
+        help="Folders of runs, comparisons, sweeps or reproductions, or archives of runs.", metavar="RUN..."
     ),
 ]
 

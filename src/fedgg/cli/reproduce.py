@@ -53,10 +53,10 @@ def reproduce(
     jobs: choices.JobsOption = None,
     data_folder: choices.DataFolderOption = None,
     source: Annotated[
-        Path | None, typer.Option("--from", help="Run nothing: show what lies in files that --fold wrote.")
+        Path | None, typer.Option("--from", help="Run nothing: show the runs in archives that --fold wrote.")
     ] = None,
     fold: Annotated[
-        Path | None, typer.Option(help="Also write all runs shown into one small JSON file.", metavar="FILE.json")
+        Path | None, typer.Option(help="Also write all runs shown to an archive (JSON).", metavar="FILE.json")
     ] = None,
     out: choices.OutOption = None,
 ) -> None:

@@ -144,11 +144,11 @@ READINGS: dict[str, Reading] = {
     "layer-epsilon": Reading(_fixed("epsilon", scope="layer"), "`epsilon` with one cosine for each layer"),
     "push": Reading(
         {"mu": 0.0, "first_step": "push", "push": 0.5},
-        "what `epsilon` comes to, said plainly: carry each client 0.5 along the last global update",
+        "the effect of `epsilon` as its own setting: move each client 0.5 along the last global update",
     ),
     "relative-push": Reading(
         {"mu": 0.0, "first_step": "relative_push", "push": 0.3},
-        "carry each client 0.3 of the last global update: ours, not the paper's",
+        "move each client by 0.3 of the last global update: ours, not the paper's",
     ),
 }
 

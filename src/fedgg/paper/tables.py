@@ -30,8 +30,8 @@ STUDY_COLUMNS = (
 )
 COST_COLUMNS = ("setting", "MB a round", "arithmetic")
 ABOUT_COSTS = (
-    "MB a round: what all clients send and receive, in 10^6 bytes. Arithmetic: local work in forward and backward "
-    "passes, as many times FedAvg's."
+    "MB a round: sent and received by all clients together, in 10^6 bytes. Arithmetic: forward and backward passes of "
+    "local training, relative to FedAvg's."
 )
 
 # Highest test accuracy in per cent over 100 rounds: mean and spread over three repetitions, by beta and data set.

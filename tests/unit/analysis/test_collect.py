@@ -1,4 +1,4 @@
-"""Whatever is named is found: runs, comparisons, whole trees, folded files; and what cannot be read is said."""
+"""Runs, comparisons, whole trees and archives are found; what cannot be read is a problem with a name."""
 
 from __future__ import annotations
 

@@ -114,13 +114,13 @@ def test_folded_runs_give_the_same_table(tmp_path: Path) -> None:
     wanted = plan("table1", "fig1", "fig2")
     records = [record for method, seed in wanted.runs() if (record := RESULTS.record(method, seed))]
     write_archive([record for record in records if record.config["split"]["beta"] == 0.5], tmp_path / "some.json")
-    folded = ArchivedRuns(tmp_path)
+    archived = ArchivedRuns(tmp_path)
     other = plan("table1", changes={"engine.name": "stacked"})  # found by what was trained, not by what trained it
-    assert paper_table(other, ITEMS["table1"], folded).rows == paper_table(wanted, ITEMS["table1"], RESULTS).rows
-    picture = paper_figure(wanted, ITEMS["fig1"], folded, run=False)
+    assert paper_table(other, ITEMS["table1"], archived).rows == paper_table(wanted, ITEMS["table1"], RESULTS).rows
+    picture = paper_figure(wanted, ITEMS["fig1"], archived, run=False)
     assert picture is not None
-    assert len(picture.numbers.rows) == 4  # two clients, two classes; nothing of beta 0.1 was folded
-    curves = paper_figure(wanted, ITEMS["fig2"], folded, run=False)
+    assert len(picture.numbers.rows) == 4  # two clients, two classes; nothing of beta 0.1 was archived
+    curves = paper_figure(wanted, ITEMS["fig2"], archived, run=False)
     assert curves is not None
     assert ("CIFAR-10, beta 0.5", "FedAvg", "2", "72.00", "72.00", "72.00") in curves.numbers.rows
 
