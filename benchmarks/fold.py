@@ -1,8 +1,8 @@
-"""Fold the runs of a study's folder into one small file, to be kept under results/.
+"""Write the runs of a study's folder to an archive, one small file to be kept under results/.
 
     python benchmarks/fold.py runs/STUDY results/NAME.json --note "what else a reader should know"
 
-Every run that has ended below the folder is in it; `fedgg.runfolder.archive` says what is kept and reads it again.
+Every undamaged run that has ended below the folder is in it; `fedgg.runfolder.archive` documents and reads the file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedgg.runfolder.archive import write_folded
+from fedgg.runfolder.archive import write_archive
 from fedgg.runfolder.read import read_run
 
 
@@ -24,9 +24,9 @@ def main() -> None:
     records = [read_run(folder) for folder in folders]
     for record in records:
         if record.damaged:
-            print(f"{record.path} is damaged and not folded: {record.faults[0].why}")
-    count = write_folded(records, chosen.result, chosen.note)
-    print(f"{count} of {len(folders)} runs folded into {chosen.result}")
+            print(f"{record.path} is damaged and left out of the archive: {record.faults[0].why}")
+    count = write_archive(records, chosen.result, chosen.note)
+    print(f"{count} of {len(folders)} runs archived in {chosen.result}")
 
 
 if __name__ == "__main__":

@@ -223,7 +223,7 @@ CLOCKS = {"wall": ("round_seconds", "seconds a round"), "processor": ("round_pro
 
 
 def draw(content: dict[str, Any], folder: Path, clock: str) -> None:
-    from fedgg.report.style import COLOURS, LINE_STYLES, blank, save, styled
+    from fedgg.report.figure_style import COLOURS, LINE_STYLES, blank, save, styled
 
     rows, told = content["measured"], content["conditions"]
     titles = {"fedavg": "FedAvg", "fedgg": "FedGG", "scaffold": "SCAFFOLD"}

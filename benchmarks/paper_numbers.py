@@ -9,25 +9,25 @@ import re
 from pathlib import Path
 
 from fedgg.errors import UserError
-from fedgg.paper.items import DATASETS, ITEMS
-from fedgg.paper.output import Made, block, make
-from fedgg.paper.plan import Plan
-from fedgg.paper.results import FoldedRuns, NoRuns, Results
-from fedgg.report.figures import save
+from fedgg.paper.catalog import DATASETS, ITEMS
+from fedgg.paper.output import ItemOutput, block, make_items
+from fedgg.paper.plan import ReproductionPlan
+from fedgg.paper.results import ArchivedRuns, NoRuns, Results
+from fedgg.report.figure_style import save
 
 HOME = Path(__file__).parent.parent
 PAGE = HOME / "docs" / "numbers.md"
 RESULTS = HOME / "results" / "paper"
-PLAN = Plan(tuple(ITEMS.values()), tuple(DATASETS), (0, 1, 2), readings=("text", "epsilon"))
+PLAN = ReproductionPlan(tuple(ITEMS.values()), tuple(DATASETS), (0, 1, 2), readings=("text", "epsilon"))
 _BLOCK = re.compile(r"<!-- ((?!end)[\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
-def made() -> list[Made]:
-    results: Results = FoldedRuns(RESULTS) if RESULTS.is_dir() else NoRuns()
-    return make(PLAN, results, "highest", run=False)
+def made() -> list[ItemOutput]:
+    results: Results = ArchivedRuns(RESULTS) if RESULTS.is_dir() else NoRuns()
+    return make_items(PLAN, results, "highest", run=False)
 
 
-def filled(page: str, items: list[Made]) -> str:
+def filled(page: str, items: list[ItemOutput]) -> str:
     """The page with every block replaced; one that names no item is an error, and so is an item without a block."""
     blocks = {one.item.name: block(one, f"figures/paper-{one.item.name}.png") for one in items}
     found = _BLOCK.findall(page)

@@ -1,4 +1,4 @@
-"""Do tf32 and bf16 train what fp32 trains? Curves of runs folded under results/, and the table in docs/engines.md.
+"""Do tf32 and bf16 train what fp32 trains? Curves of runs archived under results/, and the table in docs/engines.md.
 
 python benchmarks/precision.py docs/figures/precision.png
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fedgg.report.style import COLOURS, blank, styled
-from fedgg.runfolder.archive import read_folded
-from fedgg.runfolder.read import RunRecord
+from fedgg.report.figure_style import COLOURS, blank, styled
+from fedgg.runfolder.archive import read_archive
+from fedgg.runfolder.records import RunRecord
 
 RESULTS = Path(__file__).parent.parent / "results"
 FILES = {
@@ -49,7 +49,7 @@ CASES = {
 
 @cache
 def runs(file: str) -> list[RunRecord]:
-    return read_folded(RESULTS / f"{file}.json")
+    return read_archive(RESULTS / f"{file}.json")
 
 
 def curves(precision: str, case: Case) -> list[list[float]]:

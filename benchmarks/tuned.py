@@ -21,8 +21,8 @@ from typing import Any
 import tomli_w
 
 from fedgg.errors import UserError
-from fedgg.runfolder.archive import read_folded
-from fedgg.runfolder.read import RunRecord
+from fedgg.runfolder.archive import read_archive
+from fedgg.runfolder.records import RunRecord
 
 LAST = 10  # rounds
 ROUNDS = 100  # of the comparison; the choice is made earlier
@@ -111,10 +111,10 @@ def _shown(accuracy: float | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="+", help="folded runs of a tuning study, in one file or more")
+    parser.add_argument("results", type=Path, nargs="+", help="one or more archives of the runs of a tuning study")
     parser.add_argument("study", type=Path, help="the TOML file to be written")
     given = parser.parse_args()
-    best = chosen(Point.of(record) for file in given.results for record in read_folded(file))
+    best = chosen(Point.of(record) for file in given.results for record in read_archive(file))
     given.study.write_text(study(best), encoding="utf-8")
     for place, (point, grid) in best.items():
         taken = "all diverged" if point is None else f"{point.setting or 'no setting'} ({_shown(point.accuracy)})"

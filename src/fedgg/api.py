@@ -14,7 +14,7 @@ from typing import Any
 
 from fedgg.analysis.compare import Comparison
 from fedgg.analysis.compare import compare as compare_runs
-from fedgg.analysis.verdict import answer
+from fedgg.analysis.verdict import conclude
 from fedgg.core.algorithm import Algorithm
 from fedgg.errors import UserError, missing_extra
 from fedgg.lab.build import DataGiven, ModelGiven, chosen_device, dataset_of, with_given_clients
@@ -29,9 +29,10 @@ from fedgg.lab.study import grid as combinations
 from fedgg.lab.study_folder import Index, listed, place_of
 from fedgg.output_files import PAGE
 from fedgg.report.tables import Table, as_markdown, comparison_tables
+from fedgg.runfolder.dotted_settings import flat
 from fedgg.runfolder.locks import writing_pages
-from fedgg.runfolder.read import StudyRecord, read_study
-from fedgg.runfolder.settings import flat
+from fedgg.runfolder.read import read_study
+from fedgg.runfolder.records import StudyRecord
 
 Variant = Algorithm | type[Algorithm] | str | Mapping[str, Any]  # an algorithm, or settings under dotted keys
 
@@ -47,7 +48,7 @@ class StudyResult:
     @property
     def answer(self) -> str:
         """The verdict in a sentence or two: which differences the seeds support."""
-        return answer(self.record, self.comparison).said
+        return conclude(self.record, self.comparison).text
 
     @property
     def tables(self) -> tuple[Table, Table]:

@@ -29,7 +29,7 @@ from typing import IO, Any
 
 MEGABYTE = 1 << 20
 LIMITS = {".toml": MEGABYTE, ".json": 64 * MEGABYTE, ".jsonl": 2048 * MEGABYTE, ".py": 16 * MEGABYTE}
-LARGE = 512 * MEGABYTE  # splits of very many clients, files of many folded runs
+LARGE = 512 * MEGABYTE  # splits of very many clients, archives of many runs
 DEPTH = 64  # tables and lists within each other
 DIGITS = 40  # of an integer: more than any count has, and every one is a finite float
 

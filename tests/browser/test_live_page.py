@@ -14,7 +14,7 @@ from observers import Callbacks
 
 from fedgg.lab.config import Experiment
 from fedgg.lab.runner import run
-from fedgg.report.live import LivePage, News
+from fedgg.report.live import LiveData, LivePage
 
 pytestmark = pytest.mark.browser
 
@@ -23,7 +23,7 @@ POINTS = "Math.max(0, ...(document.querySelector('#curves .plot')?.data ?? []).m
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[LivePage]:
-    with LivePage(News([tmp_path / "run", tmp_path / "other"], pause=0.05)) as server:
+    with LivePage(LiveData([tmp_path / "run", tmp_path / "other"], pause=0.05)) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         yield server
@@ -84,7 +84,7 @@ def test_the_page_grows_with_the_run(open_page: Callable[..., Any], served: Live
 def test_an_ended_server_leaves_the_page(open_page: Callable[..., Any], tmp_path: Path) -> None:
     experiment = Experiment(rounds=2, split={"clients": 3}, local={"epochs": 1}, model={"name": "mlp", "hidden": 4})
     run(experiment, out=tmp_path / "run")
-    with LivePage(News([tmp_path / "run"])) as server:
+    with LivePage(LiveData([tmp_path / "run"])) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         page = open_page(server.address, offline=False)

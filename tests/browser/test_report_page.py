@@ -15,7 +15,7 @@ import pytest
 from browsing import until
 from earlier_folders import without_checksums
 
-from fedgg.analysis.collect import Gathering
+from fedgg.analysis.collect import RunCollection
 from fedgg.analysis.compare import compare
 from fedgg.lab.config import Experiment
 from fedgg.lab.observer import Observer
@@ -38,9 +38,9 @@ def study_folder(folder: Path, variants: dict[str, dict[str, Any]], seeds: tuple
 
 
 def write_page(*folders: Path, to: Path) -> str:
-    gathering = Gathering(folders)
-    gathering.look()
-    to.write_text(report_html(gathering), encoding="utf-8")
+    collection = RunCollection(folders)
+    collection.refresh()
+    to.write_text(report_html(collection), encoding="utf-8")
     return to.as_uri()
 
 
@@ -394,7 +394,7 @@ def test_a_damaged_run_has_a_curve_and_no_part_in_the_mean(
     page = open_page(write_page(copy, to=tmp_path / "report.html"))
     told = page.inner_text("#troubles")
     assert (
-        "seed-1 is damaged and excluded from the averages: rounds.jsonl ends at round 2, but summary.json says that 4"
+        "seed-1 is damaged and excluded from the averages: rounds.jsonl ends at round 2, but summary.json counts 4"
         in told
     )
     assert "seed-0 is incomplete: summary.json is broken (it is empty)" in told
@@ -464,7 +464,7 @@ def test_page_and_terminal_show_the_same_numbers(
                 [row.label, window],
             )
             reach = getattr(row, kind)
-            assert (found["reached"], found["asked"], found["rounds"]) == (reach.reached, reach.asked, reach.rounds)
+            assert (found["reached"], found["seeds"], found["rounds"]) == (reach.reached, reach.seeds, reach.rounds)
             assert found["megabytes"] == pytest.approx(reach.megabytes)
     page.focus("#curves input[type=range]")
     for _ in range(4):

@@ -29,7 +29,7 @@ with warnings.catch_warnings():
 from fedgg.cli.typed_command import refuse_a_study
 from fedgg.errors import UserError
 from fedgg.lab import trust
-from fedgg.runfolder.archive import write_folded
+from fedgg.runfolder.archive import write_archive
 from fedgg.runfolder.read import read_run
 
 CANARY = Path("CANARY")
@@ -237,17 +237,17 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_reading_runs_nothing(folder: Path) -> None:
-    from fedgg.report.live import LivePage, News
+    from fedgg.report.live import LiveData, LivePage
 
-    write_folded([read_run(folder)], Path("folded.json"))
+    write_archive([read_run(folder)], Path("archive.json"))
     fedgg_("report", "runs")
     page = Path("runs/report.html").read_text()
     assert "It runs code from outside fedgg: 'evil.py:Net', 'evil.py:Own'" in page
-    fedgg_("report", "folded.json", "-o", "folded.html")
-    fedgg_("reproduce", "table1", "--quick", "--from", "folded.json", "--out", "shown")
+    fedgg_("report", "archive.json", "-o", "archive.html")
+    fedgg_("reproduce", "table1", "--quick", "--from", "archive.json", "--out", "shown")
     fedgg_("data", "show", "digits")
     fedgg_("list")
-    with LivePage(News([Path("runs")])) as live:  # what `fedgg watch` serves
+    with LivePage(LiveData([Path("runs")])) as live:  # what `fedgg watch` serves
         threading.Thread(target=live.serve_forever, daemon=True).start()
         for place in ("", "data.json"):
             with urllib.request.urlopen(f"{live.address}{place}") as answer:

@@ -1,4 +1,4 @@
-"""The paper's reader: everything in small, killed and called again, called once more, folded, shown from the fold."""
+"""The quick version of the paper, killed and called again, called once more, archived, shown from the archive."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def kill_in_the_middle(*words: str, out: Path) -> None:
 
 def test_killed_and_called_again(tmp_path: Path) -> None:
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    text = finish(*WORDS, "--out", str(straight), "--fold", str(tmp_path / "folded" / "all.json"))
+    text = finish(*WORDS, "--out", str(straight), "--fold", str(tmp_path / "archives" / "all.json"))
     assert "The quick version" in text
     assert f"{RUNS} runs of 2 rounds, 0 of them finished" in text
 
@@ -84,7 +84,7 @@ def test_killed_and_called_again(tmp_path: Path) -> None:
     assert f"in {RUNS} finished runs on this device" in longer
 
     shown = tmp_path / "shown"
-    finish(*WORDS, "--from", str(tmp_path / "folded"), "--out", str(shown))
+    finish(*WORDS, "--from", str(tmp_path / "archives"), "--out", str(shown))
     for name in ("table1.csv", "table3.csv", "fig1.csv", "fig2.csv"):
         assert rows(shown / name) == rows(straight / name)
     assert not (shown / "digits").exists()

@@ -20,7 +20,7 @@ pytest.importorskip("flwr")
 from federations import PATIENCE, Up, assert_as_embedded, events, lost, members, start
 
 import fedgg
-from fedgg.analysis.run_columns import run_data
+from fedgg.analysis.run_columns import run_columns
 from fedgg.flower.local.certificates import make_node_key
 from fedgg.flower.local.processes import Part, surroundings, watched_over
 from fedgg.flower.local.setup import Places, free_ports
@@ -81,7 +81,7 @@ def test_a_node_killed_in_mid_round_comes_back_with_its_memory(up: Up, tmp_path:
     said = finish(up)
     assert "client 2: its SuperNode ended with code -9" in said
     assert any(event.startswith("client 2: its SuperNode ended with code -9") for event in events(up.out))
-    assert [told["who"] for told in run_data(read_run(up.out), "", 0)["processes"]] == ["client 2"]  # in the report
+    assert [told["who"] for told in run_columns(read_run(up.out))["processes"]] == ["client 2"]  # in the report
     assert all(client == 2 for _, client in lost(up.out))
     assert not any("notes" in record for record in up.rounds()), "its memory was lost"
     assert_as_embedded(EXPERIMENT, up.out, tmp_path)

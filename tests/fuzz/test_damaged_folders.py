@@ -16,15 +16,15 @@ import pytest
 from damage import damage_one_file
 from observers import Callbacks
 
-from fedgg.analysis.collect import Gathering
-from fedgg.analysis.run_columns import run_data
+from fedgg.analysis.collect import RunCollection
+from fedgg.analysis.run_columns import run_columns
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.run_result import Run
 from fedgg.lab.runner import run
 from fedgg.lab.session import Session
 from fedgg.lab.store import Store
-from fedgg.runfolder.read import RunRecord
+from fedgg.runfolder.records import RunRecord
 
 ROUNDS, STOPPED = 6, 4
 SECONDS = 60.0  # nothing here takes one
@@ -114,15 +114,15 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> list[Reference]:
 
 def looked(folder: Path) -> tuple[RunRecord | None, list[str]]:
     """As the report reads it."""
-    gathering = Gathering([folder])
-    gathering.look()
-    records = [record for group in gathering.groups for by in group.study.runs.values() for record in by.values()]
-    return next(iter(records), None), [f"{problem.what}: {problem.why}" for problem in gathering.problems]
+    collection = RunCollection([folder])
+    collection.refresh()
+    records = [record for group in collection.groups for by in group.study.runs.values() for record in by.values()]
+    return next(iter(records), None), [f"{problem.what}: {problem.why}" for problem in collection.problems]
 
 
 def shown(record: RunRecord) -> dict[str, Any]:
     """Every number that the page has of a run."""
-    data = run_data(record, "", 0)
+    data = run_columns(record)
     data |= {
         "config": record.config,
         "summary": record.summary,

@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 from odd import CRAFTED, FILES, LARGE, crafted, mutated, odd_folder, patience, reference
 
-from fedgg.analysis.collect import Gathering
-from fedgg.analysis.run_columns import run_data
+from fedgg.analysis.collect import RunCollection
+from fedgg.analysis.run_columns import run_columns
 from fedgg.cli.run import _draw
 from fedgg.errors import UserError
 from fedgg.lab.runner import run
 from fedgg.lab.store import Store
 from fedgg.output_files import write_text
 from fedgg.report.export import write_figures, write_tables
-from fedgg.report.live import News
+from fedgg.report.live import LiveData
 from fedgg.report.page import report_html
-from fedgg.runfolder.archive import fold, read_folded
+from fedgg.runfolder.archive import archive_of, read_archive
 from fedgg.runfolder.read import read_run
 
 
@@ -36,17 +36,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def assert_shown_beside(folders: list[Path], whole: Path) -> None:
     """The page comes, with the sound run on it; odd ones are shown, or named with what is wrong with them."""
     with patience():
-        gathering = Gathering([whole, *folders])
-        gathering.look()
-        html = report_html(gathering)
+        collection = RunCollection([whole, *folders])
+        collection.refresh()
+        html = report_html(collection)
     html.encode("utf-8", "strict")
     assert "something no run writes" not in html, "it was not refused when it was read"
-    shown = [record.path for group in gathering.groups for by in group.study.runs.values() for record in by.values()]
+    shown = [record.path for group in collection.groups for by in group.study.runs.values() for record in by.values()]
     assert whole in shown
     for odd in folders:
-        odd_is_shown = odd in shown or (odd.is_file() and len(shown) > 1)  # folded runs say where they were
-        assert odd_is_shown or any(str(odd) in problem.path for problem in gathering.problems)
-    for problem in gathering.problems:
+        odd_is_shown = odd in shown or (odd.is_file() and len(shown) > 1)  # archived runs have other paths
+        assert odd_is_shown or any(str(odd) in problem.path for problem in collection.problems)
+    for problem in collection.problems:
         assert "\n" not in problem.why
         assert len(problem.why) < 2000
 
@@ -98,16 +98,16 @@ def test_a_folder_whose_name_is_no_text(whole: Path, tmp_path: Path) -> None:
         shutil.copytree(whole, place)
     (odd / "broken" / "config.toml").write_text("=")
     with patience():
-        gathering = Gathering([odd])
-        gathering.look()
-        write_text(tmp_path / "page.html", report_html(gathering))
-        write_tables(gathering.groups, tmp_path / "tables")
-        write_figures(gathering.groups, tmp_path / "figures")
-        news = News([odd])
+        collection = RunCollection([odd])
+        collection.refresh()
+        write_text(tmp_path / "page.html", report_html(collection))
+        write_tables(collection.groups, tmp_path / "tables")
+        write_figures(collection.groups, tmp_path / "figures")
+        news = LiveData([odd])
         news.page().encode()
         (news.since("")[1] or "").encode()
     assert "run-?" in (tmp_path / "page.html").read_text()
-    assert [problem.path for problem in gathering.problems] == [str(odd / "broken")]
+    assert [problem.path for problem in collection.problems] == [str(odd / "broken")]
 
 
 def test_links_that_lead_in_circles(whole: Path, tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_links_that_lead_in_circles(whole: Path, tmp_path: Path) -> None:
             (tmp_path / "runs" / folder).mkdir(exist_ok=True)
             (tmp_path / "runs" / folder / f"link-{number}").symlink_to(tmp_path / "runs")
     with patience(20):
-        gathering = Gathering([tmp_path / "runs"])
-        gathering.look()
-    assert len(gathering.groups) == 1
+        collection = RunCollection([tmp_path / "runs"])
+        collection.refresh()
+    assert len(collection.groups) == 1
 
 
 @pytest.mark.slow
@@ -129,13 +129,13 @@ def test_crafted_folders_resumed_and_drawn(name: str, whole: Path, tmp_path: Pat
     odd = crafted(name, whole, tmp_path / "odd")
     assert_resumed_or_refused(odd)
     with patience(120):
-        News([odd]).page()
+        LiveData([odd]).page()
         if name.startswith(FILES):
             return  # pictures take seconds, and these are alike
-        gathering = Gathering([odd])
-        gathering.look()
-        write_figures(gathering.groups, tmp_path / "figures")
-        write_tables(gathering.groups, tmp_path / "tables")
+        collection = RunCollection([odd])
+        collection.refresh()
+        write_figures(collection.groups, tmp_path / "figures")
+        write_tables(collection.groups, tmp_path / "tables")
 
 
 def through(seed: int, count: int, whole: Path, tmp_path: Path) -> None:
@@ -168,9 +168,9 @@ def test_a_thousand_odd_folders(seed: int, whole: Path, tmp_path: Path) -> None:
 
 
 def folded_through(seed: int, count: int, whole: Path, tmp_path: Path) -> None:
-    """Odd files of folded runs."""
-    chance, file = random.Random(seed), tmp_path / "folded.json"
-    content = json.loads(json.dumps(fold([read_run(whole)] * 3)))
+    """Odd archives."""
+    chance, file = random.Random(seed), tmp_path / "archive.json"
+    content = json.loads(json.dumps(archive_of([read_run(whole)] * 3)))
     for number in range(count):
         odd = mutated(content, chance)
         # The first key says what kind of file it is.
@@ -184,8 +184,8 @@ def folded_through(seed: int, count: int, whole: Path, tmp_path: Path) -> None:
 
 def _read_or_refused(file: Path) -> None:
     with patience(), suppress(UserError):
-        for record in read_folded(file):
-            run_data(record, "", 0)
+        for record in read_archive(file):
+            run_columns(record)
 
 
 def test_fifty_odd_folded_files(whole: Path, tmp_path: Path) -> None:

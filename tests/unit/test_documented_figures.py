@@ -11,8 +11,8 @@ import pytest
 from benchmark_scripts import script
 
 from fedgg.errors import UserError
-from fedgg.runfolder.archive import read_folded
-from fedgg.runfolder.read import RunRecord
+from fedgg.runfolder.archive import read_archive
+from fedgg.runfolder.records import RunRecord
 
 HOME = Path(__file__).parents[2]
 ENGINES = (HOME / "docs" / "engines.md").read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def test_precisions() -> None:
 )
 def test_seconds_on_the_gpu(file: str) -> None:
     path = HOME / "results" / f"{file}.json"
-    records = read_folded(path)
+    records = read_archive(path)
     note = json.loads(path.read_text(encoding="utf-8"))["note"]
     whole = note.partition("whole command ")[2].removesuffix(" s")
     precision, commit = records[0].config["engine"]["precision"], (records[0].versions or {})["commit"]
@@ -91,9 +91,9 @@ def test_a_round_on_the_gpu() -> None:
 
 
 def test_the_first_rounds_of_vgg() -> None:
-    (tf32,) = read_folded(HOME / "results" / "vgg-start-tf32.json")
-    (bf16,) = read_folded(HOME / "results" / "paper" / "cifar100.json")
-    others = read_folded(HOME / "results" / "vgg-start-bf16.json")
+    (tf32,) = read_archive(HOME / "results" / "vgg-start-tf32.json")
+    (bf16,) = read_archive(HOME / "results" / "paper" / "cifar100.json")
+    others = read_archive(HOME / "results" / "vgg-start-bf16.json")
     ends = [f"{100 * record.accuracy()[1][15]:.1f}%" for record in (tf32, bf16, *others)]
     text = " ".join(ENGINES.split())
     assert "{} in tf32 and {} in bf16 for seed 0, {} and {} in bf16 for seeds 1 and 2".format(*ends) in text
@@ -102,7 +102,7 @@ def test_the_first_rounds_of_vgg() -> None:
 def test_vgg_with_batch_norm_in_three_precisions() -> None:
     curves = {
         (record.config["engine"]["precision"], record.config["seed"]): [100 * float(a) for a in record.accuracy()[1]]
-        for record in read_folded(HOME / "results" / "vgg-batch-norm.json")
+        for record in read_archive(HOME / "results" / "vgg-batch-norm.json")
     }
     shown = {key: f"{curve[-1]:.1f}%" for key, curve in curves.items()}
     text = " ".join(ENGINES.split())
@@ -121,7 +121,7 @@ def test_how_often_scaffold_diverges() -> None:
     text = (HOME / "docs" / "decisions" / "0003-scaffold-default.md").read_text(encoding="utf-8")
     runs: dict[str, dict[int, RunRecord]] = {}
     smallest = {}
-    for record in read_folded(HOME / "results" / "scaffold-stability.json"):
+    for record in read_archive(HOME / "results" / "scaffold-stability.json"):
         runs.setdefault(record.config["name"], {})[record.config["seed"]] = record
         smallest[record.config["seed"]] = min(sum(counts) for counts in (record.partition or {})["counts"])
     fedavg = runs.pop("FedAvg")

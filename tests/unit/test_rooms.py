@@ -119,7 +119,7 @@ def test_what_does_not_wait_for_torch() -> None:
     """One process for all of it: the report, the help, the names of the data sets, the version."""
     code = """
 import sys
-import fedgg, fedgg.errors, fedgg.report.figures, fedgg.report.tables, fedgg.analysis.compare, fedgg.runfolder.read
+import fedgg, fedgg.errors, fedgg.report.run_figures, fedgg.report.tables, fedgg.analysis.compare, fedgg.runfolder.read
 import fedgg.report.page, fedgg.report.live, fedgg.report.export, fedgg.report.export
 import fedgg.cli, fedgg.data.sources
 try:

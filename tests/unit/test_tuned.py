@@ -13,13 +13,13 @@ from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.observer import Observer
 from fedgg.lab.study import Study, load_study, run_study
-from fedgg.runfolder.archive import read_folded, write_folded
+from fedgg.runfolder.archive import read_archive, write_archive
 from fedgg.runfolder.read import read_run
 
 SMALL: dict[str, Any] = {"model": {"name": "mlp", "hidden": 16}, "local": {"epochs": 1}, "rounds": 3}
 
 
-def folded(folder: Path, holdout: float) -> Path:
+def archived(folder: Path, holdout: float) -> Path:
     """A grid of three settings of FedProx, the last of which no step survives, and FedAvg."""
     prox: dict[str, dict[str, Any]] = {
         f"FedProx: mu {mu:g}, beta 0.5": {"algorithm": {"name": "fedprox", "mu": mu}} for mu in (0.01, 50.0, 1e30)
@@ -27,13 +27,13 @@ def folded(folder: Path, holdout: float) -> Path:
     variants: dict[str, dict[str, Any]] = {"FedAvg, beta 0.5": {"algorithm": {"name": "fedavg"}}, **prox}
     study = Study(Experiment(data={"holdout": holdout}, **SMALL), variants, (10,), "FedAvg, beta 0.5")
     run_study(study, folder, processes=1, observer=Observer())
-    write_folded(map(read_run, sorted(folder.glob("*/seed-*"))), folder / "runs.json")
+    write_archive(map(read_run, sorted(folder.glob("*/seed-*"))), folder / "runs.json")
     return folder / "runs.json"
 
 
 def test_the_best_on_what_was_kept_back_is_taken(tmp_path: Path) -> None:
     tuned = script("tuned")
-    points = [tuned.Point.of(record) for record in read_folded(folded(tmp_path, 0.2))]
+    points = [tuned.Point.of(record) for record in read_archive(archived(tmp_path, 0.2))]
     best = tuned.chosen(points)
     point, grid = best["FedProx, beta 0.5"]
     reached = {p.setting: p.accuracy for p in grid}
@@ -56,7 +56,7 @@ def test_the_best_on_what_was_kept_back_is_taken(tmp_path: Path) -> None:
 
 def test_a_family_that_diverged_is_left_out_with_a_word(tmp_path: Path) -> None:
     tuned = script("tuned")
-    points = [tuned.Point.of(record) for record in read_folded(folded(tmp_path, 0.2))]
+    points = [tuned.Point.of(record) for record in read_archive(archived(tmp_path, 0.2))]
     text = tuned.study(tuned.chosen([p for p in points if p.setting in ("", "mu 1e+30")]))
     assert list(tomllib.loads(text)["variants"]) == ["FedAvg, beta 0.5"]
     assert "FedProx, beta 0.5: left out, nothing but divergence (mu 1e+30 diverged)" in text
@@ -65,4 +65,4 @@ def test_a_family_that_diverged_is_left_out_with_a_word(tmp_path: Path) -> None:
 def test_without_anything_kept_back_nothing_is_chosen(tmp_path: Path) -> None:
     tuned = script("tuned")
     with pytest.raises(UserError, match=r"data\.holdout"):
-        tuned.chosen([tuned.Point.of(record) for record in read_folded(folded(tmp_path, 0.0))])
+        tuned.chosen([tuned.Point.of(record) for record in read_archive(archived(tmp_path, 0.0))])

@@ -1,9 +1,9 @@
-"""Runs named on the command line, collected into groups that can be compared, and split by data set where needed.
+"""Find the runs in the folders and archives named on the command line, and arrange them in groups to be compared.
 
-A comparison or sweep is a group; one of algorithms on several splits is a group for each of them. Runs that lie loose
-(named one by one, or below a folder such as `fedgg reproduce` writes) are put together where they can be compared:
-those named one by one by their data, those found below a folder by their data and split. What cannot be read, or not
-wholly, is a problem with a name; the rest stands.
+A comparison or sweep is one group, or one for each data set and split where algorithms are compared on several. Single
+runs are grouped where they can be compared: those named one by one by their data set, those found below a folder (such
+as `fedgg reproduce` writes) by data set and split. A folder that cannot be read, or not completely, becomes a
+`Problem`; the others are shown.
 """
 
 from __future__ import annotations
@@ -15,87 +15,41 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.analysis.labels import labelled
-from fedgg.analysis.run_columns import run_data
+from fedgg.analysis.run_columns import run_columns
 from fedgg.errors import UserError
-from fedgg.runfolder.archive import is_folded, read_folded
+from fedgg.runfolder.archive import is_archive, read_archive
+from fedgg.runfolder.dotted_settings import PER_RUN, differing, flat
 from fedgg.runfolder.follow import FollowedRun, Stamp, stamp
-from fedgg.runfolder.read import RunRecord, StudyPlan, StudyRecord, read_plan
-from fedgg.runfolder.settings import OWN, differing, flat
+from fedgg.runfolder.read import read_study_plan
+from fedgg.runfolder.records import RunRecord, StudyPlan, StudyRecord
 
-WHERE = ("data.", "split.")  # settings that say what is learned from, rather than how
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Rows that learn from the same; `title` says from what, where there are several parts."""
-
-    title: str
-    study: StudyRecord
-
-
-def parts_of(study: StudyRecord) -> list[Part]:
-    """One part, unless algorithms are compared on several splits, each of them with several rows.
-
-    The reference of another part is the row that differs from the study's in nothing but where it learns; without one,
-    rows cannot be measured there, and the study stays whole.
-    """
-    whole = [Part("", study)]
-    if any(not runs for runs in study.runs.values()):
-        return whole  # a row that has not begun says nothing of its settings
-    settings = {label: flat(next(iter(by_seed.values())).config) for label, by_seed in study.runs.items()}
-    keys = differing(settings.values())
-    where = [key for key in keys if key.startswith(WHERE)]
-    if not where or "algorithm.name" not in keys:
-        return whole
-    labels: dict[str, list[str]] = {}
-    for label, own in settings.items():
-        labels.setdefault(", ".join(f"{key} = {own.get(key)}" for key in where), []).append(label)
-    references = {title: _reference(study.reference, some, settings) for title, some in labels.items()}
-    if min(map(len, labels.values())) < 2 or None in references.values():
-        return whole
-    return [Part(title, _only(study, some, str(references[title]))) for title, some in labels.items()]
-
-
-def _reference(whole: str, labels: list[str], settings: Mapping[str, Mapping[str, Any]]) -> str | None:
-    same = (label for label in labels if _how(settings[label]) == _how(settings[whole]))
-    return whole if whole in labels else next(same, None)
-
-
-def _how(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key not in OWN and not key.startswith(WHERE)}
-
-
-def _only(study: StudyRecord, labels: list[str], reference: str) -> StudyRecord:
-    runs = {label: study.runs[label] for label in labels}
-    unreadable = tuple((label, seed) for label, seed in study.unreadable if label in labels)
-    seeds = tuple(seed for seed in study.seeds if any(seed in study.seeds_of(label) for label in labels))
-    return replace(study, labels=tuple(labels), seeds=seeds, reference=reference, runs=runs, unreadable=unreadable)
-
-
-ODD = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)  # of odd content
-DEPTH = 5  # folders below the one named: reproductions lie three down
+DATA_SETTINGS = ("data.", "split.")  # what is learned from, rather than how
+MOST_DEPTH = 5  # folders below the one named that are searched; those of `fedgg reproduce` are three deep
+CONTENT_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A folder that is missing or incomplete, what that means for it here, and why."""
+    """A folder that is missing or incomplete: what follows from it, and why."""
 
     path: str
     why: str
     what: str = "cannot be read"
-    shown: bool = False  # all the same, as far as it could be read
+    shown: bool = False  # whether its run is shown all the same
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs side by side. A single run is a group of one label and one seed."""
+    """Runs to be compared with each other. A single run is a group of one label and one seed."""
 
     study: StudyRecord
-    loose: str | None = None  # put together or taken apart here, rather than by whoever ran them: because of this
+    grouped_by: str | None = (
+        None  # the values of the settings that runs were grouped by here; None: as a study has them
+    )
 
 
-class Gathering:
-    """Look again as often as you like: what has not changed is not read again."""
+class RunCollection:
+    """The groups and problems of some paths, as of the last `refresh`."""
 
     def __init__(self, paths: Sequence[Path]):
         if not paths:
@@ -105,101 +59,109 @@ class Gathering:
         self.problems: list[Problem] = []
         self._runs: dict[Path, FollowedRun] = {}
         self._plans: dict[Path, tuple[Stamp, StudyPlan]] = {}
-        self._folded: dict[Path, tuple[Stamp, list[RunRecord]]] = {}
+        self._archives: dict[Path, tuple[Stamp, list[RunRecord]]] = {}
         self._changed = False
 
-    def look(self) -> bool:
-        """Read what is new; whether anything was, or something came or went."""
-        before = self._said()
+    def refresh(self) -> bool:
+        """Read the files that have changed since the last call; whether anything is different now."""
+        before = self._shape()
         self._changed = False
         self.groups, self.problems, seen = [], [], set[Path]()
         named: list[RunRecord] = []
         for path in self.paths:
-            seen |= self._look_at(path, named)
+            seen |= self._add(path, named)
         above = os.path.commonpath([record.path.absolute() for record in named]) if named else "."
         self.groups[:0] = _grouped(named, ("data.source",), Path(above))
-        for gone in self._runs.keys() - seen:
-            del self._runs[gone]
-        return self._changed or self._said() != before
+        for vanished in self._runs.keys() - seen:
+            del self._runs[vanished]
+        return self._changed or self._shape() != before
 
-    def _said(self) -> tuple[Any, ...]:
+    def _shape(self) -> tuple[Any, ...]:
+        """What tells that a run or a folder was added or has vanished."""
         studies = [group.study for group in self.groups]
-        shape = tuple((study.path, study.labels, study.seeds, study.size) for study in studies)
-        return shape, len(self._runs), tuple(self.problems)
+        shapes = tuple((study.path, study.labels, study.seeds, study.size) for study in studies)
+        return shapes, len(self._runs), tuple(self.problems)
 
-    def _look_at(self, path: Path, named: list[RunRecord]) -> set[Path]:
-        """Add what lies there; the run folders it looked into."""
+    def _add(self, path: Path, named: list[RunRecord]) -> set[Path]:
+        """Add the runs of one path, a single run to `named`; the run folders that were read."""
         if path.is_file():
-            self._add_folded(path)
+            self._add_archive(path)
             return set()
         if (path / "study.json").is_file():
             return self._add_study(path)
-        if _has_begun(path):
-            named += filter(None, [self._followed(path)])
+        if _has_started(path):
+            named += filter(None, [self._read(path)])
             return {path}
         if not path.is_dir():
-            self._trouble(path, "there is no such folder (yet)")
+            self._add_problem(path, "there is no such folder (yet)")
             return set()
-        found = list(_below(path))
-        folded = [] if found else [file for file in sorted(path.glob("*.json")) if is_folded(file)]
-        for file in folded:
-            self._add_folded(file)
-        if not found and not folded:
-            self._trouble(path, "it holds no run (yet): there is neither a config.toml nor a study.json in it or below")
-        seen, loose = set[Path](), list[RunRecord]()
-        for place in found:
-            if (place / "study.json").is_file():
-                seen |= self._add_study(place)
+        return self._add_folder(path)
+
+    def _add_folder(self, path: Path) -> set[Path]:
+        """Add the runs and comparisons below a folder, or the archives in it; the run folders that were read."""
+        folders = list(_folders_below(path))
+        archives = [] if folders else [file for file in sorted(path.glob("*.json")) if is_archive(file)]
+        for file in archives:
+            self._add_archive(file)
+        if not folders and not archives:
+            why = "it holds no run (yet): there is neither a config.toml nor a study.json in it or below"
+            self._add_problem(path, why)
+        seen, single_runs = set[Path](), list[RunRecord]()
+        for folder in folders:
+            if (folder / "study.json").is_file():
+                seen |= self._add_study(folder)
             else:
-                seen.add(place)
-                loose += filter(None, [self._followed(place)])
-        self.groups += _grouped(loose, ("data.source", "split"), path)
+                seen.add(folder)
+                single_runs += filter(None, [self._read(folder)])
+        self.groups += _grouped(single_runs, ("data.source", "split"), path)
         return seen
 
-    def _add_folded(self, file: Path) -> None:
+    def _add_archive(self, file: Path) -> None:
         now = stamp(file)
         try:
-            if file not in self._folded or self._folded[file][0] != now:
-                self._folded[file] = (now, read_folded(file))
+            if file not in self._archives or self._archives[file][0] != now:
+                self._archives[file] = (now, read_archive(file))
                 self._changed = True
-            if not self._folded[file][1]:
-                self._trouble(file, "it holds no run")
-            self.groups += _grouped(self._folded[file][1], ("data.source", "split"), file)
+            if not self._archives[file][1]:
+                self._add_problem(file, "it holds no run")
+            self.groups += _grouped(self._archives[file][1], ("data.source", "split"), file)
         except UserError as error:
-            self._trouble(file, str(error))
+            self._add_problem(file, str(error))
 
     def _add_study(self, path: Path) -> set[Path]:
+        """Add a comparison; the run folders that were read."""
         now = stamp(path / "study.json")
         try:
             if path not in self._plans or self._plans[path][0] != now:
-                self._plans[path] = (now, read_plan(path))
+                self._plans[path] = (now, read_study_plan(path))
                 self._changed = True
         except UserError as error:
-            self._trouble(path, str(error))
+            self._add_problem(path, str(error))
             return set()
         plan = self._plans[path][1]
         runs: dict[str, dict[int, RunRecord]] = {label: {} for label in plan.labels}
         seen, unreadable = set(), []
         for label, by_seed in plan.places.items():
-            for seed, place in by_seed.items():
-                if _has_begun(place):
-                    seen.add(place)
-                    record = self._followed(place)
+            for seed, folder in by_seed.items():
+                if _has_started(folder):
+                    seen.add(folder)
+                    record = self._read(folder)
                     if record is not None:
                         runs[label][seed] = record
                     else:
                         unreadable.append((label, seed))
         study = StudyRecord(plan.path, plan.labels, plan.seeds, plan.reference, runs, tuple(unreadable), plan.planned)
-        self.groups += [Group(part.study, part.title or None) for part in parts_of(study)]
+        self.groups += [Group(part.study, part.title or None) for part in study_parts(study)]
         return seen
 
-    def _followed(self, path: Path) -> RunRecord | None:
+    def _read(self, path: Path) -> RunRecord | None:
+        """One run, and a problem if it cannot be read, or not completely."""
         followed = self._runs.setdefault(path, FollowedRun(path))
-        if followed.look():
+        if followed.refresh():
             self._changed = True
-            followed.problem = followed.problem or _unsound(followed.record)
+            followed.problem = followed.problem or _impossible_content(followed.record)
         if followed.problem is not None:
-            self._trouble(path, followed.problem)
+            self._add_problem(path, followed.problem)
             return None
         record = followed.record
         if record is not None and record.faults:
@@ -208,32 +170,32 @@ class Gathering:
             self.problems.append(Problem(str(path), why, what, shown=True))
         return record
 
-    def _trouble(self, path: Path, why: str) -> None:
+    def _add_problem(self, path: Path, why: str) -> None:
         self.problems.append(Problem(str(path), why))
 
 
-def _unsound(record: RunRecord | None) -> str | None:
-    """Well-formed files can still tell what no run tells: then that is said, and everything else is shown."""
+def _impossible_content(record: RunRecord | None) -> str | None:
+    """Why a run cannot be shown whose files are well-formed but hold something that no run writes; None if it can."""
     try:
         if record is not None:
-            run_data(record, "", 0)
+            run_columns(record)
             flat(record.config.get("data", {}))
             float(record.seconds)
-    except ODD as error:
-        said = f"{type(error).__name__}: {error}"
-        return f"{record.path if record else ''} holds something no run writes ({said}); restore it or run again"
+    except CONTENT_ERRORS as error:
+        reason = f"{type(error).__name__}: {error}"
+        return f"{record.path if record else ''} holds something no run writes ({reason}); restore it or run again"
     return None
 
 
-def _has_begun(folder: Path) -> bool:
-    """A starting run writes config.toml last: a folder without one has not begun, unless it has a history or an end."""
+def _has_started(folder: Path) -> bool:
+    """A starting run writes config.toml last; a folder without it that has rounds or a summary has lost the file."""
     return any((folder / name).is_file() for name in ("config.toml", "rounds.jsonl", "summary.json"))
 
 
-def _below(folder: Path, depth: int = DEPTH, seen: set[tuple[int, int]] | None = None) -> Iterator[Path]:
-    """Run folders and comparison folders below this one; what lies in them is theirs.
+def _folders_below(folder: Path, depth: int = MOST_DEPTH, seen: set[tuple[int, int]] | None = None) -> Iterator[Path]:
+    """Run folders and comparison folders below this one; a comparison's own run folders are not listed.
 
-    Links are followed, and a folder that links lead to again and again is looked into once.
+    Links are followed; a folder that several links lead to is searched once.
     """
     seen = set() if seen is None else seen
     try:
@@ -246,18 +208,18 @@ def _below(folder: Path, depth: int = DEPTH, seen: set[tuple[int, int]] | None =
         return
     for name in inner:
         place = folder / name
-        if (place / "study.json").is_file() or _has_begun(place):
+        if (place / "study.json").is_file() or _has_started(place):
             yield place
         elif depth > 1:
-            yield from _below(place, depth - 1, seen)
+            yield from _folders_below(place, depth - 1, seen)
 
 
-def _grouped(records: Sequence[RunRecord], by: tuple[str, ...], path: Path) -> list[Group]:
-    """Loose runs as studies, those together that agree in the settings named."""
-    alike: dict[str, list[RunRecord]] = {}
+def _grouped(records: Sequence[RunRecord], keys: tuple[str, ...], path: Path) -> list[Group]:
+    """Single runs as studies, one for each combination of values of these settings."""
+    by_values: dict[str, list[RunRecord]] = {}
     for record in records:
-        alike.setdefault(repr([_setting(record.config, key) for key in by]), []).append(record)
-    return [Group(labelled(some, path), loose=why) for why, some in alike.items()]
+        by_values.setdefault(repr([_setting(record.config, key) for key in keys]), []).append(record)
+    return [Group(labelled(some, path), grouped_by=values) for values, some in by_values.items()]
 
 
 def _setting(config: dict[str, Any], key: str) -> Any:
@@ -265,3 +227,54 @@ def _setting(config: dict[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value
+
+
+# Comparisons on several splits ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class StudyPart:
+    """The rows of a study on one data set and split; `title` names it where there are several."""
+
+    title: str
+    study: StudyRecord
+
+
+def study_parts(study: StudyRecord) -> list[StudyPart]:
+    """One part, unless algorithms are compared on several data sets or splits, each of them with several rows.
+
+    The reference of each part is the row with the settings of the study's reference, data and split aside. Where a part
+    has no such row, its rows could not be compared, and the study stays one part.
+    """
+    whole = [StudyPart("", study)]
+    if any(not runs for runs in study.runs.values()):
+        return whole  # the settings of a row that has not started are not known
+    settings = {label: flat(next(iter(by_seed.values())).config) for label, by_seed in study.runs.items()}
+    keys = differing(settings.values())
+    data_keys = [key for key in keys if key.startswith(DATA_SETTINGS)]
+    if not data_keys or "algorithm.name" not in keys:
+        return whole
+    labels: dict[str, list[str]] = {}
+    for label, row_settings in settings.items():
+        labels.setdefault(", ".join(f"{key} = {row_settings.get(key)}" for key in data_keys), []).append(label)
+    references = {title: _reference(study.reference, some, settings) for title, some in labels.items()}
+    if min(map(len, labels.values())) < 2 or None in references.values():
+        return whole
+    return [StudyPart(title, _restricted(study, some, str(references[title]))) for title, some in labels.items()]
+
+
+def _reference(reference: str, labels: list[str], settings: Mapping[str, Mapping[str, Any]]) -> str | None:
+    same = (label for label in labels if _training_settings(settings[label]) == _training_settings(settings[reference]))
+    return reference if reference in labels else next(same, None)
+
+
+def _training_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in PER_RUN and not key.startswith(DATA_SETTINGS)}
+
+
+def _restricted(study: StudyRecord, labels: list[str], reference: str) -> StudyRecord:
+    """The study with these rows alone."""
+    runs = {label: study.runs[label] for label in labels}
+    unreadable = tuple((label, seed) for label, seed in study.unreadable if label in labels)
+    seeds = tuple(seed for seed in study.seeds if any(seed in study.seeds_of(label) for label in labels))
+    return replace(study, labels=tuple(labels), seeds=seeds, reference=reference, runs=runs, unreadable=unreadable)

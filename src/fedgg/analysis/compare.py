@@ -1,18 +1,20 @@
-"""A comparison of algorithms over seeds: accuracies, rounds to a target, paired differences, excluded runs.
+"""Compare the rows of a study over seeds: accuracy, rounds to a target, paired differences, verdicts, excluded runs.
 
-Only finished runs, and those that have spent their privacy budget, enter a mean; diverged and unfinished ones, and
-damaged ones (their history is not whole, or they cannot be read), are counted and shown. The target of a seed is the
-test accuracy of the reference at its own last evaluated round with that seed, and a run reaches it at the first
-evaluated round that is at least as accurate. Smoothed, both sides are trailing averages over `WINDOW` evaluated rounds.
+**Averages** are over finished runs and those that have spent their privacy budget. Diverged, unfinished and damaged
+runs (incomplete or unreadable) are counted and excluded.
 
-Differences in final accuracy are paired by seed, since a seed fixes the split, the start and the batches for every row;
-where two rows have different splits they are not, and the interval is Welch's.
-A row is "higher" or "lower" when the 95 % confidence interval of the mean difference (Student's t with n - 1 degrees of
-freedom) does not contain zero. If it does, the row is "not distinguishable" when the mean difference is within one
-standard deviation of the differences, and "perhaps" higher or lower beyond it: with three seeds pure noise gets that
-far more than one time in five, so more seeds are needed to say. Fewer than three say nothing, and so do seeds that all
-differ by the very same amount: a small test set has few accuracies, and an interval of no width would be believed.
-There is no correction for looking at several rows.
+**Rounds to the target.** The target of a seed is the reference's test accuracy at its last evaluated round with that
+seed. A run reaches it at the first evaluated round that is at least as accurate. Smoothed, both are trailing averages
+over `WINDOW` evaluated rounds.
+
+**Differences** in final accuracy are paired by seed, since a seed fixes the split, the initial weights and the batch
+order for every row. Where two rows have different splits they are not paired, and the interval is Welch's. A row is
+"higher" or "lower" if the 95 % confidence interval of the mean difference (Student's t with n - 1 degrees of freedom)
+excludes zero. Otherwise it is "not distinguishable" if the mean difference is within one standard deviation of the
+differences, and "perhaps" higher or lower beyond it: with three seeds, pure noise gets that far more than one time in
+five, so more seeds are needed to decide. There is no verdict from fewer than three seeds. Seeds that all differ by
+exactly the same amount, which happens on a small test set, are "perhaps", too: an interval of zero width would claim
+certainty. Several rows are compared without a correction for multiple comparisons.
 """
 
 from __future__ import annotations
@@ -24,71 +26,15 @@ from typing import Literal
 
 import numpy as np
 
-from fedgg.runfolder.read import Floats, Ints, RunRecord, StudyRecord
+from fedgg.runfolder.records import Floats, Ints, RunRecord, StudyRecord
 
+WINDOW = 5  # evaluated rounds in a trailing average
+FEWEST_SEEDS = 3  # for a verdict: two may differ by the same test image, and then their interval is empty
+ROUNDING = 1e-9  # a standard deviation of differences below it is rounding error
 SPLIT_APART = "the runs have different splits"
-
-
-def caveats(study: StudyRecord, ends: Mapping[str, Mapping[int, int]]) -> tuple[str, ...]:
-    """Runs that are excluded from the averages, and averages that are not directly comparable.
-
-    `ends` are the last evaluated rounds of the runs that are averaged.
-    """
-    begun = [label for label in study.labels if study.runs[label] or study.damaged(label)]
-    excluded: dict[str, list[str]] = {}  # labels by what is true of them
-    for label in begun:
-        diverged, damaged = study.diverged(label), study.damaged(label)
-        unfinished = [seed for seed in study.seeds_of(label) if seed not in {*ends[label], *diverged, *damaged}]
-        for seeds, why in (
-            (diverged, "diverged"),
-            (damaged, "damaged: incomplete or unreadable"),
-            (unfinished, "not finished, or never evaluated"),
-        ):
-            if seeds:
-                excluded.setdefault(f"{_seeds(seeds)} excluded from the averages ({why})", []).append(label)
-    notes = [f"{'; '.join(labels)}: {what}." for what, labels in excluded.items()]
-    if absent := [label for label in study.labels if label not in begun]:
-        notes.append(f"Not run yet: {'; '.join(absent)}.")
-    if not ends[study.reference] and len(study.labels) > 1:
-        notes.append(f"The reference {study.reference} has no finished run, so there is no target.")
-    if ragged := _different_seeds(study):
-        notes.append(f"Rows have different seeds, so their means are not over the same splits: {ragged}.")
-    if len({last for by_seed in ends.values() for last in by_seed.values()}) > 1:
-        notes.append("The runs end at different rounds, so their final accuracies are not directly comparable.")
-    if apart := [seed for seed in study.seeds if splits_of(study, seed, study.labels) > 1]:
-        notes.append(
-            f"{_seeds(apart).capitalize()}: {SPLIT_APART}; differences between them are not paired by seed and use "
-            f"Welch's interval."
-        )
-    return tuple(notes)
-
-
-def splits_of(study: StudyRecord, seed: int, labels: Sequence[str]) -> int:
-    """How many different splits some rows' runs of a seed have."""
-    runs = (study.runs[label].get(seed) for label in labels)
-    return len({run.partition.get("hash") for run in runs if run is not None and run.partition is not None})
-
-
-def _different_seeds(study: StudyRecord) -> str:
-    """Which seeds rows have, where they have not all the same."""
-    by_seeds: dict[tuple[int, ...], list[str]] = {}
-    for label in study.labels:
-        by_seeds.setdefault(tuple(sorted(study.seeds_of(label))), []).append(label)
-    if len(by_seeds) == 1:
-        return ""
-    return "; ".join(f"{', '.join(labels)} {_seeds([*seeds])}" for seeds, labels in by_seeds.items())
-
-
-def _seeds(seeds: list[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-
-
-WINDOW = 5
-ALIKE = 1e-9  # a standard deviation of differences that is rounding alone
-FEWEST = 3  # seeds that can tell anything: two may differ by the same image, and then their interval is empty
 Verdict = Literal["higher", "lower", "perhaps higher", "perhaps lower", "not distinguishable", "too few seeds"]
 
-# Two-sided 95 % points of Student's t for 1, 2, ... degrees of freedom; beyond the last one it errs to the wide side.
+# Two-sided 95 % points of Student's t for 1, 2, ... degrees of freedom; beyond the last one the interval is too wide.
 _T95 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
@@ -107,14 +53,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class Reach:
-    """How soon a label reached the target: means over the seeds that did, `reached` of the `asked` seeds."""
+    """When the runs of a label reached the target: means over those that did, `reached` of `seeds`."""
 
     reached: int
-    asked: int
+    seeds: int
     rounds: float | None
     megabytes: float | None
     speed_up: float | None
-    megabytes_up: float | None = None  # the part of them that clients sent
+    megabytes_up: float | None = None  # the part that clients sent
     seconds: float | None = None
 
 
@@ -132,13 +78,13 @@ class PairedDifference:
 
 
 @dataclass(frozen=True)
-class Row:
-    """Everything the comparison says about one label."""
+class ComparisonRow:
+    """The results of one label."""
 
     label: str
     finished: int
     diverged: int
-    damaged: int  # begun, and not whole or not to be read
+    damaged: int  # incomplete or unreadable
     unfinished: int
     final: Spread | None
     highest: Spread | None
@@ -146,7 +92,7 @@ class Row:
     smoothed: Reach
     against_reference: PairedDifference | None
     against_best: PairedDifference | None
-    epsilon: float | None = None  # the largest that a finished run has spent; infinite without noise
+    epsilon: float | None = None  # the largest of the finished runs; infinite without noise
 
 
 @dataclass(frozen=True)
@@ -156,7 +102,7 @@ class Comparison:
     reference: str
     seeds: tuple[int, ...]
     best: str | None
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     notes: tuple[str, ...]
     deltas: tuple[float, ...] = ()  # of the private runs; epsilon is a column where there are any
     accountants: tuple[str, ...] = ()  # by which their epsilons are bounded
@@ -174,7 +120,7 @@ class Curve:
 
 
 def compare(study: StudyRecord) -> Comparison:
-    """Compare the labels of a study with its reference and with its best label."""
+    """Compare each label of a study with its reference and with its best label."""
     curves = {label: _finished_curves(study.runs[label]) for label in study.labels}
     finals = {label: {seed: float(curve.accuracy[-1]) for seed, curve in curves[label].items()} for label in curves}
     smooth = {label: {seed: _smoothed(curve) for seed, curve in curves[label].items()} for label in curves}
@@ -186,7 +132,7 @@ def compare(study: StudyRecord) -> Comparison:
         highest = [float(curve.accuracy.max()) for curve in curves[label].values()]
         diverged, damaged = study.diverged(label), study.damaged(label)
         rows.append(
-            Row(
+            ComparisonRow(
                 label=label,
                 finished=len(curves[label]),
                 diverged=len(diverged),
@@ -205,12 +151,81 @@ def compare(study: StudyRecord) -> Comparison:
     return Comparison(study.reference, study.seeds, best, tuple(rows), notes, _deltas(study), _accountants(study))
 
 
+def _finished_curves(runs: dict[int, RunRecord]) -> dict[int, Curve]:
+    finished = {seed: run for seed, run in runs.items() if run.complete}
+    curves = {
+        seed: Curve(*run.accuracy(), run.megabytes(), run.megabytes(("up",)), _seconds(run))
+        for seed, run in finished.items()
+    }
+    return {seed: curve for seed, curve in curves.items() if len(curve.rounds)}
+
+
+def _seconds(run: RunRecord) -> Floats:
+    """The time from the start of the first round to each evaluated round."""
+    per_round = [sum(line["seconds"].values()) if isinstance(line.get("seconds"), dict) else 0.0 for line in run.rounds]
+    so_far = np.cumsum(np.array(per_round, dtype=np.float64))
+    at_evaluation: Floats = so_far[np.isin([line["round"] for line in run.rounds], run.accuracy()[0])]
+    return at_evaluation
+
+
+def _smoothed(curve: Curve) -> Curve:
+    averages = trailing_average(curve.accuracy)
+    start = len(curve.accuracy) - len(averages)
+    traffic = (curve.megabytes[start:], curve.megabytes_up[start:])
+    return Curve(curve.rounds[start:], averages, *traffic, curve.seconds[start:])
+
+
 def spread(values: Sequence[float]) -> Spread | None:
     """Mean and sample standard deviation (ddof = 1) of some values; None of none."""
     if not values:
         return None
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return Spread(float(np.mean(values)), sd, len(values))
+
+
+def _largest_epsilon(runs: dict[int, RunRecord]) -> float | None:
+    """The guarantee of a row is that of its weakest run."""
+    return max((run.epsilon for run in runs.values() if run.complete and run.epsilon is not None), default=None)
+
+
+def _deltas(study: StudyRecord) -> tuple[float, ...]:
+    deltas = (run.delta for by_seed in study.runs.values() for run in by_seed.values())
+    return tuple(sorted({delta for delta in deltas if delta is not None}))
+
+
+def _accountants(study: StudyRecord) -> tuple[str, ...]:
+    names = (run.accountant for by_seed in study.runs.values() for run in by_seed.values())
+    return tuple(sorted({name for name in names if name is not None}))
+
+
+# Rounds to the target -------------------------------------------------------------------------------------------------
+
+
+def reach(curves: dict[int, Curve], reference: dict[int, Curve], diverged: set[int]) -> Reach:
+    """When each seed reaches the reference's final accuracy; a diverged run counts as not reaching it."""
+    targets = {seed: curve for seed, curve in reference.items() if len(curve.accuracy)}
+    seeds = [seed for seed in targets if seed in curves or seed in diverged]
+    rounds, megabytes, sent, seconds, totals = [], [], [], [], []
+    for seed in seeds:
+        curve = curves.get(seed)
+        at = None if curve is None else first_reaching(curve.accuracy, float(targets[seed].accuracy[-1]))
+        if curve is not None and at is not None:
+            rounds.append(int(curve.rounds[at]))
+            megabytes.append(float(curve.megabytes[at]))
+            sent.append(float(curve.megabytes_up[at]))
+            seconds.append(float(curve.seconds[at]))
+            totals.append(int(targets[seed].rounds[-1]))
+    if not rounds:
+        return Reach(0, len(seeds), None, None, None)
+    mean_rounds, speed_up = float(np.mean(rounds)), float(np.mean(totals) / np.mean(rounds))
+    traffic = (float(np.mean(megabytes)), speed_up, float(np.mean(sent)))
+    return Reach(len(rounds), len(seeds), mean_rounds, *traffic, seconds=float(np.mean(seconds)))
+
+
+def first_reaching(accuracy: Floats, target: float) -> int | None:
+    """The position of the first accuracy at or above the target."""
+    hits = np.flatnonzero(accuracy >= target)
+    return int(hits[0]) if len(hits) else None
 
 
 def trailing_average(values: Floats, window: int = WINDOW) -> Floats:
@@ -221,54 +236,48 @@ def trailing_average(values: Floats, window: int = WINDOW) -> Floats:
     return averages
 
 
-def first_reaching(accuracy: Floats, target: float) -> int | None:
-    """The position of the first accuracy at or above the target."""
-    hits = np.flatnonzero(accuracy >= target)
-    return int(hits[0]) if len(hits) else None
+# Differences ----------------------------------------------------------------------------------------------------------
 
 
-def reach(curves: dict[int, Curve], reference: dict[int, Curve], diverged: set[int]) -> Reach:
-    """How soon the curves reach the reference's last accuracy, seed by seed; a diverged seed counts as not reached."""
-    targets = {seed: curve for seed, curve in reference.items() if len(curve.accuracy)}
-    asked = [seed for seed in targets if seed in curves or seed in diverged]
-    rounds, megabytes, sent, seconds, totals = [], [], [], [], []
-    for seed in asked:
-        curve = curves.get(seed)
-        at = None if curve is None else first_reaching(curve.accuracy, float(targets[seed].accuracy[-1]))
-        if curve is not None and at is not None:
-            rounds.append(int(curve.rounds[at]))
-            megabytes.append(float(curve.megabytes[at]))
-            sent.append(float(curve.megabytes_up[at]))
-            seconds.append(float(curve.seconds[at]))
-            totals.append(int(targets[seed].rounds[-1]))
-    if not rounds:
-        return Reach(0, len(asked), None, None, None)
-    mean_rounds, speed_up = float(np.mean(rounds)), float(np.mean(totals) / np.mean(rounds))
-    traffic = (float(np.mean(megabytes)), speed_up, float(np.mean(sent)))
-    return Reach(len(rounds), len(asked), mean_rounds, *traffic, seconds=float(np.mean(seconds)))
+def _against(
+    study: StudyRecord, label: str, other: str, finals: dict[str, dict[int, float]]
+) -> PairedDifference | None:
+    ours, theirs = finals[label], finals[other]
+    both = [seed for seed in ours if seed in theirs]
+    if label == other or not both:
+        return None
+    if any(splits_of(study, seed, (label, other)) > 1 for seed in both):
+        return unpaired_difference(label, other, list(ours.values()), list(theirs.values()))
+    return paired_difference(label, other, ours, theirs)
+
+
+def splits_of(study: StudyRecord, seed: int, labels: Sequence[str]) -> int:
+    """The number of different splits among the runs of these rows with this seed."""
+    runs = (study.runs[label].get(seed) for label in labels)
+    return len({run.partition.get("hash") for run in runs if run is not None and run.partition is not None})
 
 
 def paired_difference(label: str, other: str, ours: dict[int, float], theirs: dict[int, float]) -> PairedDifference:
     """Compare two rows over the seeds that both have; there must be at least one."""
     differences = np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
     n, mean = len(differences), float(np.mean(differences))
-    if n < FEWEST:
+    if n < FEWEST_SEEDS:
         return PairedDifference(label, other, n, mean, None, "too few seeds")
     sd = float(np.std(differences, ddof=1))
     half_width = _t95(n - 1) * sd / math.sqrt(n)
-    if mean != 0 and sd < ALIKE:
+    if mean != 0 and sd < ROUNDING:
         return PairedDifference(label, other, n, mean, None, "perhaps higher" if mean > 0 else "perhaps lower")
     return PairedDifference(label, other, n, mean, half_width, _verdict(mean, sd, half_width))
 
 
 def unpaired_difference(label: str, other: str, ours: Sequence[float], theirs: Sequence[float]) -> PairedDifference:
-    """Compare two rows that have nothing but their numbers in common; there must be at least one of each."""
+    """Compare two rows whose runs have different splits, by Welch's interval; each must have at least one run."""
     n, mean = min(len(ours), len(theirs)), float(np.mean(ours) - np.mean(theirs))
-    if n < FEWEST:
+    if n < FEWEST_SEEDS:
         return PairedDifference(label, other, n, mean, None, "too few seeds", paired=False)
     one, two = (float(np.var(values, ddof=1)) for values in (ours, theirs))
     a, b = one / len(ours), two / len(theirs)  # variances of the means
-    if a + b < ALIKE**2:
+    if a + b < ROUNDING**2:
         verdict: Verdict = "not distinguishable" if mean == 0 else "perhaps higher" if mean > 0 else "perhaps lower"
         return PairedDifference(label, other, n, mean, None, verdict, paired=False)
     freedom = (a + b) ** 2 / (a**2 / (len(ours) - 1) + b**2 / (len(theirs) - 1))  # Welch and Satterthwaite
@@ -289,52 +298,52 @@ def _verdict(mean: float, sd: float, half_width: float) -> Verdict:
     return "not distinguishable"
 
 
-def _against(
-    study: StudyRecord, label: str, other: str, finals: dict[str, dict[int, float]]
-) -> PairedDifference | None:
-    ours, theirs = finals[label], finals[other]
-    both = [seed for seed in ours if seed in theirs]
-    if label == other or not both:
-        return None
-    if any(splits_of(study, seed, (label, other)) > 1 for seed in both):
-        return unpaired_difference(label, other, list(ours.values()), list(theirs.values()))
-    return paired_difference(label, other, ours, theirs)
+# Caveats --------------------------------------------------------------------------------------------------------------
 
 
-def _finished_curves(runs: dict[int, RunRecord]) -> dict[int, Curve]:
-    finished = {seed: run for seed, run in runs.items() if run.complete}
-    curves = {
-        seed: Curve(*run.accuracy(), run.megabytes(), run.megabytes(("up",)), _seconds(run))
-        for seed, run in finished.items()
-    }
-    return {seed: curve for seed, curve in curves.items() if len(curve.rounds)}
+def caveats(study: StudyRecord, ends: Mapping[str, Mapping[int, int]]) -> tuple[str, ...]:
+    """Runs that are excluded from the averages, and averages that are not directly comparable.
+
+    `ends` are the last evaluated rounds of the runs that are averaged.
+    """
+    started = [label for label in study.labels if study.runs[label] or study.damaged(label)]
+    excluded: dict[str, list[str]] = {}  # labels by the sentence about them
+    for label in started:
+        diverged, damaged = study.diverged(label), study.damaged(label)
+        unfinished = [seed for seed in study.seeds_of(label) if seed not in {*ends[label], *diverged, *damaged}]
+        for seeds, why in (
+            (diverged, "diverged"),
+            (damaged, "damaged: incomplete or unreadable"),
+            (unfinished, "not finished, or never evaluated"),
+        ):
+            if seeds:
+                excluded.setdefault(f"{_seeds(seeds)} excluded from the averages ({why})", []).append(label)
+    notes = [f"{'; '.join(labels)}: {what}." for what, labels in excluded.items()]
+    if absent := [label for label in study.labels if label not in started]:
+        notes.append(f"Not run yet: {'; '.join(absent)}.")
+    if not ends[study.reference] and len(study.labels) > 1:
+        notes.append(f"The reference {study.reference} has no finished run, so there is no target.")
+    if ragged := _different_seeds(study):
+        notes.append(f"Rows have different seeds, so their means are not over the same splits: {ragged}.")
+    if len({last for by_seed in ends.values() for last in by_seed.values()}) > 1:
+        notes.append("The runs end at different rounds, so their final accuracies are not directly comparable.")
+    if apart := [seed for seed in study.seeds if splits_of(study, seed, study.labels) > 1]:
+        notes.append(
+            f"{_seeds(apart).capitalize()}: {SPLIT_APART}; differences between them are not paired by seed and use "
+            f"Welch's interval."
+        )
+    return tuple(notes)
 
 
-def _seconds(run: RunRecord) -> Floats:
-    """Since the start of the first round, at the evaluated rounds."""
-    per_round = [sum(line["seconds"].values()) if isinstance(line.get("seconds"), dict) else 0.0 for line in run.rounds]
-    so_far = np.cumsum(np.array(per_round, dtype=np.float64))
-    at_evaluation: Floats = so_far[np.isin([line["round"] for line in run.rounds], run.accuracy()[0])]
-    return at_evaluation
+def _different_seeds(study: StudyRecord) -> str:
+    """The seeds of each row, where rows have different ones; otherwise empty."""
+    by_seeds: dict[tuple[int, ...], list[str]] = {}
+    for label in study.labels:
+        by_seeds.setdefault(tuple(sorted(study.seeds_of(label))), []).append(label)
+    if len(by_seeds) == 1:
+        return ""
+    return "; ".join(f"{', '.join(labels)} {_seeds([*seeds])}" for seeds, labels in by_seeds.items())
 
 
-def _smoothed(curve: Curve) -> Curve:
-    averages = trailing_average(curve.accuracy)
-    start = len(curve.accuracy) - len(averages)
-    traffic = (curve.megabytes[start:], curve.megabytes_up[start:])
-    return Curve(curve.rounds[start:], averages, *traffic, curve.seconds[start:])
-
-
-def _largest_epsilon(runs: dict[int, RunRecord]) -> float | None:
-    """What a row promises is what the run that promises least does."""
-    return max((run.epsilon for run in runs.values() if run.complete and run.epsilon is not None), default=None)
-
-
-def _deltas(study: StudyRecord) -> tuple[float, ...]:
-    found = (run.delta for by_seed in study.runs.values() for run in by_seed.values())
-    return tuple(sorted({delta for delta in found if delta is not None}))
-
-
-def _accountants(study: StudyRecord) -> tuple[str, ...]:
-    names = (run.accountant for by_seed in study.runs.values() for run in by_seed.values())
-    return tuple(sorted({name for name in names if name is not None}))
+def _seeds(seeds: list[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"

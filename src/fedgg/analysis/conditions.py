@@ -1,30 +1,30 @@
-"""The conditions under which runs were made, in a few sentences; where runs differ in them, that is noted."""
+"""The conditions of runs (commit, device, precision, versions, time) in a few sentences, and their differences."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from fedgg.runfolder.read import RunRecord
+from fedgg.runfolder.records import RunRecord
 
 UNKNOWN = "not recorded"
 
 
 def conditions(records: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Commit, device, precision, versions and time of the runs behind a table; a sentence more where they differ."""
+    """One sentence for all runs of a table, and one more for each condition in which they differ."""
     if not records:
         return ()
-    told, mixed = [], []
+    facts, mixed = [], []
     for name, of in _FACTS.items():
         values = Counter(of(record) for record in records)
-        told.append(f"{name} {', '.join(values)}")
+        facts.append(f"{name} {', '.join(values)}")
         if len(values) > 1:
             counts = ", ".join(f"{value} ({_runs(count)})" for value, count in values.most_common())
             mixed.append(f"The runs differ in {name}: {counts}.")
-    told += _engines(records)
+    facts += _engines(records)
     seconds = sum(record.seconds for record in records)
     runs = f"{_runs(len(records))}, {shown_seconds(seconds)} of rounds in total"
-    return (f"Conditions: {'; '.join([*told, runs])}.", *mixed)
+    return (f"Conditions: {'; '.join([*facts, runs])}.", *mixed)
 
 
 def _runs(count: int) -> str:
@@ -32,7 +32,7 @@ def _runs(count: int) -> str:
 
 
 def shown_seconds(seconds: float) -> str:
-    """A length of time as people say it."""
+    """A duration in the unit that suits it."""
     if seconds < 90:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     if seconds < 5400:
@@ -43,7 +43,7 @@ def shown_seconds(seconds: float) -> str:
 
 
 def shown_megabytes(megabytes: float) -> str:
-    """One digit behind the point, and two that count where that would be nothing."""
+    """One decimal; below 1 MB, two significant digits."""
     return f"{megabytes:.1f}" if megabytes >= 1 or not megabytes else f"{megabytes:.2g}"
 
 
@@ -60,7 +60,7 @@ def _version(key: str) -> Callable[[RunRecord], str]:
 
 
 def _engines(records: Sequence[RunRecord]) -> list[str]:
-    """Engines have the same numbers, so that different ones may be mixed; older folders do not tell theirs."""
+    """Runs of different engines may be compared, so mixing them is not noted; older run folders do not name theirs."""
     engines = [(record.versions or {}).get("engine") for record in records]
     names = dict.fromkeys(str(engine["name"]) for engine in engines if isinstance(engine, dict) and "name" in engine)
     return [f"engine {', '.join(names)}"] if names else []

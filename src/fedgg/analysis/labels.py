@@ -1,4 +1,4 @@
-"""Names as people read them: the class instead of FILE:CLASS, and labels for runs that no study has labelled."""
+"""Short names of algorithms, models and data files (`FedNew` for `algos.py:FedNew`), and labels for single runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from fedgg.files import as_unicode
-from fedgg.runfolder.read import RunRecord, StudyRecord
-from fedgg.runfolder.settings import differing, flat
+from fedgg.runfolder.dotted_settings import differing, flat
+from fedgg.runfolder.records import RunRecord, StudyRecord
 
-REFERENCES = ("fedavg", "fedsgd")  # what others are measured against, if it is there
+REFERENCES = ("fedavg", "fedsgd")  # the first of these that was run is the reference
 FROM_PYTHON = "python:"
 
 
@@ -51,26 +51,26 @@ def _origin(name: str, others: Sequence[str]) -> str:
 
 
 def labelled(records: Sequence[RunRecord], path: Path) -> StudyRecord:
-    """The runs as a comparison: one row for those that differ in nothing but the seed."""
+    """Single runs as a comparison; runs that differ in the seed alone share a row."""
     labels = _labels(records)
     runs: dict[str, dict[int, RunRecord]] = {label: {} for label in labels}
     for label, record in zip(labels, records, strict=True):
         runs[label][_seed(record)] = record
     seeds = sorted({seed for by_seed in runs.values() for seed in by_seed})
     reference = _reference(runs)
-    runs = {reference: runs[reference]} | runs  # first, whatever order they were found in
+    runs = {reference: runs[reference]} | runs  # the reference first
     return StudyRecord(path, tuple(runs), tuple(seeds), reference, runs)
 
 
 def _labels(records: Sequence[RunRecord]) -> list[str]:
-    """The given names, as long as every run of a seed has one of its own; then settings; in the end the folder."""
+    """Their names; where two runs of a seed share one, with the settings that differ, and else with the folder."""
     shown = short_names(_algorithm(record) for record in records)
     names = [str(record.config.get("name") or shown[_algorithm(record)]) for record in records]
     names = _without_shared_end(names)
-    for more in (_settings_of, _folder_of):
+    for extend in (_with_settings, _with_folder):
         if _unique(names, records):
             break
-        names = more(names, records)
+        names = extend(names, records)
     return names
 
 
@@ -79,17 +79,18 @@ def _unique(names: Sequence[str], records: Sequence[RunRecord]) -> bool:
     return max(pairs.values(), default=1) == 1
 
 
-def _settings_of(names: Sequence[str], records: Sequence[RunRecord]) -> list[str]:
-    """Each name with the settings in which those of that name differ."""
+def _with_settings(names: Sequence[str], records: Sequence[RunRecord]) -> list[str]:
+    """Each name with the settings in which runs of that name differ."""
     settings = [flat(record.config) for record in records]
-    keys = {name: differing(own for other, own in zip(names, settings, strict=True) if other == name) for name in names}
+    pairs = list(zip(names, settings, strict=True))
+    keys = {name: differing(of_run for other, of_run in pairs if other == name) for name in names}
     return [
-        " ".join([name, *(f"{key.rpartition('.')[2]}={own[key]}" for key in keys[name] if key in own)])
-        for name, own in zip(names, settings, strict=True)
+        " ".join([name, *(f"{key.rpartition('.')[2]}={of_run[key]}" for key in keys[name] if key in of_run)])
+        for name, of_run in pairs
     ]
 
 
-def _folder_of(names: Sequence[str], records: Sequence[RunRecord]) -> list[str]:
+def _with_folder(names: Sequence[str], records: Sequence[RunRecord]) -> list[str]:
     taken = Counter(zip(names, map(_seed, records), strict=True))
     return [
         f"{name} ({as_unicode(str(record.path))})" if taken[name, _seed(record)] > 1 else name
@@ -121,7 +122,7 @@ def _seed(record: RunRecord) -> int:
     return seed if type(seed) is int else 0
 
 
-def short(text: object, width: int) -> str:
-    """A name cut to fit, wherever that falls: a single long word keeps its beginning."""
+def shortened(text: object, width: int) -> str:
+    """A name cut to `width` characters, also within a word."""
     words = " ".join(str(text).split())
     return words if len(words) <= width else words[: width - 1].rstrip() + "…"

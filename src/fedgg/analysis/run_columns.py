@@ -1,60 +1,69 @@
-"""One run as the page needs it: columns instead of lines, no more clients or rounds than a screen can show."""
+"""A run, its clients and its split as columns for charts, with no more clients and rounds than a chart can show."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from fedgg.analysis.labels import short as shortened
-from fedgg.runfolder.read import RunRecord, names_in
-from fedgg.runfolder.records import is_number
+from fedgg.analysis.labels import shortened
+from fedgg.runfolder.records import RunRecord, names_in
+from fedgg.runfolder.schema import is_number
 
-ROWS = 300  # of a heat map that can be told apart
-CLIENTS = 1000  # shown with their own values
-FOLLOWED = 60  # clients whose own history is shown; of more, the distribution over clients
-MOMENTS = 40  # rounds of that history
+SPLIT_ROWS = 300  # clients in the heat map of a split
+CLIENTS = 1000  # with their last values
+HISTORIES = 60  # clients up to which each has its history; with more, the distribution over clients is shown
+HISTORY_ROUNDS = 40
+BY_CLIENT = "holdout_accuracy_by_client"  # key of a round
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-EVENTS = 200
-NAME = 24  # letters of a client's name
+EVENTS = 200  # of a kind and run
+NAME_LENGTH = 24  # of a client
 
 
-def run_data(record: RunRecord, label: str, seed: int) -> dict[str, Any]:
-    """Everything about a run but its settings, its split and its surroundings, which runs share."""
+def run_columns(record: RunRecord) -> dict[str, Any]:
+    """All of a run except its settings, split and conditions, which runs share; computed once for a record."""
+    if record not in _COMPUTED:
+        _COMPUTED[record] = _run_columns(record)
+    return _COMPUTED[record]
+
+
+_COMPUTED: WeakKeyDictionary[RunRecord, dict[str, Any]] = WeakKeyDictionary()
+
+
+def _run_columns(record: RunRecord) -> dict[str, Any]:
     rounds = record.rounds
     summary = record.summary or {}
     return {
-        "label": label,
-        "seed": seed,
         "path": str(record.path),
         "status": record.status,
         "why": summary.get("why"),
         "faults": [fault.why for fault in record.faults],
-        "asked": record.config.get("rounds"),
+        "planned_rounds": record.config.get("rounds"),
         "round": [line["round"] for line in rounds],
         **{key: _column(rounds, key) for key in ("test_accuracy", "holdout_accuracy", "test_loss", "train_loss")},
         "up": _whole(rounds, "bytes_up"),
         "down": _whole(rounds, "bytes_down"),
         "seconds": _seconds(rounds),
-        "readings": _readings(rounds),
-        "clients": _named(clients_data(record), record.client_names),
-        "lost": _lost(rounds),
-        "notes": _notes(rounds),
-        "lost_of": sum(len(line.get("lost") or []) for line in rounds),
-        "resumes": [dict(told) for told in record.resumes],
-        "processes": [dict(told) for told in record.processes[:EVENTS]],
+        "readings": _diagnostics(rounds),
+        "clients": _named(client_columns(record), record.client_names),
+        "dropped": _events(rounds, "lost", "why"),
+        "dropped_count": sum(len(line.get("lost") or []) for line in rounds),
+        "notes": _events(rounds, "notes", "what"),
+        "resumes": [dict(event) for event in record.resumes],
+        "processes": [dict(event) for event in record.processes[:EVENTS]],
         "split": (record.partition or {}).get("hash"),
     }
 
 
 def split_data(partition: dict[str, Any]) -> dict[str, Any] | None:
-    """Clients by classes; of very many clients, some at even distances when ordered by size."""
+    """Examples by client and class; of very many clients, some, evenly spaced when sorted by size."""
     counts = partition.get("counts")
     if not isinstance(counts, list) or not counts or not all(isinstance(row, list) for row in counts):
         return None
-    chosen = _even(sorted(range(len(counts)), key=lambda client: -sum(counts[client])), ROWS)
+    chosen = _even(sorted(range(len(counts)), key=lambda client: -sum(counts[client])), SPLIT_ROWS)
     chosen = sorted(chosen) if len(chosen) == len(counts) else chosen
     classes = partition.get("classes") or [str(at) for at in range(len(counts[0]))]
     return {
@@ -68,10 +77,10 @@ def split_data(partition: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def shown_clients(clients: Sequence[int], names: Sequence[str] | None) -> list[int | str]:
-    """Clients by their names where they have some, cut to fit; those that then read alike keep their numbers."""
+    """Clients by their names where they have them, shortened; with the number where two shortened names are equal."""
     if names is None:
         return list(clients)
-    cut = [shortened(names[client], NAME) if client < len(names) else str(client) for client in clients]
+    cut = [shortened(names[client], NAME_LENGTH) if client < len(names) else str(client) for client in clients]
     return [f"{name} ({client})" if cut.count(name) > 1 else name for name, client in zip(cut, clients, strict=True)]
 
 
@@ -79,39 +88,36 @@ def _named(clients: dict[str, Any] | None, names: Sequence[str] | None) -> dict[
     return clients and clients | {"client": shown_clients(clients["client"], names)}
 
 
-def clients_data(record: RunRecord) -> dict[str, Any] | None:
+def client_columns(record: RunRecord) -> dict[str, Any] | None:
     """The last recorded loss and hold-out accuracy of each client, and their history over the rounds.
 
-    Of up to `FOLLOWED` clients the history is client by client, of more the quantiles over all of them.
+    Up to `HISTORIES` clients have their own history; of more, there are the quantiles over all of them.
     """
     last: dict[int, dict[str, Any]] = {}
-    taken: dict[int, int] = {}
+    rounds_trained: dict[int, int] = {}
     for line in record.rounds:
-        for told in line.get("clients") or []:
-            client = int(told["client"])
-            last[client] = told
-            taken[client] = taken.get(client, 0) + 1
-    evaluation: dict[str, Any] = next((line for line in reversed(record.rounds) if line.get(KEPT)), {})
-    own: dict[str, Any] = evaluation.get(KEPT, {})
-    known = sorted({*last, *map(int, own)})
+        for entry in line.get("clients") or []:
+            client = int(entry["client"])
+            last[client] = entry
+            rounds_trained[client] = rounds_trained.get(client, 0) + 1
+    evaluation: dict[str, Any] = next((line for line in reversed(record.rounds) if line.get(BY_CLIENT)), {})
+    holdout: dict[str, Any] = evaluation.get(BY_CLIENT, {})
+    known = sorted({*last, *map(int, holdout)})
     if not known:
         return None
-    worst_first = sorted(known, key=lambda client: _rank(own.get(str(client)), last.get(client, {}).get("loss")))
+    worst_first = sorted(known, key=lambda client: _rank(holdout.get(str(client)), last.get(client, {}).get("loss")))
     chosen = sorted(_even(worst_first, CLIENTS))
     return {
         "of": len(known),
         "client": chosen,
         "examples": [last.get(client, {}).get("examples") for client in chosen],
-        "rounds": [taken.get(client, 0) for client in chosen],
-        "loss": [short(last.get(client, {}).get("loss")) for client in chosen],
-        "holdout": [short(own.get(str(client))) for client in chosen] if own else None,
+        "rounds": [rounds_trained.get(client, 0) for client in chosen],
+        "loss": [six_digits(last.get(client, {}).get("loss")) for client in chosen],
+        "holdout": [six_digits(holdout.get(str(client))) for client in chosen] if holdout else None,
         "evaluated": evaluation.get("round"),
-        "history": _history(record.rounds, chosen) if len(known) <= FOLLOWED else None,
-        "quantiles": _quantiles(record.rounds) if len(known) > FOLLOWED else None,
+        "history": _history(record.rounds, chosen) if len(known) <= HISTORIES else None,
+        "quantiles": _quantiles(record.rounds) if len(known) > HISTORIES else None,
     }
-
-
-KEPT = "holdout_accuracy_by_client"
 
 
 def _rank(accuracy: Any, loss: Any) -> tuple[float, float]:
@@ -119,37 +125,38 @@ def _rank(accuracy: Any, loss: Any) -> tuple[float, float]:
 
 
 def _history(rounds: Sequence[dict[str, Any]], clients: Sequence[int]) -> dict[str, Any]:
-    """Client by client (rows), round by round (columns)."""
-    moments = _even(rounds, MOMENTS)
-    looked = _even([line for line in rounds if line.get(KEPT)], MOMENTS)
-    losses = [{int(told["client"]): told.get("loss") for told in line.get("clients") or []} for line in moments]
+    """Values by client (rows) and round (columns)."""
+    trained = _even(rounds, HISTORY_ROUNDS)
+    evaluated = _even([line for line in rounds if line.get(BY_CLIENT)], HISTORY_ROUNDS)
+    losses = [{int(entry["client"]): entry.get("loss") for entry in line.get("clients") or []} for line in trained]
     return {
-        "round": [line["round"] for line in moments],
-        "loss": [[short(of.get(client)) for of in losses] for client in clients],
-        "looked": [line["round"] for line in looked],
-        "holdout": [[short(line[KEPT].get(str(client))) for line in looked] for client in clients],
+        "round": [line["round"] for line in trained],
+        "loss": [[six_digits(by_client.get(client)) for by_client in losses] for client in clients],
+        "evaluated": [line["round"] for line in evaluated],
+        "holdout": [[six_digits(line[BY_CLIENT].get(str(client))) for line in evaluated] for client in clients],
     }
 
 
 def _quantiles(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Quantiles over clients (columns), round by round (rows): of those that trained in it, or were evaluated."""
-    trained, evaluated = ([line for line in rounds if line.get(key)] for key in ("clients", KEPT))
-    moments, looked = _even(trained, MOMENTS), _even(evaluated, MOMENTS)
+    """Quantiles (columns) by round (rows), over the clients that trained or were evaluated in that round."""
+    trained, evaluated = (
+        _even([line for line in rounds if line.get(key)], HISTORY_ROUNDS) for key in ("clients", BY_CLIENT)
+    )
     return {
-        "round": [line["round"] for line in moments],
-        "loss": [_quantiles_of([told.get("loss") for told in line["clients"]]) for line in moments],
-        "looked": [line["round"] for line in looked],
-        "holdout": [_quantiles_of(list(line[KEPT].values())) for line in looked],
+        "round": [line["round"] for line in trained],
+        "loss": [_quantiles_of([entry.get("loss") for entry in line["clients"]]) for line in trained],
+        "evaluated": [line["round"] for line in evaluated],
+        "holdout": [_quantiles_of(list(line[BY_CLIENT].values())) for line in evaluated],
     }
 
 
 def _quantiles_of(values: Sequence[Any]) -> list[float | None]:
-    numbers = [value for value in map(short, values) if value is not None]
-    return [short(float(q)) for q in np.quantile(numbers, QUANTILES)] if numbers else [None] * len(QUANTILES)
+    numbers = [value for value in map(six_digits, values) if value is not None]
+    return [six_digits(float(q)) for q in np.quantile(numbers, QUANTILES)] if numbers else [None] * len(QUANTILES)
 
 
 def _even(things: Sequence[Any], most: int) -> list[Any]:
-    """All of them, or so many at even distances with the first and the last among them."""
+    """All of them, or `most` evenly spaced ones including the first and the last."""
     if len(things) <= most:
         return list(things)
     return [things[int(at)] for at in np.linspace(0, len(things) - 1, most).round()]
@@ -157,7 +164,7 @@ def _even(things: Sequence[Any], most: int) -> list[Any]:
 
 def _column(rounds: Sequence[dict[str, Any]], key: str) -> list[float | None] | None:
     """None where no round has it."""
-    values = [short(line.get(key)) for line in rounds]
+    values = [six_digits(line.get(key)) for line in rounds]
     return values if any(value is not None for value in values) else None
 
 
@@ -166,40 +173,31 @@ def _whole(rounds: Sequence[dict[str, Any]], key: str) -> list[int]:
 
 
 def _seconds(rounds: Sequence[dict[str, Any]]) -> list[float] | None:
-    told = [line.get("seconds") for line in rounds]
-    if not any(isinstance(one, dict) for one in told):
+    by_round = [line.get("seconds") for line in rounds]
+    if not any(isinstance(parts, dict) for parts in by_round):
         return None
-    return [round(sum(one.values()), 3) if isinstance(one, dict) else 0.0 for one in told]
+    return [round(sum(parts.values()), 3) if isinstance(parts, dict) else 0.0 for parts in by_round]
 
 
-def _readings(rounds: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
+def _diagnostics(rounds: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
     names = dict.fromkeys(name for line in rounds for name in line.get("readings") or {})
-    return {name: [short((line.get("readings") or {}).get(name)) for line in rounds] for name in names}
+    return {name: [six_digits((line.get("readings") or {}).get(name)) for line in rounds] for name in names}
 
 
-def _lost(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    gone = [
-        {"round": line["round"], "client": _shown_client(one), "why": str(one.get("why"))}
+def _events(rounds: Sequence[dict[str, Any]], key: str, text: str) -> list[dict[str, Any]]:
+    """Dropped clients ("lost" in rounds.jsonl) with the reason, or notes on other clients; the first `EVENTS`."""
+    events = [
+        {"round": line["round"], "client": _shown_client(entry), text: str(entry.get(text))}
         for line in rounds
-        for one in line.get("lost") or []
+        for entry in line.get(key) or []
     ]
-    return gone[:EVENTS]
-
-
-def _notes(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was to be known of clients that took part: memory that was gone, answers that came late."""
-    told = [
-        {"round": line["round"], "client": _shown_client(one), "what": str(one.get("what"))}
-        for line in rounds
-        for one in line.get("notes") or []
-    ]
-    return told[:EVENTS]
+    return events[:EVENTS]
 
 
 def _shown_client(entry: dict[str, Any]) -> Any:
-    return shortened(entry["name"], NAME) if entry.get("name") else entry.get("client")
+    return shortened(entry["name"], NAME_LENGTH) if entry.get("name") else entry.get("client")
 
 
-def short(value: Any) -> float | None:
-    """Six digits, which no screen shows all of; None for what is no number."""
+def six_digits(value: Any) -> float | None:
+    """Rounded to six significant digits, more than the page shows; None for anything but a finite number."""
     return float(f"{value:.6g}") if is_number(value) else None

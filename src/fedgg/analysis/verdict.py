@@ -1,4 +1,4 @@
-"""The result in one or two sentences, in the words of the verdicts."""
+"""The result of a comparison in one or two sentences, with the verdicts of `fedgg.analysis.compare`."""
 
 from __future__ import annotations
 
@@ -6,94 +6,95 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedgg.analysis.compare import SPLIT_APART, Comparison, PairedDifference, Row, Spread
-from fedgg.runfolder.read import RunRecord, StudyRecord
+from fedgg.analysis.compare import SPLIT_APART, Comparison, ComparisonRow, PairedDifference, Spread
+from fedgg.runfolder.records import RunRecord, StudyRecord
 
-NAMED = 3  # of each kind; more are counted
+MOST_NAMED = 3  # rows of a verdict; the rest are counted
 
 
 @dataclass(frozen=True)
-class Answer:
+class Conclusion:
     """The result, and how it was measured."""
 
-    said: str
+    text: str
     method: str = ""
 
 
-def answer(study: StudyRecord, comparison: Comparison) -> Answer:
+def conclude(study: StudyRecord, comparison: Comparison) -> Conclusion:
+    """What the finished runs show; without one, why there is no result."""
     rows = [row for row in comparison.rows if row.final is not None]
     if not rows:
-        return Answer(_nothing_yet(study, comparison))
-    found = _alone(rows[0], study) if len(study.labels) == 1 else _side_by_side(rows, comparison)
-    said = (
-        _so_far(study, comparison) + found.said,
+        return Conclusion(_no_result(study, comparison))
+    result = _single_row(rows[0], study) if len(study.labels) == 1 else _several_rows(rows, comparison)
+    sentences = (
+        _preliminary(study, comparison) + result.text,
         _excluded(comparison, "diverged"),
         _excluded(comparison, "damaged"),
     )
-    return Answer(" ".join(filter(None, said)), found.method)
+    return Conclusion(" ".join(filter(None, sentences)), result.method)
 
 
 def shown_percent(spread: Spread) -> str:
-    """With one decimal; and the standard deviation, of two seeds or more."""
+    """Mean and, from two seeds on, standard deviation, with one decimal."""
     deviation = "" if spread.sd is None else f" ± {100 * spread.sd:.1f}"
     return f"{100 * spread.mean:.1f}{deviation} %"
 
 
-def _nothing_yet(study: StudyRecord, comparison: Comparison) -> str:
+def _no_result(study: StudyRecord, comparison: Comparison) -> str:
     records = [record for by_seed in study.runs.values() for record in by_seed.values()]
     diverged = sum(record.status == "diverged" for record in records)
-    of = study.size
-    if diverged == of:
-        return "The run diverged." if of == 1 else f"All {of} runs diverged."
+    planned = study.size
+    if diverged == planned:
+        return "The run diverged." if planned == 1 else f"All {planned} runs diverged."
     damaged = sum(row.damaged for row in comparison.rows)
     if damaged:
         verb = "is" if damaged == 1 else "are"
-        what = "The run is damaged" if of == 1 else f"{damaged} of {of} runs {verb} damaged and no other has finished"
-        return f"{what}, so there is no result."
+        several = f"{damaged} of {planned} runs {verb} damaged and no other has finished"
+        return f"{'The run is damaged' if planned == 1 else several}, so there is no result."
     if any(record.complete for record in records):
         return "No finished run was evaluated on the test set, so there is no accuracy to report."
-    if of > 1:
-        started = f"{len(records)} of {of} runs {'has' if len(records) == 1 else 'have'} started"
+    if planned > 1:
+        started = f"{len(records)} of {planned} runs {'has' if len(records) == 1 else 'have'} started"
         return f"{started} and none has finished, so there is no result yet."
     return f"The run has {_progress(records[0]) if records else 'not started'}, so there is no result yet."
 
 
 def _progress(record: RunRecord) -> str:
-    done = record.rounds[-1]["round"] if record.rounds else 0
-    return f"not finished (round {done} of {record.config.get('rounds', '?')})"
+    last = record.rounds[-1]["round"] if record.rounds else 0
+    return f"not finished (round {last} of {record.config.get('rounds', '?')})"
 
 
-def _so_far(study: StudyRecord, comparison: Comparison) -> str:
-    of = study.size
+def _preliminary(study: StudyRecord, comparison: Comparison) -> str:
+    planned = study.size
     ended = sum(run.complete or run.status == "diverged" for by_seed in study.runs.values() for run in by_seed.values())
-    damaged = sum(row.damaged for row in comparison.rows)  # their number of finished rounds will not change
-    return "" if ended + damaged == of else f"Preliminary, with {ended} of {of} runs finished: "
+    damaged = sum(row.damaged for row in comparison.rows)  # nothing to wait for
+    return "" if ended + damaged == planned else f"Preliminary, with {ended} of {planned} runs finished: "
 
 
-def _alone(row: Row, study: StudyRecord) -> Answer:
+def _single_row(row: ComparisonRow, study: StudyRecord) -> Conclusion:
     assert row.final is not None
     assert row.highest is not None
-    told = [run.accuracy()[0] for run in study.runs[row.label].values() if run.complete]
-    rounds = max(evaluated[-1] for evaluated in told if len(evaluated))
-    said = f"{row.label} ends at {shown_percent(row.final)} test accuracy after {rounds} rounds"
+    evaluated_rounds = [run.accuracy()[0] for run in study.runs[row.label].values() if run.complete]
+    rounds = max(evaluated[-1] for evaluated in evaluated_rounds if len(evaluated))
+    text = f"{row.label} ends at {shown_percent(row.final)} test accuracy after {rounds} rounds"
     if row.final.n == 1:
         highest = shown_percent(row.highest)
-        return Answer(f"{said}; its highest was {highest}.", "One seed, so the spread over seeds is unknown.")
-    return Answer(f"{said}.", f"Mean and standard deviation over {row.final.n} seeds.")
+        return Conclusion(f"{text}; its highest was {highest}.", "One seed, so the spread over seeds is unknown.")
+    return Conclusion(f"{text}.", f"Mean and standard deviation over {row.final.n} seeds.")
 
 
-def _side_by_side(rows: Sequence[Row], comparison: Comparison) -> Answer:
+def _several_rows(rows: Sequence[ComparisonRow], comparison: Comparison) -> Conclusion:
     differences = [row.against_reference for row in rows if row.against_reference is not None]
     if not differences:
         best = next(row for row in rows if row.label == comparison.best)
         assert best.final is not None
         highest = f"{quoted(best.label)} has the highest final accuracy, {shown_percent(best.final)}"
         if best.label == comparison.reference:
-            return Answer(f"{highest}; no other row has finished with the same seeds yet.")
-        return Answer(
+            return Conclusion(f"{highest}; no other row has finished with the same seeds yet.")
+        return Conclusion(
             f"{highest}; the reference {quoted(comparison.reference)} has not finished with the same seeds yet."
         )
-    told = _verdicts(differences, comparison.reference)
+    verdicts = _verdicts(differences, comparison.reference)
     seeds = {difference.n for difference in differences}
     over = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(max(seeds))
     over += " seed" if seeds == {1} else " seeds"
@@ -102,7 +103,7 @@ def _side_by_side(rows: Sequence[Row], comparison: Comparison) -> Answer:
         method += "; ± is half the width of the 95 % confidence interval of the difference"
     if len(differences) > 4:
         method += f". Not corrected for {len(differences)} comparisons"
-    return Answer(_highest(rows, comparison) + _sentence("; ".join(told)), f"{method}.")
+    return Conclusion(_highest(rows, comparison) + _sentence("; ".join(verdicts)), f"{method}.")
 
 
 def _pairing(differences: Sequence[PairedDifference]) -> str:
@@ -117,8 +118,8 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}." if text.startswith("against ") else f"{text}."
 
 
-def _highest(rows: Sequence[Row], comparison: Comparison) -> str:
-    """Of many rows, the best one by name, with a warning: it was selected by its result."""
+def _highest(rows: Sequence[ComparisonRow], comparison: Comparison) -> str:
+    """For many rows, the best one by name, with a warning: it was selected by its result."""
     best = next((row for row in rows if row.label == comparison.best), None)
     if len(rows) <= 6 or best is None or best.final is None:
         return ""
@@ -128,27 +129,29 @@ def _highest(rows: Sequence[Row], comparison: Comparison) -> str:
 
 
 def _verdicts(differences: Sequence[PairedDifference], reference: str) -> list[str]:
-    by: dict[str, list[PairedDifference]] = {}
+    by_verdict: dict[str, list[PairedDifference]] = {}
     for difference in differences:
-        by.setdefault(difference.verdict, []).append(difference)
-    told = []
+        by_verdict.setdefault(difference.verdict, []).append(difference)
+    sentences = []
     for verdict in ("higher", "lower"):
-        if these := by.get(verdict, []):
-            told.append(listed([f"{quoted(d.label)} is {_size(d)} points" for d in _largest(these)], len(these))
+        if these := by_verdict.get(verdict, []):
+            sentences.append(listed([f"{quoted(d.label)} is {_size(d)} points" for d in _largest(these)], len(these))
                         + f" {verdict} than {quoted(reference)}")  # fmt: skip
     for verdict in ("perhaps higher", "perhaps lower"):
-        if these := by.get(verdict, []):
+        if these := by_verdict.get(verdict, []):
             names = listed([f"{quoted(d.label)} ({_signed(d)})" for d in _largest(these)], len(these))
-            told.append(f"{names} {_are(these)} {verdict} than {quoted(reference)} (more seeds are needed to decide)")
-    if alike := by.get("not distinguishable", []):
-        names = listed([quoted(d.label) for d in alike[:NAMED]], len(alike))
-        told.append(f"{names} {_are(alike)} not distinguishable from {quoted(reference)}")
-    if few := by.get("too few seeds", []):
+            sentences.append(
+                f"{names} {_are(these)} {verdict} than {quoted(reference)} (more seeds are needed to decide)"
+            )
+    if alike := by_verdict.get("not distinguishable", []):
+        names = listed([quoted(d.label) for d in alike[:MOST_NAMED]], len(alike))
+        sentences.append(f"{names} {_are(alike)} not distinguishable from {quoted(reference)}")
+    if few := by_verdict.get("too few seeds", []):
         ends = [f"{quoted(d.label)} ends at {_signed(d)} points" for d in _largest(few)]
         seeds = max(d.n for d in few)
-        says = f"{seeds} seeds are" if seeds > 1 else "one seed is"
-        told.append(f"against {quoted(reference)}, {listed(ends, len(few))}, but {says} too few for a verdict")
-    return told
+        too_few = f"{seeds} seeds are" if seeds > 1 else "one seed is"
+        sentences.append(f"against {quoted(reference)}, {listed(ends, len(few))}, but {too_few} too few for a verdict")
+    return sentences
 
 
 def _are(these: Sequence[PairedDifference]) -> str:
@@ -156,7 +159,7 @@ def _are(these: Sequence[PairedDifference]) -> str:
 
 
 def _largest(these: Sequence[PairedDifference]) -> list[PairedDifference]:
-    return sorted(these, key=lambda difference: -abs(difference.mean))[:NAMED]
+    return sorted(these, key=lambda difference: -abs(difference.mean))[:MOST_NAMED]
 
 
 def _size(difference: PairedDifference) -> str:
@@ -170,12 +173,12 @@ def _signed(difference: PairedDifference) -> str:
 
 
 def quoted(label: str) -> str:
-    """In quotes where a comma in it would break the sentence."""
+    """In quotation marks where a comma in the label would break the sentence."""
     return f"“{label}”" if "," in label or ";" in label else label
 
 
 def listed(names: Sequence[str], of: int = 0) -> str:
-    """Names in a sentence; `of` more of them than are named are counted."""
+    """Names in a sentence; `of` is how many there are, those not named are counted."""
     if of > len(names):
         return f"{', '.join(names)} and {of - len(names)} more"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
@@ -187,6 +190,6 @@ def _excluded(comparison: Comparison, which: Literal["diverged", "damaged"]) -> 
         return ""
     runs = sum(counts.values())
     are = "are" if runs > 1 else "is"
-    names = listed([quoted(label) for label in list(counts)[:NAMED]], len(counts))
-    said = f"diverged and {are}" if which == "diverged" else f"{are} damaged and"
-    return f"{runs} run{'s' if runs > 1 else ''} of {names} {said} excluded from the averages."
+    names = listed([quoted(label) for label in list(counts)[:MOST_NAMED]], len(counts))
+    reason = f"diverged and {are}" if which == "diverged" else f"{are} damaged and"
+    return f"{runs} run{'s' if runs > 1 else ''} of {names} {reason} excluded from the averages."

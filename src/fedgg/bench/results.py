@@ -11,10 +11,10 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from fedgg.analysis.labels import short
+from fedgg.analysis.labels import shortened
 from fedgg.errors import UserError
 from fedgg.files import read_json
-from fedgg.report.style import COLOURS, blank, styled
+from fedgg.report.figure_style import COLOURS, blank, styled
 from fedgg.report.tables import NONE, Table
 
 FORMAT = 1
@@ -182,7 +182,7 @@ def bench_figure(record: BenchRecord) -> Figure:
     longest = max(max(standing.seconds) for standing in standings)
     for place, standing in zip(places, standings, strict=True):
         axes.text(max(standing.seconds) + 0.015 * longest, place, _beside(standing), va="center", fontsize=8)
-    axes.set_yticks(places, [short(s.entry["label"], 34) for s in standings])
+    axes.set_yticks(places, [shortened(s.entry["label"], 34) for s in standings])
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
     axes.set_xlim(0, 1.4 * longest)

@@ -130,7 +130,7 @@ def _warn(contenders: list[Contender], quick: bool) -> None:
 def _show(file: Path) -> None:
     from fedgg.bench.results import bench_figure, bench_table, read_bench
     from fedgg.output_files import write_text
-    from fedgg.report.figures import save
+    from fedgg.report.figure_style import save
     from fedgg.report.tables import as_markdown
 
     record = read_bench(file)

@@ -112,7 +112,8 @@ def show(
     from fedgg.lab.client_data import names_of
     from fedgg.lab.config import Experiment
     from fedgg.output_files import writing_to
-    from fedgg.report.figures import samples_figure, save, split_figure
+    from fedgg.report.data_figures import samples_figure, split_figure
+    from fedgg.report.figure_style import save
 
     short = {"split.scheme": scheme, "seed": seed, "split.min_examples": min_examples}
     changed = {key: value for key, value in short.items() if value is not None}

@@ -20,7 +20,7 @@ BESIDE_PAPER = "The paper's tables and figures next to ours"
 Folders = Annotated[
     list[Path] | None,
     typer.Argument(
-        help="Folders of runs, comparisons, sweeps or reproductions, or files of folded runs.", metavar="RUN..."
+        help="Folders of runs, comparisons, sweeps or reproductions, or archives of runs.", metavar="RUN..."
     ),
 ]
 
@@ -85,9 +85,9 @@ def watch(
     - `fedgg watch runs/demo --open`
     - `fedgg watch runs --port 8800`
     """
-    from fedgg.report.live import LivePage, News
+    from fedgg.report.live import LiveData, LivePage
 
-    with LivePage(News(_named(runs, "fedgg watch runs/demo")), port) as server:
+    with LivePage(LiveData(_named(runs, "fedgg watch runs/demo")), port) as server:
         say(f"watching {', '.join(map(str, runs or []))} at {server.address} (Ctrl-C stops it)")
         if open_it:  # in a thread: some browsers do not return before they are closed
             threading.Thread(target=open_in_browser, args=(server.address,), daemon=True).start()
@@ -118,22 +118,22 @@ def write_report(
 
         if beside is None and (file.parent / PAPER).exists():
             beside = {PAPER: BESIDE_PAPER}
-        gathering = write_page(folders, file, beside, doing)
+        collection = write_page(folders, file, beside, doing)
         written = [f"page: {file}"]
         if figures is not None:
             from fedgg.report.export import write_figures
 
-            written.append(f"figures: {len(write_figures(gathering.groups, figures, doing))} files in {figures}")
+            written.append(f"figures: {len(write_figures(collection.groups, figures, doing))} files in {figures}")
         if tables is not None:
             from fedgg.report.export import write_tables
 
-            written.append(f"tables: {len(write_tables(gathering.groups, tables))} files in {tables}")
+            written.append(f"tables: {len(write_tables(collection.groups, tables))} files in {tables}")
         if tensorboard is not None:
             from fedgg.report.export import write_events
 
-            count = write_events(gathering.groups, tensorboard, doing)
+            count = write_events(collection.groups, tensorboard, doing)
             written.append(f"events of {counted(count, 'run')}: tensorboard --logdir {tensorboard}")
-    for problem in gathering.problems:
+    for problem in collection.problems:
         note(f"{problem.path} {problem.what}: {problem.why}")
     for sentence in written:
         say(sentence)

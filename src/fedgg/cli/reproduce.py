@@ -17,8 +17,8 @@ from fedgg.output_files import PAGE
 from fedgg.runfolder.locks import writing_pages
 
 if TYPE_CHECKING:
-    from fedgg.paper.output import Made
-    from fedgg.paper.plan import Plan
+    from fedgg.paper.output import ItemOutput
+    from fedgg.paper.plan import ReproductionPlan
     from fedgg.paper.results import Results
 
 
@@ -53,10 +53,10 @@ def reproduce(
     jobs: choices.JobsOption = None,
     data_folder: choices.DataFolderOption = None,
     source: Annotated[
-        Path | None, typer.Option("--from", help="Run nothing: show what lies in files that --fold wrote.")
+        Path | None, typer.Option("--from", help="Run nothing: show the runs in archives that --fold wrote.")
     ] = None,
     fold: Annotated[
-        Path | None, typer.Option(help="Also write all runs shown into one small JSON file.", metavar="FILE.json")
+        Path | None, typer.Option(help="Also write all runs shown to an archive (JSON).", metavar="FILE.json")
     ] = None,
     out: choices.OutOption = None,
 ) -> None:
@@ -74,9 +74,9 @@ def reproduce(
     - `fedgg reproduce table1 table3 fig2 --reading text --reading epsilon --out runs/paper`
     - `fedgg reproduce all --from results/paper --out runs/shown`
     """
-    from fedgg.paper.items import QUICK, chosen_datasets, chosen_items
-    from fedgg.paper.listing import items_table, readings_table
-    from fedgg.paper.plan import Plan
+    from fedgg.paper.catalog import QUICK, chosen_datasets, chosen_items
+    from fedgg.paper.plan import ReproductionPlan
+    from fedgg.paper.time_estimate import items_table, readings_table
 
     if accuracy not in ("highest", "final"):
         raise UserError(f"--accuracy {accuracy!r}: choose highest or final")
@@ -88,7 +88,7 @@ def reproduce(
                 "name what to reproduce: table1 to table4, fig1 to fig3, all or ours; --list says what each is"
             )
         items = ["all"]
-    plan = Plan(
+    plan = ReproductionPlan(
         items=chosen_items(items or ["all", "ours"]),
         datasets=(QUICK,) if quick else chosen_datasets(datasets),
         seeds=choices.seeds_or_count(seeds) if seeds else ((0, 1) if quick else (0, 1, 2)),
@@ -106,7 +106,7 @@ def reproduce(
 
 
 def _make(
-    plan: Plan,
+    plan: ReproductionPlan,
     folder: Path,
     processes: int,
     accuracy: str,
@@ -114,9 +114,9 @@ def _make(
     source: Path | None,
     fold: Path | None,
 ) -> None:
-    from fedgg.paper.output import make, page_name, write
-    from fedgg.paper.results import FoldedRuns, RunFolders, all_records
-    from fedgg.runfolder.archive import write_folded
+    from fedgg.paper.output import make_items, page_name, write_items
+    from fedgg.paper.results import ArchivedRuns, RunFolders, all_records
+    from fedgg.runfolder.archive import write_archive
 
     for item in plan.items:
         if not plan.datasets_of(item):
@@ -127,12 +127,12 @@ def _make(
         _run(plan, folder, processes, data_folder)
         results = RunFolders(folder)
     else:
-        results = FoldedRuns(source, plan.changes.get("engine.precision"))
-        if plan.runs() and not any(results.record(line, seed) for line, seed in plan.runs()):
-            note(f"none of what was asked for is in {source}: there are {results.lying_there()}")
+        results = ArchivedRuns(source, plan.changes.get("engine.precision"))
+        if plan.runs() and not any(results.record(method, seed) for method, seed in plan.runs()):
+            note(f"none of what was asked for is in {source}: there are {results.content()}")
     with writing_pages(folder, note):
-        made = make(plan, results, "final" if accuracy == "final" else "highest", data_folder, run=source is None)
-        files = write(plan, made, folder)
+        made = make_items(plan, results, "final" if accuracy == "final" else "highest", data_folder, run=source is None)
+        files = write_items(plan, made, folder)
         _show(plan, made)
         page = folder / page_name(plan)
         say(f"beside the paper: {page}.html; tables: {page}.md; {len(files)} files in {folder}")
@@ -141,26 +141,26 @@ def _make(
         records = all_records(plan, results)
         for record in records:
             if record.damaged:
-                note(f"{record.path} is damaged and not folded: {record.faults[0].why}")
-        count = write_folded(records, fold)
-        say(f"{count} runs folded into {fold}")
+                note(f"{record.path} is damaged and left out of the archive: {record.faults[0].why}")
+        count = write_archive(records, fold)
+        say(f"{count} runs archived in {fold}")
 
 
-def _report(plan: Plan, runs: Path, folder: Path, page: str) -> None:
+def _report(plan: ReproductionPlan, runs: Path, folder: Path, page: str) -> None:
     """All runs that lie there, each data set and split a group; the page beside the paper is a click away."""
     if plan.runs():
         places = sorted(runs.glob("*.json")) if runs.is_dir() and runs != folder else [runs]
         write_report(places, folder / PAGE, beside={f"{page}.html": BESIDE_PAPER})
 
 
-def _without_empty(plan: Plan) -> Plan:
+def _without_empty(plan: ReproductionPlan) -> ReproductionPlan:
     kept = tuple(item for item in plan.items if plan.datasets_of(item))
     if not kept:
         raise UserError("nothing is left to show: name a data set that the item has, or leave --datasets out")
     return replace(plan, items=kept)
 
 
-def _run(plan: Plan, folder: Path, processes: int, data_folder: Path | None) -> None:
+def _run(plan: ReproductionPlan, folder: Path, processes: int, data_folder: Path | None) -> None:
     from fedgg.paper.results import missing_jobs, run_missing
 
     missing = missing_jobs(plan, folder, data_folder)
@@ -173,7 +173,7 @@ def _run(plan: Plan, folder: Path, processes: int, data_folder: Path | None) -> 
         show_progress(len(missing), rounds, lambda observer: run_missing(missing, processes, observer))
 
 
-def _show(plan: Plan, made: list[Made]) -> None:
+def _show(plan: ReproductionPlan, made: list[ItemOutput]) -> None:
     for one in made:
         if one.table is not None:
             print_table(one.table, names=2)

@@ -189,7 +189,9 @@ def _draw(folder: Path) -> None:
     from fedgg.runfolder.read import read_run
 
     try:
-        from fedgg.report.figures import curves_figure, save, split_figure
+        from fedgg.report.data_figures import split_figure
+        from fedgg.report.figure_style import save
+        from fedgg.report.run_figures import curves_figure
     except ImportError as error:
         if (without_extra := missing_extra(error)) is None:
             raise

@@ -21,7 +21,7 @@ from fedgg.runfolder.locks import writing_pages
 
 if TYPE_CHECKING:
     from fedgg.lab.study import Study
-    from fedgg.runfolder.read import StudyRecord
+    from fedgg.runfolder.records import StudyRecord
 
 
 def compare(
@@ -133,10 +133,10 @@ def _folder(name: str, study: Study) -> Path:
 
 def _labels_in(folder: Path | None) -> tuple[str, ...]:
     """Of the study that is already in the folder; none where there is no study, or none that can be read."""
-    from fedgg.runfolder.read import read_plan
+    from fedgg.runfolder.read import read_study_plan
 
     try:
-        return read_plan(folder).labels if folder is not None else ()
+        return read_study_plan(folder).labels if folder is not None else ()
     except UserError:
         return ()
 
@@ -168,14 +168,14 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
 
 def _show(folder: Path) -> None:
     """Tables, figures and page of everything that is finished in the folder by now, whichever call has run it."""
-    from fedgg.analysis.collect import parts_of
+    from fedgg.analysis.collect import study_parts
     from fedgg.analysis.compare import compare as compare_runs
     from fedgg.output_files import write_text
     from fedgg.report.tables import as_csv, as_markdown, comparison_tables
     from fedgg.runfolder.read import read_study
 
     record = read_study(folder)
-    parts, tables = parts_of(record), []
+    parts, tables = study_parts(record), []
     for number, part in enumerate(parts, start=1):
         for name, table in zip(("accuracy", "target"), comparison_tables(compare_runs(part.study)), strict=True):
             titled = replace(table, title=f"{table.title}; {part.title}") if part.title else table
@@ -195,10 +195,12 @@ def _show(folder: Path) -> None:
 
 
 def _write_pictures(record: StudyRecord, folder: Path) -> None:
-    from fedgg.report.figures import accuracy_figure, save, split_pictures
+    from fedgg.report.data_figures import split_figures
+    from fedgg.report.figure_style import save
+    from fedgg.report.run_figures import accuracy_figure
 
     save(accuracy_figure(record), folder / "accuracy.png")
-    for name, figure in split_pictures(record):
+    for name, figure in split_figures(record):
         save(figure, folder / f"{name}.png")
     write_report([folder], folder / PAGE)
     say(f"curves: {folder / 'accuracy.png'}")

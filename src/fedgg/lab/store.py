@@ -58,7 +58,8 @@ from fedgg.output_files import write_json, writing_to
 from fedgg.runfolder import checksums
 from fedgg.runfolder.checksums import HISTORY, LineChecksums, Manifest, known_checksums, newest_checkpoint, sha256
 from fedgg.runfolder.locks import InUse, LockFile
-from fedgg.runfolder.records import History, read_history, summary_in
+from fedgg.runfolder.rounds import IntactRounds, read_intact_rounds
+from fedgg.runfolder.schema import summary_in
 
 FORMAT = 1
 KEPT_CHECKPOINTS = 2
@@ -325,9 +326,9 @@ class Store:
         """The history, as far as it is undamaged."""
         return self._history().rounds
 
-    def _history(self) -> History:
+    def _history(self) -> IntactRounds:
         content = self._read(HISTORY) if (self.folder / HISTORY).exists() else b""
-        return read_history(content, checksums_required=(self.folder / checksums.FILE).exists())
+        return read_intact_rounds(content, checksums_required=(self.folder / checksums.FILE).exists())
 
     def finished_rounds(self) -> list[dict[str, Any]]:
         """The history of a run that has ended, which must be whole."""
@@ -511,7 +512,7 @@ class Store:
             ) from error
 
 
-def _check_history(history: History, checkpoint: Path, rounds: int, known: Manifest | None) -> None:
+def _check_history(history: IntactRounds, checkpoint: Path, rounds: int, known: Manifest | None) -> None:
     """BadCheckpoint if the history does not lead to it, or other files are not those it was written with."""
     if known is None:
         return

@@ -1,4 +1,4 @@
-"""Everything that was asked for, made once and written in every form: Markdown, CSV, PNG, SVG and one HTML page."""
+"""Make the chosen tables and figures, and write them as Markdown, CSV, PNG, SVG and one HTML page."""
 
 from __future__ import annotations
 
@@ -8,77 +8,77 @@ from pathlib import Path
 
 from fedgg.files import write_text
 from fedgg.output_files import writing_to
-from fedgg.paper.figures import Drawn, drawn
-from fedgg.paper.items import ITEMS, Item, shown_dataset
-from fedgg.paper.plan import Plan
+from fedgg.paper.catalog import ITEMS, Item, shown_dataset
+from fedgg.paper.figures import PaperFigure, paper_figure
+from fedgg.paper.plan import ReproductionPlan
 from fedgg.paper.results import Results
 from fedgg.paper.tables import Accuracy, paper_table, study_table, titled
-from fedgg.report.figures import save
+from fedgg.report.figure_style import save
 from fedgg.report.html import Picture, Section, page
 from fedgg.report.tables import Table, as_csv, as_markdown
 
 TITLE = "Global Update Guided Federated Learning: the paper's tables and figures, run again"
-REPORT = "report.html"  # which the command writes last
+REPORT = "report.html"  # the page of all runs, which the command writes last
 NOTHING = "Nothing to draw: none of its runs is there."
 
 
 @dataclass(frozen=True)
-class Made:
-    """An item as a table, or as a figure (None where no run of it is there)."""
+class ItemOutput:
+    """An item as a table, or as a figure (None if none of its runs is there)."""
 
     item: Item
     table: Table | None = None
-    figure: Drawn | None = None
+    figure: PaperFigure | None = None
 
 
-def make(
-    plan: Plan, results: Results, accuracy: Accuracy, data_folder: Path | None = None, run: bool = True
-) -> list[Made]:
-    made = []
+def make_items(
+    plan: ReproductionPlan, results: Results, accuracy: Accuracy, data_folder: Path | None = None, run: bool = True
+) -> list[ItemOutput]:
+    outputs = []
     for item in plan.items:
         if item.kind == "study":
-            made.append(Made(item, table=study_table(plan, item, results)))
+            outputs.append(ItemOutput(item, table=study_table(plan, item, results)))
         elif item.is_table:
-            made.append(Made(item, table=paper_table(plan, item, results, accuracy)))
+            outputs.append(ItemOutput(item, table=paper_table(plan, item, results, accuracy)))
         else:
-            made.append(Made(item, figure=drawn(plan, item, results, data_folder, run)))
-    return made
+            outputs.append(ItemOutput(item, figure=paper_figure(plan, item, results, data_folder, run)))
+    return outputs
 
 
-def write(plan: Plan, made: Sequence[Made], out: Path) -> list[Path]:
-    """All files, under the names of the items."""
+def write_items(plan: ReproductionPlan, outputs: Sequence[ItemOutput], out: Path) -> list[Path]:
+    """Write all files, named by the items."""
     files = []
     with writing_to(out):
         out.mkdir(parents=True, exist_ok=True)
-        for one in made:
+        for one in outputs:
             name = one.item.name
             table = one.table or (one.figure.numbers if one.figure else None)
             if table is not None:
                 files.append(_written(out / f"{name}.csv", as_csv(table)))
             if one.figure:
                 files += [save(one.figure.figure, out / f"{name}.{kind}") for kind in ("png", "svg")]
-        files.append(_written(out / f"{page_name(plan)}.md", markdown(plan, made)))
-        files.append(_written(out / f"{page_name(plan)}.html", html(plan, made)))
+        files.append(_written(out / f"{page_name(plan)}.md", markdown(plan, outputs)))
+        files.append(_written(out / f"{page_name(plan)}.html", html(plan, outputs)))
     return files
 
 
-def page_name(plan: Plan) -> str:
-    """`paper` for all of the paper's items; a part has a page of its own, so that it never replaces the whole."""
+def page_name(plan: ReproductionPlan) -> str:
+    """`paper` if all of the paper's items are in it; otherwise the items' names, so that a part does not replace it."""
     names = [item.name for item in plan.items]
     whole = {item.name for item in ITEMS.values() if not item.ours} <= set(names)
     return "paper" if whole else "-".join(names)
 
 
-def markdown(plan: Plan, made: Sequence[Made]) -> str:
+def markdown(plan: ReproductionPlan, outputs: Sequence[ItemOutput]) -> str:
     parts = [f"# {TITLE}\n", *(f"{text}\n" for text in lead(plan))]
-    for one in made:
+    for one in outputs:
         parts.append(f"## {titled(plan, one.item)}\n")
         parts.append(block(one, f"{one.item.name}.png"))
     return "\n".join(parts)
 
 
-def block(one: Made, picture: str) -> str:
-    """One item in Markdown."""
+def block(one: ItemOutput, picture: str) -> str:
+    """One item as Markdown."""
     if one.table is not None:
         return as_markdown(one.table)
     if one.figure is None:
@@ -88,9 +88,9 @@ def block(one: Made, picture: str) -> str:
     return "\n".join(parts)
 
 
-def html(plan: Plan, made: Sequence[Made]) -> str:
+def html(plan: ReproductionPlan, outputs: Sequence[ItemOutput]) -> str:
     sections = []
-    for one in made:
+    for one in outputs:
         name, title, figure = one.item.name, titled(plan, one.item), one.figure
         if one.table is not None:
             sections.append(Section(name, title, tables=(one.table,)))
@@ -104,7 +104,7 @@ def html(plan: Plan, made: Sequence[Made]) -> str:
     return page(TITLE, lead(plan), sections, beside)
 
 
-def lead(plan: Plan) -> list[str]:
+def lead(plan: ReproductionPlan) -> list[str]:
     sets = ", ".join(map(shown_dataset, dict.fromkeys(name for item in plan.items for name in plan.datasets_of(item))))
     text = f"{sets}; {plan.rounds()} rounds; seeds {', '.join(map(str, plan.seeds))}."
     if plan.quick:

@@ -1,4 +1,4 @@
-"""Figures of several panels: learning curves and splits, one panel for each data set and degree of skew."""
+"""Figures of several panels: accuracy curves, other curves and splits, one panel for each data set and beta."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fedgg.report.figures import common_rounds, compact
-from fedgg.report.style import COLOURS, LINE_STYLES, blank, styled
-from fedgg.runfolder.read import Floats, RunRecord
+from fedgg.report.data_figures import compact
+from fedgg.report.figure_style import COLOURS, LINE_STYLES, blank, styled
+from fedgg.report.run_figures import common_rounds
+from fedgg.runfolder.records import Floats, RunRecord
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves under one title: the runs of each label, one run a seed."""
+    """Accuracy curves under one title: the runs of each label, one for each seed."""
 
     title: str
-    lines: dict[str, list[RunRecord]]
+    curves: dict[str, list[RunRecord]]
 
 
 @dataclass(frozen=True, eq=False)
 class ValuePanel:
-    """Curves of some number under one title, one curve a seed."""
+    """Curves of another number under one title, for each label one curve a seed."""
 
     title: str
-    lines: dict[str, list[Floats]]
+    curves: dict[str, list[Floats]]
     first: int = 1  # round
 
 
@@ -47,16 +48,16 @@ class SplitPanel:
 def curve_panels(grid: Sequence[Sequence[Panel]], reference: str | None = None, own_legends: bool = False) -> Figure:
     """Rows of panels; mean line and band from lowest to highest over seeds. The reference is drawn thin and grey.
 
-    One legend for all, or one in each panel where panels have different lines; then they share a scale instead.
+    One legend for all panels, or, with `own_legends`, one in each and a shared scale.
     """
     rows, columns = len(grid), max(map(len, grid))
     figure = blank(max(5.2, 3.1 * columns + (0 if own_legends else 1.5)), 2.5 * rows + 0.5)
     axes = figure.subplots(rows, columns, squeeze=False, sharey=own_legends)
-    labels = list(dict.fromkeys(label for row in grid for panel in row for label in panel.lines))
-    drawn = {label for row in grid for panel in row for label, runs in panel.lines.items() if _finished(runs)}
+    labels = list(dict.fromkeys(label for row in grid for panel in row for label in panel.curves))
+    drawn = {label for row in grid for panel in row for label, runs in panel.curves.items() if _finished(runs)}
     for at, row in enumerate(grid):
         for place, panel in enumerate(row):
-            styles = _styles(list(panel.lines) if own_legends else labels, reference)
+            styles = _styles(list(panel.curves) if own_legends else labels, reference)
             _curves(axes[at][place], panel, styles)
             if own_legends:
                 _legend(axes[at][place], {k: v for k, v in styles.items() if k in drawn}, loc="lower right")
@@ -73,16 +74,16 @@ def curve_panels(grid: Sequence[Sequence[Panel]], reference: str | None = None, 
 
 @styled
 def value_panels(grid: Sequence[Sequence[ValuePanel]]) -> Figure:
-    """Rows of panels of any number against rounds; mean line and band over seeds, one legend for all."""
+    """Rows of panels of any number against rounds; mean and band over seeds, one legend for all."""
     rows, columns = len(grid), max(map(len, grid))
     figure = blank(3.0 * columns, 2.4 * rows + 0.6)
     axes = figure.subplots(rows, columns, squeeze=False)
-    labels = list(dict.fromkeys(label for row in grid for panel in row for label in panel.lines))
+    labels = list(dict.fromkeys(label for row in grid for panel in row for label in panel.curves))
     styles = _styles(labels, None)
     for at, row in enumerate(grid):
         for place, panel in enumerate(row):
             here = axes[at][place]
-            for label, curves in panel.lines.items():
+            for label, curves in panel.curves.items():
                 shared = min(map(len, curves))
                 values = np.array([curve[:shared] for curve in curves])
                 rounds = np.arange(shared) + panel.first
@@ -99,7 +100,7 @@ def value_panels(grid: Sequence[Sequence[ValuePanel]]) -> Figure:
 
 @styled
 def split_panels(grid: Sequence[Sequence[SplitPanel]]) -> Figure:
-    """Heat maps of clients by classes, darker for more examples; the scale is each panel's own."""
+    """Heat maps of examples by client and class; each panel has its own colour scale."""
     rows, columns = len(grid), max(map(len, grid))
     figure = blank(max(4.0, 3.4 * columns), 2.5 * rows)
     axes = figure.subplots(rows, columns, squeeze=False)
@@ -134,7 +135,7 @@ def _styles(labels: Sequence[str], reference: str | None) -> dict[str, dict[str,
     """A colour and a line style for each label, the same in every panel."""
     styles: dict[str, dict[str, Any]] = {}
     for label in labels:
-        at = len(styles)  # with a reference the first is grey, and black, which is near it, is passed over
+        at = len(styles)  # a reference is grey, and black, which is similar, is skipped
         styles[label] = {"color": COLOURS[at % len(COLOURS)], "linestyle": LINE_STYLES[at % len(LINE_STYLES)]}
         if label == reference:
             styles[label] = {"color": "#888888", "linestyle": "-", "linewidth": 1.0}
@@ -146,7 +147,7 @@ def _finished(runs: list[RunRecord]) -> list[RunRecord]:
 
 
 def _curves(axes: Axes, panel: Panel, styles: dict[str, dict[str, Any]]) -> None:
-    for label, runs in panel.lines.items():
+    for label, runs in panel.curves.items():
         rounds, accuracies = common_rounds(_finished(runs))
         if not len(accuracies):
             continue

@@ -1,4 +1,4 @@
-"""Which runs the items need. Items that need the same run share it: it has one folder, named by its settings."""
+"""Which runs the items of `fedgg reproduce` need. Items share runs of equal settings; a run folder is named by them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.study import Study, load_study
 from fedgg.lab.study_folder import slug
-from fedgg.paper.items import METHODS, QUICK, Item
-from fedgg.paper.readings import READINGS, check_readings
+from fedgg.paper.catalog import METHODS, QUICK, READINGS, Item, check_readings
 
 
 @cache
 def preset(name: str) -> Study:
-    return load_study(find(f"{name}.toml"))
+    """A study of experiments/ by name."""
+    return load_study(_study_file(f"{name}.toml"))
 
 
-def find(file: str) -> Path:
-    """In a checkout the folder is known; where a wheel put it, the list of installed files says."""
+def _study_file(file: str) -> Path:
+    """A study file of experiments/, in a checkout or where a wheel has installed it."""
     here = Path(__file__).parents[3] / "experiments" / file
     if here.is_file():
         return here
@@ -37,7 +37,7 @@ def find(file: str) -> Path:
     raise UserError(f"experiments/{file} is not where fedgg is installed: install it again, or run from its repository")
 
 
-# What an item decides itself, and the option that says it instead.
+# Settings that items decide themselves, and the option to use instead of --set.
 _FIXED = {
     "seed": "--seeds",
     "name": "the item",
@@ -46,24 +46,24 @@ _FIXED = {
     "data.source": "--datasets",
     "algorithm": "--reading",
 }
-QUICK_LEAST = 40  # where a study wants no small clients: a client holds 144 of the digits on average
+QUICK_MIN_EXAMPLES = 40  # in studies without small clients: a client holds 144 of the digits on average
 
 
 @dataclass(frozen=True)
-class Line:
-    """One method under one reading on one data set and split: a row of a table, a curve of a figure."""
+class PlannedMethod:
+    """A method on a data set and split, to be run with each seed: a row of a table, a curve of a figure."""
 
     dataset: str
     beta: float
-    method: str  # as the paper has it
-    label: str  # as it is shown
+    name: str  # in the paper
+    label: str  # in our tables and figures, with the reading
     base: Experiment  # with seed 0
 
     def experiment(self, seed: int) -> Experiment:
         return self.base.changed({"seed": seed})
 
-    def place(self, seed: int) -> PurePosixPath:
-        """Under the output folder: the algorithm's settings for people, the hash of all settings for certainty."""
+    def folder(self, seed: int) -> PurePosixPath:
+        """The run folder below the output folder: named by the algorithm's settings and the hash of all settings."""
         algorithm = self.base.algorithm
         words = [algorithm.name, *(f"{key}={value}" for key, value in sorted(algorithm.settings.items()))]
         name = f"{slug(' '.join([*words, f'beta {self.beta:g}']))}-{self.base.hash()[:8]}"
@@ -71,8 +71,8 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What was asked for, and the runs it takes."""
+class ReproductionPlan:
+    """The items, data sets and seeds of a call of `fedgg reproduce`, and the runs that they need."""
 
     items: tuple[Item, ...]
     datasets: tuple[str, ...]
@@ -86,73 +86,76 @@ class Plan:
         for key in self.changes:
             owner = _FIXED.get(key) or _FIXED.get(key.partition(".")[0])
             if owner is not None and key != "rounds":
-                raise UserError(f"--set {key}: that is said by {owner}")
+                raise UserError(f"--set {key} is not possible here: use {owner} instead")
 
     def base(self, dataset: str) -> Experiment:
         return preset("quick" if dataset == QUICK else dataset).base.changed(dict(self.changes))
 
     def lengths(self, *items: Item) -> tuple[int, ...]:
-        """How many rounds the runs of some items have, or of all: one number, or several where studies differ."""
-        found = {line.base.rounds for item in items or self.items for line in self.lines(item)}
-        return tuple(sorted(found or {self.base(self.datasets[0]).rounds}))
+        """The numbers of rounds of some items, or of all: one number, or several where studies differ."""
+        lengths = {method.base.rounds for item in items or self.items for method in self.methods_of(item)}
+        return tuple(sorted(lengths or {self.base(self.datasets[0]).rounds}))
 
     def rounds(self, *items: Item) -> str:
-        """The same in words."""
+        """The numbers of rounds as text."""
         return " and ".join(map(str, self.lengths(*items)))
 
     def datasets_of(self, item: Item) -> tuple[str, ...]:
-        """Those asked for that the item has in the paper; in the quick version, the one that stands in for them."""
+        """The chosen data sets that the item has in the paper; in the quick version, the digits."""
         return (QUICK,) if self.quick else tuple(name for name in self.datasets if name in item.datasets)
 
-    def lines(self, item: Item) -> list[Line]:
-        found: list[Line] = []
+    def methods_of(self, item: Item) -> list[PlannedMethod]:
+        methods: list[PlannedMethod] = []
         for dataset in self.datasets_of(item):
             for beta in item.betas:
                 if item.study:
                     study = item.study.format(dataset=item.datasets[0] if dataset == QUICK else dataset)
-                    found += self._variants(study, dataset, beta)
+                    methods += self._variants(study, dataset, beta)
                 elif item.kind != "split":
-                    found += self.methods(dataset, beta)
-        return [line for line in found if line.label in item.rows] if item.rows else found
+                    methods += self.table_methods(dataset, beta)
+        return [method for method in methods if method.label in item.rows] if item.rows else methods
 
-    def runs(self, items: Iterable[Item] | None = None) -> list[tuple[Line, int]]:
-        """Every run once, data set by data set, seed by seed: all methods can be compared as early as possible."""
-        lines = {(line.dataset, line.place(0)): line for item in items or self.items for line in self.lines(item)}
+    def runs(self, items: Iterable[Item] | None = None) -> list[tuple[PlannedMethod, int]]:
+        """Every run once, by data set and then by seed, so that methods can be compared as early as possible."""
+        needed = [method for item in items or self.items for method in self.methods_of(item)]
+        methods = {(method.dataset, method.folder(0)): method for method in needed}
         return [
-            (line, seed)
-            for dataset in dict.fromkeys(dataset for dataset, _ in lines)
+            (method, seed)
+            for dataset in dict.fromkeys(dataset for dataset, _ in methods)
             for seed in self.seeds
-            for line in lines.values()
-            if line.dataset == dataset
+            for method in methods.values()
+            if method.dataset == dataset
         ]
 
-    def methods(self, dataset: str, beta: float) -> list[Line]:
-        """A row of the tables for each method, and for each reading of FedGG."""
+    def table_methods(self, dataset: str, beta: float) -> list[PlannedMethod]:
+        """The methods of the paper's tables; FedGG once for each reading."""
         variants = preset("quick" if dataset == QUICK else dataset).variants
-        lines = []
-        for method in METHODS:
-            if method == "FedGG":
+        methods = []
+        for name in METHODS:
+            if name == "FedGG":
                 for reading in self.readings:
                     settings = {f"algorithm.{key}": value for key, value in READINGS[reading].settings.items()}
                     changes = {"algorithm.name": "fedgg", "split.beta": beta, **settings}
-                    lines.append(self._line(dataset, beta, method, f"FedGG, {reading}", changes))
+                    methods.append(self._method(dataset, beta, name, f"FedGG, {reading}", changes))
             else:
-                lines.append(self._line(dataset, beta, method, method, variants[f"{method}, beta {beta:g}"]))
-        return lines
+                methods.append(self._method(dataset, beta, name, name, variants[f"{name}, beta {beta:g}"]))
+        return methods
 
-    def _variants(self, study: str, dataset: str, beta: float) -> list[Line]:
-        """Those of a study's variants that are of this beta, over its own rounds unless others are asked for."""
-        own, end = preset(study), f", beta {beta:g}"
-        length = {} if dataset == QUICK or "rounds" in self.changes else {"rounds": own.base.rounds}
-        lines = []
-        for label, changes in own.variants.items():
-            if changes.get("split.beta", own.base.split.beta) == beta:
-                chosen = {"split.beta": beta, **length, **changes}
+    def _variants(self, study: str, dataset: str, beta: float) -> list[PlannedMethod]:
+        """The variants of a study with this beta, with the study's rounds unless --rounds was given."""
+        chosen_study, end = preset(study), f", beta {beta:g}"
+        rounds = {} if dataset == QUICK or "rounds" in self.changes else {"rounds": chosen_study.base.rounds}
+        methods = []
+        for label, changes in chosen_study.variants.items():
+            if changes.get("split.beta", chosen_study.base.split.beta) == beta:
+                chosen = {"split.beta": beta, **rounds, **changes}
                 if dataset == QUICK and "split.min_examples" in chosen:
-                    chosen["split.min_examples"] = QUICK_LEAST
-                lines.append(self._line(dataset, beta, label.split()[0].strip(","), label.removesuffix(end), chosen))
-        return lines
+                    chosen["split.min_examples"] = QUICK_MIN_EXAMPLES
+                name = label.split()[0].strip(",")
+                methods.append(self._method(dataset, beta, name, label.removesuffix(end), chosen))
+        return methods
 
-    def _line(self, dataset: str, beta: float, method: str, label: str, changes: dict[str, Any]) -> Line:
-        name = f"{label}, beta {beta:g}"
-        return Line(dataset, beta, method, label, self.base(dataset).changed({**changes, "name": name, "seed": 0}))
+    def _method(self, dataset: str, beta: float, name: str, label: str, changes: dict[str, Any]) -> PlannedMethod:
+        experiment_name = f"{label}, beta {beta:g}"
+        base = self.base(dataset).changed({**changes, "name": experiment_name, "seed": 0})
+        return PlannedMethod(dataset, beta, name, label, base)

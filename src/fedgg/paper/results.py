@@ -1,4 +1,4 @@
-"""The records of the runs behind the items: read from folders or archives; missing ones are run."""
+"""The runs behind the items of `fedgg reproduce`: read from run folders or from archives, and missing ones run."""
 
 from __future__ import annotations
 
@@ -18,87 +18,90 @@ from fedgg.lab.registry import build_algorithm
 from fedgg.lab.run_processes import Job
 from fedgg.lab.trust import names_code
 from fedgg.output_files import writing_to
-from fedgg.paper.items import shown_dataset
-from fedgg.paper.plan import Line, Plan
-from fedgg.runfolder.archive import read_folded
-from fedgg.runfolder.read import RunRecord, read_run
+from fedgg.paper.catalog import shown_dataset
+from fedgg.paper.plan import PlannedMethod, ReproductionPlan
+from fedgg.runfolder.archive import read_archive
+from fedgg.runfolder.read import read_run
+from fedgg.runfolder.records import RunRecord
 
 
 class Results(Protocol):
-    def record(self, line: Line, seed: int) -> RunRecord | None: ...
+    """Where the run of a method and seed is read from."""
+
+    def record(self, method: PlannedMethod, seed: int) -> RunRecord | None: ...
 
 
 class RunFolders:
-    """Runs that lie where this library's own `reproduce` put them; each is read once."""
+    """Run folders that `fedgg reproduce` wrote; each is read once."""
 
     def __init__(self, out: Path):
         self.out = out
         self._read: dict[Path, RunRecord | None] = {}
 
-    def record(self, line: Line, seed: int) -> RunRecord | None:
-        folder = self.out / line.place(seed)
+    def record(self, method: PlannedMethod, seed: int) -> RunRecord | None:
+        folder = self.out / method.folder(seed)
         if folder not in self._read:
             self._read[folder] = read_run(folder) if (folder / "config.toml").is_file() else None
         return self._read[folder]
 
-    def ended(self, line: Line, seed: int) -> bool:
-        """Finished or diverged, under exactly these settings."""
-        record = self.record(line, seed)
+    def ended(self, method: PlannedMethod, seed: int) -> bool:
+        """Whether the run finished or diverged, with exactly these settings."""
+        record = self.record(method, seed)
         if record is None or record.status not in ("finished", "diverged"):
             return False
         begun_as = str((record.versions or {}).get("experiment"))
-        return Experiment(**record.config).as_begun(begun_as).hash() == line.experiment(seed).hash()
+        return Experiment(**record.config).as_begun(begun_as).hash() == method.experiment(seed).hash()
 
 
-class FoldedRuns:
-    """Runs of all folded files of a folder (or of one file), found by what they are, not by where they ran."""
+class ArchivedRuns:
+    """The runs in one archive, or in all archives of a folder, found by their settings."""
 
     def __init__(self, place: Path, precision: str | None = None):
         self.place = place
-        self._asked = precision
+        self._chosen_precision = precision
 
     @cached_property
     def precision(self) -> str:
-        """The one asked for, or else the one most runs have: rows of one table should not differ in it."""
+        """The chosen one, or else that of most runs: the rows of a table should not differ in it."""
         counts = Counter(_precision(record) for records in self._records.values() for record in records)
-        return self._asked or max(counts, key=lambda name: counts[name], default="")
+        return self._chosen_precision or max(counts, key=lambda name: counts[name], default="")
 
     @cached_property
     def _records(self) -> dict[str, list[RunRecord]]:
         if not self.place.exists():
-            raise UserError(f"there is no {self.place}: give a folder of files that `fedgg reproduce --fold` wrote")
-        found: dict[str, list[RunRecord]] = {}
+            raise UserError(f"there is no {self.place}: give a folder of archives that `fedgg reproduce --fold` wrote")
+        by_settings: dict[str, list[RunRecord]] = {}
         for file in [self.place] if self.place.is_file() else sorted(self.place.glob("*.json")):
-            for record in read_folded(file):
-                found.setdefault(identity(Experiment(**record.config)), []).append(record)
-        return found
+            for record in read_archive(file):
+                by_settings.setdefault(identity(Experiment(**record.config)), []).append(record)
+        return by_settings
 
-    def lying_there(self) -> str:
-        """What there is, in a few words, for whoever asked for something else."""
+    def content(self) -> str:
+        """The number of runs, rounds and seeds, for a message that the requested runs are not among them."""
         runs = [Experiment(**record.config) for records in self._records.values() for record in records]
         rounds, seeds = {str(run.rounds) for run in runs}, {str(run.seed) for run in runs}
         count = f"{len(runs)} run{'s' * (len(runs) != 1)}"
         return f"{count} of {', '.join(sorted(rounds, key=int))} rounds, seeds {', '.join(sorted(seeds, key=int))}"
 
-    def record(self, line: Line, seed: int) -> RunRecord | None:
-        """Where a run is there in several precisions, the one of the others."""
-        found = self._records.get(identity(line.experiment(seed)), [])
-        alike = [record for record in found if _precision(record) == self.precision]
-        return next(iter([*alike, *found]), None)
+    def record(self, method: PlannedMethod, seed: int) -> RunRecord | None:
+        """Of a run in several precisions, the one in the precision of the others."""
+        records = self._records.get(identity(method.experiment(seed)), [])
+        preferred = [record for record in records if _precision(record) == self.precision]
+        return next(iter([*preferred, *records]), None)
 
 
 class NoRuns:
-    """Nothing has been run yet: every cell is missing."""
+    """Without any run: every cell is missing."""
 
-    def record(self, line: Line, seed: int) -> RunRecord | None:
+    def record(self, method: PlannedMethod, seed: int) -> RunRecord | None:
         return None
 
 
 def identity(experiment: Experiment) -> str:
-    """What was trained: every setting but the name, the engine and the keeping, the algorithm's defaults included."""
-    keeping = {"checkpoint_every", "memory_limit_mb"}
-    content = experiment.plain({"name": True, "engine": True, "server": keeping})
-    if not names_code(experiment.algorithm.name):  # code in a file of results is not loaded; no line of a plan has it
+    """The settings that decide what is trained, as text: without name, engine and storage, with default values."""
+    storage = {"checkpoint_every", "memory_limit_mb"}
+    content = experiment.plain({"name": True, "engine": True, "server": storage})
+    if not names_code(experiment.algorithm.name):  # code named in an archive is not loaded; no planned method names any
         algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
         content["algorithm"] = {"name": experiment.algorithm.name, **vars(algorithm)}
     return json.dumps(_floats(content), sort_keys=True)
@@ -108,9 +111,9 @@ def _precision(record: RunRecord) -> str:
     return Experiment(**record.config).engine.precision
 
 
-def all_records(plan: Plan, results: Results) -> list[RunRecord]:
-    found = [results.record(line, seed) for line, seed in plan.runs()]
-    return [record for record in found if record is not None]
+def all_records(plan: ReproductionPlan, results: Results) -> list[RunRecord]:
+    records = [results.record(method, seed) for method, seed in plan.runs()]
+    return [record for record in records if record is not None]
 
 
 def _floats(value: Any) -> Any:
@@ -120,18 +123,18 @@ def _floats(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def missing_jobs(plan: Plan, out: Path, data_folder: Path | None) -> list[Job]:
-    """The runs that have not ended yet, in the order they are to be run."""
+def missing_jobs(plan: ReproductionPlan, out: Path, data_folder: Path | None) -> list[Job]:
+    """The runs that have not ended, in the order in which they are run."""
     folders = RunFolders(out)
     jobs = [
         Job(
-            f"{shown_dataset(line.dataset)}, {line.base.name}, seed {seed}",
-            line.experiment(seed),
-            out / line.place(seed),
+            f"{shown_dataset(method.dataset)}, {method.base.name}, seed {seed}",
+            method.experiment(seed),
+            out / method.folder(seed),
             data_folder,
         )
-        for line, seed in plan.runs()
-        if not folders.ended(line, seed)
+        for method, seed in plan.runs()
+        if not folders.ended(method, seed)
     ]
     with writing_to(out):
         for job in jobs:
@@ -140,7 +143,7 @@ def missing_jobs(plan: Plan, out: Path, data_folder: Path | None) -> list[Job]:
 
 
 def run_missing(jobs: list[Job], processes: int, observer: Observer) -> None:
-    """One data set after another, so that a GPU holds one of them and trains all its runs together."""
+    """Run one data set after another, so that a GPU holds one of them and trains all its runs together."""
     sources = dict.fromkeys(job.experiment.data.source for job in jobs)
     for source in list(sources)[1:]:
         check_data(source, jobs[0].data_folder)

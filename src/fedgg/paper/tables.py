@@ -1,22 +1,41 @@
-"""The paper's tables beside ours: what it prints, what came out here, the difference; and tables of our own studies."""
+"""The paper's Tables 1 to 4 with our results beside the printed values, and the tables of our own studies."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
 
-from fedgg.analysis.compare import WINDOW, Comparison, Reach, Row, Spread, compare, paired_difference, spread
+from fedgg.analysis.compare import WINDOW, Comparison, ComparisonRow, Reach, Spread, compare, paired_difference, spread
 from fedgg.analysis.conditions import conditions, shown_megabytes
 from fedgg.lab.registry import extra_work
-from fedgg.paper.items import REFERENCE, ROUNDS, Item, shown_dataset
-from fedgg.paper.plan import Line, Plan
-from fedgg.paper.readings import READINGS
+from fedgg.paper.catalog import READINGS, REFERENCE, ROUNDS, Item, shown_dataset
+from fedgg.paper.plan import PlannedMethod, ReproductionPlan
 from fedgg.paper.results import Results
 from fedgg.report.tables import NONE, VERDICTS, Table, shown_difference
-from fedgg.runfolder.read import RunRecord, StudyRecord
+from fedgg.runfolder.records import RunRecord, StudyRecord
+
+Accuracy = Literal["highest", "final"]
+MISSING = "missing"
+PAIRED = f"paired by seed, ± half the width of the 95 % confidence interval. Verdict: {VERDICTS}"
+STUDY_COLUMNS = (
+    "beta",
+    "method",
+    "highest %",
+    "over FedAvg",
+    "final %",
+    "worst final %",
+    "rounds",
+    "rounds*",
+    "diverged",
+)
+COST_COLUMNS = ("setting", "MB a round", "arithmetic")
+ABOUT_COSTS = (
+    "MB a round: sent and received by all clients together, in 10^6 bytes. Arithmetic: forward and backward passes of "
+    "local training, relative to FedAvg's."
+)
 
 # Highest test accuracy in per cent over 100 rounds: mean and spread over three repetitions, by beta and data set.
-ACCURACY: dict[float, dict[str, dict[str, tuple[float, float]]]] = {
+PRINTED_ACCURACY: dict[float, dict[str, dict[str, tuple[float, float]]]] = {
     0.5: {  # Table 1
         "svhn": {"FedAvg": (79.6, 0.3), "FedProx": (79.7, 0.4), "SCAFFOLD": (78.2, 0.3), "FedGG": (80.0, 0.2)},
         "cifar10": {"FedAvg": (69.2, 0.4), "FedProx": (69.0, 0.4), "SCAFFOLD": (70.1, 0.3), "FedGG": (71.1, 0.2)},
@@ -44,32 +63,28 @@ PRINTED_ROUNDS: dict[float, dict[str, dict[str, tuple[int, float] | None]]] = {
 }
 
 
-Accuracy = Literal["highest", "final"]
-MISSING = "missing"
-
-
-def paper_table(plan: Plan, item: Item, results: Results, accuracy: Accuracy = "highest") -> Table:
+def paper_table(plan: ReproductionPlan, item: Item, results: Results, accuracy: Accuracy = "highest") -> Table:
     """One of Tables 1 to 4."""
-    lines = plan.lines(item)
+    methods = plan.methods_of(item)
     rows: list[tuple[str, ...]] = []
     notes: list[str] = []
-    entered: list[RunRecord] = []
+    records: list[RunRecord] = []
     for dataset in plan.datasets_of(item):
-        own = [line for line in lines if line.dataset == dataset]
-        study = as_study(plan, own, results)
+        of_dataset = [method for method in methods if method.dataset == dataset]
+        study = as_study(plan, of_dataset, results)
         comparison = compare(study)
-        for line, row in zip(own, comparison.rows, strict=True):
-            cells = _accuracies(line, row, study, accuracy) if item.kind == "accuracy" else _rounds(line, row)
-            rows.append((shown_dataset(dataset), line.label, *cells))
+        for method, row in zip(of_dataset, comparison.rows, strict=True):
+            cells = _accuracies(method, row, study, accuracy) if item.kind == "accuracy" else _rounds(method, row)
+            rows.append((shown_dataset(dataset), method.label, *cells))
         notes += [f"{shown_dataset(dataset)}: {note}" for note in notes_of(comparison, study)]
-        entered += [record for by_seed in study.runs.values() for record in by_seed.values()]
+        records += [record for by_seed in study.runs.values() for record in by_seed.values()]
     rule = _accuracy_rule(accuracy) if item.kind == "accuracy" else rounds_rule()
-    about = (*rule, *about_runs(plan, item), *conditions(entered), *notes)
+    about = (*rule, *about_runs(plan, item), *conditions(records), *notes)
     return Table(titled(plan, item), _columns(item, accuracy), tuple(rows), about)
 
 
-def titled(plan: Plan, item: Item) -> str:
-    """The item's title, and a word where the runs are not of the paper's length or data."""
+def titled(plan: ReproductionPlan, item: Item) -> str:
+    """The item's title, with a remark where the runs differ from the paper's in rounds or data."""
     if plan.quick:
         return f"{item.title}; quick version"
     if plan.lengths(item) == (ROUNDS,):
@@ -79,31 +94,31 @@ def titled(plan: Plan, item: Item) -> str:
     return f"{item.title}; {plan.rounds(item)} of the paper's {ROUNDS} rounds"
 
 
-def about_runs(plan: Plan, item: Item) -> tuple[str, ...]:
-    """What a reader must know of the runs before looking at the numbers."""
-    told = []
+def about_runs(plan: ReproductionPlan, item: Item) -> tuple[str, ...]:
+    """Notes on the runs: quick version, rounds, readings of FedGG, seeds."""
+    notes = []
     if plan.quick:
-        told.append(
+        notes.append(
             f"The quick version: a small MLP on the embedded digits for {plan.rounds(item)} rounds. It shows that "
             "everything works; the paper's values are for other data and networks, so they are omitted."
         )
     elif plan.lengths(item) != (ROUNDS,) and not item.ours:
-        told.append(
+        notes.append(
             f"Rounds: {plan.rounds(item)}. The paper's values are for {ROUNDS} rounds, so not directly comparable."
         )
     if not item.study:
-        told += [f"FedGG, {name}: {READINGS[name].says}." for name in plan.readings]
-    return (*told, f"Seed{'s' if len(plan.seeds) > 1 else ''} {', '.join(map(str, plan.seeds))}.")
+        notes += [f"FedGG, {name}: {READINGS[name].says}." for name in plan.readings]
+    return (*notes, f"Seed{'s' if len(plan.seeds) > 1 else ''} {', '.join(map(str, plan.seeds))}.")
 
 
-def as_study(plan: Plan, lines: list[Line], results: Results) -> StudyRecord:
-    """The runs of one data set and split as a comparison; what has not been run is missing in it."""
-    runs: dict[str, dict[int, RunRecord]] = {line.label: {} for line in lines}
-    for line in lines:
+def as_study(plan: ReproductionPlan, methods: list[PlannedMethod], results: Results) -> StudyRecord:
+    """The runs of one data set and split as a comparison; runs that do not exist are missing in it."""
+    runs: dict[str, dict[int, RunRecord]] = {method.label: {} for method in methods}
+    for method in methods:
         for seed in plan.seeds:
-            record = results.record(line, seed)
+            record = results.record(method, seed)
             if record is not None:
-                runs[line.label][seed] = record
+                runs[method.label][seed] = record
     return StudyRecord(Path(), tuple(runs), plan.seeds, REFERENCE, runs)
 
 
@@ -115,25 +130,25 @@ def _columns(item: Item, accuracy: Accuracy) -> tuple[str, ...]:
     return ("data set", "method", *counted, "MB up", "MB down")
 
 
-def _accuracies(line: Line, row: Row, study: StudyRecord, accuracy: Accuracy) -> tuple[str, ...]:
-    printed = ACCURACY[line.beta].get(line.dataset, {})
+def _accuracies(method: PlannedMethod, row: ComparisonRow, study: StudyRecord, accuracy: Accuracy) -> tuple[str, ...]:
+    printed = PRINTED_ACCURACY[method.beta].get(method.dataset, {})
     ours = row.highest if accuracy == "highest" else row.final
     cells = ["", "", "", "", ""]
-    cells[0] = "{:.1f} ± {:.1f}".format(*printed[line.method]) if printed else NONE
+    cells[0] = "{:.1f} ± {:.1f}".format(*printed[method.name]) if printed else NONE
     cells[1] = _percent(ours, row, len(study.seeds))
-    cells[2] = f"{100 * ours.mean - printed[line.method][0]:+.1f}" if printed and ours else NONE
-    is_reference = line.label == REFERENCE
-    over = printed[line.method][0] - printed[REFERENCE][0] if printed else 0.0
+    cells[2] = f"{100 * ours.mean - printed[method.name][0]:+.1f}" if printed and ours else NONE
+    is_reference = method.label == REFERENCE
+    over = printed[method.name][0] - printed[REFERENCE][0] if printed else 0.0
     cells[3] = "reference" if is_reference else f"{over:+.1f}" if printed else NONE
-    cells[4] = "reference" if is_reference else over_reference(line, study, accuracy)
+    cells[4] = "reference" if is_reference else over_reference(method, study, accuracy)
     return tuple(cells)
 
 
-def over_reference(line: Line, study: StudyRecord, accuracy: Accuracy) -> str:
-    mine, theirs = (_values(study.runs[label], accuracy) for label in (line.label, REFERENCE))
+def over_reference(method: PlannedMethod, study: StudyRecord, accuracy: Accuracy) -> str:
+    mine, theirs = (_values(study.runs[label], accuracy) for label in (method.label, REFERENCE))
     if not mine.keys() & theirs.keys():
         return NONE
-    return shown_difference(paired_difference(line.label, REFERENCE, mine, theirs))
+    return shown_difference(paired_difference(method.label, REFERENCE, mine, theirs))
 
 
 def _values(runs: dict[int, RunRecord], accuracy: Accuracy) -> dict[int, float]:
@@ -143,12 +158,12 @@ def _values(runs: dict[int, RunRecord], accuracy: Accuracy) -> dict[int, float]:
     }
 
 
-def _rounds(line: Line, row: Row) -> tuple[str, ...]:
-    printed = PRINTED_ROUNDS[line.beta].get(line.dataset)
+def _rounds(method: PlannedMethod, row: ComparisonRow) -> tuple[str, ...]:
+    printed = PRINTED_ROUNDS[method.beta].get(method.dataset)
     if printed is None:
         paper = (NONE, NONE)
     else:
-        there = printed[line.method]
+        there = printed[method.name]
         paper = ("never", "<1×") if there is None else (str(there[0]), f"{there[1]:g}×")
     raw, smooth = row.raw, row.smoothed
     if not row.finished and not row.diverged:
@@ -161,18 +176,18 @@ def _rounds(line: Line, row: Row) -> tuple[str, ...]:
 
 def reached(reach: Reach) -> str:
     if reach.rounds is None:
-        return "never" if reach.asked else NONE
-    return f"{reach.rounds:.0f}" + ("" if reach.reached == reach.asked else f" ({reach.reached} of {reach.asked})")
+        return "never" if reach.seeds else NONE
+    return f"{reach.rounds:.0f}" + ("" if reach.reached == reach.seeds else f" ({reach.reached} of {reach.seeds})")
 
 
 def _speed(reach: Reach) -> str:
-    """Only where every seed arrives: the mean over those that do says nothing about the others."""
+    """Only where every seed reaches the target: a mean over some seeds does not include the others."""
     if reach.speed_up is None:
-        return "<1×" if reach.asked else NONE
-    return f"{reach.speed_up:.2f}×" if reach.reached == reach.asked else NONE
+        return "<1×" if reach.seeds else NONE
+    return f"{reach.speed_up:.2f}×" if reach.reached == reach.seeds else NONE
 
 
-def _percent(ours: Spread | None, row: Row, seeds: int) -> str:
+def _percent(ours: Spread | None, row: ComparisonRow, seeds: int) -> str:
     if ours is None:
         return "diverged" if row.diverged else MISSING
     text = f"{100 * ours.mean:.1f}" + ("" if ours.sd is None else f" ± {100 * ours.sd:.1f}")
@@ -180,7 +195,7 @@ def _percent(ours: Spread | None, row: Row, seeds: int) -> str:
 
 
 def notes_of(comparison: Comparison, study: StudyRecord) -> list[str]:
-    """What the comparison says, or that there is nothing to compare."""
+    """The comparison's notes, or that there is nothing to compare."""
     return list(comparison.notes) if any(study.runs.values()) else ["Nothing has been run yet."]
 
 
@@ -190,9 +205,6 @@ def _accuracy_rule(accuracy: Accuracy) -> tuple[str, ...]:
         f"Test accuracy on the whole test set: {which}; ± is the sample standard deviation over seeds.",
         f"Over FedAvg, here: {PAIRED}",
     )
-
-
-PAIRED = f"paired by seed, ± half the width of the 95 % confidence interval. Verdict: {VERDICTS}"
 
 
 def rounds_rule() -> tuple[str, ...]:
@@ -206,33 +218,29 @@ def rounds_rule() -> tuple[str, ...]:
 
 
 def spread_of(records: list[RunRecord], accuracy: Accuracy) -> Spread | None:
-    """Mean and deviation over the finished of some runs."""
+    """Mean and standard deviation over the finished runs."""
     return spread(list(_values(dict(enumerate(records)), accuracy).values()))
 
 
-COLUMNS = ("beta", "method", "highest %", "over FedAvg", "final %", "worst final %", "rounds", "rounds*", "diverged")
-COSTS = ("setting", "MB a round", "arithmetic")
-
-
-def study_table(plan: Plan, item: Item, results: Results) -> Table:
-    """Accuracies, their distance to FedAvg's, and the rounds to its last accuracy; one block for each split."""
+def study_table(plan: ReproductionPlan, item: Item, results: Results) -> Table:
+    """Accuracies, differences from FedAvg, and rounds to its final accuracy; one block of rows for each split."""
     rows: list[tuple[str, ...]] = []
     notes: list[str] = []
-    entered: list[RunRecord] = []
-    lines = plan.lines(item)
+    records: list[RunRecord] = []
+    methods = plan.methods_of(item)
     for beta in item.betas:
-        own = [line for line in lines if line.beta == beta]
-        study = as_study(plan, own, results)
+        of_split = [method for method in methods if method.beta == beta]
+        study = as_study(plan, of_split, results)
         comparison = compare(study)
-        for line, row in zip(own, comparison.rows, strict=True):
-            if not study.runs[line.label]:
-                continue  # the notes name those that have not been run
-            over = "reference" if line.label == REFERENCE else over_reference(line, study, "highest")
-            accuracies = (_shown(row.highest, row), over, _shown(row.final, row), _worst(study.runs[line.label]))
-            costs = _costs(line, study.runs[line.label]) if item.costs else ()
-            rows.append((f"{beta:g}", line.label, *accuracies, *_ends(row), *costs))
+        for method, row in zip(of_split, comparison.rows, strict=True):
+            if not study.runs[method.label]:
+                continue  # the notes name the methods that were not run
+            over = "reference" if method.label == REFERENCE else over_reference(method, study, "highest")
+            accuracies = (_shown(row.highest, row), over, _shown(row.final, row), _worst(study.runs[method.label]))
+            costs = _costs(method, study.runs[method.label]) if item.costs else ()
+            rows.append((f"{beta:g}", method.label, *accuracies, *_ends(row), *costs))
         notes += [f"beta {beta:g}: {note}" for note in notes_of(comparison, study)]
-        entered += [record for by_seed in study.runs.values() for record in by_seed.values()]
+        records += [record for by_seed in study.runs.values() for record in by_seed.values()]
     where = ", ".join(map(shown_dataset, plan.datasets_of(item)))
     about = (
         "Highest and final test accuracy, ± the sample standard deviation over seeds; means are over the seeds that "
@@ -242,36 +250,30 @@ def study_table(plan: Plan, item: Item, results: Results) -> Table:
         *([ABOUT_COSTS] if item.costs else []),
         *about_runs(plan, item),
     )
-    columns = (*COLUMNS, *COSTS) if item.costs else COLUMNS
-    return Table(f"{titled(plan, item)}; {where}", columns, tuple(rows), (*about, *conditions(entered), *notes))
+    columns = (*STUDY_COLUMNS, *COST_COLUMNS) if item.costs else STUDY_COLUMNS
+    return Table(f"{titled(plan, item)}; {where}", columns, tuple(rows), (*about, *conditions(records), *notes))
 
 
-ABOUT_COSTS = (
-    "MB a round: what all clients send and receive, in 10^6 bytes. Arithmetic: local work in forward and backward "
-    "passes, as many times FedAvg's."
-)
-
-
-def _costs(line: Line, runs: dict[int, RunRecord]) -> tuple[str, str, str]:
-    settings = ", ".join(f"{key} {value}" for key, value in line.base.algorithm.settings.items()) or "none"
+def _costs(method: PlannedMethod, runs: dict[int, RunRecord]) -> tuple[str, str, str]:
+    settings = ", ".join(f"{key} {value}" for key, value in method.base.algorithm.settings.items()) or "none"
     bytes_a_round = [float(run.megabytes()[-1]) / len(run.rounds) for run in runs.values() if len(run.megabytes())]
     traffic = shown_megabytes(sum(bytes_a_round) / len(bytes_a_round)) if bytes_a_round else NONE
-    return settings, traffic, f"{extra_work(line.base):.2f}"
+    return settings, traffic, f"{extra_work(method.base):.2f}"
 
 
-def _shown(found: Spread | None, row: Row) -> str:
-    if found is None:
+def _shown(accuracy: Spread | None, row: ComparisonRow) -> str:
+    if accuracy is None:
         return NONE if row.diverged else MISSING
-    return f"{100 * found.mean:.1f}" + ("" if found.sd is None else f" ± {100 * found.sd:.1f}")
+    return f"{100 * accuracy.mean:.1f}" + ("" if accuracy.sd is None else f" ± {100 * accuracy.sd:.1f}")
 
 
 def _worst(runs: dict[int, RunRecord]) -> str:
-    """The final accuracy of the seed that ends lowest: a run can be lost without diverging."""
+    """The lowest final accuracy of a seed: a run can fail without diverging."""
     finals = [run.accuracy()[1][-1] for run in runs.values() if run.status == "finished" and len(run.rounds)]
     return f"{100 * min(finals):.1f}" if finals else NONE
 
 
-def _ends(row: Row) -> tuple[str, str, str]:
-    ran = row.finished + row.diverged
-    gone = f"{row.diverged} of {ran}" if row.diverged else "0" if ran else NONE
-    return reached(row.raw), reached(row.smoothed), gone
+def _ends(row: ComparisonRow) -> tuple[str, str, str]:
+    ended = row.finished + row.diverged
+    diverged = f"{row.diverged} of {ended}" if row.diverged else "0" if ended else NONE
+    return reached(row.raw), reached(row.smoothed), diverged

@@ -1,4 +1,4 @@
-"""A report as files: figures (PNG, SVG), tables (Markdown, LaTeX, CSV) and TensorBoard events."""
+"""Write the figures (PNG, SVG), tables (Markdown, LaTeX, CSV) and TensorBoard events of `fedgg report`."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from matplotlib.figure import Figure
 
 from fedgg.analysis.collect import Group
 from fedgg.analysis.compare import compare
-from fedgg.analysis.grid import axes_of
-from fedgg.analysis.run_columns import short
+from fedgg.analysis.run_columns import six_digits
+from fedgg.analysis.sweep_grid import sweep_grid
 from fedgg.errors import UserError
 from fedgg.files import make_folder
 from fedgg.output_files import file_name, write_text
-from fedgg.report.diagnostic_figures import clients_figure, clients_told, diagnostics_figure, sweep_figure
-from fedgg.report.figures import accuracy_figure, split_pictures
+from fedgg.report.data_figures import split_figures
+from fedgg.report.figure_style import save
 from fedgg.report.page_data import title
-from fedgg.report.style import save
+from fedgg.report.run_figures import accuracy_figure, clients_by_label, clients_figure, diagnostics_figure, sweep_figure
 from fedgg.report.tables import Table, accuracy_table, as_csv, as_latex, as_markdown, runs_table, target_table
-from fedgg.runfolder.read import RunRecord
+from fedgg.runfolder.records import RunRecord
 
 SCALARS = ("test_accuracy", "test_loss", "holdout_accuracy", "train_loss", "bytes_up", "bytes_down")
 INSTALL = "pip install 'fedgg[tensorboard]'"
 
 
 def check_tensorboard(folder: Path) -> None:
-    """Before anything is written: the package is there, and the folder holds no events that ours would mix with."""
+    """UserError if the package is not installed, or the folder already contains events."""
     _writer()
     if folder.exists() and next(folder.rglob("events.out.tfevents.*"), None) is not None:
         raise UserError(f"{folder} already contains event files, and TensorBoard would show both: give an empty folder")
 
 
 def write_events(groups: Sequence[Group], folder: Path, tell: Callable[[str], None] = lambda what: None) -> int:
-    """One folder of events for each run; how many there were. The step is the round."""
+    """Write a folder of events for each run, with the round as the step; the number of runs."""
     file_writer, event, summary = _writer()
     count = 0
     for number, group in enumerate(groups, start=1):
         safe = {label: _safe(label) for label in group.study.labels}
-        if len(set(safe.values())) < len(safe):  # names that differ in odd signs only
+        if len(set(safe.values())) < len(safe):  # labels that differ in other characters only
             safe = {label: f"{name}-{at}" for at, (label, name) in enumerate(safe.items(), start=1)}
         for label, by_seed in group.study.runs.items():
             for seed, record in by_seed.items():
@@ -55,22 +55,22 @@ def write_events(groups: Sequence[Group], folder: Path, tell: Callable[[str], No
                         f"{place} cannot be written: {error.strerror or error}; choose another place"
                     ) from error
                 for when, step, values in scalars(record):
-                    told = [summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-                    writer.add_event(event(wall_time=when, step=step, summary=summary(value=told)))
+                    scalar = [summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+                    writer.add_event(event(wall_time=when, step=step, summary=summary(value=scalar)))
                 writer.close()
                 count += 1
     return count
 
 
 def scalars(record: RunRecord) -> Iterator[tuple[float, int, dict[str, float]]]:
-    """Round by round: when, which round, and its numbers. Time is what the rounds took, counted from zero."""
+    """For each round: the seconds since the start, the round, and its numbers."""
     passed = 0.0
     for line in record.rounds:
         passed += sum((line.get("seconds") or {}).values())
-        found = {key: line.get(key) for key in SCALARS}
-        found |= {f"diagnostics/{name}": value for name, value in (line.get("readings") or {}).items()}
-        found |= {f"seconds/{name}": value for name, value in (line.get("seconds") or {}).items()}
-        values = {key: short(value) for key, value in found.items()}
+        numbers = {key: line.get(key) for key in SCALARS}
+        numbers |= {f"diagnostics/{name}": value for name, value in (line.get("readings") or {}).items()}
+        numbers |= {f"seconds/{name}": value for name, value in (line.get("seconds") or {}).items()}
+        values = {key: six_digits(value) for key, value in numbers.items()}
         yield passed, line["round"], {key: value for key, value in values.items() if value is not None}
 
 
@@ -92,7 +92,7 @@ FORMS = {"md": as_markdown, "tex": as_latex, "csv": as_csv}
 
 
 def write_figures(groups: Sequence[Group], folder: Path, tell: Callable[[str], None] = lambda what: None) -> list[Path]:
-    """accuracy, split-seed-N, diagnostics, clients-seed-N and sweep, as far as there is something to draw."""
+    """accuracy, split-seed-N, diagnostics, clients-seed-N and sweep, as far as the runs have their data."""
     files = []
     for group, place in _places(groups, folder):
         for name, figure in _figures(group):
@@ -102,7 +102,7 @@ def write_figures(groups: Sequence[Group], folder: Path, tell: Callable[[str], N
 
 
 def write_tables(groups: Sequence[Group], folder: Path) -> list[Path]:
-    """accuracy, target and runs, in three forms each."""
+    """accuracy, target and runs, as Markdown, LaTeX and CSV."""
     return [
         write_text(place / f"{name}.{kind}", written(table), folder)
         for group, place in _places(groups, folder)
@@ -125,19 +125,19 @@ def _figures(group: Group) -> Iterator[tuple[str, Figure]]:
     records = [record for by_seed in study.runs.values() for record in by_seed.values()]
     if any(len(record.accuracy()[0]) for record in records):
         yield "accuracy", accuracy_figure(study)
-    yield from split_pictures(study)
+    yield from split_figures(study)
     if any(line.get("readings") for record in records for line in record.rounds):
         yield "diagnostics", diagnostics_figure(study)
     for seed in study.seeds:
-        if clients_told(study, seed):
+        if clients_by_label(study, seed):
             yield f"clients-seed-{seed}", clients_figure(study, seed)
-    axes = axes_of(study)
-    if axes is not None and len(axes.values) <= 2:
-        yield "sweep", sweep_figure(study, axes)
+    grid = sweep_grid(study)
+    if grid is not None and len(grid.values) <= 2:
+        yield "sweep", sweep_figure(study, grid)
 
 
 def _places(groups: Sequence[Group], folder: Path) -> Iterator[tuple[Group, Path]]:
-    """One group alone has the folder to itself; several have one below it each."""
+    """A single group is written to the folder itself, several to a subfolder each."""
     if len(groups) == 1:
         yield groups[0], folder
         return

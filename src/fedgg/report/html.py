@@ -1,4 +1,4 @@
-"""HTML: the frame of every page, tables and figures without scripts, and escaping of all data."""
+"""HTML documents: the common head and content-security policy, static tables and figures, and escaping of all data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fedgg.files import as_unicode
-from fedgg.report.style import house_style
+from fedgg.report.figure_style import figure_style
 from fedgg.report.tables import Table
 
 ASSETS = Path(__file__).parent / "assets"
@@ -30,7 +30,7 @@ def asset(name: str) -> str:
 
 
 def document(title: str, body: str, *, scripts: Sequence[str] = (), data: Any = None, live: bool = False) -> str:
-    """The whole page. `data` goes in as JSON under the id `data`; scripts run in their order, and no others do."""
+    """A whole document, with `data` as JSON in the element `data`; the browser runs these scripts and no others."""
     block = "" if data is None else f'<script type="application/json" id="data">{as_json(data)}</script>\n'
     code = "".join(f"<script>{script}</script>\n" for script in scripts)
     page = (
@@ -44,12 +44,12 @@ def document(title: str, body: str, *, scripts: Sequence[str] = (), data: Any = 
 
 
 def as_json(data: Any) -> str:
-    """JSON that can stand within a page: no sign in it can end the block or begin a tag."""
+    """JSON that can stand within a page: no character in it can end the element or start a tag."""
     try:
         text = _compact(data)
     except ValueError:  # JSON has no NaN, though Python writes one
         text = _compact(_finite(data))
-    return as_unicode(re.sub("[<>&\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", text))
+    return as_unicode(re.sub("[<>&\u2028\u2029]", lambda character: f"\\u{ord(character[0]):04x}", text))
 
 
 def _compact(data: Any) -> str:
@@ -65,12 +65,12 @@ def _finite(data: Any) -> Any:
 
 
 def policy(scripts: Sequence[str], live: bool) -> str:
-    """What the browser is to enforce: our own scripts and no others, nothing loaded; the live page asks its server."""
+    """The content-security policy: these scripts and no others, nothing loaded; a live page requests its own server."""
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts) or "'none'"
-    asked = "'self'" if live else "'none'"
+    requests = "'self'" if live else "'none'"
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
-        f"connect-src {asked}; base-uri 'none'; form-action 'none'"
+        f"connect-src {requests}; base-uri 'none'; form-action 'none'"
     )
 
 
@@ -79,13 +79,13 @@ def _digest(script: str) -> str:
 
 
 def html_table(table: Table, heading: str = "") -> str:
-    """A table with a caption, headings that say what they head, and its notes below.
+    """A table with a caption, row and column headings, and its notes below.
 
-    A caption that says what the heading above it says is there for those who hear the page.
+    A caption that repeats the heading above the table is hidden, except for screen readers.
     """
     text = [all(_is_text(row[at]) for row in table.rows) for at in range(len(table.columns))]
     head = "".join(_cell("th", name, text[at], ' scope="col"') for at, name in enumerate(table.columns))
-    # A row is headed by its first cells up to the last one that is needed to tell it from the others.
+    # The first cell of a row is its heading; the first two where the first is not unique.
     heads = 1 if len({row[0] for row in table.rows}) == len(table.rows) else 2
     unseen = ' class="unseen"' if table.title == heading else ""
     rows = []
@@ -119,7 +119,7 @@ def _is_text(cell: str) -> bool:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with what a reader who cannot see it should know."""
+    """A figure with its caption, and a description for screen readers."""
 
     figure: Figure
     shows: str
@@ -128,7 +128,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with the tables and figures under it; `name` is its place in the page's address."""
+    """A heading with the tables and figures under it; `name` is its fragment in the page's address."""
 
     name: str
     heading: str
@@ -138,12 +138,12 @@ class Section:
 
 
 def page(title: str, lead: Sequence[str], sections: Sequence[Section], beside: Mapping[str, str] | None = None) -> str:
-    """The whole page; `beside` are files that lie in the same folder, and what they are."""
+    """A static page; `beside` are files in the same folder to link to, with the text of the link."""
     beside = beside or {}
     links = "".join(f'<li><a href="#{escape(s.name)}">{escape(s.heading)}</a></li>\n' for s in sections)
     paragraphs = "".join(f'<p class="lead">{escape(text)}</p>\n' for text in lead)
     body = "".join(map(_section, sections))
-    see_also = "".join(f'<li><a href="{escape(file)}">{escape(says)}</a></li>\n' for file, says in beside.items())
+    see_also = "".join(f'<li><a href="{escape(file)}">{escape(text)}</a></li>\n' for file, text in beside.items())
     return document(
         title,
         f'<header>\n<h1>{escape(title)}</h1>\n{paragraphs}<nav aria-label="Contents">\n<ul>\n{links}{see_also}</ul>\n'
@@ -152,9 +152,9 @@ def page(title: str, lead: Sequence[str], sections: Sequence[Section], beside: M
 
 
 def inline_svg(picture: Picture, name: str) -> str:
-    """The drawing itself, its identifiers prefixed so that several drawings can stand on one page."""
+    """The figure as SVG, its identifiers prefixed with `name` so that a page can hold several."""
     file = io.StringIO()
-    with house_style():
+    with figure_style():
         picture.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = file.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)

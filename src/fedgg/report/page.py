@@ -1,25 +1,25 @@
-"""The report: one file with charts and data, and static tables for browsers without JavaScript."""
+"""The report page: one HTML file with charts and their data, and static tables for browsers without JavaScript."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fedgg.analysis.collect import Gathering, Group, Problem
-from fedgg.analysis.compare import compare
+from fedgg.analysis.collect import Group, Problem, RunCollection
 from fedgg.errors import UserError
 from fedgg.output_files import write_text
+from fedgg.report.figure_style import COLOURS, COLOURS_ON_DARK
 from fedgg.report.html import asset, document, html_notes, html_table
-from fedgg.report.page_data import Data, group_data, runs_data, shown
-from fedgg.report.style import COLOURS, COLOURS_ON_DARK
+from fedgg.report.page_data import Data, PageGroup, page_group, page_groups, runs_data
 from fedgg.report.tables import VERDICTS, comparison_tables
 
 SCRIPTS = (
-    "text",
+    "elements",
     "series",
     "charts",
     "curves",
@@ -28,7 +28,8 @@ SCRIPTS = (
     "clients",
     "diagnostics",
     "sweep",
-    "facts",
+    "events",
+    "settings",
     "live",
     "page",
 )
@@ -39,32 +40,38 @@ def write_page(
     file: Path,
     beside: Mapping[str, str] | None = None,
     doing: Callable[[str], None] = lambda what: None,
-) -> Gathering:
-    """The page of these folders as a file, and what was read for it; UserError where there is nothing to report."""
-    gathering = Gathering(list(paths))
-    gathering.look()
-    if not any(any(group.study.runs.values()) for group in gathering.groups):
-        why = "; ".join(f"{problem.path}: {problem.why}" for problem in gathering.problems)
-        named = ", ".join(map(str, gathering.paths))
-        raise UserError(f"there is nothing to report: {why or f'none of the runs of {named} has begun'}")
+) -> RunCollection:
+    """Write the page of these folders; the runs that were read for it. UserError where there is nothing to report."""
+    collection = RunCollection(list(paths))
+    collection.refresh()
+    if not any(any(group.study.runs.values()) for group in collection.groups):
+        why = "; ".join(f"{problem.path}: {problem.why}" for problem in collection.problems)
+        named = ", ".join(map(str, collection.paths))
+        raise UserError(f"there is nothing to report: {why or f'none of the runs of {named} has started'}")
     doing("writing the page")
-    write_text(file, report_html(gathering, beside))
-    return gathering
+    write_text(file, report_html(collection, beside))
+    return collection
 
 
-def report_html(gathering: Gathering, beside: Mapping[str, str] | None = None) -> str:
-    """The page of all groups; `beside` are files in the same folder to link to, and what they are."""
-    groups, data, problems = shown(gathering.groups, lambda group: group_data(group) | {"runs": runs_data(group)})
-    return page_of(groups, [*gathering.problems, *problems], {"groups": data}, beside)
+def report_html(collection: RunCollection, beside: Mapping[str, str] | None = None) -> str:
+    """The page of all groups; `beside` are files in the same folder to link to, with the text of the link."""
+    groups, problems = page_groups(collection.groups, _with_runs)
+    return page_html(groups, [*collection.problems, *problems], {"groups": [shown.data for shown in groups]}, beside)
 
 
-def page_of(
-    groups: Sequence[Group],
+def _with_runs(group: Group) -> PageGroup:
+    shown = page_group(group)
+    return replace(shown, data=shown.data | {"runs": runs_data(group)})
+
+
+def page_html(
+    groups: Sequence[PageGroup],
     problems: Sequence[Problem],
     data: Data,
     beside: Mapping[str, str] | None = None,
     live: bool = False,
 ) -> str:
+    """The page of some groups; `data` is what its scripts draw, in the same order."""
     content: dict[str, Any] = {
         **data,
         "live": live,
@@ -72,10 +79,10 @@ def page_of(
         "palette": {"light": COLOURS, "dark": COLOURS_ON_DARK},
         "verdicts": VERDICTS,
     }
-    title = data["groups"][0]["title"] if data["groups"] else "No run yet"
+    title = groups[0].data["title"] if groups else "No run yet"
     return document(
         f"{title}: fedgg",
-        _body(groups, problems, data, beside or {}),
+        _body(groups, problems, beside or {}),
         scripts=(_plotly(), script()),
         data=content,
         live=live,
@@ -84,7 +91,7 @@ def page_of(
 
 @cache
 def script() -> str:
-    """Our own script, its parts one behind the other."""
+    """The page's own script, made of all its files."""
     return "\n".join(asset(f"{name}.js") for name in SCRIPTS)
 
 
@@ -95,10 +102,10 @@ def _plotly() -> str:
     return str(get_plotlyjs())
 
 
-def _body(groups: Sequence[Group], problems: Sequence[Problem], data: Data, beside: Mapping[str, str]) -> str:
-    """The frame that the script fills, and the static content shown without JavaScript."""
-    static = "".join(_static(group, content) for group, content in zip(groups, data["groups"], strict=True))
-    links = "".join(f'<p><a href="{escape(quote(file))}">{escape(says)}</a></p>\n' for file, says in beside.items())
+def _body(groups: Sequence[PageGroup], problems: Sequence[Problem], beside: Mapping[str, str]) -> str:
+    """The elements that the script fills, and the static content shown without JavaScript."""
+    static = "".join(map(_static, groups))
+    links = "".join(f'<p><a href="{escape(quote(file))}">{escape(text)}</a></p>\n' for file, text in beside.items())
     troubles = html_notes([f"{problem.path} {problem.what}: {problem.why}" for problem in problems])
     return (
         '<a class="skip" href="#results">Skip to the results</a>\n'
@@ -115,9 +122,9 @@ def _body(groups: Sequence[Group], problems: Sequence[Problem], data: Data, besi
     )
 
 
-def _static(group: Group, content: Data) -> str:
-    found = content["answer"]
-    said = f'<p class="answer">{escape(found["said"])}</p>\n<p class="soft">{escape(found["method"])}</p>\n'
-    tables = "".join(html_table(table) for table in comparison_tables(compare(group.study)))
-    head = f'<h1>{escape(content["title"])}</h1>\n<p class="soft">{escape(content["about"])}</p>\n'
-    return f"<section>\n{head}{said}{tables}</section>\n"
+def _static(shown: PageGroup) -> str:
+    data = shown.data
+    head = f'<h1>{escape(data["title"])}</h1>\n<p class="soft">{escape(data["about"])}</p>\n'
+    answer, method = (escape(data["answer"][key]) for key in ("text", "method"))
+    tables = "".join(html_table(table) for table in comparison_tables(shown.comparison))
+    return f'<section>\n{head}<p class="answer">{answer}</p>\n<p class="soft">{method}</p>\n{tables}</section>\n'

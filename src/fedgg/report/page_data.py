@@ -1,4 +1,7 @@
-"""Everything the page shows, as plain JSON: one object for each group of runs, one for each run in it."""
+"""The data that the page shows, as plain JSON: an object for each group of runs, and for each run an object in it.
+
+A group also has the command that repeats its runs; the command contains all settings, so it needs none of the folders.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,26 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import tomli_w
 
-from fedgg.analysis.collect import ODD, Group, Problem
-from fedgg.analysis.compare import WINDOW, Comparison, Row, compare
+from fedgg.analysis.collect import CONTENT_ERRORS, Group, Problem
+from fedgg.analysis.compare import WINDOW, Comparison, ComparisonRow, compare
 from fedgg.analysis.conditions import conditions
-from fedgg.analysis.grid import axes_of
-from fedgg.analysis.labels import short_name
-from fedgg.analysis.run_columns import KEPT, run_data, short, split_data
-from fedgg.analysis.verdict import answer, listed, quoted
-from fedgg.report.rerun_command import command_again, settings_by_label
+from fedgg.analysis.labels import FROM_PYTHON, short_name
+from fedgg.analysis.run_columns import BY_CLIENT, run_columns, six_digits, split_data
+from fedgg.analysis.sweep_grid import sweep_grid
+from fedgg.analysis.verdict import conclude, listed, quoted
 from fedgg.report.tables import difference_rule, privacy_notes, shown_epsilon
-from fedgg.runfolder.read import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
-from fedgg.runfolder.settings import common, flat, nested
+from fedgg.runfolder.dotted_settings import PER_RUN, common, flat, nested
+from fedgg.runfolder.records import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
 
 Data = dict[str, Any]
 # Keys of versions.json under the names that the page shows.
-FACTS = {
+VERSION_NAMES = {
     "data": "data hash",
     "keeper": "client state",
     "structure": "model structure hash",
@@ -34,21 +36,48 @@ FACTS = {
     "changed": "uncommitted changes",
 }
 KEEPERS = {"here": "kept by the server", "nodes": "kept by the clients"}
+RERUN_FILE = "again.toml"
+CODE_SETTINGS = ("model.name", "algorithm.name")  # those that can name code: FILE.py:CLASS or MODULE:CLASS
 
 
-def group_data(group: Group, comparison: Comparison | None = None) -> Data:
+@dataclass(frozen=True)
+class PageGroup:
+    """A group with its comparison, and its data for the page without those of its runs."""
+
+    group: Group
+    comparison: Comparison
+    data: Data
+
+
+def page_groups(groups: Sequence[Group], make: Callable[[Group], PageGroup]) -> tuple[list[PageGroup], list[Problem]]:
+    """The groups that can be shown, and a problem for each that holds something no run writes."""
+    shown, problems = [], []
+    for group in groups:
+        try:
+            shown.append(make(group))
+        except CONTENT_ERRORS as error:
+            why = f"it holds something no run writes ({type(error).__name__}: {error}); restore it or run again"
+            problems.append(Problem(str(group.study.path), " ".join(why.split())))
+    return shown, problems
+
+
+def page_group(group: Group) -> PageGroup:
+    comparison = compare(group.study)
+    return PageGroup(group, comparison, group_data(group, comparison))
+
+
+def group_data(group: Group, comparison: Comparison) -> Data:
     """A group without its runs."""
     study = group.study
-    comparison = comparison or compare(study)
     records = [record for by_seed in study.runs.values() for record in by_seed.values()]
-    axes = axes_of(study)
+    grid = sweep_grid(study)
     return {
-        "id": identity(str(study.path), group.loose or ""),
+        "id": identity(str(study.path), group.grouped_by or ""),
         "title": title(group),
         "about": about(study),
         "place": place(study),
         "path": str(study.path),
-        "answer": asdict(answer(study, comparison)),
+        "answer": asdict(conclude(study, comparison)),
         "labels": list(study.labels),
         "seeds": list(study.seeds),
         "reference": study.reference,
@@ -61,7 +90,7 @@ def group_data(group: Group, comparison: Comparison | None = None) -> Data:
         "private": bool(comparison.deltas),
         "notes": [*privacy_notes(comparison), *comparison.notes],
         "conditions": list(conditions(records)),
-        "axes": None if axes is None else {"values": _values(axes.values), "places": _listed(axes.places)},
+        "axes": None if grid is None else {"values": _values(grid.values), "places": _listed(grid.places)},
         "splits": _splits(study),
         "settings": _settings(study),
         "versions": _versions(records),
@@ -69,49 +98,46 @@ def group_data(group: Group, comparison: Comparison | None = None) -> Data:
     }
 
 
-def shown(groups: Sequence[Group], fill: Callable[[Group], Data]) -> tuple[list[Group], list[Data], list[Problem]]:
-    """The groups with their data, and a problem for each that turns out to hold what no run writes: the rest stands."""
-    fine, data, problems = [], [], []
-    for group in groups:
-        try:
-            data.append(fill(group))
-            fine.append(group)
-        except ODD as error:
-            why = f"it holds something no run writes ({type(error).__name__}: {error}); restore it or run again"
-            problems.append(Problem(str(group.study.path), " ".join(why.split())))
-    return fine, data, problems
+# Runs -----------------------------------------------------------------------------------------------------------------
 
 
 def runs_data(group: Group) -> list[Data]:
-    """The runs of a group, under names that stay theirs."""
+    """The runs of a group."""
     return [
-        {"id": identity(str(record.path), label, str(seed)), **run_data(record, label, seed)}
-        for label, by_seed in group.study.runs.items()
-        for seed, record in by_seed.items()
+        run_data(record, label, seed) for label, by_seed in group.study.runs.items() for seed, record in by_seed.items()
     ]
+
+
+def run_data(record: RunRecord, label: str, seed: int) -> Data:
+    """A run under an id that it keeps while the page is updated."""
+    name = identity(str(record.path), label, str(seed))
+    return {"id": name, "label": label, "seed": seed, **run_columns(record)}
 
 
 def identity(*words: str) -> str:
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:12]
 
 
+# Head of the page -----------------------------------------------------------------------------------------------------
+
+
 def title(group: Group) -> str:
-    """What kind of thing was run."""
+    """The rows, or the settings of a sweep, and the data set."""
     study = group.study
     sources = {run.config.get("data", {}).get("source") for by in study.runs.values() for run in by.values()}
     on = f" on {short_name(str(sources.pop()))}" if len(sources) == 1 and None not in sources else ""
-    axes = axes_of(study)
-    if axes is not None:
-        last = [key.rpartition(".")[2] for key in axes.values]
+    grid = sweep_grid(study)
+    if grid is not None:
+        last = [key.rpartition(".")[2] for key in grid.values]
         unclear = len(set(last)) < len(last) or "name" in last
-        return f"Sweep over {listed(list(axes.values) if unclear else last)}{on}"
+        return f"Sweep over {listed(list(grid.values) if unclear else last)}{on}"
     if len(study.labels) > 6:
         return f"{len(study.labels)} algorithms and settings{on}"
     return listed([quoted(label) for label in study.labels]) + on
 
 
 def about(study: StudyRecord) -> str:
-    """Data, split, model and length of the runs, in the words of their settings."""
+    """Data set, split, model, rounds and local training, as far as all runs share them."""
     records = [record for by_seed in study.runs.values() for record in by_seed.values()]
     shared = _shared(records)
     words = [
@@ -124,13 +150,15 @@ def about(study: StudyRecord) -> str:
         ("batch {}", "local.batch"),
         ("lr {}", "local.lr"),
     ]
-    told = [_one(pattern.format(short_name(str(shared[key])))) for pattern, key in words if shared.get(key) is not None]
+    facts = [
+        _one(pattern.format(short_name(str(shared[key])))) for pattern, key in words if shared.get(key) is not None
+    ]
     seeds = f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
-    return "; ".join([", ".join(told), seeds]) if told else seeds
+    return "; ".join([", ".join(facts), seeds]) if facts else seeds
 
 
 def place(study: StudyRecord) -> str:
-    """Data and split alone: what tells the groups of a page apart."""
+    """Data set and split, by which the groups of a page are chosen."""
     records = [record for by_seed in study.runs.values() for record in by_seed.values()]
     shared = _shared(records)
     split = f"{shared['split.scheme']}{_betas(records)}" if "split.scheme" in shared else ""
@@ -138,7 +166,7 @@ def place(study: StudyRecord) -> str:
 
 
 def _betas(records: list[RunRecord]) -> str:
-    """Of a Dirichlet split; several where runs differ in it."""
+    """The beta of a Dirichlet split; several where runs differ in it."""
     splits = [record.config.get("split", {}) for record in records]
     drawn = [split["beta"] for split in splits if "beta" in split and str(split.get("scheme")).startswith("dirichlet")]
     return f" {listed([str(beta) for beta in dict.fromkeys(drawn)])}" if drawn else ""
@@ -152,20 +180,24 @@ def _shared(records: list[RunRecord]) -> dict[str, Any]:
     return common([flat(record.config) for record in records])
 
 
-def _row(row: Row, study: StudyRecord) -> Data:
+# Rows and splits ------------------------------------------------------------------------------------------------------
+
+
+def _row(row: ComparisonRow, study: StudyRecord) -> Data:
     ended = [run for run in study.runs[row.label].values() if run.complete]
-    worst = [min(own.values()) for run in ended if (own := _last_kept(run))]
+    worst = [min(by_client.values()) for run in ended if (by_client := _last_holdout(run))]
     return {
         **asdict(row),
         "epsilon": None if row.epsilon is None else shown_epsilon(row.epsilon),
-        "worst_client": short(sum(worst) / len(worst)) if worst else None,
+        "worst_client": six_digits(sum(worst) / len(worst)) if worst else None,
         "megabytes": _mean([sum(_traffic(line) for line in run.rounds) / BYTES_PER_MEGABYTE for run in ended]),
         "seconds": _mean([run.seconds for run in ended]),
     }
 
 
-def _last_kept(run: RunRecord) -> dict[str, float]:
-    return next((line[KEPT] for line in reversed(run.rounds) if line.get(KEPT)), {})
+def _last_holdout(run: RunRecord) -> dict[str, float]:
+    """Hold-out accuracy by client at the last evaluation."""
+    return next((line[BY_CLIENT] for line in reversed(run.rounds) if line.get(BY_CLIENT)), {})
 
 
 def _traffic(line: dict[str, Any]) -> int:
@@ -173,51 +205,73 @@ def _traffic(line: dict[str, Any]) -> int:
 
 
 def _mean(values: list[float]) -> float | None:
-    return short(sum(values) / len(values)) if values and any(values) else None
+    return six_digits(sum(values) / len(values)) if values and any(values) else None
 
 
 def _splits(study: StudyRecord) -> Data:
-    """By their hash, each once; where rows of a seed have different ones, with the first row that has it."""
-    found: Data = {}
+    """By hash; where rows have different splits with the same seed, with the label of the first row that has it."""
+    splits: Data = {}
     for label, by_seed in study.runs.items():
         for record in by_seed.values():
             name = str((record.partition or {}).get("hash"))
-            if record.partition is not None and name not in found:
+            if record.partition is not None and name not in splits:
                 split = split_data(record.partition)
                 if split is not None:
-                    found[name] = split | {"seed": record.config.get("seed"), "label": label}
-    seeds = Counter(str(split["seed"]) for split in found.values())
-    for split in found.values():
+                    splits[name] = split | {"seed": record.config.get("seed"), "label": label}
+    seeds = Counter(str(split["seed"]) for split in splits.values())
+    for split in splits.values():
         if seeds[str(split["seed"])] == 1:
             del split["label"]
-    return found
+    return splits
+
+
+def _values(content: dict[str, tuple[Any, ...]]) -> dict[str, list[Any]]:
+    """Infinite values as text, since JSON has none."""
+    infinite = (math.inf, -math.inf)
+    return {key: [str(value) if value in infinite else value for value in values] for key, values in content.items()}
+
+
+def _listed(content: dict[str, tuple[Any, ...]]) -> dict[str, list[Any]]:
+    return {key: list(values) for key, values in content.items()}
+
+
+# Settings and versions ------------------------------------------------------------------------------------------------
 
 
 def _settings(study: StudyRecord) -> Data:
-    """The settings that all rows share as TOML, and what each row has of its own."""
+    """The settings that all rows share, and those of each row alone, as TOML."""
     settings = settings_by_label(study)
     base = common(list(settings.values()))
-    own = {label: {k: v for k, v in these.items() if k not in base} for label, these in settings.items()}
+    by_row = {label: {k: v for k, v in row.items() if k not in base} for label, row in settings.items()}
     return {
         "shared": tomli_w.dumps(nested(base)),
-        "own": {label: tomli_w.dumps(nested(these)) for label, these in own.items() if these},
+        "by_row": {label: tomli_w.dumps(nested(row)) for label, row in by_row.items() if row},
+    }
+
+
+def settings_by_label(study: StudyRecord) -> dict[str, dict[str, Any]]:
+    """The settings of each row under dotted keys, without name and seed; those of its first seed that has started."""
+    started = {label: next(iter(by_seed.values())) for label, by_seed in study.runs.items() if by_seed}
+    return {
+        label: {key: value for key, value in flat(run.config).items() if key not in PER_RUN}
+        for label, run in started.items()
     }
 
 
 def _versions(records: list[RunRecord]) -> list[Data]:
     """Each distinct set of versions, with the number of runs that have it."""
-    found: dict[str, Data] = {}
+    distinct: dict[str, Data] = {}
     for record in records:
-        told = {k: v for k, v in (record.versions or {}).items() if k not in ("format", "experiment", "model")}
-        worded = {FACTS.get(k, k): _in_words(v) for k, v in told.items()}
-        own = {k: v for k, v in worded.items() if v != ""}
-        entry = found.setdefault(json.dumps(own, sort_keys=True, default=str), {"runs": 0, "facts": own})
+        recorded = {k: v for k, v in (record.versions or {}).items() if k not in ("format", "experiment", "model")}
+        named = {VERSION_NAMES.get(k, k): _in_words(v) for k, v in recorded.items()}
+        facts = {k: v for k, v in named.items() if v != ""}
+        entry = distinct.setdefault(json.dumps(facts, sort_keys=True, default=str), {"runs": 0, "facts": facts})
         entry["runs"] += 1
-    return list(found.values())
+    return list(distinct.values())
 
 
 def _in_words(fact: Any) -> Any:
-    """The code hashes of a user's algorithm and model as text: empty for the library's own."""
+    """A value of versions.json as text; empty for the code hashes of algorithms and models that fedgg contains."""
     if isinstance(fact, dict):
         return ", ".join(f"{key} {value}" for key, value in fact.items() if value is not None)
     if isinstance(fact, bool):
@@ -225,11 +279,41 @@ def _in_words(fact: Any) -> Any:
     return KEEPERS.get(fact, fact) if isinstance(fact, str) else fact
 
 
-def _values(content: dict[str, tuple[Any, ...]]) -> dict[str, list[Any]]:
-    """JSON has no infinite number: here it is a word."""
-    infinite = (math.inf, -math.inf)
-    return {key: [str(value) if value in infinite else value for value in values] for key, values in content.items()}
+# The command that repeats the runs ------------------------------------------------------------------------------------
 
 
-def _listed(content: dict[str, tuple[Any, ...]]) -> dict[str, list[Any]]:
-    return {key: list(values) for key, values in content.items()}
+def command_again(study: StudyRecord) -> str | None:
+    """For a POSIX shell: it writes a study file and calls `fedgg compare`. None where parts were passed from Python."""
+    settings = settings_by_label(study)
+    if not settings or any(str(v).startswith(FROM_PYTHON) for row in settings.values() for v in row.values()):
+        return None
+    # ascii() so that no name can end the comment.
+    code = sorted({str(row.get(key)) for row in settings.values() for key in CODE_SETTINGS if ":" in str(row.get(key))})
+    way = "Read it first; fedgg asks before it runs it, or takes --trust."
+    warning = f"# It runs code from outside fedgg: {', '.join(map(ascii, code))}. {way}\n" if code else ""
+    shared = tuple(seed for seed in study.seeds if all(seed in study.seeds_of(label) for label in settings))
+    rest = {label: tuple(seed for seed in study.seeds_of(label) if seed not in shared) for label in settings}
+    if not any(rest.values()):
+        return f"{warning}{_written(RERUN_FILE, study_toml(study, settings, shared))}fedgg compare {RERUN_FILE}"
+    # Rows have different seeds: several calls into one folder. The first of them sets the reference.
+    calls = [study_toml(study, settings, shared)] if shared else []
+    for label in sorted(rest, key=lambda label: label != study.reference):
+        if rest[label]:
+            calls.append(study_toml(study, {label: settings[label]}, rest[label]))
+    files = [f"again-{number}.toml" for number in range(1, len(calls) + 1)]
+    parts = [f"{_written(file, call)}fedgg compare {file} --out again" for file, call in zip(files, calls, strict=True)]
+    return warning + "\n".join(parts)
+
+
+def _written(file: str, content: str) -> str:
+    """TOML escapes line breaks within a name, so no name can end the document early."""
+    return f"cat > {file} <<'END'\n{content}END\n"
+
+
+def study_toml(study: StudyRecord, settings: Mapping[str, Mapping[str, Any]], seeds: tuple[int, ...]) -> str:
+    """A study file of these rows."""
+    base = common(list(settings.values()))
+    variants = {label: {key: value for key, value in row.items() if key not in base} for label, row in settings.items()}
+    reference = study.reference if study.reference in variants else next(iter(variants))
+    content: dict[str, Any] = {"seeds": list(seeds), "reference": reference, "experiment": nested(base)}
+    return tomli_w.dumps(content | {"variants": {label: nested(row) for label, row in variants.items()}})

@@ -8,22 +8,22 @@ import math
 import re
 from dataclasses import dataclass
 
-from fedgg.analysis.compare import FEWEST, WINDOW, Comparison, PairedDifference, Reach, Row, Spread
+from fedgg.analysis.compare import FEWEST_SEEDS, WINDOW, Comparison, ComparisonRow, PairedDifference, Reach, Spread
 from fedgg.analysis.conditions import shown_megabytes
-from fedgg.runfolder.read import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
+from fedgg.runfolder.records import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
 
 NONE = "–"
 VERDICTS = (
     '"higher" or "lower" if the 95 % confidence interval of the difference excludes zero; "perhaps higher" or "perhaps '
     'lower" if it includes zero but the mean difference exceeds one standard deviation of the differences (or all '
     'seeds differ by exactly the same amount), so that more seeds are needed to decide; "not distinguishable" if the '
-    f'mean difference is within one standard deviation; "too few seeds" with fewer than {FEWEST}.'
+    f'mean difference is within one standard deviation; "too few seeds" with fewer than {FEWEST_SEEDS}.'
 )
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table ready to print: every row has one string a column; the notes belong under it."""
+    """A table ready to print: one string for each row and column, and notes to put under it."""
 
     title: str
     columns: tuple[str, ...]
@@ -37,7 +37,7 @@ def comparison_tables(comparison: Comparison) -> tuple[Table, Table]:
 
 
 def accuracy_table(comparison: Comparison) -> Table:
-    """Final and highest accuracy of every label, and which of them the seeds can tell apart."""
+    """Final and highest accuracy of every label, and its difference from the reference and from the best label."""
     reference, best = comparison.reference, comparison.best
     private = bool(comparison.deltas)
     spent = ("epsilon",) if private else ()
@@ -76,7 +76,7 @@ def target_table(comparison: Comparison) -> Table:
 
 
 def runs_table(study: StudyRecord) -> Table:
-    """Every single run, with unrounded accuracies for further calculations."""
+    """Every run, with unrounded accuracies for further calculations."""
     runs = [(label, seed, run) for label, by_seed in study.runs.items() for seed, run in sorted(by_seed.items())]
     private = any(run.epsilon is not None for _, _, run in runs)
     spent = ("epsilon", "delta") if private else ()
@@ -95,11 +95,11 @@ def _run_cells(label: str, seed: int, run: RunRecord, private: bool) -> tuple[st
     _, accuracy = run.accuracy()
     traffic = sum(int(line.get(f"bytes_{way}") or 0) for line in run.rounds for way in ("up", "down"))
     final, highest = (repr(float(v)) for v in (accuracy[-1], accuracy.max())) if len(accuracy) else (NONE, NONE)
-    done = str(run.rounds[-1]["round"]) if run.rounds else "0"
+    last = str(run.rounds[-1]["round"]) if run.rounds else "0"
     split = str((run.partition or {}).get("hash", NONE))
     moved = f"{traffic / BYTES_PER_MEGABYTE:.3f}"
     spent = (_number(run.epsilon), _number(run.delta)) if private else ()
-    accuracies = (label, str(seed), run.status, done, final, highest)
+    accuracies = (label, str(seed), run.status, last, final, highest)
     return (*accuracies, *spent, moved, f"{run.seconds:.1f}", split, str(run.path))
 
 
@@ -159,8 +159,8 @@ def _accuracy_notes(comparison: Comparison) -> tuple[str, ...]:
         for row in comparison.rows
         if row.against_best is not None and row.against_best.verdict == "not distinguishable"
     ]
-    told = (f"Not distinguishable from the best row, {comparison.best}: {', '.join(alike)}.",) if alike else ()
-    return (*rules, *told, *privacy_notes(comparison), *comparison.notes)
+    best = (f"Not distinguishable from the best row, {comparison.best}: {', '.join(alike)}.",) if alike else ()
+    return (*rules, *best, *privacy_notes(comparison), *comparison.notes)
 
 
 def difference_rule(comparison: Comparison) -> str:
@@ -174,7 +174,7 @@ def difference_rule(comparison: Comparison) -> str:
 
 
 def privacy_notes(comparison: Comparison) -> tuple[str, ...]:
-    """What the column of epsilons says, where there is one."""
+    """The note on the column of epsilons, where there is one."""
     if not comparison.deltas:
         return ()
     at = " and ".join(f"{delta:g}" for delta in comparison.deltas)
@@ -185,13 +185,13 @@ def privacy_notes(comparison: Comparison) -> tuple[str, ...]:
 
 
 def _accountants(comparison: Comparison) -> str:
-    """Those of the runs; figures of different ones cannot be compared, so that more than one is said."""
+    """The accountants of the runs, with a warning where there are several: their bounds cannot be compared."""
     names = comparison.accountants
     more = " (bounds of different tightness: compare rows of one accountant only)" if len(names) > 1 else ""
     return (" and ".join(names) or "none") + more
 
 
-def _runs(row: Row) -> str:
+def _runs(row: ComparisonRow) -> str:
     parts = [str(row.finished)]
     parts += [f"{row.diverged} diverged"] if row.diverged else []
     parts += [f"{row.damaged} damaged"] if row.damaged else []
@@ -206,7 +206,7 @@ def _percent(spread: Spread | None) -> str:
 
 
 def shown_difference(difference: PairedDifference | None) -> str:
-    """In percentage points, with half the width of its interval and the verdict."""
+    """The difference in percentage points, half the width of its confidence interval, and the verdict."""
     if difference is None:
         return NONE
     width = "" if difference.half_width is None else f" ± {100 * difference.half_width:.1f}"
@@ -219,9 +219,9 @@ def _verdict(difference: PairedDifference | None) -> str:
 
 def _reach(reach: Reach) -> tuple[str, str, str]:
     if reach.rounds is None or reach.megabytes is None or reach.speed_up is None:
-        return ("never" if reach.asked else NONE), NONE, NONE
-    some = "" if reach.reached == reach.asked else f" ({reach.reached} of {reach.asked})"
-    # A mean over the seeds that reach the target says nothing about those that do not.
+        return ("never" if reach.seeds else NONE), NONE, NONE
+    some = "" if reach.reached == reach.seeds else f" ({reach.reached} of {reach.seeds})"
+    # A mean over the seeds that reach the target does not include those that do not.
     faster = NONE if some else f"{reach.speed_up:.1f}×"
     return f"{reach.rounds:.1f}{some}", shown_megabytes(reach.megabytes), faster
 

@@ -1,8 +1,8 @@
-"""Many finished runs in one small JSON file: what tables and figures use, and under which conditions it came about.
+"""An archive: many finished runs in one small JSON file, with what tables and figures need and the runs' conditions.
 
 Settings are stored once (`base`) with what each run changes in them; splits and conditions once for all runs that share
-them. Accuracies and bytes are kept exactly, losses and diagnostics to six digits; what every single client did in a
-round, and runs that have not ended or are damaged, are left out.
+them. Accuracies and bytes are stored exactly, losses and diagnostics to six digits. The values of single clients are
+left out, and so are runs that have not ended or are damaged.
 
     {"format": 1, "note": "...", "base": {...}, "conditions": [...], "splits": {...}, "runs": [...]}
 """
@@ -18,20 +18,20 @@ from typing import Any
 from fedgg.errors import UserError
 from fedgg.files import LARGE, open_regular, read_json
 from fedgg.output_files import write_text
-from fedgg.runfolder.read import RunRecord
-from fedgg.runfolder.records import check_config, check_partition, check_round, check_summary
-from fedgg.runfolder.settings import common, flat, nested
+from fedgg.runfolder.dotted_settings import common, flat, nested
+from fedgg.runfolder.records import RunRecord
+from fedgg.runfolder.schema import check_config, check_partition, check_round, check_summary
 
 FORMAT = 1
 EXACT = ("test_accuracy", "holdout_accuracy", "bytes_up", "bytes_down")
 ROUNDED = ("test_loss", "train_loss")
-MOST_ROUNDS = 1_000_000  # of a folded run
+MOST_ROUNDS = 1_000_000  # of one run
 _ENDED = ("finished", "diverged", "spent")
-_OWN = ("format", "experiment", "model")  # of versions.json: a run's own, not its surroundings
+_PER_RUN = ("format", "experiment", "model")  # keys of versions.json that are not conditions
 
 
-def is_folded(file: Path) -> bool:
-    """Whether it is such a file, by its first word."""
+def is_archive(file: Path) -> bool:
+    """Whether a file is an archive, by its first characters."""
     try:
         with open_regular(file) as content:
             return content.read(16).startswith(b'{"format":')
@@ -39,22 +39,22 @@ def is_folded(file: Path) -> bool:
         return False
 
 
-def fold(records: Iterable[RunRecord], note: str = "") -> dict[str, Any]:
-    """The runs that have ended, compactly."""
+def archive_of(records: Iterable[RunRecord], note: str = "") -> dict[str, Any]:
+    """The content of an archive of the runs that have ended."""
     ended = [record for record in records if record.status in _ENDED and not record.damaged]
     settings = [flat(record.config) for record in ended]
     base = common(settings)
     conditions: list[dict[str, Any]] = []
     splits: dict[str, Any] = {}
     runs = []
-    for record, own in zip(ended, settings, strict=True):
-        around = {key: value for key, value in (record.versions or {}).items() if key not in _OWN}
-        if around not in conditions:
-            conditions.append(around)
+    for record, run_settings in zip(ended, settings, strict=True):
+        surroundings = {key: value for key, value in (record.versions or {}).items() if key not in _PER_RUN}
+        if surroundings not in conditions:
+            conditions.append(surroundings)
         run: dict[str, Any] = {
             "place": PurePosixPath(*record.path.parts[-3:]).as_posix(),
-            "settings": {key: value for key, value in own.items() if key not in base},
-            "conditions": conditions.index(around),
+            "settings": {key: value for key, value in run_settings.items() if key not in base},
+            "conditions": conditions.index(surroundings),
             "summary": record.summary,
         }
         if record.partition is not None:
@@ -64,12 +64,12 @@ def fold(records: Iterable[RunRecord], note: str = "") -> dict[str, Any]:
     return {"format": FORMAT, "note": note, "base": base, "conditions": conditions, "splits": splits, "runs": runs}
 
 
-def unfold(content: dict[str, Any]) -> list[RunRecord]:
-    """The runs again, as if read from their folders."""
+def records_in(content: dict[str, Any]) -> list[RunRecord]:
+    """The runs of an archive's content, as if read from their folders."""
     if "runs" not in content or "splits" not in content:
-        raise UserError("this is no file of folded runs: give one that `fedgg reproduce --fold` wrote")
+        raise UserError("this is not an archive of runs: give a file that `fedgg reproduce --fold` wrote")
     if content.get("format") != FORMAT:
-        raise UserError(f"format {content.get('format')!r} of folded runs is not {FORMAT}, which this version reads")
+        raise UserError(f"this is an archive of format {content.get('format')!r}, and this version reads {FORMAT}")
     for partition in content["splits"].values():
         check_partition(partition)
     return [_record(run, content) for run in content["runs"]]
@@ -83,7 +83,7 @@ def _record(run: dict[str, Any], content: dict[str, Any]) -> RunRecord:
         check_round(line)
     versions = content["conditions"][run["conditions"]]
     if not isinstance(versions, dict) or "\0" in run["place"]:
-        raise ValueError("its conditions or its place are not what a run has")
+        raise ValueError("its conditions or its place are not those of a run")
     return RunRecord(
         path=Path(run["place"]),
         config=config,
@@ -94,9 +94,9 @@ def _record(run: dict[str, Any], content: dict[str, Any]) -> RunRecord:
     )
 
 
-def write_folded(records: Iterable[RunRecord], file: Path, note: str = "") -> int:
-    """Write the file, one run a line, so that a later version differs in the lines that differ; how many there are."""
-    content = fold(records, note)
+def write_archive(records: Iterable[RunRecord], file: Path, note: str = "") -> int:
+    """Write an archive with one line for each run, so that versions of it can be compared; the number of runs in it."""
+    content = archive_of(records, note)
     runs = content.pop("runs")
     head = "".join(f"{json.dumps(key)}:{_compact(value)},\n" for key, value in content.items())
     body = ",\n".join(map(_compact, runs))
@@ -104,26 +104,29 @@ def write_folded(records: Iterable[RunRecord], file: Path, note: str = "") -> in
     return len(runs)
 
 
-def read_folded(file: Path) -> list[RunRecord]:
+def read_archive(file: Path) -> list[RunRecord]:
+    """The runs of an archive, as if read from their folders."""
     try:
         content = read_json(file, LARGE)
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read as folded runs: {error}") from error
+        raise UserError(f"{file} cannot be read as an archive of runs: {error}") from error
     try:
-        return unfold(content)
+        return records_in(content)
     except UserError as error:
         raise UserError(f"{file}: {error}") from error
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         lacks = "it lacks " if isinstance(error, LookupError) else ""
-        raise UserError(f"{file} is broken: {lacks}{error}; fold the runs again") from error
+        raise UserError(f"{file} is broken: {lacks}{error}; write the archive again") from error
 
 
 def _columns(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One list for each number a round has; one number where all rounds have the same."""
-    columns: dict[str, Any] = {key: _alike([line.get(key) for line in rounds]) for key in EXACT}
-    columns |= {key: _alike([_short(line.get(key)) for line in rounds]) for key in ROUNDED}
+    """A list for each number that rounds have; a single number where it is the same in all rounds."""
+    columns: dict[str, Any] = {key: _one_if_equal([line.get(key) for line in rounds]) for key in EXACT}
+    columns |= {key: _one_if_equal([_six_digits(line.get(key)) for line in rounds]) for key in ROUNDED}
     names = list(dict.fromkeys(name for line in rounds for name in line.get("readings") or {}))
-    readings = {name: _alike([_short((line.get("readings") or {}).get(name)) for line in rounds]) for name in names}
+    readings = {
+        name: _one_if_equal([_six_digits((line.get("readings") or {}).get(name)) for line in rounds]) for name in names
+    }
     return {key: column for key, column in (columns | {"readings": readings}).items() if column is not None}
 
 
@@ -131,8 +134,8 @@ def _lines(run: dict[str, Any]) -> list[dict[str, Any]]:
     count = run["rounds"]
     if type(count) is not int or not 0 <= count <= MOST_ROUNDS:
         raise ValueError(f"a run of {count!r} rounds")
-    columns = {key: _spread_out(run[key], count) for key in (*EXACT, *ROUNDED) if key in run}
-    readings = {name: _spread_out(column, count) for name, column in run["readings"].items()}
+    columns = {key: _repeated(run[key], count) for key in (*EXACT, *ROUNDED) if key in run}
+    readings = {name: _repeated(column, count) for name, column in run["readings"].items()}
     return [
         {
             "round": at + 1,
@@ -143,17 +146,17 @@ def _lines(run: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _alike(column: list[Any]) -> Any:
+def _one_if_equal(column: list[Any]) -> Any:
     return column[0] if column and all(value == column[0] for value in column) else column or None
 
 
-def _spread_out(column: Any, count: int) -> list[Any]:
+def _repeated(column: Any, count: int) -> list[Any]:
     if isinstance(column, list) and len(column) != count:
         raise ValueError(f"a column of {len(column)} numbers for {count} rounds")
     return column if isinstance(column, list) else [column] * count
 
 
-def _short(value: float | None) -> float | None:
+def _six_digits(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
 
 
@@ -165,7 +168,7 @@ def _compact(value: Any) -> str:
 
 
 def _with_infinities(value: Any) -> str:
-    """JSON has no word for infinity; a number too large for a float is read as one, in Python and elsewhere."""
+    """JSON has no infinity; a number too large for a float is read as one, in Python and elsewhere."""
     if isinstance(value, dict):
         pairs = (f"{json.dumps(key, ensure_ascii=False)}:{_with_infinities(inner)}" for key, inner in value.items())
         return f"{{{','.join(pairs)}}}"

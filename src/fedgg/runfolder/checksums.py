@@ -1,14 +1,14 @@
-"""Checksums of the files in a run folder: damage is noticed when a file is read. They are no signatures.
+"""Checksums of the files in a run folder, so that damage is noticed when a file is read. They are not signatures.
 
 checksums.json               SHA-256 of config.toml and of the files that are written once, as `sha256sum` prints it
-rounds.jsonl, resumes.jsonl  every line ends with "checksum", the first digits of the SHA-256 of the file up to there:
-                             a line is covered from the moment it is written, and costs what it is long
+rounds.jsonl, resumes.jsonl  every line ends with "checksum", the first digits of the SHA-256 of the file up to there,
+                             so writing or checking a line takes time in proportion to the line alone
 summary.json, study.json, flower.json, checksums.json
                              "checksum", the first digits of the SHA-256 of the rest of the content
-checkpoint/*.safetensors     "checksums" in the metadata: SHA-256 of the history up to that round and of those files;
-                             summary.json has the same, with the final model
+checkpoint/*.safetensors     "checksums" in the metadata: SHA-256 of rounds.jsonl up to that round and of the files of
+                             checksums.json; summary.json has the same, with the final model
 
-A folder of an earlier version has none of these, and is read without.
+A folder of an earlier version has none of these, and is read without them.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ DIGITS = 16
 HISTORY = "rounds.jsonl"
 LARGEST_HEADER = 100 * MEGABYTE  # of a safetensors file, by its own definition
 
-_BEFORE = f', "{KEY}": "'.encode()  # what stands before the digits at the end of a line
+_BEFORE = f', "{KEY}": "'.encode()  # the bytes before the digits at the end of a line
 _AFTER = DIGITS + len('"}\n')
 
 
 class Mismatch(ValueError):
-    """Content that is not what was written; the message says so in a few words."""
+    """Content that does not match its checksum, or is not of the expected form."""
 
 
 def sha256(content: bytes) -> str:
@@ -52,7 +52,7 @@ def sha256(content: bytes) -> str:
 
 
 def sha256_of(file: Path) -> str:
-    """Of a file of any size."""
+    """The SHA-256 of a file of any size."""
     digest = hashlib.sha256()
     with open_regular(file) as content:
         while chunk := content.read(MEGABYTE):
@@ -68,7 +68,7 @@ def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_checksum(content: Any, *, required: bool = False) -> dict[str, Any]:
-    """The content, if it is an object that fits its checksum; `required`: also if it has one. Otherwise Mismatch."""
+    """The object without its checksum. Mismatch if that does not fit, or, with `required`, if there is none."""
     if not isinstance(content, dict):
         raise Mismatch("it does not hold one JSON object")
     rest = {key: value for key, value in content.items() if key != KEY}
@@ -87,17 +87,17 @@ def _digits(content: Mapping[str, Any]) -> str:
 
 
 class LineChecksums:
-    """The running checksum of a file that grows by a JSON object a line."""
+    """The running checksum of a file to which JSON objects are appended, one for each line."""
 
     def __init__(self, content: bytes = b"", *, required: bool = False):
-        """`content`: what the file has already and is not checked; `required`: lines without a checksum are damaged."""
+        """`content`: the start of the file, not to be checked; `required`: lines without a checksum are damaged."""
         self.present = required
-        self.complaint: str | None = None  # of the first line that does not fit; those behind it cannot
+        self.complaint: str | None = None  # about the first line that does not fit; later lines cannot fit either
         self._lines = content.count(b"\n")
         self._sha256 = hashlib.sha256(content)
 
     def next_line(self, record: Mapping[str, Any]) -> bytes:
-        """The record as the line to be written next; `add` it when it is."""
+        """The record as the next line to write; call `add` once it is written."""
         head = json.dumps(record)[:-1].encode() + _BEFORE
         return head + self._digits(head).encode() + b'"}\n'
 
@@ -106,7 +106,7 @@ class LineChecksums:
         self._sha256.update(line)
 
     def check(self, line: bytes) -> None:
-        """Add a line, with its end, that was read."""
+        """Check a line that was read, newline included, and add it."""
         if self.complaint is None:
             self.complaint = self._complaint(line)
         self.add(line)
@@ -139,7 +139,7 @@ class LineChecksums:
 
 
 def append_checked(file: Path, record: Mapping[str, Any], check: Callable[[], None] = lambda: None) -> int:
-    """Append a line to a file that is short enough to be read each time; how many it has then."""
+    """Append a line to a file short enough to be read each time; the number of its lines afterwards."""
     content = read_bytes(file) if file.exists() else b""
     whole = content[: content.rfind(b"\n") + 1]
     if whole != content:  # torn by a kill
@@ -154,23 +154,23 @@ def append_checked(file: Path, record: Mapping[str, Any], check: Callable[[], No
 
 @dataclass(frozen=True)
 class Manifest:
-    """What checksums.json says, or as much of it as is known from elsewhere."""
+    """The content of checksums.json, or the part of it that the summary or a checkpoint repeats."""
 
-    files: dict[str, str] = field(default_factory=dict)  # by name: its SHA-256
-    replaced: str | None = None  # the SHA-256 of the config.toml that is being replaced, or that a kill has left there
-    resumes: int = 0  # lines of resumes.jsonl, at least
-    fault: str | None = None  # why it is not known from checksums.json
+    files: dict[str, str] = field(default_factory=dict)  # SHA-256 by file name
+    replaced: str | None = None  # SHA-256 of the previous config.toml, valid while it is being replaced
+    resumes: int = 0  # the number of lines that resumes.jsonl has at least
+    fault: str | None = None  # why checksums.json itself could not be used
 
     @property
     def source(self) -> str:
         return FILE if self.fault is None else "the latest checkpoint or summary.json"
 
     def fits(self, name: str, digest: str) -> bool:
-        """Whether a file may have this SHA-256; one that is not listed may have any."""
+        """Whether a file has the listed SHA-256; a file that is not listed always fits."""
         return digest in (self.files.get(name, digest), self.replaced if name == "config.toml" else None)
 
     def with_config(self, content: bytes) -> Manifest:
-        """To be written before this content becomes config.toml: until then, the present one is right, too."""
+        """The manifest to write before config.toml gets this content: until then both versions fit."""
         return replace(
             self, files=self.files | {"config.toml": sha256(content)}, replaced=self.files.get("config.toml")
         )
@@ -183,7 +183,7 @@ class Manifest:
 
 
 def known_checksums(folder: Path) -> Manifest | None:
-    """From checksums.json; where that is missing or damaged, from the summary or a checkpoint. None: there are none."""
+    """From checksums.json; if that is missing or damaged, from the summary or a checkpoint. None: without checksums."""
     try:
         return _listed(read_json(folder / FILE))
     except FileNotFoundError:
@@ -204,7 +204,7 @@ def newest_checkpoint(folder: Path) -> int:
 
 
 def checkpoint_checksums(file: Path) -> dict[str, str]:
-    """What the metadata of a checkpoint say of other files; ValueError where that is nothing, or damaged."""
+    """The SHA-256 of other files in the metadata of a checkpoint; ValueError if there are none, or they are damaged."""
     with open_regular(file) as content:
         length = int.from_bytes(content.read(8), "little")
         if length > LARGEST_HEADER:
@@ -226,7 +226,7 @@ def _listed(content: Any) -> Manifest:
 
 
 def _recorded(folder: Path) -> Iterator[dict[str, str]]:
-    """What other files say, best first."""
+    """The lists of checksums in other files, the most reliable first."""
     with suppress(OSError, ValueError):
         yield _digests(without_checksum(read_json(folder / "summary.json"), required=True).get("checksums"))
     for file in sorted(_checkpoints(folder), reverse=True):

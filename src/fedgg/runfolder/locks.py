@@ -1,7 +1,7 @@
-"""Exclusive use of a folder among processes, and whether it still holds.
+"""File locks: exclusive use of a folder among processes, checked again before each write.
 
-The lock is on an open file, not on its name: after the folder was removed and made again, the file of that name is
-another one, and another process can lock it. So who holds a lock compares the two before it writes.
+A lock is held on an open file, not on its name: after the folder was removed and made again, the file of that name is
+another one, which another process can lock. `LockFile.check` compares the two.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from filelock import FileLock, Timeout
 from fedgg.errors import UserError
 from fedgg.files import check_lock
 
-SHORT = 0.25  # seconds; longer than another process needs to find out whether a lock is held
+SHORT = 0.25  # seconds; longer than `is_held_elsewhere` of another process holds a lock
 FOREVER = -1.0  # as a timeout
-PAGE_PATIENCE = 600.0  # seconds; the page of a large study takes one minute
+PAGE_TIMEOUT = 600.0  # seconds; the page of a large study takes one minute
 POLL = 0.02  # seconds between two attempts
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
@@ -33,7 +33,7 @@ class LockLost(UserError):
 
 
 class LockFile:
-    """One lock file. A process that ends, by a kill too, releases it; the file itself stays."""
+    """One lock file. The lock is released when its process ends, even by a kill; the file itself stays."""
 
     def __init__(self, path: Path, mode: int | None = None):
         self.path = path
@@ -71,7 +71,7 @@ class LockFile:
             raise
 
     def check(self) -> None:
-        """LockLost if the folder was removed or replaced since; two system calls."""
+        """LockLost if the folder was removed or replaced since. Costs two system calls."""
         if not self.is_current():
             raise LockLost(
                 f"{self.path.parent} was removed or replaced while this process worked in it, so nothing more is "
@@ -79,7 +79,7 @@ class LockFile:
             )
 
     def is_held_elsewhere(self) -> bool:
-        """Whether another process holds it; found out by holding it for a moment."""
+        """Whether another process holds it; tested by acquiring it for a moment."""
         if not self.path.exists():
             return False
         if not self.acquire(timeout=0):
@@ -90,14 +90,14 @@ class LockFile:
 
 @contextmanager
 def writing_pages(folder: Path, notice: Callable[[str], None] = lambda sentence: None) -> Iterator[None]:
-    """One process at a time reads the runs of a folder and writes its tables and page: the last one has seen all."""
+    """Lets one process at a time read the runs of a folder and write its tables and page: the last one includes all."""
     lock = LockFile(folder / "report.lock")
-    with suppress(OSError):  # where nothing can be written, the page says so
+    with suppress(OSError):  # where nothing can be written, writing the page fails with its own message
         if folder.is_dir() and not lock.acquire(SHORT):
             notice(f"another process is writing the tables and the page of {folder}; waiting for it")
-            if not lock.acquire(PAGE_PATIENCE):
+            if not lock.acquire(PAGE_TIMEOUT):
                 raise InUse(
-                    f"another process has held {lock.path} for {PAGE_PATIENCE:.0f} s: stop it, then call this again"
+                    f"another process has held {lock.path} for {PAGE_TIMEOUT:.0f} s: stop it, then call this again"
                 )
     try:
         yield

@@ -1,4 +1,4 @@
-"""Whatever is named is found: runs, comparisons, whole trees, folded files; and what cannot be read is said."""
+"""Runs, comparisons, whole trees and archives are found; what cannot be read is a problem with a name."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 import tomli_w
 from written_folders import write_run, write_study
 
-from fedgg.analysis.collect import Gathering
+from fedgg.analysis.collect import RunCollection
 from fedgg.errors import UserError
-from fedgg.runfolder.archive import write_folded
+from fedgg.runfolder.archive import write_archive
 from fedgg.runfolder.read import read_study
 
 
-def looked(*paths: Path) -> Gathering:
-    gathering = Gathering(paths)
-    gathering.look()
-    return gathering
+def looked(*paths: Path) -> RunCollection:
+    collection = RunCollection(paths)
+    collection.refresh()
+    return collection
 
 
 def configured(folder: Path, name: str, algorithm: str, seed: int = 0, **more: Any) -> Path:
@@ -35,7 +35,7 @@ def test_a_comparison(tmp_path: Path) -> None:
     (group,) = looked(folder).groups
     assert (group.study.labels, group.study.seeds, group.study.reference) == (("A", "B"), (0, 1), "B")
     assert group.study.missing == [("B", 1)]
-    assert group.loose is None
+    assert group.grouped_by is None
 
 
 def test_single_runs_are_put_together(tmp_path: Path) -> None:
@@ -75,15 +75,15 @@ def test_a_tree_of_runs_falls_into_its_data_and_splits(tmp_path: Path) -> None:
             place = tmp_path / "digits" / f"{algorithm}-{beta}" / "seed-0"
             configured(place, f"{name}, beta {beta}", algorithm, split={"beta": beta})
     write_study(tmp_path / "deep" / "study", {"A": [[0.1]]}, reference="A")
-    gathering = looked(tmp_path)
-    assert [group.study.labels for group in gathering.groups] == [("A",)] + [("FedAvg", "FedGG, text")] * 2
-    assert gathering.problems == []
+    collection = looked(tmp_path)
+    assert [group.study.labels for group in collection.groups] == [("A",)] + [("FedAvg", "FedGG, text")] * 2
+    assert collection.problems == []
 
 
-def test_folded_runs(tmp_path: Path) -> None:
+def test_archives_of_runs(tmp_path: Path) -> None:
     study = read_study(write_study(tmp_path / "study", {"A": [[0.1], [0.2]]}, reference="A"))
-    file = tmp_path / "folded.json"
-    write_folded([run for by_seed in study.runs.values() for run in by_seed.values()], file)
+    file = tmp_path / "archive.json"
+    write_archive([run for by_seed in study.runs.values() for run in by_seed.values()], file)
     (group,) = looked(file).groups
     assert sum(len(by_seed) for by_seed in group.study.runs.values()) == 2
     results = tmp_path / "results"
@@ -94,18 +94,18 @@ def test_folded_runs(tmp_path: Path) -> None:
     assert len(looked(results).groups) == 1
     assert looked(results).problems == []
     file.write_text("{}")
-    assert "no file of folded runs" in looked(file).problems[0].why
+    assert "not an archive of runs" in looked(file).problems[0].why
 
 
 def test_a_broken_run_is_a_problem_and_the_rest_stands(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "study", {"A": [[0.1], [0.2]], "B": [[0.3], [0.4]]}, reference="A")
     (folder / "run-0" / "seed-0" / "rounds.jsonl").write_text('{"round": 1}\n{"round": 1}\n')
-    gathering = looked(folder)
-    (problem,) = gathering.problems
+    collection = looked(folder)
+    (problem,) = collection.problems
     assert problem.path.endswith("seed-0")
-    assert "line 2 tells round 1 after round 1" in problem.why
+    assert "line 2 has round 1 after round 1" in problem.why
     assert (problem.what, problem.shown) == ("is damaged and excluded from the averages", True)
-    assert gathering.groups[0].study.damaged("A") == [0]
+    assert collection.groups[0].study.damaged("A") == [0]
 
 
 @pytest.mark.parametrize(
@@ -123,38 +123,38 @@ def test_a_broken_run_is_a_problem_and_the_rest_stands(tmp_path: Path) -> None:
 def test_what_no_run_writes_is_a_problem(tmp_path: Path, line: dict[str, Any]) -> None:
     folder = write_run(tmp_path / "run", [0.1])
     (folder / "rounds.jsonl").write_text(json.dumps(line) + "\n")
-    gathering = looked(folder)
-    (problem,) = gathering.problems
+    collection = looked(folder)
+    (problem,) = collection.problems
     assert problem.shown
     assert "rounds.jsonl is broken: line 1" in problem.why
-    assert gathering.groups[0].study.damaged("demo") == [0]
-    assert not gathering.look()
+    assert collection.groups[0].study.damaged("demo") == [0]
+    assert not collection.refresh()
 
 
 def test_a_split_of_words_is_a_problem(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [0.1])
     (folder / "partition.json").write_text('{"hash": "x", "counts": [["many"]]}')
-    gathering = looked(folder)
-    assert "partition.json is broken" in gathering.problems[0].why
-    assert gathering.groups[0].study.runs["demo"][0].complete  # all else is as it was
+    collection = looked(folder)
+    assert "partition.json is broken" in collection.problems[0].why
+    assert collection.groups[0].study.runs["demo"][0].complete  # all else is as it was
 
 
 def test_folders_come_and_go(tmp_path: Path) -> None:
-    gathering = Gathering([tmp_path / "later"])
-    assert gathering.look()
-    assert not gathering.look()
-    assert "no such folder (yet)" in gathering.problems[0].why
+    collection = RunCollection([tmp_path / "later"])
+    assert collection.refresh()
+    assert not collection.refresh()
+    assert "no such folder (yet)" in collection.problems[0].why
     (tmp_path / "later").mkdir()
-    assert gathering.look()
-    assert "holds no run (yet)" in gathering.problems[0].why
+    assert collection.refresh()
+    assert "holds no run (yet)" in collection.problems[0].why
     run = write_run(tmp_path / "later" / "run", [0.1])
-    assert gathering.look()
-    assert len(gathering.groups) == 1
+    assert collection.refresh()
+    assert len(collection.groups) == 1
     run.rename(tmp_path / "elsewhere")
-    assert gathering.look()
-    assert gathering.groups == []
+    assert collection.refresh()
+    assert collection.groups == []
 
 
 def test_nothing_named() -> None:
     with pytest.raises(UserError, match="name at least one folder"):
-        Gathering([])
+        RunCollection([])

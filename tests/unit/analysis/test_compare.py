@@ -11,10 +11,10 @@ from scipy import stats
 from written_folders import write_run, write_study
 
 from fedgg.analysis import compare as module
-from fedgg.analysis.collect import Gathering
+from fedgg.analysis.collect import RunCollection
 from fedgg.analysis.compare import (
     Comparison,
-    Row,
+    ComparisonRow,
     compare,
     first_reaching,
     paired_difference,
@@ -22,11 +22,11 @@ from fedgg.analysis.compare import (
     trailing_average,
     unpaired_difference,
 )
-from fedgg.analysis.verdict import answer
+from fedgg.analysis.verdict import conclude
 from fedgg.runfolder.read import read_study
 
 
-def row(comparison: Comparison, label: str) -> Row:
+def row(comparison: Comparison, label: str) -> ComparisonRow:
     return next(row for row in comparison.rows if row.label == label)
 
 
@@ -56,11 +56,11 @@ def test_accuracies(comparison: Comparison) -> None:
 
 def test_rounds_and_megabytes_to_the_target(comparison: Comparison) -> None:
     fast, slow, average = (row(comparison, label).raw for label in ("Fast", "Slow", "Avg"))
-    assert (fast.reached, fast.asked) == (2, 2)
+    assert (fast.reached, fast.seeds) == (2, 2)
     assert fast.rounds == pytest.approx(2.0)  # rounds 1 and 3
     assert fast.megabytes == pytest.approx(2.0)
     assert fast.speed_up == pytest.approx(2.0)  # 4 rounds over 2
-    assert (slow.reached, slow.asked) == (1, 2)
+    assert (slow.reached, slow.seeds) == (1, 2)
     assert slow.rounds == pytest.approx(4.0)
     assert slow.speed_up == pytest.approx(1.0)
     assert average.rounds == pytest.approx(3.0)  # rounds 2 and 4: the reference obeys its own rule
@@ -107,7 +107,7 @@ def test_diverged_and_unfinished_runs_are_shown_and_kept_out(tmp_path: Path) -> 
     assert b.final is not None
     assert b.final.mean == pytest.approx(0.8)
     assert b.final.sd is None
-    assert (b.raw.reached, b.raw.asked) == (1, 2)
+    assert (b.raw.reached, b.raw.seeds) == (1, 2)
     assert (c.finished, c.diverged, c.unfinished) == (0, 1, 2)
     assert c.final is None
     assert c.against_best is None
@@ -118,7 +118,7 @@ def test_diverged_and_unfinished_runs_are_shown_and_kept_out(tmp_path: Path) -> 
 def test_a_reference_that_never_finished_gives_no_target(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"A": [[0.5]], "B": [[0.5]]}, reference="A", statuses={("A", 0): "diverged"})
     result = compare(read_study(study))
-    assert row(result, "B").raw.asked == 0
+    assert row(result, "B").raw.seeds == 0
     assert row(result, "B").against_reference is None
     assert any("no target" in note for note in result.notes)
 
@@ -129,7 +129,7 @@ def test_unlike_splits_and_lengths_are_told(tmp_path: Path) -> None:
     study = read_study(folder)
     comparison = compare(study)
     notes = " ".join(comparison.notes)
-    assert "not paired by seed, because the runs have different splits" in answer(study, comparison).method
+    assert "not paired by seed, because the runs have different splits" in conclude(study, comparison).method
     assert "different splits" in notes
     assert "different rounds" in notes
 
@@ -184,9 +184,9 @@ def test_what_several_rows_have_alike_is_said_once(tmp_path: Path) -> None:
 def test_a_row_of_which_nothing_can_be_read_has_begun(tmp_path: Path) -> None:
     folder = write_study(tmp_path, {"Avg": [[0.5]], "B": [[0.6]]}, reference="Avg")
     (folder / "run-1" / "seed-0" / "config.toml").write_text("not = [toml")
-    gathering = Gathering([folder])
-    gathering.look()
-    notes = compare(gathering.groups[0].study).notes
+    collection = RunCollection([folder])
+    collection.refresh()
+    notes = compare(collection.groups[0].study).notes
     assert "B: seed 0 excluded from the averages (damaged: incomplete or unreadable)." in notes
     assert not any("Not run yet" in note for note in notes)
 
@@ -213,7 +213,7 @@ def test_rows_of_different_splits_are_not_paired(tmp_path: Path) -> None:
     assert c.half_width is not None
     assert c.mean - c.half_width <= exact.low  # degrees of freedom are rounded down
     assert c.mean - c.half_width == pytest.approx(exact.low, abs=0.08)
-    assert "paired by seed, except rows whose split differs from that of A" in answer(study, result).method
+    assert "paired by seed, except rows whose split differs from that of A" in conclude(study, result).method
     few = unpaired_difference("a", "b", [0.5, 0.6], [0.1, 0.2, 0.3])
     assert (few.n, few.half_width, few.verdict) == (2, None, "too few seeds")
     same = unpaired_difference("a", "b", [0.5, 0.5, 0.5], [0.4, 0.4, 0.4])

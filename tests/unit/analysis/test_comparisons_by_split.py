@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedgg.analysis.collect import parts_of
+from fedgg.analysis.collect import study_parts
 from fedgg.analysis.compare import compare
-from fedgg.runfolder.read import RunRecord, StudyRecord
+from fedgg.runfolder.records import RunRecord, StudyRecord
 
 SEEDS = (0, 1, 2)
 
@@ -31,7 +31,7 @@ TWO_BETAS = {
 
 
 def test_each_split_has_its_own_reference() -> None:
-    first, second = parts_of(study(TWO_BETAS, "fedavg, 0.5"))
+    first, second = study_parts(study(TWO_BETAS, "fedavg, 0.5"))
     assert (first.title, second.title) == ("split.beta = 0.5", "split.beta = 0.1")
     assert (first.study.reference, second.study.reference) == ("fedavg, 0.5", "fedavg, 0.1")
     assert second.study.labels == ("fedavg, 0.1", "fedgg, 0.1", "moon, 0.1")
@@ -45,8 +45,8 @@ def test_a_sweep_or_what_has_no_second_reference_stays_whole() -> None:
     single = one | {"fedavg, 0.1": TWO_BETAS["fedavg, 0.1"]}
     for rows in (grid, lone, one, single):
         whole = study(rows, next(iter(rows)))
-        (part,) = parts_of(whole)
+        (part,) = study_parts(whole)
         assert (part.title, part.study) == ("", whole)
     begun = study(TWO_BETAS, "fedavg, 0.5")
     begun.runs["moon, 0.1"].clear()
-    assert len(parts_of(begun)) == 1
+    assert len(study_parts(begun)) == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedgg.analysis.conditions import conditions, shown_megabytes, shown_seconds
-from fedgg.runfolder.read import RunRecord
+from fedgg.runfolder.records import RunRecord
 
 
 def run(precision: str = "fp32", seconds: float = 30.0, **versions: Any) -> RunRecord:

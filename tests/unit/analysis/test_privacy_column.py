@@ -12,10 +12,11 @@ from written_folders import write_run, write_study
 from fedgg.analysis.collect import Group
 from fedgg.analysis.compare import compare
 from fedgg.report.export import write_tables
-from fedgg.report.page_data import group_data
+from fedgg.report.page_data import page_group
 from fedgg.report.tables import accuracy_table, runs_table
-from fedgg.runfolder.archive import fold, unfold
-from fedgg.runfolder.read import StudyRecord, read_run
+from fedgg.runfolder.archive import archive_of, records_in
+from fedgg.runfolder.read import read_run
+from fedgg.runfolder.records import StudyRecord
 
 CURVE = [0.1, 0.2]
 
@@ -61,7 +62,7 @@ def test_the_accountant_is_named(study: StudyRecord, tmp_path: Path) -> None:
     assert note.endswith("Accountant: rdp.")
     tight = read_run(write_run(tmp_path / "tight", CURVE, epsilons=[1.0, 2.0], accountant="pld, secret cohorts"))
     assert tight.accountant == "pld, secret cohorts"
-    (back,) = unfold(fold([tight]))
+    (back,) = records_in(archive_of([tight]))
     assert back.accountant == "pld, secret cohorts"
     both = StudyRecord(tmp_path, ("a", "b"), (0,), "a", {"a": study.runs["noisy"], "b": {0: tight}})
     (note,) = (note for note in accuracy_table(compare(both)).notes if note.startswith("epsilon: "))
@@ -82,7 +83,7 @@ def test_every_form_of_every_table(study: StudyRecord, tmp_path: Path) -> None:
 
 
 def test_the_page(study: StudyRecord) -> None:
-    data = group_data(Group(study))
+    data = page_group(Group(study)).data
     assert data["private"]
     assert [row["epsilon"] for row in data["rows"]] == [None, "6.00", "infinite", None]
     assert any(note.startswith("epsilon: ") for note in data["notes"])
@@ -94,9 +95,9 @@ def test_nothing_private_no_column(tmp_path: Path) -> None:
     study = StudyRecord(tmp_path, ("A",), (0,), "A", {"A": {0: run}})
     assert "epsilon" not in accuracy_table(compare(study)).columns
     assert "epsilon" not in runs_table(study).columns
-    assert not group_data(Group(study))["private"]
+    assert not page_group(Group(study)).data["private"]
 
 
 def test_folded_runs_keep_it(study: StudyRecord) -> None:
-    (back,) = unfold(fold([study.runs["noisy"][0]]))
+    (back,) = records_in(archive_of([study.runs["noisy"][0]]))
     assert (back.epsilon, back.delta) == (5.125, 1e-5)

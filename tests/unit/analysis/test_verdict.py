@@ -8,7 +8,7 @@ from pathlib import Path
 from written_folders import write_study
 
 from fedgg.analysis.compare import compare
-from fedgg.analysis.verdict import answer
+from fedgg.analysis.verdict import conclude
 from fedgg.runfolder.read import read_study
 
 BASE = [0.80, 0.81, 0.79]
@@ -21,8 +21,8 @@ def said(
 ) -> str:
     curves = {label: [None if f is None else [f / 2, f] for f in by_seed] for label, by_seed in finals.items()}
     study = read_study(write_study(tmp_path / "s", curves, reference=next(iter(finals)), statuses=statuses))
-    found = answer(study, compare(study))
-    return f"{found.said} {found.method}".strip()
+    found = conclude(study, compare(study))
+    return f"{found.text} {found.method}".strip()
 
 
 def test_what_seeds_can_tell(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_damaged_runs_are_called_so_whatever_the_others_are(tmp_path: Path) -> N
     (folder / "run-0" / "seed-0" / "rounds.jsonl").write_text("", encoding="utf-8")  # and yet it says that it finished
     study = read_study(folder)
     assert study.damaged("A") == [0]
-    text = answer(study, compare(study)).said
+    text = conclude(study, compare(study)).text
     assert text == "1 of 2 runs is damaged and no other has finished, so there is no result."
 
 

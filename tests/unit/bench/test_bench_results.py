@@ -11,7 +11,7 @@ from matplotlib.image import imread
 
 from fedgg.bench.results import bench_figure, bench_table, read_bench
 from fedgg.errors import UserError
-from fedgg.report.figures import save
+from fedgg.report.figure_style import save
 
 
 def entry(name: str, seconds: list[float | None], accuracy: float | None = 0.5, **more: Any) -> dict[str, Any]:

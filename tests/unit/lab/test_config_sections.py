@@ -16,7 +16,7 @@ OTHER = Experiment(
 
 
 def test_experiments_without_them_are_who_they_were() -> None:
-    """As computed before there were such sections: run folders and folded results of that time are found again."""
+    """As computed before there were such sections: run folders and archives of that time are found again."""
     assert Experiment().hash() == "efacc91555c4ad187adbc2c5acf9b19df9d1f021a64af06d86a7dd7ec2142371"
     assert Experiment().trajectory() == "6c85a70c1891d0b9266d77d975e59192aed58bcfafb9665a5830da71b2f11594"
     assert OTHER.hash() == "0b08995874ec776d06c90f1eeb07ce3036e6640fd2c783ad4dcc05c8782fdca8"

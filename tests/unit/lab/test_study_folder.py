@@ -19,7 +19,7 @@ import pytest
 from observers import Events
 
 import fedgg
-from fedgg.analysis.collect import Gathering
+from fedgg.analysis.collect import RunCollection
 from fedgg.analysis.compare import compare
 from fedgg.errors import UserError
 from fedgg.lab import study_folder
@@ -28,7 +28,7 @@ from fedgg.lab.parallel_runs import run_all
 from fedgg.lab.run_processes import Job
 from fedgg.lab.store import Store
 from fedgg.lab.study import Study, run_study
-from fedgg.report.rerun_command import command_again
+from fedgg.report.page_data import command_again
 from fedgg.report.tables import accuracy_table
 from fedgg.runfolder.read import read_study
 
@@ -80,10 +80,10 @@ def test_rows_of_different_seeds_are_compared(tmp_path: Path) -> None:
     assert found.rows[1].against_reference.n == 2  # the seeds that both have
     assert any("Rows have different seeds" in note and "a seeds 0, 1; b seeds 0, 1, 2" in note for note in found.notes)
     assert accuracy_table(found).rows[1][1] == "3"
-    gathering = Gathering([tmp_path])
-    gathering.look()
-    assert gathering.groups[0].study.missing == []
-    assert not gathering.problems
+    collection = RunCollection([tmp_path])
+    collection.refresh()
+    assert collection.groups[0].study.missing == []
+    assert not collection.problems
     again = command_again(study)
     assert again is not None
     files = [tomllib.loads(part.partition("\nEND\n")[0]) for part in again.split("<<'END'\n")[1:]]
@@ -248,7 +248,7 @@ def test_three_calls_in_one_folder_killed_at_random(kills: int, tmp_path: Path) 
     folder = tmp_path / "study"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fedgg.engines.workers.process", "fedgg.lab.study", "fedgg.analysis.collect"])
-    gathering = Gathering([folder])
+    collection = RunCollection([folder])
 
     def start(seeds: tuple[int, ...]) -> Any:
         process = context.Process(target=one_call, args=(str(folder), seeds))
@@ -256,8 +256,8 @@ def test_three_calls_in_one_folder_killed_at_random(kills: int, tmp_path: Path) 
         return process
 
     def look() -> None:
-        gathering.look()
-        assert [problem for problem in gathering.problems if "(yet)" not in problem.why] == []
+        collection.refresh()
+        assert [problem for problem in collection.problems if "(yet)" not in problem.why] == []
 
     done = killed_at_random(kills, random.Random(kills), start, look)
     assert done > 0

@@ -8,7 +8,8 @@ import numpy as np
 from written_folders import write_run
 
 from fedgg.paper.panels import Panel, SplitPanel, curve_panels, split_panels
-from fedgg.runfolder.read import RunRecord, read_run
+from fedgg.runfolder.read import read_run
+from fedgg.runfolder.records import RunRecord
 
 
 def runs(folder: Path, *curves: list[float | None], status: str = "finished") -> list[RunRecord]:

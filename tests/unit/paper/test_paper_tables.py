@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedgg.paper.figures import drawn
-from fedgg.paper.items import DATASETS, ITEMS, QUICK
-from fedgg.paper.output import html, make, markdown
-from fedgg.paper.plan import Line, Plan
-from fedgg.paper.results import FoldedRuns, NoRuns
+from fedgg.paper.catalog import DATASETS, ITEMS, QUICK
+from fedgg.paper.figures import paper_figure
+from fedgg.paper.output import html, make_items, markdown
+from fedgg.paper.plan import PlannedMethod, ReproductionPlan
+from fedgg.paper.results import ArchivedRuns, NoRuns
 from fedgg.paper.tables import paper_table
-from fedgg.runfolder.archive import write_folded
-from fedgg.runfolder.read import RunRecord
+from fedgg.runfolder.archive import write_archive
+from fedgg.runfolder.records import RunRecord
 
 SPLIT = {"hash": "same", "classes": ["a", "b"], "counts": [[1, 2], [3, 0]]}
 
@@ -23,9 +23,9 @@ class Invented:
     def __init__(self, **curves: Any):
         self.curves = {label.replace("_", ", "): by_seed for label, by_seed in curves.items()}
 
-    def record(self, line: Line, seed: int) -> RunRecord | None:
-        curve = self.curves.get(line.label, {}).get(seed)
-        if curve is None or line.dataset != "cifar10":
+    def record(self, method: PlannedMethod, seed: int) -> RunRecord | None:
+        curve = self.curves.get(method.label, {}).get(seed)
+        if curve is None or method.dataset != "cifar10":
             return None
         status = "diverged" if curve == "diverged" else "finished"
         rounds = [
@@ -34,11 +34,11 @@ class Invented:
         ]
         summary = {"status": status, "rounds_done": len(rounds), "seconds": 2.0}
         versions = {"commit": "abcdef0123", "device": "cpu", "torch": "2", "python": "3"}
-        return RunRecord(Path("x"), line.experiment(seed).model_dump(mode="json"), rounds, SPLIT, summary, versions)
+        return RunRecord(Path("x"), method.experiment(seed).model_dump(mode="json"), rounds, SPLIT, summary, versions)
 
 
-def plan(*items: str, **more: Any) -> Plan:
-    return Plan(tuple(ITEMS[name] for name in items), ("cifar10",), (0, 1, 2), **more)
+def plan(*items: str, **more: Any) -> ReproductionPlan:
+    return ReproductionPlan(tuple(ITEMS[name] for name in items), ("cifar10",), (0, 1, 2), **more)
 
 
 RESULTS = Invented(
@@ -48,7 +48,7 @@ RESULTS = Invented(
 )
 
 
-def cells(table_of: Plan, item: str, accuracy: Any = "highest") -> dict[str, tuple[str, ...]]:
+def cells(table_of: ReproductionPlan, item: str, accuracy: Any = "highest") -> dict[str, tuple[str, ...]]:
     return {row[1]: row[2:] for row in paper_table(table_of, ITEMS[item], RESULTS, accuracy).rows}
 
 
@@ -89,20 +89,20 @@ def test_notes_name_conditions_and_what_diverged() -> None:
 
 
 def test_with_nothing_run_every_cell_is_missing_and_figures_are_not_drawn() -> None:
-    everything = Plan(tuple(ITEMS.values()), tuple(DATASETS), (0, 1, 2))
+    everything = ReproductionPlan(tuple(ITEMS.values()), tuple(DATASETS), (0, 1, 2))
     for item in everything.items:
         if item.kind == "accuracy":
             assert {row[3] for row in paper_table(everything, item, NoRuns()).rows} == {"missing"}
         if not item.is_table:
-            assert drawn(everything, item, NoRuns(), run=False) is None
-    made = make(everything, NoRuns(), "highest", run=False)
+            assert paper_figure(everything, item, NoRuns(), run=False) is None
+    made = make_items(everything, NoRuns(), "highest", run=False)
     assert "missing" in markdown(everything, made)
     assert "Nothing to draw" in html(everything, made)
 
 
 def test_the_quick_version_shows_none_of_the_papers_values() -> None:
-    quick = Plan(tuple(ITEMS.values()), (QUICK,), (0,), quick=True)
-    tables = [one.table for one in make(quick, NoRuns(), "highest", run=False) if one.table is not None]
+    quick = ReproductionPlan(tuple(ITEMS.values()), (QUICK,), (0,), quick=True)
+    tables = [one.table for one in make_items(quick, NoRuns(), "highest", run=False) if one.table is not None]
     assert len(tables) == sum(item.is_table for item in quick.items) == 11
     for table in tables:
         paper = [at for at, name in enumerate(table.columns) if "paper" in name]
@@ -112,22 +112,22 @@ def test_the_quick_version_shows_none_of_the_papers_values() -> None:
 
 def test_folded_runs_give_the_same_table(tmp_path: Path) -> None:
     wanted = plan("table1", "fig1", "fig2")
-    records = [record for line, seed in wanted.runs() if (record := RESULTS.record(line, seed))]
-    write_folded([record for record in records if record.config["split"]["beta"] == 0.5], tmp_path / "some.json")
-    folded = FoldedRuns(tmp_path)
+    records = [record for method, seed in wanted.runs() if (record := RESULTS.record(method, seed))]
+    write_archive([record for record in records if record.config["split"]["beta"] == 0.5], tmp_path / "some.json")
+    archived = ArchivedRuns(tmp_path)
     other = plan("table1", changes={"engine.name": "stacked"})  # found by what was trained, not by what trained it
-    assert paper_table(other, ITEMS["table1"], folded).rows == paper_table(wanted, ITEMS["table1"], RESULTS).rows
-    picture = drawn(wanted, ITEMS["fig1"], folded, run=False)
+    assert paper_table(other, ITEMS["table1"], archived).rows == paper_table(wanted, ITEMS["table1"], RESULTS).rows
+    picture = paper_figure(wanted, ITEMS["fig1"], archived, run=False)
     assert picture is not None
-    assert len(picture.numbers.rows) == 4  # two clients, two classes; nothing of beta 0.1 was folded
-    curves = drawn(wanted, ITEMS["fig2"], folded, run=False)
+    assert len(picture.numbers.rows) == 4  # two clients, two classes; nothing of beta 0.1 was archived
+    curves = paper_figure(wanted, ITEMS["fig2"], archived, run=False)
     assert curves is not None
     assert ("CIFAR-10, beta 0.5", "FedAvg", "2", "72.00", "72.00", "72.00") in curves.numbers.rows
 
 
 def test_fig3_has_one_panel_for_each_treatment_of_the_first_step() -> None:
     results = Invented(**{"FedAvg": {0: [0.1, 0.2]}, "FedGG mu 1": {0: [0.2, 0.3]}})
-    picture = drawn(plan("fig3"), ITEMS["fig3"], results)
+    picture = paper_figure(plan("fig3"), ITEMS["fig3"], results)
     assert picture is not None
     assert picture.summary is not None
     assert [axes.get_title(loc="left") for axes in picture.figure.axes] == [
@@ -141,11 +141,11 @@ def test_fig3_has_one_panel_for_each_treatment_of_the_first_step() -> None:
 
 def test_a_figure_says_what_is_not_in_it() -> None:
     results = Invented(**{"FedAvg": {0: [0.5, 0.6]}, "push 0.5": {0: [0.6, 0.7]}})
-    picture = drawn(plan("pushes"), ITEMS["pushes"], results, run=False)
+    picture = paper_figure(plan("pushes"), ITEMS["pushes"], results, run=False)
     assert picture is not None
     assert "CIFAR-10: seed 0 only." in picture.notes
     lacking = "; ".join(f"relative push {kappa} at beta {beta}" for beta in (0.5, 0.1) for kappa in (0.3, 0.6))
     assert f"CIFAR-10: not run yet: {lacking}." in picture.notes
-    whole = drawn(plan("fig2"), ITEMS["fig2"], Invented(FedAvg={seed: [0.5] for seed in range(3)}), run=False)
+    whole = paper_figure(plan("fig2"), ITEMS["fig2"], Invented(FedAvg={seed: [0.5] for seed in range(3)}), run=False)
     assert whole is not None
     assert not any(note.endswith(" only.") for note in whole.notes)

@@ -8,17 +8,16 @@ import pytest
 
 from fedgg.errors import UserError
 from fedgg.lab.registry import build_algorithm
-from fedgg.paper.items import DATASETS, ITEMS, METHODS, chosen_datasets, chosen_items
-from fedgg.paper.plan import Line, Plan, preset
-from fedgg.paper.readings import READINGS
+from fedgg.paper.catalog import DATASETS, ITEMS, METHODS, READINGS, chosen_datasets, chosen_items
+from fedgg.paper.plan import PlannedMethod, ReproductionPlan, preset
 from fedgg.paper.results import identity
-from fedgg.paper.tables import ACCURACY, PRINTED_ROUNDS
+from fedgg.paper.tables import PRINTED_ACCURACY, PRINTED_ROUNDS
 
 PUSHES = ("push-cifar10", "push-svhn", "push-cifar100")
 
 
-def plan(*items: str, **more: object) -> Plan:
-    return Plan(chosen_items(items), tuple(DATASETS), (0, 1, 2), **more)  # type: ignore[arg-type]
+def plan(*items: str, **more: object) -> ReproductionPlan:
+    return ReproductionPlan(chosen_items(items), tuple(DATASETS), (0, 1, 2), **more)  # type: ignore[arg-type]
 
 
 def counts(*items: str, **more: object) -> int:
@@ -55,20 +54,20 @@ def test_a_study_has_its_own_length_unless_another_is_asked_for() -> None:
 
 def test_every_run_has_a_folder_of_its_own() -> None:
     everything = plan("all", readings=tuple(READINGS))
-    places = [line.place(seed) for line, seed in everything.runs()]
+    places = [line.folder(seed) for line, seed in everything.runs()]
     assert len(set(places)) == len(places)
     hashes = {line.experiment(seed).hash() for line, seed in everything.runs()}
     assert len(hashes) == len(places)
 
 
 def test_other_rounds_or_precision_go_elsewhere_and_another_label_does_not() -> None:
-    (base, *_) = plan("table1").lines(ITEMS["table1"])
-    (short, *_) = plan("table1", changes={"rounds": 5}).lines(ITEMS["table1"])
-    (other, *_) = plan("table1", changes={"engine.precision": "fp64"}).lines(ITEMS["table1"])
-    assert len({line.place(0).parent for line in (base, short, other)}) == 3
-    assert base.place(0).parent == base.place(1).parent
-    named = Line(base.dataset, base.beta, base.method, "x", base.base.changed({"name": "x"}))
-    assert named.place(2) == base.place(2)
+    (base, *_) = plan("table1").methods_of(ITEMS["table1"])
+    (short, *_) = plan("table1", changes={"rounds": 5}).methods_of(ITEMS["table1"])
+    (other, *_) = plan("table1", changes={"engine.precision": "fp64"}).methods_of(ITEMS["table1"])
+    assert len({line.folder(0).parent for line in (base, short, other)}) == 3
+    assert base.folder(0).parent == base.folder(1).parent
+    named = PlannedMethod(base.dataset, base.beta, base.name, "x", base.base.changed({"name": "x"}))
+    assert named.folder(2) == base.folder(2)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +80,8 @@ def test_presets_are_what_the_items_run(name: str) -> None:
     theirs = {label: study.experiment(label, 0).hash() for label in study.variants}
     assert set(theirs.values()) <= ours
     if name == "readings":  # every reading that can be asked for by name is in the study of them
-        cifar10 = Plan(chosen_items(["table1", "table2"]), ("cifar10",), (0,), tuple(READINGS))
-        fedgg = {line.base.hash() for line, _ in cifar10.runs() if line.method == "FedGG"}
+        cifar10 = ReproductionPlan(chosen_items(["table1", "table2"]), ("cifar10",), (0,), tuple(READINGS))
+        fedgg = {line.base.hash() for line, _ in cifar10.runs() if line.name == "FedGG"}
         assert fedgg <= set(theirs.values())
 
 
@@ -92,7 +91,7 @@ def test_readings_can_be_built_and_differ() -> None:
 
 
 def test_what_was_trained_is_known_whatever_it_ran_on() -> None:
-    line = plan("table1").methods("cifar10", 0.5)[-1]
+    line = plan("table1").table_methods("cifar10", 0.5)[-1]
     here = line.experiment(0)
     keeping = {"name": "y", "engine.precision": "fp64", "server.checkpoint_every": 3}
     same = here.changed({**keeping, "algorithm.weight": "adaptive"})
@@ -115,7 +114,7 @@ def test_names_that_are_none() -> None:
 
 def test_the_printed_tables_are_complete_and_speed_ups_fit_their_rounds() -> None:
     for beta, dataset, method in itertools.product((0.5, 0.1), DATASETS, METHODS):
-        assert 0 < ACCURACY[beta][dataset][method][0] < 100
+        assert 0 < PRINTED_ACCURACY[beta][dataset][method][0] < 100
         told = PRINTED_ROUNDS[beta][dataset][method]
         if told is not None:
             assert told[1] == pytest.approx(100 / told[0], abs=0.01)

@@ -13,12 +13,12 @@ import pytest
 from matplotlib.axes import Axes
 from written_folders import write_study
 
-from fedgg.analysis.collect import Gathering, Group
-from fedgg.analysis.run_columns import short
+from fedgg.analysis.collect import Group, RunCollection
+from fedgg.analysis.run_columns import six_digits
 from fedgg.errors import UserError
-from fedgg.report.diagnostic_figures import clients_figure
+from fedgg.report.data_figures import split_figures
 from fedgg.report.export import check_tensorboard, write_events, write_figures, write_tables
-from fedgg.report.figures import split_pictures
+from fedgg.report.run_figures import clients_figure
 from fedgg.runfolder.read import read_study
 
 
@@ -44,10 +44,10 @@ def groups(tmp_path: Path) -> list[Group]:
             for n in (1, 2)
         ]
         (place / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    gathering = Gathering([folder])
-    gathering.look()
-    assert gathering.problems == []
-    return gathering.groups
+    collection = RunCollection([folder])
+    collection.refresh()
+    assert collection.problems == []
+    return collection.groups
 
 
 def test_figures(groups: list[Group], tmp_path: Path) -> None:
@@ -106,9 +106,9 @@ def test_events_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_rows_that_are_split_differently_have_pictures_of_their_own(groups: list[Group]) -> None:
     study = groups[0].study
     (first, second), seed = study.runs.values(), 0
-    assert [name for name, _ in split_pictures(study)] == ["split-seed-0"]
+    assert [name for name, _ in split_figures(study)] == ["split-seed-0"]
     second[seed] = replace(second[seed], partition=(first[seed].partition or {}) | {"hash": "another"})
-    assert [name for name, _ in split_pictures(study)] == ["split-seed-0", "split-seed-0-2-a-x"]
+    assert [name for name, _ in split_figures(study)] == ["split-seed-0", "split-seed-0-2-a-x"]
 
 
 def labels_of(axes: Axes, which: str) -> list[str]:
@@ -131,7 +131,7 @@ def test_the_clients_figure(clients: int, tmp_path: Path) -> None:
     assert axes.get_title(loc="left") == "seed 0, last evaluation so far (not all runs have finished)"
     if clients == 100:
         assert [np.asarray(line.get_ydata()).tolist() for line in axes.lines] == [
-            [short(value) for value in sorted(held.values())]
+            [six_digits(value) for value in sorted(held.values())]
         ] * 2
         assert axes.get_xlabel() == "clients, worst to best (%)"
     else:

@@ -12,18 +12,13 @@ import pytest
 from matplotlib.image import imread
 from written_folders import write_run, write_study
 
-from fedgg.analysis.labels import short
+from fedgg.analysis.labels import shortened
 from fedgg.errors import UserError
-from fedgg.report.figures import (
-    accuracy_figure,
-    common_rounds,
-    compact,
-    curves_figure,
-    samples_figure,
-    save,
-    split_figure,
-)
-from fedgg.runfolder.read import StudyRecord, read_run, read_study
+from fedgg.report.data_figures import compact, samples_figure, split_figure
+from fedgg.report.figure_style import save
+from fedgg.report.run_figures import accuracy_figure, common_rounds, curves_figure
+from fedgg.runfolder.read import read_run, read_study
+from fedgg.runfolder.records import StudyRecord
 
 NASTY = r"<b>_&%$x$ \frac$"
 
@@ -131,10 +126,10 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 
 
 def test_names_are_cut_and_never_lost() -> None:
-    assert short("dirichlet_unbalanced", 14) == "dirichlet_unb…"
-    assert short("dirichlet_client", 16) == "dirichlet_client"
-    assert short("two  words", 8) == "two wor…"
-    assert short("one two", 5) == "one…"
+    assert shortened("dirichlet_unbalanced", 14) == "dirichlet_unb…"
+    assert shortened("dirichlet_client", 16) == "dirichlet_client"
+    assert shortened("two  words", 8) == "two wor…"
+    assert shortened("one two", 5) == "one…"
 
 
 def test_signs_the_type_does_not_have_make_no_noise(tmp_path: Path) -> None:

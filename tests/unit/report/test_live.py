@@ -14,7 +14,7 @@ import pytest
 from written_folders import write_run, write_study
 
 from fedgg.errors import UserError
-from fedgg.report.live import LivePage, News
+from fedgg.report.live import LiveData, LivePage
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(folder: Path, tmp_path: Path) -> Iterator[LivePage]:
-    with LivePage(News([folder, tmp_path / "more"], pause=0)) as page:
+    with LivePage(LiveData([folder, tmp_path / "more"], pause=0)) as page:
         thread = threading.Thread(target=page.serve_forever, args=(0.02,))
         thread.start()
         yield page
@@ -94,7 +94,7 @@ def test_nothing_else_is_served(server: LivePage, path: str) -> None:
     if path == "http://x/":  # a proxy's way of asking: the page at most, since Host is ours
         assert answer.status == 200
     else:
-        assert (answer.status, content) == (404, b"there is the page, and nothing else")
+        assert (answer.status, content) == (404, b"the page is at /")
 
 
 @pytest.mark.parametrize("way", ["POST", "PUT", "DELETE", "OPTIONS"])
@@ -132,19 +132,19 @@ def test_folders_may_vanish(server: LivePage, folder: Path) -> None:
 
 def test_a_port_in_use(server: LivePage, folder: Path) -> None:
     with pytest.raises(UserError, match=f"port {server.server_port} cannot be listened on"):
-        LivePage(News([folder]), server.server_port)
+        LivePage(LiveData([folder]), server.server_port)
 
 
 def test_nobody_asks_nothing_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    told = News([folder], pause=1000)
-    look = told._gathering.look
+    told = LiveData([folder], pause=1000)
+    look = told._collection.refresh
 
     def counted() -> bool:
         looks.append(1)
         return look()
 
-    monkeypatch.setattr(told._gathering, "look", counted)
+    monkeypatch.setattr(told._collection, "refresh", counted)
     assert looks == []
     for _ in range(3):
         told.since("")

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from written_folders import write_run, write_study
 
-from fedgg.analysis.collect import Gathering, Group
-from fedgg.analysis.run_columns import CLIENTS, MOMENTS, ROWS, clients_data, run_data, split_data
+from fedgg.analysis import compare
+from fedgg.analysis import run_columns as columns
+from fedgg.analysis.collect import Group, RunCollection
+from fedgg.analysis.run_columns import CLIENTS, HISTORY_ROUNDS, SPLIT_ROWS, client_columns, run_columns, split_data
 from fedgg.lab.config import Experiment
 from fedgg.lab.study import Study, load_study
 from fedgg.report.html import as_json
-from fedgg.report.page import report_html
-from fedgg.report.page_data import about, group_data, place, runs_data, title
-from fedgg.report.rerun_command import command_again
-from fedgg.runfolder.read import RunRecord, StudyRecord, read_run
+from fedgg.report.page import report_html, write_page
+from fedgg.report.page_data import about, command_again, page_group, place, runs_data, title
+from fedgg.runfolder.read import read_run
+from fedgg.runfolder.records import RunRecord, StudyRecord
 
 
 def record(rounds: list[dict[str, Any]], **more: Any) -> RunRecord:
@@ -60,9 +65,9 @@ def test_the_command_makes_the_same_runs(tmp_path: Path) -> None:
 def test_an_infinite_value_is_shown_on_its_axis_and_among_the_settings() -> None:
     rows = {"usual": {"algorithm.epsilon": 0.001}, "neutral": {"algorithm.epsilon": float("inf")}}
     study = study_of(Study(Experiment(algorithm={"name": "fedexp"}), rows, (0,), "usual"))
-    shown = json.loads(as_json(group_data(Group(study))))
+    shown = json.loads(as_json(page_group(Group(study)).data))
     assert shown["axes"]["values"] == {"algorithm.epsilon": [0.001, "inf"]}
-    assert tomllib.loads(shown["settings"]["own"]["neutral"]) == {"algorithm": {"epsilon": float("inf")}}
+    assert tomllib.loads(shown["settings"]["by_row"]["neutral"]) == {"algorithm": {"epsilon": float("inf")}}
 
 
 def test_one_row_again(tmp_path: Path) -> None:
@@ -99,20 +104,20 @@ def test_clients_are_no_more_than_a_screen_shows() -> None:
         }
         for number in (1, 2)
     ]
-    told = clients_data(record(lines))
+    told = client_columns(record(lines))
     assert told is not None
     assert told["of"] == 2000
     assert len(told["client"]) == len(told["loss"]) == len(told["holdout"]) == CLIENTS
     assert told["client"][0] == 0  # the worst is always among them
     assert told["history"] is None
     # Of so many, the distribution over all of them: lowest, 10 %, 25 %, median, 75 %, 90 %, highest.
-    assert told["quantiles"]["looked"] == [1, 2]
+    assert told["quantiles"]["evaluated"] == [1, 2]
     assert told["quantiles"]["holdout"][1] == [0.0, 0.09995, 0.249875, 0.49975, 0.749625, 0.89955, 0.9995]
     assert told["quantiles"]["loss"][0][0] == 1.0  # of the clients that took part: the odd ones
     assert told["evaluated"] == 2
     split = split_data({"counts": [[c, 1] for c in range(2000)], "classes": ["a", "b"], "hash": "h"})
     assert split is not None
-    assert len(split["counts"]) == ROWS
+    assert len(split["counts"]) == SPLIT_ROWS
     assert split["of"] == 2000
 
 
@@ -121,15 +126,15 @@ def test_a_clients_way_is_thinned() -> None:
         {"round": n, "clients": [{"client": 1, "loss": 1 / n}], "holdout_accuracy_by_client": {"1": 0.5}}
         for n in range(1, 201)
     ]
-    told = clients_data(record(lines))
+    told = client_columns(record(lines))
     assert told is not None
-    assert len(told["history"]["round"]) == len(told["history"]["loss"][0]) == MOMENTS
+    assert len(told["history"]["round"]) == len(told["history"]["loss"][0]) == HISTORY_ROUNDS
     assert (told["history"]["round"][0], told["history"]["round"][-1]) == (1, 200)
     assert told["rounds"] == [200]
 
 
 def test_runs_without_much() -> None:
-    told = run_data(record([]), "a", 0)
+    told = run_columns(record([]))
     assert told["round"] == []
     assert told["clients"] is None
     json.loads(as_json(told))
@@ -137,9 +142,9 @@ def test_runs_without_much() -> None:
 
 def test_lost_clients_and_resumes_are_told() -> None:
     lines = [{"round": 1, "lost": [{"client": 4, "why": "not finite"}] * 300}]
-    told = run_data(record(lines, resumes=({"after_round": 0},)), "a", 0)
-    assert told["lost"][0] == {"round": 1, "client": 4, "why": "not finite"}
-    assert (len(told["lost"]), told["lost_of"]) == (200, 300)
+    told = run_columns(record(lines, resumes=({"after_round": 0},)))
+    assert told["dropped"][0] == {"round": 1, "client": 4, "why": "not finite"}
+    assert (len(told["dropped"]), told["dropped_count"]) == (200, 300)
     assert told["resumes"] == [{"after_round": 0}]
 
 
@@ -149,12 +154,12 @@ def test_clients_are_called_by_their_names() -> None:
     lines = [{"round": 1, "clients": [{"client": c, "loss": 1.0, "examples": 4} for c in range(4)]}]
     lines[0] |= {"lost": [{"client": 1, "name": "mayo", "why": "gone"}]}
     one = replace(record(lines), partition={"counts": counts, "names": names})
-    told = run_data(one, "a", 0)
+    told = run_columns(one)
     shown = told["clients"]["client"]
     assert shown[:2] == ["charite", "mayo"]
     assert len({*shown}) == 4
     assert max(map(len, shown)) < 30
-    assert told["lost"][0]["client"] == "mayo"
+    assert told["dropped"][0]["client"] == "mayo"
     split = split_data({"counts": counts, "names": names})
     assert split is not None
     assert split["clients"] == shown
@@ -166,7 +171,7 @@ def test_clients_are_called_by_their_names() -> None:
 def test_what_happened_in_a_federation_is_told() -> None:
     lines: list[dict[str, Any]] = [{"round": 1, "notes": [{"client": 2, "what": "its memory is gone"}]}, {"round": 2}]
     ended = {"after_round": 1, "who": "client 2", "what": "its SuperNode ended with code -9", "when": "now"}
-    told = run_data(record(lines, processes=(ended,)), "a", 0)
+    told = run_columns(record(lines, processes=(ended,)))
     assert told["notes"] == [{"round": 1, "client": 2, "what": "its memory is gone"}]
     assert told["processes"] == [ended]
 
@@ -203,22 +208,22 @@ def test_a_large_sweep_fits(tmp_path: Path) -> None:
             (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     plan = {"format": 1, "labels": labels, "seeds": [0, 1, 2], "reference": labels[0], "runs": runs}
     (tmp_path / "study.json").write_text(json.dumps(plan))
-    gathering = Gathering([tmp_path])
-    gathering.look()
-    assert len(report_html(gathering).encode()) < 8_000_000
+    collection = RunCollection([tmp_path])
+    collection.refresh()
+    assert len(report_html(collection).encode()) < 8_000_000
 
 
 def test_the_page_is_the_same_every_time(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "study", {"A": [[0.1], [0.2]], "B": [[0.3], [0.4]]}, reference="A")
     pages = []
     for _ in range(2):
-        gathering = Gathering([folder])
-        gathering.look()
-        pages.append(report_html(gathering, {"paper.html": "The paper"}))
+        collection = RunCollection([folder])
+        collection.refresh()
+        pages.append(report_html(collection, {"paper.html": "The paper"}))
     assert pages[0] == pages[1]
     assert '<a href="paper.html">The paper</a>' in pages[0]
-    (group,) = gathering.groups
-    assert group_data(group)["rows"][1]["against_reference"]["verdict"] == "too few seeds"
+    (group,) = collection.groups
+    assert page_group(group).data["rows"][1]["against_reference"]["verdict"] == "too few seeds"
     assert {run["seed"] for run in runs_data(group)} == {0, 1}
     assert read_run(folder / "run-0" / "seed-0").status == "finished"
 
@@ -230,7 +235,7 @@ def test_splits_of_one_seed_are_told_apart_by_a_row() -> None:
 
     splits = {"A": ("one", "two"), "B": ("one", "two"), "C": ("other", "two")}
     runs = {label: {seed: run(label, seed, own[seed]) for seed in (0, 1)} for label, own in splits.items()}
-    shown = group_data(Group(StudyRecord(Path(), tuple(runs), (0, 1), "A", runs)))["splits"]
+    shown = page_group(Group(StudyRecord(Path(), tuple(runs), (0, 1), "A", runs))).data["splits"]
     assert {name: (split["seed"], split.get("label")) for name, split in shown.items()} == {
         "one": (0, "A"),
         "two": (1, None),
@@ -242,9 +247,26 @@ def test_facts_of_several_parts_are_words() -> None:
     def told(code: dict[str, str | None]) -> dict[str, Any]:
         versions = {"format": 1, "torch": "2", "code": code}
         one = RunRecord(Path("x"), {"seed": 0}, [], None, None, versions)
-        data = group_data(Group(StudyRecord(Path("s"), ("A",), (0,), "A", {"A": {0: one}})))
+        data = page_group(Group(StudyRecord(Path("s"), ("A",), (0,), "A", {"A": {0: one}}))).data
         (entry,) = data["versions"]
         return dict(entry["facts"])
 
     assert told({"algorithm": None, "model": None}) == {"torch": "2"}
     assert told({"algorithm": "abc", "model": None}) == {"torch": "2", "code hashes": "algorithm abc"}
+
+
+def test_a_page_compares_once_and_reads_each_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_study(tmp_path / "study", {"A": [[0.1], [0.2]], "B": [[0.3], [0.4]]}, reference="A")
+    calls: Counter[str] = Counter()
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            calls[name] += 1
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(compare, "caveats", counted("compare", compare.caveats))
+    monkeypatch.setattr(columns, "client_columns", counted("columns", columns.client_columns))
+    write_page([folder], tmp_path / "report.html")
+    assert calls == {"compare": 1, "columns": 4}

@@ -1,4 +1,4 @@
-"""Folded runs unfold to what tables and figures saw in the folders; a broken file is named in one line."""
+"""An archive gives back what tables and figures read in the run folders; a broken one is named in one line."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from written_folders import write_run, write_study
 
 from fedgg.analysis.compare import compare
 from fedgg.errors import UserError
-from fedgg.runfolder.archive import fold, read_folded, unfold, write_folded
-from fedgg.runfolder.read import RunRecord, StudyRecord, read_run, read_study
+from fedgg.runfolder.archive import archive_of, read_archive, records_in, write_archive
+from fedgg.runfolder.read import read_run, read_study
+from fedgg.runfolder.records import RunRecord, StudyRecord
 
 INF = float("inf")
 
@@ -34,7 +35,7 @@ def runs(tmp_path: Path) -> list[RunRecord]:
 
 
 def through_json(runs: list[RunRecord]) -> list[RunRecord]:
-    return unfold(json.loads(json.dumps(fold(runs))))
+    return records_in(json.loads(json.dumps(archive_of(runs))))
 
 
 def test_everything_tables_and_figures_use_comes_back(runs: list[RunRecord]) -> None:
@@ -54,7 +55,7 @@ def test_everything_tables_and_figures_use_comes_back(runs: list[RunRecord]) -> 
 
 
 def test_shared_settings_splits_and_conditions_are_stored_once(runs: list[RunRecord]) -> None:
-    content = fold(runs, note="why")
+    content = archive_of(runs, note="why")
     assert content["base"] == {"name": "n", "algorithm.name": "fedgg", "engine.precision": "fp32"}
     assert [run["settings"] for run in content["runs"]][2] == {"seed": 2, "algorithm.mu": 0.2}
     assert len(content["conditions"]) == 2
@@ -77,11 +78,11 @@ def test_readings_and_seconds(tmp_path: Path) -> None:
 
 def test_a_run_that_is_not_over_is_left_out(tmp_path: Path) -> None:
     running = read_run(write_run(tmp_path / "run", [0.1], status=None))
-    assert fold([running])["runs"] == []
+    assert archive_of([running])["runs"] == []
     assert through_json([]) == []
 
 
-def test_a_comparison_of_unfolded_runs_is_the_same(tmp_path: Path) -> None:
+def test_a_comparison_of_archived_runs_is_the_same(tmp_path: Path) -> None:
     curves = {"FedAvg": [[0.1, 0.5], [0.2, 0.4]], "Fast": [[0.5, 0.6], [0.1, 0.3]]}
     study = read_study(write_study(tmp_path / "study", curves, reference="FedAvg"))
     after: dict[str, dict[int, RunRecord]] = {label: {} for label in study.labels}
@@ -92,23 +93,23 @@ def test_a_comparison_of_unfolded_runs_is_the_same(tmp_path: Path) -> None:
 
 
 def test_the_file_has_a_line_for_each_run(tmp_path: Path, runs: list[RunRecord]) -> None:
-    file = tmp_path / "deep" / "folded.json"
-    assert write_folded(runs, file) == 3
+    file = tmp_path / "deep" / "archive.json"
+    assert write_archive(runs, file) == 3
     assert sum(line.startswith('{"place"') for line in file.read_text().splitlines()) == 3
-    assert [record.config for record in read_folded(file)] == [record.config for record in runs]
+    assert [record.config for record in read_archive(file)] == [record.config for record in runs]
     empty = tmp_path / "empty.json"
-    write_folded([], empty)
-    assert read_folded(empty) == []
+    write_archive([], empty)
+    assert read_archive(empty) == []
 
 
-def test_infinite_settings_fold_to_plain_json(tmp_path: Path, runs: list[RunRecord]) -> None:
+def test_infinite_settings_are_plain_json(tmp_path: Path, runs: list[RunRecord]) -> None:
     """`Infinity`, which Python's json writes, is refused by other readers."""
     for mu, record in zip((INF, -INF, [0.5, INF]), runs, strict=True):
         record.config["algorithm"]["mu"] = mu
-    file = tmp_path / "folded.json"
-    write_folded(runs, file)
+    file = tmp_path / "archive.json"
+    write_archive(runs, file)
     json.loads(file.read_text(), parse_constant=pytest.fail)
-    assert [record.config["algorithm"]["mu"] for record in read_folded(file)] == [INF, -INF, [0.5, INF]]
+    assert [record.config["algorithm"]["mu"] for record in read_archive(file)] == [INF, -INF, [0.5, INF]]
 
 
 @pytest.mark.parametrize(
@@ -118,5 +119,5 @@ def test_a_broken_file_is_named(tmp_path: Path, content: str) -> None:
     file = tmp_path / "bad.json"
     file.write_text(content)
     with pytest.raises(UserError, match=r"bad\.json") as caught:
-        read_folded(file)
+        read_archive(file)
     assert "\n" not in str(caught.value)

@@ -13,7 +13,7 @@ from earlier_folders import without_checksums
 from observers import Callbacks
 
 import fedgg
-from fedgg.analysis.collect import Gathering
+from fedgg.analysis.collect import RunCollection
 from fedgg.analysis.compare import compare
 from fedgg.errors import UserError
 from fedgg.files import read_bytes, write_atomically
@@ -25,7 +25,7 @@ from fedgg.lab.session import Session
 from fedgg.lab.store import Store
 from fedgg.runfolder import checksums
 from fedgg.runfolder import follow as following
-from fedgg.runfolder.archive import fold
+from fedgg.runfolder.archive import archive_of
 from fedgg.runfolder.checksums import LineChecksums, checkpoint_checksums, known_checksums
 from fedgg.runfolder.follow import FollowedRun
 from fedgg.runfolder.read import read_run, read_study
@@ -93,9 +93,9 @@ def replace_in(file: Path, old: str, new: str, line: int = 0) -> None:
 
 
 def problems_of(folder: Path) -> list[str]:
-    gathering = Gathering([folder])
-    gathering.look()
-    return [f"{problem.what}: {problem.why}" for problem in gathering.problems]
+    collection = RunCollection([folder])
+    collection.refresh()
+    return [f"{problem.what}: {problem.why}" for problem in collection.problems]
 
 
 # What is written ------------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_a_gap_in_the_round_numbers_of_an_earlier_folder(unfinished: Path) -> No
     file = without_checksums(unfinished) / "rounds.jsonl"
     lines = file.read_text().splitlines(keepends=True)
     file.write_text(lines[0] + lines[2])
-    with pytest.raises(UserError, match="line 2 tells round 3, where round 2 belongs"):
+    with pytest.raises(UserError, match="line 2 has round 3, where round 2 belongs"):
         resume(unfinished)
 
 
@@ -215,7 +215,7 @@ def test_edited_settings(old: str, new: str, unfinished: Path, straight: Run) ->
     with pytest.raises(UserError, match=r"config\.toml is not as fedgg wrote it.*if you edited it, `fedgg run"):
         resume(unfinished)
     (said,) = problems_of(unfinished)
-    assert "excluded from the averages: config.toml is not as the run wrote it" in said
+    assert "excluded from the averages: config.toml was changed after the run wrote it" in said
     wish, notices = load_experiment(file), list[str]()
     done = run(wish, out=unfinished, observer=Callbacks(notice=notices.append))
     assert any("config.toml is written again" in said for said in notices)
@@ -270,8 +270,8 @@ def test_settings_replaced_while_the_report_reads(finished: Path, monkeypatch: p
 
     monkeypatch.setattr(following, "read_bytes", read_and_replace)
     followed = FollowedRun(finished)
-    followed.look()
-    followed.look()
+    followed.refresh()
+    followed.refresh()
     assert followed.record is not None
     assert followed.record.faults == ()
     assert followed.record.config["rounds"] == ROUNDS + 1
@@ -344,7 +344,7 @@ def test_lost_resumes_are_named(unfinished: Path) -> None:
     replace_in(file, f'"after_round": {STOPPED}', '"after_round": 1')
     assert any("resumes.jsonl is damaged: line 1 does not fit" in said for said in problems_of(unfinished))
     file.unlink()
-    assert any("resumes.jsonl has 0 whole lines of 1" in said for said in problems_of(unfinished))
+    assert any("resumes.jsonl has 0 of 1 lines" in said for said in problems_of(unfinished))
 
 
 def test_a_changed_flower_json_is_refused(tmp_path: Path) -> None:
@@ -384,8 +384,8 @@ def test_a_damaged_run_is_excluded_and_named(tmp_path: Path) -> None:
     assert (row.label, row.damaged) == ("one", 1)
     assert [said for said in problems_of(tmp_path) if "excluded from the averages: rounds.jsonl" in said]
     records = [record for by_seed in study.runs.values() for record in by_seed.values()]
-    folded = fold(records)
-    assert len(folded["runs"]) == 3
-    assert all("checksum" not in json.dumps(one) for one in folded["runs"])
+    archived = archive_of(records)["runs"]
+    assert len(archived) == 3
+    assert all("checksum" not in json.dumps(one) for one in archived)
     replace_in(tmp_path / "study.json", '"reference": "one"', '"reference": "other"')
     assert any("study.json is broken: its content does not fit its checksum" in said for said in problems_of(tmp_path))

@@ -9,20 +9,21 @@ from pathlib import Path
 import pytest
 from written_folders import write_run, write_study
 
-from fedgg.analysis.collect import Gathering, Problem
+from fedgg.analysis.collect import Problem, RunCollection
 from fedgg.analysis.compare import compare
-from fedgg.analysis.verdict import answer
+from fedgg.analysis.verdict import conclude
 from fedgg.report.page import report_html
 from fedgg.report.tables import accuracy_table, runs_table
-from fedgg.runfolder.read import RunRecord, StudyRecord, read_run
+from fedgg.runfolder.read import read_run
+from fedgg.runfolder.records import RunRecord, StudyRecord
 
 CURVE = [0.1, 0.2, 0.3, 0.4]
 
 
 def looked(folder: Path) -> tuple[StudyRecord, list[Problem]]:
-    gathering = Gathering([folder])
-    gathering.look()
-    return gathering.groups[0].study, gathering.problems
+    collection = RunCollection([folder])
+    collection.refresh()
+    return collection.groups[0].study, collection.problems
 
 
 def the_run(folder: Path) -> tuple[RunRecord, Problem]:
@@ -44,9 +45,9 @@ def spoil_line(run: Path, number: int) -> None:
 @pytest.mark.parametrize(
     ("damage", "said", "left"),
     [
-        (lambda run: keep_lines(run, 1, 2), "ends at round 2, but summary.json says that 4 were done", [1, 2]),
-        (lambda run: keep_lines(run), "has no round, but summary.json says that 4 were done", []),
-        (lambda run: (run / "rounds.jsonl").unlink(), "has no round, but summary.json says that 4 were done", []),
+        (lambda run: keep_lines(run, 1, 2), "ends at round 2, but summary.json counts 4 rounds", [1, 2]),
+        (lambda run: keep_lines(run), "has no round, but summary.json counts 4 rounds", []),
+        (lambda run: (run / "rounds.jsonl").unlink(), "has no round, but summary.json counts 4 rounds", []),
         (lambda run: keep_lines(run, 1, 2, 4), "rounds.jsonl lacks round 3", [1, 2, 4]),
         (lambda run: keep_lines(run, 3, 4), "rounds.jsonl lacks rounds 1 to 2", [3, 4]),
         (lambda run: spoil_line(run, 2), "rounds.jsonl is broken: line 2", [1, 3, 4]),
@@ -93,7 +94,7 @@ def test_half_a_run_is_in_no_mean(tmp_path: Path) -> None:
     assert (row.final.mean, row.final.n) == (0.8, 1)
     assert accuracy_table(comparison).rows[1][1] == "1, 2 damaged"
     assert any("B: seeds 1, 2 excluded from the averages (damaged" in note for note in comparison.notes)
-    said = answer(study, comparison).said
+    said = conclude(study, comparison).text
     assert said.endswith("2 runs of B are damaged and excluded from the averages.")
     assert not said.startswith("So far")  # there is nothing to wait for
     assert [Path(problem.path).name for problem in problems] == ["seed-1", "seed-2"]
@@ -105,7 +106,7 @@ def test_nothing_but_damage(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", CURVE)
     keep_lines(folder, 1)
     study, _ = looked(folder)
-    assert answer(study, compare(study)).said == "The run is damaged, so there is no result."
+    assert conclude(study, compare(study)).text == "The run is damaged, so there is no result."
 
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "summary.json"])
@@ -117,11 +118,11 @@ def test_a_folder_that_has_lost_its_settings(tmp_path: Path, name: str) -> None:
         if file.name != name:
             file.unlink()
     for path in (run, tmp_path / "all"):
-        gathering = Gathering([path])
-        gathering.look()
-        assert [problem.path for problem in gathering.problems] == [str(run)]
-        assert "config.toml is not there" in gathering.problems[0].why
-    assert gathering.groups[0].study.runs["demo"][0].path == other
+        collection = RunCollection([path])
+        collection.refresh()
+        assert [problem.path for problem in collection.problems] == [str(run)]
+        assert "config.toml is not there" in collection.problems[0].why
+    assert collection.groups[0].study.runs["demo"][0].path == other
     (run / name).unlink()
     (run / "partition.json").write_text("{}")
     _, problems = looked(tmp_path / "all")
@@ -137,7 +138,7 @@ def test_a_broken_summary_hides_no_run(tmp_path: Path, content: str) -> None:
     run, problem = the_run(whole)
     assert run.status == "finished"
     assert "summary.json is broken" in problem.why
-    assert "counts as finished, since its history has all rounds" in problem.why
+    assert "counts as finished, since rounds.jsonl has all rounds" in problem.why
     run, problem = the_run(half)
     assert run.status == "unfinished"
     assert "counts as unfinished" in problem.why
@@ -164,11 +165,11 @@ def test_other_files_that_are_missed(tmp_path: Path, name: str, content: str | N
 def test_what_is_wrong_stands_on_the_page(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "study", {"A": [CURVE, CURVE]}, reference="A")
     keep_lines(folder / "run-0" / "seed-1", 1, 2)
-    gathering = Gathering([folder])
-    gathering.look()
-    page = report_html(gathering)
+    collection = RunCollection([folder])
+    collection.refresh()
+    page = report_html(collection)
     assert "seed-1 is damaged and excluded from the averages: rounds.jsonl ends at round 2" in page
-    assert not gathering.look()
+    assert not collection.refresh()
 
 
 def test_what_is_mended_is_forgotten(tmp_path: Path) -> None:
@@ -177,14 +178,14 @@ def test_what_is_mended_is_forgotten(tmp_path: Path) -> None:
     summary = (folder / "summary.json").read_text()
     spoil_line(folder, 2)
     (folder / "summary.json").write_text("")
-    gathering = Gathering([folder])
-    gathering.look()
-    assert len(gathering.problems) == 1
+    collection = RunCollection([folder])
+    collection.refresh()
+    assert len(collection.problems) == 1
     (folder / "rounds.jsonl").write_text(good)
     (folder / "summary.json").write_text(summary)
-    assert gathering.look()
-    assert gathering.problems == []
-    assert gathering.groups[0].study.runs["demo"][0].complete
+    assert collection.refresh()
+    assert collection.problems == []
+    assert collection.groups[0].study.runs["demo"][0].complete
 
 
 def test_a_history_longer_than_its_summary_counts(tmp_path: Path) -> None:
@@ -192,4 +193,4 @@ def test_a_history_longer_than_its_summary_counts(tmp_path: Path) -> None:
     (folder / "summary.json").write_text(json.dumps({"status": "finished", "rounds_done": 3}))
     run, problem = the_run(folder)
     assert run.complete
-    assert "goes on to round 4, but summary.json knows of 3 only" in problem.why
+    assert "ends at round 4, but summary.json counts 3 rounds" in problem.why

@@ -10,7 +10,7 @@ import pytest
 from written_folders import write_run
 
 from fedgg.runfolder.follow import FollowedRun
-from fedgg.runfolder.records import read_bytes
+from fedgg.runfolder.read import read_bytes
 
 
 def line(number: int) -> str:
@@ -25,8 +25,8 @@ def rounds(followed: FollowedRun) -> list[int]:
 def test_only_what_is_new_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run(tmp_path / "run", [0.1, 0.2], status=None)
     followed = FollowedRun(folder)
-    assert followed.look()
-    assert not followed.look()
+    assert followed.refresh()
+    assert not followed.refresh()
     before = followed.record
     read: list[int] = []
 
@@ -38,7 +38,7 @@ def test_only_what_is_new_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with (folder / "rounds.jsonl").open("a") as file:
         file.write(line(3))
     monkeypatch.setattr("fedgg.runfolder.follow.read_bytes", counting)
-    assert followed.look()
+    assert followed.refresh()
     assert rounds(followed) == [1, 2, 3]
     assert read == [len(line(3))]
     assert before is not None
@@ -50,58 +50,58 @@ def test_a_line_on_its_way_waits(tmp_path: Path) -> None:
     followed = FollowedRun(folder)
     with (folder / "rounds.jsonl").open("a") as file:
         file.write(line(2)[:20])
-    followed.look()
+    followed.refresh()
     assert rounds(followed) == [1]
     with (folder / "rounds.jsonl").open("a") as file:
         file.write(line(2)[20:])
-    followed.look()
+    followed.refresh()
     assert rounds(followed) == [1, 2]
 
 
 def test_a_history_that_is_cut_is_read_anew(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [0.1, 0.2, 0.3], status=None)
     followed = FollowedRun(folder)
-    followed.look()
+    followed.refresh()
     beside = folder / "new"
     beside.write_text(line(1))
     beside.replace(folder / "rounds.jsonl")
-    followed.look()
+    followed.refresh()
     assert rounds(followed) == [1]
     with (folder / "rounds.jsonl").open("a") as file:
         file.write(line(2))
-    followed.look()
+    followed.refresh()
     assert rounds(followed) == [1, 2]
 
 
 def test_the_end_and_the_resumes_are_seen(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [0.1], status=None)
     followed = FollowedRun(folder)
-    followed.look()
+    followed.refresh()
     assert followed.record is not None
     assert followed.record.status == "unfinished"
     (folder / "resumes.jsonl").write_text('{"after_round": 1, "when": "now", "notes": []}\n{"torn')
     (folder / "summary.json").write_text('{"status": "finished"}')
-    assert followed.look()
+    assert followed.refresh()
     assert followed.record.status == "finished"
     assert followed.record.resumes == ({"after_round": 1, "when": "now", "notes": []},)
     (folder / "federation").mkdir()
     (folder / "federation" / "events.jsonl").write_text('{"who": "client 2"}\n{"torn')
-    assert followed.look()
+    assert followed.refresh()
     assert followed.record.processes == ({"who": "client 2"},)
 
 
 def test_trouble_is_named_and_passes(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [0.1, 0.2])
     followed = FollowedRun(folder)
-    followed.look()
+    followed.refresh()
     good = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text("= half")
-    followed.look()
+    followed.refresh()
     assert followed.record is None
     assert "config.toml is broken" in (followed.problem or "")
     (folder / "config.toml").write_text(good)
-    followed.look()
+    followed.refresh()
     assert rounds(followed) == [1, 2]
     shutil.rmtree(folder)
-    followed.look()
+    followed.refresh()
     assert "config.toml is not there" in (followed.problem or "")

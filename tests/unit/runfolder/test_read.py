@@ -124,7 +124,7 @@ def test_this_room_needs_no_torch_and_no_other_room() -> None:
         "bare = types.ModuleType('fedgg')\n"
         "bare.__path__ = importlib.util.find_spec('fedgg').submodule_search_locations\n"
         "sys.modules['fedgg'] = bare\n"
-        "import fedgg.analysis.compare, fedgg.report.figures, fedgg.runfolder.read, fedgg.report.tables\n"
+        "import fedgg.analysis.compare, fedgg.report.run_figures, fedgg.runfolder.read, fedgg.report.tables\n"
         "rooms = {'.'.join(name.split('.')[:2]) for name in sys.modules if name.startswith('fedgg.')}\n"
         "assert 'torch' not in sys.modules, 'torch'\n"
         "assert 'matplotlib.pyplot' not in sys.modules, 'pyplot'\n"

@@ -39,7 +39,7 @@ from fedgg.lab.store import Store
 from fedgg.output_files import writing_to
 from fedgg.runfolder.checksums import FILE, append_checked
 from fedgg.runfolder.locks import InUse, LockFile
-from fedgg.runfolder.records import summary_in
+from fedgg.runfolder.schema import summary_in
 
 
 @dataclass

@@ -12,21 +12,21 @@ function theme() {
     probe.style.color = `var(--${name})`;
     return getComputedStyle(probe).color;
   };
-  const found = Object.fromEntries(
+  const named = Object.fromEntries(
     ["ink", "soft", "line", "ground", "band", "accent", "heat"].map((n) => [n, colour(n)]),
   );
   probe.remove();
   const dark =
     getComputedStyle(document.documentElement).colorScheme === "dark" ||
     (document.documentElement.dataset.theme == null && matchMedia("(prefers-color-scheme: dark)").matches);
-  return { ...found, dark, colours: dark ? page.palette.dark : page.palette.light };
+  return { ...named, dark, colours: dark ? page.palette.dark : page.palette.light };
 }
 
 const colourOf = (position, now = theme()) => now.colours[position % now.colours.length];
 const dashOf = (position) => DASHES[position % DASHES.length];
 const faint = (colour) => colour + "1c";
 
-/** The line of a label as a small drawing, for legends and tables. */
+/** The line style of a label as a small picture, for legends and tables. */
 function swatch(position) {
   return make(
     "svg",
@@ -60,7 +60,7 @@ function baseLayout(now, height) {
     margin: { l: 10, r: 22, t: 14, b: 10 },
     showlegend: false,
     dragmode: "zoom",
-    uirevision: "kept",
+    uirevision: "same",
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 13, color: now.ink },
@@ -75,7 +75,7 @@ const NUMBER_TICKS = ".6~g";
 const EVERY_ROUND = 10; // rounds across the axis up to which each has a tick
 
 /**
- * `spec`: name; says(), its text for screen readers; draw(theme) -> {traces, layout}; rows() -> {columns, rows};
+ * `spec`: name; describe(), its text for screen readers; draw(theme) -> {traces, layout}; rows() -> {columns, rows};
  * nothing(), a sentence in place of the chart while there is nothing to draw; rounds(), whether the axis counts rounds.
  */
 class Chart {
@@ -108,7 +108,7 @@ class Chart {
     this.plot.chart = this;
   }
 
-  /** Now if it can be seen, later if not. */
+  /** Draw now if visible, else when it becomes visible. */
   refresh() {
     this.dirty = true;
     const nothing = this.spec.nothing?.() ?? "";
@@ -116,7 +116,7 @@ class Chart {
     this.message.hidden = !nothing;
     for (const part of [this.plot, this.caption, this.tools]) part.hidden = Boolean(nothing);
     if (nothing) return this.numbers.hidden || this.showTable(false);
-    this.plot.setAttribute("aria-label", this.spec.says());
+    this.plot.setAttribute("aria-label", this.spec.describe());
     this.caption.textContent = this.spec.caption?.() ?? "";
     if (!this.numbers.hidden) this.showTable(true);
     if (this.visible) this.draw();

@@ -9,8 +9,8 @@ const SYMBOLS = [
   ["star", "★"],
   ["triangle-down", "▼"],
 ];
-const AT_ONCE = SYMBOLS.length; // labels whose markers can be told apart
-const QUANTILES = ["lowest", "10 %", "25 %", "median", "75 %", "90 %", "highest"]; // of fedgg.report.page_runs
+const AT_ONCE = SYMBOLS.length; // labels whose markers can be distinguished
+const QUANTILES = ["lowest", "10 %", "25 %", "median", "75 %", "90 %", "highest"]; // of fedgg.analysis.run_columns
 const BANDS = [
   [0, 6, "16"],
   [1, 5, "1e"],
@@ -23,9 +23,9 @@ function clientsSection(view) {
   const seeds = () => [...new Set(having().map((run) => run.seed))];
   const seed = () => view.clientSeed ?? seeds()[0];
   const here = () => having().filter((run) => run.seed === seed());
-  const kept = () => here().some((run) => run.clients.holdout);
+  const hasHoldout = () => here().some((run) => run.clients.holdout);
   const many = () => here().some((run) => run.clients.quantiles);
-  const measure = () => (kept() ? "hold-out accuracy" : "training loss");
+  const measure = () => (hasHoldout() ? "hold-out accuracy" : "training loss");
   const chosen = () =>
     here()
       .filter((run) => !view.hidden.has(run.label))
@@ -44,7 +44,7 @@ function clientsSection(view) {
           : here().length
             ? `None of the lines shown has recorded a ${name.toLowerCase()}.`
             : "No run of this seed has recorded its clients.",
-      says: () =>
+      describe: () =>
         `${name} of each client, seed ${seed()}. ` +
         chosen()
           .map((run) => worstWords(run, key, isPercent))
@@ -78,13 +78,13 @@ function clientsSection(view) {
   const loss = byClient("loss", "Training loss", false);
 
   /** The values over rounds of the run selected: one row for each client, or the quantiles over clients. */
-  const past = () => {
-    const { history, quantiles } = one()?.clients ?? {};
-    const source = history ?? quantiles;
+  const history = () => {
+    const { history: byClient, quantiles } = one()?.clients ?? {};
+    const source = byClient ?? quantiles;
     return {
-      isHistory: Boolean(history),
-      rounds: (kept() ? source?.looked : source?.round) ?? [],
-      values: (kept() ? source?.holdout : source?.loss) ?? [],
+      isHistory: Boolean(byClient),
+      rounds: (hasHoldout() ? source?.evaluated : source?.round) ?? [],
+      values: (hasHoldout() ? source?.holdout : source?.loss) ?? [],
     };
   };
   const overRounds = new Chart({
@@ -92,21 +92,21 @@ function clientsSection(view) {
     height: 330,
     fixed: true,
     rounds: () => true,
-    nothing: () => (past().rounds.length ? "" : `No ${measure()} of single clients has been recorded yet.`),
-    says: () =>
-      `${capital(measure())} ${past().isHistory ? "of each client" : "of the clients (quantiles)"} over the rounds, ` +
+    nothing: () => (history().rounds.length ? "" : `No ${measure()} of single clients has been recorded yet.`),
+    describe: () =>
+      `${capital(measure())} ${history().isHistory ? "of each client" : "of the clients (quantiles)"} over the rounds, ` +
       `${one()?.label}, seed ${seed()}.`,
     caption: () =>
       `${one()?.label}, seed ${seed()}: ` +
-      (past().isHistory
+      (history().isHistory
         ? `${measure()} of each client (rows) over the rounds (columns); ` +
-          `a stronger colour is a higher ${kept() ? "accuracy" : "loss"}.`
+          `a stronger colour is a higher ${hasHoldout() ? "accuracy" : "loss"}.`
         : `${measure()} over the ${one().clients.of} clients, of each round those ` +
-          (kept() ? "with hold-out examples" : "that took part") +
+          (hasHoldout() ? "with hold-out examples" : "that took part") +
           ". Line: median; bands, from the inside out: the middle 50 %, the middle 80 %, all clients."),
     draw: (now) => {
-      const { isHistory, rounds, values } = past();
-      const format = kept() ? ":.1%" : ":.4g";
+      const { isHistory, rounds, values } = history();
+      const format = hasHoldout() ? ":.1%" : ":.4g";
       if (!isHistory)
         return {
           traces: quantileTraces(rounds, values, colourOf(position(one()), now), format),
@@ -115,7 +115,7 @@ function clientsSection(view) {
             hovermode: "x unified",
             hoverdistance: -1,
             xaxis: { title: { text: "round" }, unifiedhovertitle: { text: "round %{x}" } },
-            yaxis: { title: { text: measure() }, tickformat: kept() ? PERCENT_TICKS : NUMBER_TICKS },
+            yaxis: { title: { text: measure() }, tickformat: hasHoldout() ? PERCENT_TICKS : NUMBER_TICKS },
           },
         };
       const { client } = one().clients;
@@ -127,7 +127,7 @@ function clientsSection(view) {
         colorbar: {
           thickness: 10,
           outlinewidth: 0,
-          tickformat: kept() ? PERCENT_TICKS : NUMBER_TICKS,
+          tickformat: hasHoldout() ? PERCENT_TICKS : NUMBER_TICKS,
           tickfont: { size: 11, color: now.soft },
         },
       };
@@ -137,8 +137,8 @@ function clientsSection(view) {
       };
     },
     rows: () => {
-      const { isHistory, rounds, values } = past();
-      const cell = (value) => (kept() ? percent(value) : figure(value));
+      const { isHistory, rounds, values } = history();
+      const cell = (value) => (hasHoldout() ? percent(value) : figure(value));
       if (!isHistory)
         return { columns: ["round", ...QUANTILES], rows: rounds.map((round, at) => [round, ...values[at].map(cell)]) };
       const { client } = one().clients;
@@ -151,14 +151,14 @@ function clientsSection(view) {
   const lead = make("p", { class: "lead" });
   const grid = make("div", { class: "grid" });
   const signs = make("ul", { class: "legend signs", "aria-label": "Lines shown" });
-  const found = make("p", { class: "soft", role: "status" });
+  const clientStatus = make("p", { class: "soft", role: "status" });
   const search = make("input", { type: "number", min: 0, step: 1, id: "client" });
   search.addEventListener("input", () => {
     view.client = search.value === "" ? null : Number(search.value);
     highlight();
   });
   const highlight = () => {
-    found.textContent = many() && isNumber(view.client) ? clientWords(chosen(), view.client, kept()) : "";
+    clientStatus.textContent = many() && isNumber(view.client) ? clientWords(chosen(), view.client, hasHoldout()) : "";
     accuracy.refresh();
     loss.refresh();
   };
@@ -197,25 +197,25 @@ function clientsSection(view) {
     while (controls.firstChild !== search.parentNode) controls.firstChild.remove();
     controls.prepend(...choices);
     const sentences = chosen()
-      .map((run) => worstWords(run, kept() ? "holdout" : "loss", kept()))
+      .map((run) => worstWords(run, hasHoldout() ? "holdout" : "loss", hasHoldout()))
       .filter(Boolean);
     lead.textContent =
-      (kept() ? "" : "No hold-out examples, so only losses are shown: set data.holdout = 0.2 for accuracies. ") +
+      (hasHoldout() ? "" : "No hold-out examples, so losses are shown: set data.holdout = 0.2 for accuracies. ") +
       (sentences.length ? `Worst clients by ${measure()}, seed ${seed()}: ${sentences.join("; ")}.` : "");
-    const shown = [...(kept() ? [accuracy] : []), loss, overRounds];
+    const shown = [...(hasHoldout() ? [accuracy] : []), loss, overRounds];
     if (grid.children.length !== shown.length) grid.replaceChildren(...shown.map((chart) => chart.node));
-    loss.node.classList.toggle("wide", !kept());
+    loss.node.classList.toggle("wide", !hasHoldout());
     overRounds.refresh();
     highlight();
   };
   const more =
     view.group.labels.length > 1
-      ? make("p", { class: "soft" }, `Shown are the lines selected in the first chart, at most ${AT_ONCE}.`)
+      ? make("p", { class: "soft" }, `The lines selected in the first chart are shown, at most ${AT_ONCE} of them.`)
       : null;
   return {
     id: "clients",
     heading: "Clients",
-    node: make("div", {}, lead, controls, found, signs, grid, more),
+    node: make("div", {}, lead, controls, clientStatus, signs, grid, more),
     charts: [accuracy, loss, overRounds],
     refresh,
   };
@@ -347,7 +347,7 @@ function worstWords(run, key, isPercent) {
   const worst = ranked.filter(({ value }) => value === ranked[0].value);
   const who = worst.length === 1 ? `client ${worst[0].client}` : `${worst.length} clients`;
   const last = (key === "holdout" ? run.clients.evaluated : run.round.at(-1)) ?? "?";
-  const when = isComplete(run) ? "" : `, round ${last} of ${run.asked ?? "?"}`;
+  const when = isComplete(run) ? "" : `, round ${last} of ${run.planned_rounds ?? "?"}`;
   const middle = run.clients.quantiles ? `, median ${shown(ranked[Math.floor(ranked.length / 2)].value)}` : "";
   return `${run.label} ${shown(ranked[0].value)} (${who}${when})${middle}`;
 }

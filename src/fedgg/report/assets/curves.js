@@ -9,14 +9,14 @@ function curvesSection(view) {
   const lines = () =>
     linesOf(view.group, (run) => run[view.what], view.window).filter(({ label }) => !view.hidden.has(label));
   const legend = legendOf(view);
-  const goal = () => (what().percent ? shownTarget(view) : null);
+  const targetValue = () => (what().percent ? shownTarget(view) : null);
 
   const chart = new Chart({
     name: "Training curves",
     height: 430,
     rounds: () => view.across === "round",
     nothing: () => nothingDrawn(lines(), `No ${what().name} has been recorded for the lines shown.`),
-    says: () => `${capital(what().name)} on ${what().where} against ${ACROSS[view.across]}. ` + spoken(view),
+    describe: () => `${capital(what().name)} on ${what().where} against ${ACROSS[view.across]}. ` + curveDescription(view),
     caption: () =>
       `${capital(what().name)} on ${what().where}. ${bandWords(view)}` +
       (view.window > 1 ? ` Smoothed: each value is the average of the last ${view.window} evaluated rounds.` : ""),
@@ -39,7 +39,7 @@ function curvesSection(view) {
             },
           },
           yaxis: { title: { text: what().name }, tickformat: what().percent ? PERCENT_TICKS : NUMBER_TICKS },
-          shapes: isNumber(goal()) ? [targetLine(goal(), now)] : [],
+          shapes: isNumber(targetValue()) ? [targetLine(targetValue(), now)] : [],
         },
       };
     },
@@ -68,7 +68,7 @@ function curvesSection(view) {
   target.addEventListener("input", () => view.setTarget(target.value === "" ? null : Number(target.value) / 100, true));
   const standard = button("Reset target", () => view.setTarget(null), { title: targetRule(view.group) });
 
-  const kinds = Object.keys(WHAT).filter(present);
+  const recorded = Object.keys(WHAT).filter(present);
   const axes = [
     ["round", "rounds"],
     ["megabytes", "megabytes"],
@@ -80,7 +80,7 @@ function curvesSection(view) {
       { class: "controls" },
       selection(
         "Show",
-        kinds.map((key) => [key, `${WHAT[key].name} (${WHAT[key].brief})`]),
+        recorded.map((key) => [key, `${WHAT[key].name} (${WHAT[key].brief})`]),
         view.what,
         (key) => {
           view.what = key;
@@ -106,7 +106,7 @@ function curvesSection(view) {
     refresh: () => {
       const typing = view.typed && document.activeElement === target; // do not overwrite a number while it is being typed
       if (!typing) target.value = isNumber(view.target) ? fixed(100 * view.target) : "";
-      target.placeholder = isNumber(goal()) ? fixed(100 * goal()) : "";
+      target.placeholder = isNumber(targetValue()) ? fixed(100 * targetValue()) : "";
       target.title = `Empty: ${targetRule(view.group)}`;
       target.disabled = !what().percent;
       standard.hidden = !isNumber(view.target);
@@ -119,7 +119,7 @@ function curvesSection(view) {
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const windowWords = (window) => (window === 1 ? "none" : `${window} rounds`);
 
-/** The default target, which is the terminal's. */
+/** The default target, as in the terminal's table. */
 const targetRule = (group) => `each seed's target is ${group.reference}'s final accuracy with the same seed`;
 
 /** Where the target line is drawn: at the number chosen, else at the average of the seeds' targets. */
@@ -170,7 +170,7 @@ function bandWords(view) {
 }
 
 /** The chart in words: the last value of each line. */
-function spoken(view) {
+function curveDescription(view) {
   const ends = linesOf(view.group, (run) => run[view.what], view.window)
     .filter(({ main }) => main.length)
     .map(({ label, main }) => {

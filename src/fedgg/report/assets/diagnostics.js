@@ -31,7 +31,7 @@ function diagnosticsSection(view) {
         height: 270,
         rounds: () => true,
         nothing: () => nothingDrawn(lines(name), `None of the lines shown has recorded ${name}.`),
-        says: () =>
+        describe: () =>
           `${name} against rounds. ` +
           lines(name)
             .filter(({ main }) => main.length)

@@ -1,20 +1,20 @@
-// Updates from `fedgg watch`: requested every two seconds; the answer holds only what has changed.
+// Updates from `fedgg watch`: requested every two seconds; a response holds what has changed.
 
-const EVERY = 2000;
+const INTERVAL = 2000; // milliseconds
 
 async function follow() {
   const sign = document.getElementById("live");
   sign.hidden = false;
   sign.textContent = "Live";
   for (;;) {
-    await new Promise((done) => setTimeout(done, document.hidden ? 5 * EVERY : EVERY));
+    await new Promise((resolve) => setTimeout(resolve, document.hidden ? 5 * INTERVAL : INTERVAL));
     try {
-      const answer = await fetch(`data.json?since=${page.version}`, {
+      const response = await fetch(`data.json?since=${page.version}`, {
         headers: { "If-None-Match": `"${page.version}"` },
         cache: "no-store",
       });
-      if (answer.status === 200) take(await answer.json());
-      else if (answer.status !== 304) throw new Error(String(answer.status));
+      if (response.status === 200) applyUpdate(await response.json());
+      else if (response.status !== 304) throw new Error(String(response.status));
       sign.classList.remove("lost");
       sign.textContent = "Live";
     } catch {
@@ -24,20 +24,20 @@ async function follow() {
   }
 }
 
-/** Groups and runs that have not changed are not sent again: they are taken from the page. */
-function take(news) {
-  news.groups = news.groups
+/** Groups and runs that have not changed are not in the update: they are taken from the page. */
+function applyUpdate(update) {
+  update.groups = update.groups
     .map((group) => (group.same ? page.groups.find((one) => one.id === group.id) : group))
     .filter(Boolean);
   const before = new Map(page.groups.flatMap((group) => group.runs.map((run) => [run.id, run])));
-  for (const group of news.groups) {
+  for (const group of update.groups) {
     const fresh = new Map(group.runs.map((run) => [run.id, run]));
     group.runs = (group.run_ids ?? []).map((id) => fresh.get(id) ?? before.get(id)).filter(Boolean);
     prepare(group);
   }
   const shape = (groups) => JSON.stringify(groups.map((group) => [group.id, group.title, group.about]));
-  const reshaped = shape(news.groups) !== shape(page.groups);
-  Object.assign(page, news);
+  const reshaped = shape(update.groups) !== shape(page.groups);
+  Object.assign(page, update);
   const group = page.groups.find((one) => one.id === current?.group.id) ?? page.groups[0];
   if (!group) return waiting();
   const kinds = (one) => JSON.stringify([one.labels, one.seeds, one.axes, Object.keys(one.splits), sectionsOf(one)]);
@@ -51,7 +51,7 @@ function take(news) {
   return undefined;
 }
 
-/** What decides which sections and controls there are: when it changes, they are built again. */
+/** What the sections and controls depend on: when it changes, they are built again. */
 function sectionsOf(group) {
   const has = (test) => group.runs.some(test);
   return [

@@ -11,7 +11,7 @@ const BUILDERS = [
   eventsSection,
   settingsSection,
 ];
-const views = new Map(); // by group, so that the reader's choices are kept
+const views = new Map(); // by group, so that each keeps the reader's choices
 let sections = [];
 let current = null;
 
@@ -76,16 +76,16 @@ function show(group) {
   showHead();
 }
 
-/** Title, answer and problems: what stands above all sections. */
+/** Title, answer and problems, above all sections. */
 function showHead() {
   const { group } = current;
   document.getElementById("title").textContent = group.title;
   document.title = `${group.title}: ${group.about}`;
   document.getElementById("about").textContent = group.about;
-  const { said, method } = group.answer;
+  const { text, method } = group.answer;
   const answer = document.getElementById("answer");
-  answer.textContent = said;
-  answer.classList.toggle("long", said.length > 220);
+  answer.textContent = text;
+  answer.classList.toggle("long", text.length > 220);
   document.getElementById("method").textContent = method;
   showTroubles();
 }
@@ -124,13 +124,13 @@ function showChoices() {
   );
 }
 
-/** Which algorithm each label is, for the sentences on its diagnostics. */
+/** The algorithm of each label, for the captions of its diagnostics. */
 function prepare(group) {
-  const own = group.settings.own,
+  const byRow = group.settings.by_row,
     name = /^name = "(.*)"$/m;
   const named = (text) => (/\[algorithm\][^[]*/.exec(text ?? "")?.[0] ?? "").match(name)?.[1];
   group.algorithms = Object.fromEntries(
-    group.labels.map((label) => [label, named(own[label]) ?? named(group.settings.shared)]),
+    group.labels.map((label) => [label, named(byRow[label]) ?? named(group.settings.shared)]),
   );
   return group;
 }

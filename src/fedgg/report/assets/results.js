@@ -1,6 +1,6 @@
 // The result table: sortable by every column, with the cost of reaching the target.
 
-const FIRST_ROWS = 50; // of very many; a button shows the rest
+const FIRST_ROWS = 50; // a button shows the rest
 
 /** Columns: heading, tooltip, what is shown, and the number it is sorted by (null sorts last). */
 function resultColumns(view) {
@@ -8,20 +8,20 @@ function resultColumns(view) {
   const spread = (one) => (one == null ? NONE : percent(one.mean) + (one.sd == null ? "" : ` ± ${percent(one.sd)}`));
   const many = group.labels.length > 1;
   const key = WHAT[view.what].percent ? view.what : "test_accuracy";
-  const found = new Map(group.labels.map((label) => [label, reaches(group, label, key, view.target, view.window)]));
+  const reachedBy = new Map(group.labels.map((label) => [label, reaches(group, label, key, view.target, view.window)]));
   const reach = (name, shown) => ({
     low: true,
     tip: capital(reachRule(view)),
     show: ({ label }) => {
-      const one = found.get(label);
-      if (!one.asked) return NONE;
+      const one = reachedBy.get(label);
+      if (!one.seeds) return NONE;
       if (!one.reached) return "never";
-      return shown(one[name]) + (one.reached < one.asked ? ` (${one.reached} of ${one.asked})` : "");
+      return shown(one[name]) + (one.reached < one.seeds ? ` (${one.reached} of ${one.seeds})` : "");
     },
-    // A mean over some of the seeds comes after every mean over all of them.
+    // Means over some of the seeds are sorted after means over all of them.
     by: ({ label }) => {
-      const one = found.get(label);
-      return one.reached ? one[name] + (one.reached < one.asked ? 1e12 : 0) : null;
+      const one = reachedBy.get(label);
+      return one.reached ? one[name] + (one.reached < one.seeds ? 1e12 : 0) : null;
     },
   });
   const short = WHAT[key].name === "test accuracy" ? "" : ", hold-out";
@@ -30,7 +30,7 @@ function resultColumns(view) {
     { head: "algorithm", show: (row) => row.label, by: (row) => row.label, text: true },
     {
       head: "runs",
-      tip: "Finished runs, then those excluded from the averages.",
+      tip: "Finished runs, and those that are excluded from the averages.",
       show: runsWords,
       by: (row) => row.finished,
     },
@@ -96,7 +96,7 @@ function resultColumns(view) {
 
 const targetWords = (view) => (isNumber(view.target) ? `${percent(view.target)} %` : "target");
 
-/** How the columns "to target" are counted, in the words of the terminal's table. */
+/** The rule of the columns "to target", as in the terminal's table. */
 function reachRule(view) {
   const { group } = view;
   const name = WHAT[WHAT[view.what].percent ? view.what : "test_accuracy"].name;

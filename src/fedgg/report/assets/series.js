@@ -19,17 +19,17 @@ const ROUNDING = 1e-9; // numbers on the page have six digits
 function points(run, values) {
   let bytes = 0,
     seconds = 0;
-  const found = [];
+  const curve = [];
   for (let at = 0; at < run.round.length; at++) {
     bytes += run.up[at] + run.down[at];
     seconds += run.seconds ? run.seconds[at] : 0;
     const value = values?.[at];
-    if (isNumber(value)) found.push({ round: run.round[at], value, megabytes: bytes / MEGA, seconds });
+    if (isNumber(value)) curve.push({ round: run.round[at], value, megabytes: bytes / MEGA, seconds });
   }
-  return found;
+  return curve;
 }
 
-/** The mean of each value and those before it, so many together; the first ones have none. */
+/** Trailing averages of `window` values; the first `window - 1` points have none. */
 function smoothed(curve, window) {
   if (window <= 1) return curve;
   return curve.slice(window - 1).map((point, at) => ({
@@ -38,7 +38,7 @@ function smoothed(curve, window) {
   }));
 }
 
-/** Curves of several seeds as one: only rounds that all have, so that no mean moves because one ended earlier. */
+/** Curves of several seeds as one, over the rounds that all have: a mean must not change because one ended earlier. */
 function together(curves) {
   const full = curves.filter((curve) => curve.length);
   if (!full.length) return [];
@@ -60,12 +60,12 @@ function together(curves) {
     });
 }
 
-/** Whether a run has played all its rounds, or all that its privacy budget allows. */
+/** Whether a run has all its rounds, or all that its privacy budget allows. */
 function isComplete(run) {
   return run.status === "finished" || run.status === "spent";
 }
 
-/** What a run is that is neither complete nor diverged. */
+/** The status of a run that is neither complete nor diverged. */
 function unendedWords(run) {
   return run.status === "damaged" ? "damaged, excluded from the averages" : "unfinished";
 }
@@ -94,10 +94,10 @@ function referenceFinals(group, key, window) {
 }
 
 /**
- * When the seeds of a label first reach the target: means over those that do, of those that could.
+ * When the runs of a label first reach the target: means over those that do, `reached` of `seeds`.
  *
  * A target is a number, the same for every seed, or null: the reference's final value with the same seed. This is the
- * rule of fedgg.report.compare, which has computed the default target's numbers: they are taken as they are.
+ * rule of fedgg.analysis.compare, whose numbers for the default target are used.
  */
 function reaches(group, label, key, target, window) {
   const row = group.rows.find((one) => one.label === label);
@@ -119,7 +119,7 @@ function reachedInRuns(group, label, key, target, window) {
   const over = (name) => (hits.length ? mean(hits.map((hit) => hit[name])) : null);
   return {
     reached: hits.length,
-    asked: runs.length,
+    seeds: runs.length,
     rounds: over("round"),
     megabytes: over("megabytes"),
     seconds: over("seconds"),

@@ -38,7 +38,7 @@ function splitSection(view) {
     name: "Split",
     height: 380,
     fixed: true,
-    says: () =>
+    describe: () =>
       `Examples of ${split().classes.length} classes at ${split().of} clients. Totals by client: ` +
       split()
         .counts.slice(0, 20)

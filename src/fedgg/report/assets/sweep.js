@@ -16,7 +16,7 @@ function sweepSection(view) {
   view.axes ??= { across: keys[keys.length - 1], down: keys.length > 1 ? keys[keys.length - 2] : null, fixed: {} };
   const best = axes.places[view.group.best] ?? Object.values(axes.places)[0];
   const fixedAt = (key) => view.axes.fixed[key] ?? best[keys.indexOf(key)];
-  /** The label at a place; the settings that are no axis have the values chosen. */
+  /** The label at a place; settings that are not an axis have the chosen values. */
   const labelAt = (place) =>
     Object.keys(axes.places).find((label) =>
       keys.every((key, at) => axes.places[label][at] === (place[key] ?? fixedAt(key))),
@@ -36,7 +36,7 @@ function sweepSection(view) {
     height: 340,
     fixed: true,
     nothing: () => (view.group.rows.some((one) => one.final) ? "" : "No run of the sweep has finished yet."),
-    says: () => `Final test accuracy over ${keys.map(few).join(" and ")}. Highest: ${view.group.best ?? "none yet"}.`,
+    describe: () => `Final test accuracy over ${keys.map(few).join(" and ")}. Highest: ${view.group.best ?? "none yet"}.`,
     caption: () =>
       "Final test accuracy in %, mean over seeds, on the server's test set; hover shows the standard deviation and the " +
       "number of seeds." +
@@ -47,7 +47,7 @@ function sweepSection(view) {
         : ""),
     draw: (now) => {
       const grid = cells();
-      const told = grid.map((line) => line.map(finalWords));
+      const hover = grid.map((line) => line.map(finalWords));
       const x = values(view.axes.across);
       if (!view.axes.down) {
         const [line] = grid;
@@ -58,7 +58,7 @@ function sweepSection(view) {
               mode: "lines+markers+text",
               x,
               y: line.map((one) => one?.final?.mean ?? null),
-              customdata: told[0],
+              customdata: hover[0],
               text: line.map((one) => percent(one?.final?.mean)),
               textposition: "top center",
               cliponaxis: false,
@@ -91,7 +91,7 @@ function sweepSection(view) {
         traces: [
           {
             ...trace,
-            customdata: told,
+            customdata: hover,
             text: grid.map((line) => line.map((one) => (one?.final ? percent(one.final.mean) : ""))),
             texttemplate: "%{text}",
             textfont: { size: 13 },

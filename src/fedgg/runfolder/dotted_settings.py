@@ -1,11 +1,11 @@
-"""A run's settings under dotted keys: what some runs share, and what tells them apart."""
+"""Settings under dotted keys (`local.lr`): to and from nested tables, shared and differing ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-OWN = ("name", "seed")  # of a run, not of what it trains
+PER_RUN = ("name", "seed")  # keys that differ between runs of the same row
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -22,7 +22,7 @@ def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
         place: Any = content
         for part in path:
             place = place.setdefault(part, {})
-            if not isinstance(place, dict):  # a value and a table of one name, which is no setting of ours
+            if not isinstance(place, dict):  # a value and a table of the same name: not a setting of fedgg
                 place, last = content, key
                 break
         place[last] = value
@@ -30,7 +30,7 @@ def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def common(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all have alike."""
+    """The settings that all of them have with the same value."""
     if not settings:
         return {}
     first, *others = settings
@@ -38,8 +38,8 @@ def common(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The keys in which some differ, or that only some have; in the order of their first appearance."""
-    these = list(settings)
-    shared = common(these)
-    keys = dict.fromkeys(key for one in these for key in one)
-    return [key for key in keys if key not in shared and key not in OWN]
+    """The keys with different values, or that only some have, in the order of their first appearance."""
+    all_settings = list(settings)
+    shared = common(all_settings)
+    keys = dict.fromkeys(key for one in all_settings for key in one)
+    return [key for key in keys if key not in shared and key not in PER_RUN]

@@ -1,4 +1,4 @@
-"""Figures of splits, learning curves and sample images, as matplotlib figures without global state."""
+"""Figures of data: which client holds which classes, and sample images."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedgg.analysis.labels import short, short_name
+from fedgg.analysis.labels import shortened
 from fedgg.errors import UserError
 from fedgg.output_files import file_name
-from fedgg.report.style import COLOURS, LINE_STYLES, blank, save, styled
-from fedgg.runfolder.read import Floats, Ints, RunRecord, StudyRecord
+from fedgg.report.figure_style import blank, styled
+from fedgg.runfolder.records import Floats, Ints, StudyRecord
 
 
-def split_pictures(study: StudyRecord) -> Iterator[tuple[str, Figure]]:
-    """By the name of their files: `split-seed-N`, and `split-seed-N-2-LABEL` for what another row has instead."""
+def split_figures(study: StudyRecord) -> Iterator[tuple[str, Figure]]:
+    """Each split of a study with its file name: `split-seed-N`, and `split-seed-N-2-LABEL` for that of another row."""
     seen: dict[int, list[str]] = {}
     for label, by_seed in study.runs.items():
         for seed, record in by_seed.items():
@@ -30,17 +29,9 @@ def split_pictures(study: StudyRecord) -> Iterator[tuple[str, Figure]]:
             if not (split.get("counts") and split.get("classes")) or split.get("hash", "") in seen.get(seed, []):
                 continue
             seen.setdefault(seed, []).append(split.get("hash", ""))
-            which = len(seen[seed])  # two labels may read alike as names of files
-            yield f"split-seed-{seed}" + (f"-{which}-{file_name(label)}" if which > 1 else ""), _drawn(record, split)
-
-
-def _drawn(record: RunRecord, split: dict[str, object]) -> Figure:
-    return split_figure(split["counts"], split["classes"], record.split_title(), record.client_names)  # type: ignore[arg-type]
-
-
-MOST_ROWS = 100  # of a picture: more lines cannot be distinguished, and a legend of thousands takes minutes
-
-__all__ = ["accuracy_figure", "curves_figure", "samples_figure", "save", "split_figure"]
+            number = len(seen[seed])  # two labels may be the same as file names
+            name = f"split-seed-{seed}" + (f"-{number}-{file_name(label)}" if number > 1 else "")
+            yield name, split_figure(split["counts"], split["classes"], record.split_title(), record.client_names)
 
 
 @styled
@@ -50,7 +41,7 @@ def split_figure(
     title: str,
     names: Sequence[str] | None = None,
 ) -> Figure:
-    """Who holds what: a heat map of clients by classes, with the total of each client at its right."""
+    """A heat map of examples by client and class, with the total of each client on the right."""
     table = np.asarray(counts, dtype=np.int64)
     if table.ndim != 2 or table.shape[1] != len(classes) or not table.size:
         raise UserError(f"a split of shape {table.shape} does not suit {len(classes)} classes; give [clients, classes]")
@@ -65,7 +56,7 @@ def split_figure(
     _class_ticks(heat, classes, room=0.75 * inches / width)
     heat.set_ylabel("client")
     if names is not None and clients <= 40:
-        heat.set_yticks(range(clients), [short(name, 24) for name in names])
+        heat.set_yticks(range(clients), [shortened(name, 24) for name in names])
     else:
         heat.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=40 if clients <= 40 else 10))
     _title(heat, title, inches)
@@ -82,66 +73,10 @@ def split_figure(
 
 
 @styled
-def accuracy_figure(study: StudyRecord) -> Figure:
-    """Test accuracy against rounds for every label of a study: mean line and min–max band over its seeds."""
-    figure = blank(7.5, 4.0)
-    axes = figure.subplots()
-    handles, names, most_seeds = [], [], 0
-    for position, label in enumerate(study.labels[:MOST_ROWS]):
-        colour, line_style = COLOURS[position % len(COLOURS)], LINE_STYLES[position % len(LINE_STYLES)]
-        rounds, accuracies = common_rounds([run for run in study.runs[label].values() if run.sound])
-        diverged = sum(run.status == "diverged" for run in study.runs[label].values())
-        most_seeds = max(most_seeds, len(accuracies))
-        if len(accuracies):
-            axes.plot(rounds, accuracies.mean(axis=0), color=colour, linestyle=line_style, marker=_marker(rounds))
-        if len(accuracies) > 1:
-            low, high = accuracies.min(axis=0), accuracies.max(axis=0)
-            axes.fill_between(rounds, low, high, color=colour, alpha=0.13, linewidth=0)
-        handles.append(Line2D([], [], color=colour, linestyle=line_style))
-        names.append(textwrap.fill(label + _shortfall(len(accuracies), len(study.seeds_of(label)), diverged), 26))
-    _accuracy_axis(axes)
-    told = "line: mean, band: lowest to highest over seeds" if most_seeds > 1 else "one seed, so no band"
-    if len(study.labels) > MOST_ROWS:
-        told += f"; the first {MOST_ROWS} of {len(study.labels):,} rows"
-    axes.set_title(told, loc="left", fontsize=8, color="#555555")
-    figure.legend(handles, names, loc="outside right upper", handlelength=2.8)
-    return figure
-
-
-@styled
-def curves_figure(run: RunRecord) -> Figure:
-    """Test accuracy and losses against rounds for one run."""
-    figure = blank(8.0, 3.4)
-    left, right = figure.subplots(1, 2)
-    rounds, accuracy = run.accuracy()
-    left.plot(rounds, accuracy, color=COLOURS[2], marker=_marker(rounds), label="server's test set")
-    looked, kept_back = run.numbers("holdout_accuracy")
-    if len(looked):
-        left.plot(looked, kept_back, color=COLOURS[4], linestyle=LINE_STYLES[1], label="clients' hold-out")
-        left.legend(loc="lower right")
-    _accuracy_axis(left)
-    if len(looked):
-        left.set_ylabel("accuracy")
-    for position, (key, name) in enumerate((("train_loss", "training"), ("test_loss", "test"))):
-        told, losses = run.numbers(key)
-        if len(told):
-            style = {"color": COLOURS[4 - 2 * position], "linestyle": LINE_STYLES[position]}
-            right.plot(told, losses, marker=_marker(told), label=name, **style)
-    _round_axis(right)
-    right.set_ylabel("loss")
-    if right.lines:
-        right.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0)
-    algorithm = short_name(str(run.config.get("algorithm", {}).get("name", "")))
-    title = run.config.get("name") or f"{algorithm} on {run.split_title()}"
-    figure.suptitle(short(title, 120), x=0.01, ha="left", fontsize=10)
-    return figure
-
-
-@styled
 def samples_figure(
     images: NDArray[Any], labels: NDArray[Any] | Sequence[int], classes: Sequence[str], title: str, columns: int = 10
 ) -> Figure:
-    """A grid of sample images, one row a class for the first ten classes that have any."""
+    """A grid of sample images, one row for each of the first ten classes."""
     if images.ndim != 4 or images.shape[1] not in (1, 3) or not len(images):
         raise UserError(
             f"images of shape {images.shape} cannot be shown; give [examples, 1 or 3 channels, height, width]"
@@ -169,28 +104,15 @@ def samples_figure(
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     axes.set_xticks([])
-    names = [short(classes[label], 20) for label in shown]
+    names = [shortened(classes[label], 20) for label in shown]
     axes.set_yticks(np.arange(len(shown)) * (height + gap) + height / 2, names)
     more = f" (first {len(shown)} of {len(present)} classes)" if len(present) > len(shown) else ""
     _title(axes, title + more, inches)
     return figure
 
 
-def common_rounds(runs: Sequence[RunRecord]) -> tuple[Ints, Floats]:
-    """The rounds that every run has evaluated and the accuracies there: [runs, rounds].
-
-    Only common rounds, so that a mean never changes because one run ended earlier.
-    """
-    curves = [dict(zip(*map(np.ndarray.tolist, run.accuracy()), strict=True)) for run in runs]
-    curves = [curve for curve in curves if curve]
-    if not curves:
-        return np.empty(0, dtype=np.int64), np.empty((0, 0))
-    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
-    return np.array(shared, dtype=np.int64), np.array([[curve[number] for number in shared] for curve in curves])
-
-
 def compact(count: int) -> str:
-    """A count in at most four signs: 950, 1.2k, 12k, 3.4M."""
+    """A count in at most four characters: 950, 1.2k, 12k, 3.4M."""
     for size, sign in ((1_000_000, "M"), (1_000, "k")):
         # From half a unit of the last shown digit below the size, rounding would give "1000" or "1000k".
         if count >= size * (1 if sign == "k" else 0.9995):
@@ -199,42 +121,16 @@ def compact(count: int) -> str:
     return str(count)
 
 
-def _marker(rounds: Ints) -> str:
-    return "o" if len(rounds) == 1 else ""
-
-
-def _round_axis(axes: Axes) -> None:
-    axes.set_xlabel("round")
-    low, high = axes.get_xlim()
-    if high - low < 1:  # a single round
-        axes.set_xlim((low + high) / 2 - 1, (low + high) / 2 + 1)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    axes.grid(axis="y")
-    axes.margins(x=0.02)
-
-
-def _accuracy_axis(axes: Axes) -> None:
-    _round_axis(axes)
-    axes.set_ylabel("test accuracy")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-
-
 def _title(axes: Axes, text: str, inches: float) -> None:
     axes.set_title(textwrap.fill(text, int(11 * inches)), loc="left")
 
 
-def _shortfall(used: int, seeds: int, diverged: int) -> str:
-    if used == seeds:
-        return ""
-    return f" ({used} of {seeds} seeds{f', {diverged} diverged' if diverged else ''})"
-
-
 def _class_ticks(axes: Axes, classes: Sequence[str], room: float) -> None:
-    """Every class by name while the names fit, slanted or upright if need be; otherwise every tenth or so.
+    """Every class by name while the names fit, rotated if necessary; otherwise every tenth or so.
 
     `room` is the width of one class in inches.
     """
-    names = [short(name, 18) or " " for name in classes]
+    names = [shortened(name, 18) or " " for name in classes]
     longest = max(map(len, names))
     fits_level = 0.085 * longest + 0.05 <= room
     step = 1 if fits_level or (longest > 3 and room > 0.08) else int(np.ceil(len(names) / 200) * 10)
@@ -252,7 +148,7 @@ def _total_bars(axes: Axes, totals: Ints) -> None:
     """The size of each client as a bar, with its number or, where numbers would overlap, a scale."""
     if len(totals) <= 200:
         axes.barh(np.arange(len(totals)), totals, color="#dddddd", height=0.7)
-    else:  # one shape instead of thousands, which no picture could tell apart
+    else:  # one shape instead of thousands of bars
         axes.fill_betweenx(np.arange(len(totals)), totals, color="#dddddd", step="mid", linewidth=0)
     axes.spines[:].set_visible(False)
     axes.tick_params(left=False, labelleft=False, length=0, labelsize=7.5)
@@ -266,7 +162,7 @@ def _total_bars(axes: Axes, totals: Ints) -> None:
 
 
 def _unit_scale(images: NDArray[Any]) -> Floats:
-    """Images in [0, 1] and three channels; floats outside that range (normalised ones) are stretched into it."""
+    """Images in [0, 1] with three channels; floats outside that range (normalised images) are rescaled to it."""
     scaled = np.nan_to_num(images.astype(np.float64)) / (255.0 if images.dtype == np.uint8 else 1.0)
     low, high = scaled.min(), scaled.max()
     if low < 0 or high > 1:

@@ -1,4 +1,4 @@
-"""The house style of figures: colours, type, and files that come out the same every time."""
+"""The common style of matplotlib figures (colours, lines, fonts), and writing them to files of reproducible bytes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from fedgg.output_files import writing
 
 Parameters = ParamSpec("Parameters")
 
-# Okabe and Ito's colours without yellow, which is lost on white. Seven colours and four line styles have no common
-# factor, so that 28 labels go by before a pair comes back.
+# Okabe and Ito's colours without yellow, which is hard to see on white. Seven colours and four line styles have no
+# common factor, so 28 labels have different pairs.
 COLOURS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
-# The same on a dark ground: black and blue would be lost there.
+# The same for a dark background, where black and blue would be hard to see.
 COLOURS_ON_DARK = ("#EDEDED", "#E69F00", "#3D97DB", "#00B386", "#EE7A3C", "#9AD3F5", "#DD9BC0")
 LINE_STYLES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1.2)))
 
@@ -49,26 +49,26 @@ SETTINGS: dict[Any, Any] = {
 
 
 @contextmanager
-def house_style() -> Iterator[None]:
-    """Within, matplotlib draws as we do; what the type has no sign for, an emoji in a name, is a box and no warning."""
+def figure_style() -> Iterator[None]:
+    """Set the style within the block; characters missing from the font (an emoji in a name) do not warn."""
     with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .*missing from")
         yield
 
 
 def styled(draw: Callable[Parameters, Figure]) -> Callable[Parameters, Figure]:
-    """Make a function draw in the house style and leave the user's matplotlib settings as they were."""
+    """Make a function draw in this style and leave the user's matplotlib settings unchanged."""
 
     @wraps(draw)
     def drawn(*arguments: Parameters.args, **keywords: Parameters.kwargs) -> Figure:
-        with house_style():
+        with figure_style():
             return draw(*arguments, **keywords)
 
     return drawn
 
 
 def blank(width: float, height: float) -> Figure:
-    """An empty figure of so many inches, outside pyplot's register of open windows."""
+    """An empty figure, in inches, that pyplot does not know of."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -82,7 +82,7 @@ def save(figure: Figure, path: str | Path, within: Path | None = None) -> Path:
         raise UserError(f"{file} cannot be written as a figure: give a name that ends in .png or .svg")
     metadata: dict[str, str | None] = {"Software": None} if kind == ".png" else {"Date": None, "Creator": None}
     content = io.BytesIO()
-    with house_style():
+    with figure_style():
         figure.savefig(content, dpi=150, format=kind[1:], metadata=metadata)
     with writing(file, within):
         write_atomically(file, content.getvalue())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedgg.analysis.grid import axes_of
-from fedgg.runfolder.read import RunRecord, StudyRecord
+from fedgg.analysis.sweep_grid import sweep_grid
+from fedgg.runfolder.records import RunRecord, StudyRecord
 
 
 def study(configs: dict[str, dict[str, Any]]) -> StudyRecord:
@@ -19,7 +19,7 @@ def mu(value: float, **more: Any) -> dict[str, Any]:
 
 
 def test_one_axis_in_order() -> None:
-    found = axes_of(study({"b": mu(0.1), "a": mu(0.001), "c": mu(10)}))
+    found = sweep_grid(study({"b": mu(0.1), "a": mu(0.001), "c": mu(10)}))
     assert found is not None
     assert found.values == {"algorithm.mu": (0.001, 0.1, 10)}
     assert found.places == {"b": (1,), "a": (0,), "c": (2,)}
@@ -27,14 +27,14 @@ def test_one_axis_in_order() -> None:
 
 def test_classes_on_an_axis_are_shown_by_their_names() -> None:
     models = ("mlp", "nets/small.py:Net", "nets/large.py:Net")
-    found = axes_of(study({name: mu(0.1, model={"name": name}) for name in models}))
+    found = sweep_grid(study({name: mu(0.1, model={"name": name}) for name in models}))
     assert found is not None
     assert found.values == {"model.name": ("mlp", "Net (small.py)", "Net (large.py)")}
 
 
 def test_two_axes_with_a_hole() -> None:
     pairs = [(m, lr) for m in (0.1, 1.0) for lr in (0.01, 0.1)][:3]
-    found = axes_of(study({f"{m} {lr}": mu(m, local={"lr": lr}) for m, lr in pairs}))
+    found = sweep_grid(study({f"{m} {lr}": mu(m, local={"lr": lr}) for m, lr in pairs}))
     assert found is not None
     assert list(found.values) == ["algorithm.mu", "local.lr"]
     assert found.places["1.0 0.01"] == (1, 0)
@@ -42,20 +42,20 @@ def test_two_axes_with_a_hole() -> None:
 
 def test_settings_that_come_with_a_choice_are_no_axis() -> None:
     rules = {"median": {"rule": "median"}, "trimmed": {"rule": "trimmed_mean", "trim": 0.1}}
-    found = axes_of(study({label: mu(0.1, robust=robust) for label, robust in rules.items()}))
+    found = sweep_grid(study({label: mu(0.1, robust=robust) for label, robust in rules.items()}))
     assert found is not None
     assert found.values == {"robust.rule": ("median", "trimmed_mean")}
 
 
 def test_no_sweep() -> None:
-    assert axes_of(study({"a": mu(0.1)})) is None
-    assert axes_of(study({"a": mu(0.1), "b": {"algorithm": {"name": "fedavg"}}})) is None
-    assert axes_of(study({"a": {"algorithm": {"name": "fedsgd"}}, "b": {"algorithm": {"name": "fedavg"}}})) is None
+    assert sweep_grid(study({"a": mu(0.1)})) is None
+    assert sweep_grid(study({"a": mu(0.1), "b": {"algorithm": {"name": "fedavg"}}})) is None
+    assert sweep_grid(study({"a": {"algorithm": {"name": "fedsgd"}}, "b": {"algorithm": {"name": "fedavg"}}})) is None
     # Settings that always change together are no grid.
-    assert axes_of(study({str(at): mu(at, local={"lr": at}) for at in range(1, 6)})) is None
+    assert sweep_grid(study({str(at): mu(at, local={"lr": at}) for at in range(1, 6)})) is None
 
 
 def test_a_rule_that_is_off_is_a_place_on_its_axis() -> None:
-    found = axes_of(study({"plain": mu(0.1), "median": mu(0.1, robust={"rule": "median"})}))
+    found = sweep_grid(study({"plain": mu(0.1), "median": mu(0.1, robust={"rule": "median"})}))
     assert found is not None
     assert found.values == {"robust.rule": ("none", "median")}

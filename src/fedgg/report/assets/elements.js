@@ -1,5 +1,5 @@
 "use strict";
-// Elements and numbers. What comes from data becomes text, never markup.
+// HTML elements and number formats. Content from data is inserted as text, not as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 

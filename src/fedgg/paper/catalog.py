@@ -1,16 +1,16 @@
-"""What the paper's tables and figures are made of, and studies of ours that go with them."""
+"""What `fedgg reproduce` can make: the paper's tables and figures, our own studies, and the named readings of FedGG."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from fedgg.errors import UserError
 from fedgg.lab.config_errors import nearest
 
 DATASETS = {"svhn": "SVHN", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}  # in the paper's order, under its names
-QUICK = "digits"  # what stands in for all of them in the quick version
+QUICK = "digits"  # the data set of the quick version
 METHODS = ("FedAvg", "FedProx", "SCAFFOLD", "FedGG")
 REFERENCE = "FedAvg"
 ROUNDS = 100
@@ -18,15 +18,17 @@ ROUNDS = 100
 
 @dataclass(frozen=True)
 class Item:
+    """A table or figure of the paper, or a study of ours."""
+
     name: str
     title: str
     kind: Literal["accuracy", "rounds", "split", "curves", "weights", "study", "inner"]
     betas: tuple[float, ...]
     datasets: tuple[str, ...] = tuple(DATASETS)
-    study: str = ""  # the preset whose variants it is made of, if not the methods of the tables; may name the data set
-    rows: tuple[str, ...] = ()  # those of its variants that are shown; all if none is named
-    ours: bool = False  # not the paper's
-    costs: bool = False  # whether its rows differ in what they send and compute
+    study: str = ""  # the study file with its variants (may contain {dataset}); without one, the methods of the tables
+    rows: tuple[str, ...] = ()  # the variants that are shown; empty: all
+    ours: bool = False  # a study of ours, not in the paper
+    costs: bool = False  # whether the table has columns for traffic and computation
 
     @property
     def is_table(self) -> bool:
@@ -91,7 +93,7 @@ ITEMS: dict[str, Item] = {item.name: item for item in _ITEMS}
 
 
 def chosen_items(names: Sequence[str]) -> tuple[Item, ...]:
-    """Items by name, each once and in the paper's order; `all` is every one of the paper's, `ours` of ours."""
+    """Items by name, each once and in the paper's order; `all` are those of the paper, `ours` our studies."""
     for name in names:
         if name not in (*ITEMS, "all", "ours"):
             raise UserError(f"the paper has no {name!r}{nearest(name, [*ITEMS, 'all', 'ours'])}")
@@ -99,7 +101,7 @@ def chosen_items(names: Sequence[str]) -> tuple[Item, ...]:
 
 
 def chosen_datasets(text: str | None) -> tuple[str, ...]:
-    """Data sets named with commas between them, in the paper's order; all three without a word."""
+    """Data sets from a comma-separated list, in the paper's order; all three without one."""
     names = [name.strip() for name in text.split(",")] if text else list(DATASETS)
     for name in names:
         if name not in DATASETS:
@@ -109,3 +111,49 @@ def chosen_datasets(text: str | None) -> tuple[str, ...]:
 
 def shown_dataset(name: str) -> str:
     return DATASETS.get(name, name)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """An interpretation of the paper: settings of FedGG, and what they mean. docs/readings.md explains them."""
+
+    settings: dict[str, Any]
+    says: str
+
+
+def _fixed(first_step: str, **more: Any) -> dict[str, Any]:
+    """The paper's best fixed weight."""
+    return {"weight": "fixed", "lam": 5e-8, "first_step": first_step, **more}
+
+
+# At the paper's mu of 0.01 the term is too small for sign or scope to make a difference: those readings have mu 0.1.
+READINGS: dict[str, Reading] = {
+    "text": Reading(
+        {"mu": 0.01}, "the paper's text: adaptive weight, mu 0.01, exact gradient, from the second step on"
+    ),
+    "mu-0.1": Reading({"mu": 0.1}, "the text with ten times the paper's best mu"),
+    "mu-1": Reading({"mu": 1.0}, "the text with a hundred times the paper's best mu"),
+    "skip": Reading(
+        _fixed("skip"), "fixed weight 5e-8 from the second step on, as Algorithm 1 has it: too small to act"
+    ),
+    "epsilon": Reading(
+        _fixed("epsilon"), "fixed weight 5e-8, the first step as PyTorch's clamped cosine has it: a push of 5"
+    ),
+    "printed": Reading({"mu": 0.1, "gradient": "printed"}, "mu 0.1 with the sign that Eq. 9 and 11 print"),
+    "layer": Reading({"mu": 0.1, "scope": "layer"}, "mu 0.1 with one cosine for each layer"),
+    "layer-epsilon": Reading(_fixed("epsilon", scope="layer"), "`epsilon` with one cosine for each layer"),
+    "push": Reading(
+        {"mu": 0.0, "first_step": "push", "push": 0.5},
+        "the effect of `epsilon` as its own setting: move each client 0.5 along the last global update",
+    ),
+    "relative-push": Reading(
+        {"mu": 0.0, "first_step": "relative_push", "push": 0.3},
+        "move each client by 0.3 of the last global update: ours, not the paper's",
+    ),
+}
+
+
+def check_readings(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in READINGS:
+            raise UserError(f"unknown reading {name!r}{nearest(name, READINGS)}")

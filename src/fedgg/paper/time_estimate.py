@@ -1,4 +1,4 @@
-"""What `fedgg reproduce --list` shows: the items, and an estimate of how long the missing runs take here."""
+"""How long the missing runs would take on this machine, and the table of items that `fedgg reproduce --list` prints."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.runner import make_engine
 from fedgg.lab.state import begin, next_job, synchronise
 from fedgg.lab.torch_settings import arithmetic
-from fedgg.paper.items import QUICK, Item, shown_dataset
-from fedgg.paper.plan import Line, Plan
-from fedgg.paper.readings import READINGS
+from fedgg.paper.catalog import QUICK, READINGS, Item, shown_dataset
+from fedgg.paper.plan import PlannedMethod, ReproductionPlan
 from fedgg.paper.results import RunFolders
 from fedgg.report.tables import NONE, Table
-from fedgg.runfolder.read import RunRecord, read_run
+from fedgg.runfolder.read import read_run
+from fedgg.runfolder.records import RunRecord
 
-STEPS = 3  # of each client, in each of two rounds: the first warms up
-MOST = 24  # runs of a stack that are tried together: more cost memory and change little
+PROBE_STEPS = 3  # of each client in each of two rounds, the first of which is a warm-up
+MOST_TOGETHER = 24  # runs that are probed together: more cost memory and change little
 _DIGITS = ((1, 8, 8), 10, 1437)  # shape, classes, training examples
 
 
 def steps_a_round(experiment: Experiment) -> int:
-    """Local steps of all clients together, a little fewer than with ragged last batches."""
+    """Local steps of all clients together; incomplete last batches are not counted."""
     _, _, examples = _facts(experiment.data.source)
     return -(-experiment.local.epochs * examples // experiment.local.batch)
 
 
 def seconds_a_step(experiment: Experiment, runs: int = 1) -> float:
-    """One client's step as this experiment's engine takes it, while so many such runs are trained together."""
+    """The time of one client's local step with this experiment's engine, while so many runs are trained together."""
     shape, classes, _ = _facts(experiment.data.source)
-    asked = experiment.engine
-    one_by_one = asked.device == "cpu" and asked.name != "stacked"
-    clients, engine = (1, "fused") if one_by_one else (experiment.split.clients, asked.name)
+    chosen = experiment.engine
+    one_by_one = chosen.device == "cpu" and chosen.name != "stacked"
+    clients, engine = (1, "fused") if one_by_one else (experiment.split.clients, chosen.name)
     small = experiment.changed(
         {"split.scheme": "iid", "split.clients": clients, "local.epochs": 1, "rounds": 2, "engine.name": engine}
     )
     with arithmetic(small):
-        data = _noise(shape, classes, STEPS * clients * small.local.batch).to(chosen_device(small))
+        data = _noise(shape, classes, PROBE_STEPS * clients * small.local.batch).to(chosen_device(small))
         federation = build(small, data=data)
         maker, state = make_engine(federation), begin(federation)
-        together = min(runs, MOST) if isinstance(maker, Stacked) else 1
+        together = min(runs, MOST_TOGETHER) if isinstance(maker, Stacked) else 1
         jobs = [next_job(federation, state) for _ in range(together)]
         for _ in range(2):
             started = time.perf_counter()
@@ -61,7 +61,7 @@ def seconds_a_step(experiment: Experiment, runs: int = 1) -> float:
                 dict(maker.train(jobs[0]))
             synchronise(federation.net.start)
             spent = time.perf_counter() - started
-    return spent / (STEPS * clients * together)
+    return spent / (PROBE_STEPS * clients * together)
 
 
 def _facts(source: str) -> tuple[tuple[int, ...], int, int]:
@@ -81,60 +81,58 @@ def _noise(shape: tuple[int, ...], classes: int, examples: int) -> Dataset:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of one run's round, and how that is known."""
+    """The time of a round of one run, and how it was measured."""
 
     seconds: float
     source: str
 
 
 @dataclass(frozen=True)
-class Need:
-    """What an item still takes."""
+class MissingRuns:
+    """The runs of some items, and the time of those that have not ended."""
 
-    item: Item
     runs: int
     ended: int
     seconds: float
 
 
 class Estimate:
-    """Of one plan in one folder; data sets are probed once, and only where something is missing."""
+    """The time of the missing runs of a plan. A data set is probed once, and only if one of its runs is missing."""
 
-    def __init__(self, plan: Plan, out: Path, processes: int):
+    def __init__(self, plan: ReproductionPlan, out: Path, processes: int):
         self.plan, self.processes = plan, processes
         self.folders = RunFolders(out)
         self.paces: dict[str, Pace] = {}
 
-    def need(self, items: Iterable[Item]) -> Need:
-        """Of several items together: runs that they share count once."""
-        items = tuple(items)
-        runs = self.plan.runs(items)
-        missing = [(line, seed) for line, seed in runs if not self.folders.ended(line, seed)]
-        return Need(items[0], len(runs), len(runs) - len(missing), sum(self._seconds(line) for line, _ in missing))
+    def missing(self, items: Iterable[Item]) -> MissingRuns:
+        """Of several items together; runs that they share count once."""
+        runs = self.plan.runs(tuple(items))
+        missing = [(method, seed) for method, seed in runs if not self.folders.ended(method, seed)]
+        return MissingRuns(len(runs), len(runs) - len(missing), sum(self._seconds(method) for method, _ in missing))
 
     def sources(self) -> list[str]:
-        """How each estimate was made."""
+        """How the time of each data set was measured."""
         return [f"{shown_dataset(dataset)}: {pace.source}" for dataset, pace in self.paces.items()]
 
-    def _seconds(self, line: Line) -> float:
-        if line.dataset not in self.paces:
-            self.paces[line.dataset] = self._pace(line)
-        together = self.processes if line.base.engine.device == "cpu" else 1
-        return self.paces[line.dataset].seconds * line.base.rounds / together
+    def _seconds(self, method: PlannedMethod) -> float:
+        if method.dataset not in self.paces:
+            self.paces[method.dataset] = self._pace(method)
+        together = self.processes if method.base.engine.device == "cpu" else 1
+        return self.paces[method.dataset].seconds * method.base.rounds / together
 
-    def _pace(self, line: Line) -> Pace:
-        finished = [record for record in self._records(line.dataset) if _alike(record, line.base)]
+    def _pace(self, method: PlannedMethod) -> Pace:
+        finished = [record for record in self._records(method.dataset) if _comparable(record, method.base)]
         if finished:
             rounds = sum(len(record.rounds) for record in finished)
             seconds = sum(record.seconds for record in finished) / rounds
             runs = f"{len(finished)} finished run{'s' if len(finished) > 1 else ''}"
             return Pace(seconds, f"{seconds:.3g} s a round in {runs} on this device")
-        together = sum(missing.dataset == line.dataset for missing, _ in self.plan.runs())
-        step, steps = seconds_a_step(line.base, together), steps_a_round(line.base)
+        together = sum(missing.dataset == method.dataset for missing, _ in self.plan.runs())
+        step, steps = seconds_a_step(method.base, together), steps_a_round(method.base)
         return Pace(
             step * steps,
             f"a probe of a few local steps on random input, {shown_step(step)} a step, {steps} steps a round; "
-            "evaluation and loading are not in it",
+            "without evaluation and loading",
         )
 
     def _records(self, dataset: str) -> list[RunRecord]:
@@ -146,26 +144,26 @@ def shown_step(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
-def _alike(record: RunRecord, wanted: Experiment) -> bool:
+def _comparable(record: RunRecord, wanted: Experiment) -> bool:
     engine = record.config.get("engine", {})
     same = engine.get("device") == wanted.engine.device and engine.get("precision") == wanted.engine.precision
     return same and record.status == "finished" and bool(record.rounds)
 
 
-def items_table(plan: Plan, out: Path, processes: int) -> Table:
-    """Runs needed and finished, and the time left; data sets of which nothing has finished are probed for it."""
+def items_table(plan: ReproductionPlan, out: Path, processes: int) -> Table:
+    """The items with their runs, those finished, and the time left; data sets without a finished run are probed."""
     estimate = Estimate(plan, out, processes)
     rows = []
     for item in plan.items:
         without = "the split alone" if item.kind == "split" else "not of these data sets"
-        rows.append((item.name, _what(plan, item), *_cells(estimate.need([item]), without)))
-    rows.append(("together", "shared runs are run once", *_cells(estimate.need(plan.items), NONE)))
+        rows.append((item.name, _what(plan, item), *_cells(estimate.missing([item]), without)))
+    rows.append(("together", "shared runs are run once", *_cells(estimate.missing(plan.items), NONE)))
     columns = ("item", "what it is", "runs", "finished", "time left here")
     return Table("The paper's tables and figures", columns, tuple(rows), _notes(plan, out, processes, estimate))
 
 
-def _what(plan: Plan, item: Item) -> str:
-    """A study of one data set with its name: several ask the same of others."""
+def _what(plan: ReproductionPlan, item: Item) -> str:
+    """The item in words; a study of one data set with its name, since there are equal studies on others."""
     what = item.title.partition(": ")[2]
     alone = item.ours and len(item.datasets) == 1
     return f"{what}; {shown_dataset(QUICK if plan.quick else item.datasets[0])}" if alone else what
@@ -176,18 +174,19 @@ def readings_table() -> Table:
     return Table("Readings of FedGG, for --reading", ("name", "what it is"), rows)
 
 
-def _cells(need: Need, without: str) -> tuple[str, str, str]:
-    if not need.runs:
+def _cells(missing: MissingRuns, without: str) -> tuple[str, str, str]:
+    if not missing.runs:
         return "0", "0", without
-    return str(need.runs), str(need.ended), shown_seconds(need.seconds) if need.runs > need.ended else NONE
+    time_left = shown_seconds(missing.seconds) if missing.runs > missing.ended else NONE
+    return str(missing.runs), str(missing.ended), time_left
 
 
-def _notes(plan: Plan, out: Path, processes: int, estimate: Estimate) -> tuple[str, ...]:
+def _notes(plan: ReproductionPlan, out: Path, processes: int, estimate: Estimate) -> tuple[str, ...]:
     seeds = ", ".join(map(str, plan.seeds))
-    told = [f"{', '.join(plan.datasets)}; {plan.rounds()} rounds; seeds {seeds}; finished: in {out}."]
+    notes = [f"{', '.join(plan.datasets)}; {plan.rounds()} rounds; seeds {seeds}; finished: in {out}."]
     if estimate.sources():
         device = plan.base(plan.datasets[0]).engine.device
-        told.append(
+        notes.append(
             f"Time left on {device}{f' with {processes} processes' if device == 'cpu' else ''}, estimated from:"
         )
-    return (*told, *estimate.sources())
+    return (*notes, *estimate.sources())

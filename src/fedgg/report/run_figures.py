@@ -1,0 +1,268 @@
+"""Figures of runs: accuracy and loss curves, diagnostics, clients, sweeps. Matplotlib without its global state."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from fedgg.analysis.compare import Spread, spread
+from fedgg.analysis.labels import short_name, shortened
+from fedgg.analysis.run_columns import HISTORIES, client_columns
+from fedgg.analysis.sweep_grid import SweepGrid
+from fedgg.report.figure_style import COLOURS, LINE_STYLES, blank, styled
+from fedgg.runfolder.records import Floats, Ints, RunRecord, StudyRecord
+
+MOST_ROWS = 100  # lines in a figure: more cannot be distinguished, and a legend of thousands takes minutes
+MOST_BANDS = 8  # rows up to which lines have bands
+MARKERS = ("o", "s", "D", "^", "P", "*", "v")
+MOST_MARKED = len(MARKERS)  # rows whose markers can be distinguished
+MOST_NAMED = 40  # clients whose names fit on the axis
+
+
+@styled
+def accuracy_figure(study: StudyRecord) -> Figure:
+    """Test accuracy against rounds for every label of a study: mean, and band from lowest to highest over seeds."""
+    figure = blank(7.5, 4.0)
+    axes = figure.subplots()
+    handles, names, most_seeds = [], [], 0
+    for position, label in enumerate(study.labels[:MOST_ROWS]):
+        colour, line_style = COLOURS[position % len(COLOURS)], LINE_STYLES[position % len(LINE_STYLES)]
+        rounds, accuracies = common_rounds([run for run in study.runs[label].values() if run.sound])
+        diverged = sum(run.status == "diverged" for run in study.runs[label].values())
+        most_seeds = max(most_seeds, len(accuracies))
+        if len(accuracies):
+            axes.plot(rounds, accuracies.mean(axis=0), color=colour, linestyle=line_style, marker=_marker(rounds))
+        if len(accuracies) > 1:
+            low, high = accuracies.min(axis=0), accuracies.max(axis=0)
+            axes.fill_between(rounds, low, high, color=colour, alpha=0.13, linewidth=0)
+        handles.append(Line2D([], [], color=colour, linestyle=line_style))
+        names.append(textwrap.fill(label + _shortfall(len(accuracies), len(study.seeds_of(label)), diverged), 26))
+    _accuracy_axis(axes)
+    title = "line: mean, band: lowest to highest over seeds" if most_seeds > 1 else "one seed, so no band"
+    if len(study.labels) > MOST_ROWS:
+        title += f"; the first {MOST_ROWS} of {len(study.labels):,} rows"
+    axes.set_title(title, loc="left", fontsize=8, color="#555555")
+    figure.legend(handles, names, loc="outside right upper", handlelength=2.8)
+    return figure
+
+
+def common_rounds(runs: Sequence[RunRecord]) -> tuple[Ints, Floats]:
+    """The rounds that every run has evaluated and the accuracies there: [runs, rounds].
+
+    Only common rounds, so that a mean does not change because one run ended earlier.
+    """
+    curves = [dict(zip(*map(np.ndarray.tolist, run.accuracy()), strict=True)) for run in runs]
+    curves = [curve for curve in curves if curve]
+    if not curves:
+        return np.empty(0, dtype=np.int64), np.empty((0, 0))
+    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+    return np.array(shared, dtype=np.int64), np.array([[curve[number] for number in shared] for curve in curves])
+
+
+def _shortfall(used: int, seeds: int, diverged: int) -> str:
+    if used == seeds:
+        return ""
+    return f" ({used} of {seeds} seeds{f', {diverged} diverged' if diverged else ''})"
+
+
+@styled
+def curves_figure(run: RunRecord) -> Figure:
+    """Test accuracy and losses against rounds for one run."""
+    figure = blank(8.0, 3.4)
+    left, right = figure.subplots(1, 2)
+    rounds, accuracy = run.accuracy()
+    left.plot(rounds, accuracy, color=COLOURS[2], marker=_marker(rounds), label="server's test set")
+    holdout_rounds, holdout_accuracy = run.numbers("holdout_accuracy")
+    if len(holdout_rounds):
+        left.plot(
+            holdout_rounds, holdout_accuracy, color=COLOURS[4], linestyle=LINE_STYLES[1], label="clients' hold-out"
+        )
+        left.legend(loc="lower right")
+    _accuracy_axis(left)
+    if len(holdout_rounds):
+        left.set_ylabel("accuracy")
+    for position, (key, name) in enumerate((("train_loss", "training"), ("test_loss", "test"))):
+        loss_rounds, losses = run.numbers(key)
+        if len(loss_rounds):
+            style = {"color": COLOURS[4 - 2 * position], "linestyle": LINE_STYLES[position]}
+            right.plot(loss_rounds, losses, marker=_marker(loss_rounds), label=name, **style)
+    _round_axis(right)
+    right.set_ylabel("loss")
+    if right.lines:
+        right.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0)
+    algorithm = short_name(str(run.config.get("algorithm", {}).get("name", "")))
+    title = run.config.get("name") or f"{algorithm} on {run.split_title()}"
+    figure.suptitle(shortened(title, 120), x=0.01, ha="left", fontsize=10)
+    return figure
+
+
+@styled
+def diagnostics_figure(study: StudyRecord) -> Figure:
+    """One plot for each diagnostic: mean and, with few rows, band from lowest to highest over finished runs."""
+    records = [record for by_seed in study.runs.values() for record in by_seed.values()]
+    names = list(dict.fromkeys(n for record in records for line in record.rounds for n in line.get("readings") or {}))
+    columns = min(2, len(names))
+    rows = -(-len(names) // columns)
+    figure = blank(3.6 * columns + 1.6, 2.5 * rows + 0.2)
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    drawn: set[str] = set()
+    for name, axes in zip(names, panels, strict=False):
+        shown_rows = study.labels[:MOST_ROWS]
+        drawn |= {label for at, label in enumerate(shown_rows) if _diagnostic(axes, study, label, at, name)}
+        axes.set_title(name, loc="left")
+        axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        axes.grid(axis="y")
+    for empty in panels:
+        empty.set_visible(False)
+    shown = [(at, label) for at, label in enumerate(study.labels) if label in drawn]
+    handles = [Line2D([], [], **_line(at)) for at, _ in shown]
+    figure.legend(
+        handles, [textwrap.fill(label, 26) for _, label in shown], loc="outside right upper", handlelength=2.8
+    )
+    return figure
+
+
+def _diagnostic(axes: Axes, study: StudyRecord, label: str, at: int, name: str) -> bool:
+    ended = [run for run in study.runs[label].values() if run.complete]
+    curves = [dict(zip(*map(np.ndarray.tolist, run.diagnostic(name)), strict=True)) for run in ended]
+    curves = [curve for curve in curves if curve]
+    shared = sorted(set.intersection(*map(set, curves))) if curves else []
+    if not shared:
+        return False
+    values = np.array([[curve[number] for number in shared] for curve in curves])
+    axes.plot(shared, values.mean(axis=0), **_line(at))
+    if len(curves) > 1 and len(study.labels) <= MOST_BANDS:
+        low, high = values.min(axis=0), values.max(axis=0)
+        axes.fill_between(shared, low, high, color=COLOURS[at % len(COLOURS)], alpha=0.13, linewidth=0)
+    return True
+
+
+@styled
+def clients_figure(study: StudyRecord, seed: int) -> Figure:
+    """Each client's last hold-out accuracy, or its loss where there are no hold-out examples.
+
+    One marker for each client and row; with more than `HISTORIES` clients, a line for each row over its sorted clients.
+    """
+    by_label = clients_by_label(study, seed)
+    key = "holdout" if any(one["holdout"] for one in by_label.values()) else "loss"
+    many = any(one["of"] > HISTORIES for one in by_label.values())
+    figure = blank(7.5, 3.4)
+    axes = figure.subplots()
+    for at, (label, one) in enumerate(list(by_label.items())[:MOST_MARKED]):
+        points = [(c, v) for c, v in zip(one["client"], one[key] or [], strict=False) if v is not None]
+        if points and many:
+            values = sorted((v for _, v in points), reverse=key == "loss")
+            axes.plot(np.linspace(0, 100, len(values)), values, label=textwrap.fill(label, 26), **_line(at))
+        elif points:
+            colour, marker = COLOURS[at % len(COLOURS)], MARKERS[at % len(MARKERS)]
+            x, y = zip(*points, strict=True)
+            # Shifted, so that equal values do not hide each other.
+            shift = (at - (min(len(by_label), MOST_MARKED) - 1) / 2) * 0.11
+            axes.scatter(np.array(x) + shift, y, s=22, color=colour, marker=marker, label=textwrap.fill(label, 26))
+    axes.set_xlabel("clients, worst to best (%)" if many else "client")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    here = [by_seed[seed] for by_seed in study.runs.values() if seed in by_seed]
+    names = next((record.client_names for record in here if record.client_names), None)
+    if names is not None and len(names) <= MOST_NAMED:
+        axes.set_xticks(range(len(names)), [shortened(name, 16) for name in names], rotation=35, ha="right")
+    axes.set_ylabel("hold-out accuracy" if key == "holdout" else "training loss")
+    if key == "holdout":
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    when = "last evaluation" if key == "holdout" else "last round of each client"
+    unfinished = any(not study.runs[label][seed].complete for label in by_label)
+    more = f"; first {MOST_MARKED} of {len(by_label)} rows" if len(by_label) > MOST_MARKED else ""
+    title = f"seed {seed}, {when}{' so far (not all runs have finished)' if unfinished else ''}{more}"
+    axes.set_title(title, loc="left", fontsize=8, color="#555555")
+    figure.legend(loc="outside right upper")
+    return figure
+
+
+def clients_by_label(study: StudyRecord, seed: int) -> dict[str, dict[str, Any]]:
+    """The clients' last values in the runs with this seed, by label."""
+    clients = {label: client_columns(by_seed[seed]) for label, by_seed in study.runs.items() if seed in by_seed}
+    return {label: columns for label, columns in clients.items() if columns is not None}
+
+
+@styled
+def sweep_figure(study: StudyRecord, grid: SweepGrid) -> Figure:
+    """Final test accuracy over one setting as a line, over two as a heat map."""
+    finals = {label: _final(list(by_seed.values())) for label, by_seed in study.runs.items()}
+    keys = list(grid.values)
+    at = {place: finals.get(label) for label, place in grid.places.items()}
+    across = grid.values[keys[-1]]
+    if len(keys) == 1:
+        figure = blank(6.0, 3.4)
+        axes = figure.subplots()
+        spreads = [(x, at.get((x,))) for x in range(len(across))]
+        line = [(x, one.mean, one.sd or 0.0) for x, one in spreads if one is not None]
+        if line:
+            x, y, sd = zip(*line, strict=True)
+            between = "none" if any(isinstance(value, str) for value in across) else "-"  # nothing lies between names
+            axes.errorbar(x, y, yerr=sd, color=COLOURS[2], marker="o", capsize=3, linestyle=between)
+            axes.margins(x=0.12)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.set_ylabel("final test accuracy")
+        axes.grid(axis="y")
+    else:
+        down = grid.values[keys[0]]
+        named = any(isinstance(value, str) for value in across)
+        figure = blank(max(4.6, 2.2 + (1.05 if named else 0.75) * len(across)), 1.2 + 0.42 * len(down))
+        axes = figure.subplots()
+        _heat_map(axes, [[at.get((y, x)) for x in range(len(across))] for y in range(len(down))])
+        axes.set_yticks(range(len(down)), [shortened(value, 22) for value in down])
+        axes.set_ylabel(keys[0])
+    axes.set_xticks(range(len(across)), [shortened(value, 14) for value in across])
+    axes.set_xlabel(keys[-1])
+    axes.set_title("final test accuracy, mean over seeds", loc="left", fontsize=8, color="#555555")
+    return figure
+
+
+def _heat_map(axes: Axes, spreads: list[list[Spread | None]]) -> None:
+    values = np.array([[np.nan if one is None else one.mean for one in row] for row in spreads])
+    image = axes.imshow(values, aspect="auto", cmap="Blues")
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    shade: Any = image.norm(values)
+    for (y, x), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            colour = "white" if shade[y, x] > 0.6 else "#222222"
+            axes.text(x, y, f"{100 * value:.1f}", ha="center", va="center", fontsize=8, color=colour)
+
+
+def _final(runs: list[RunRecord]) -> Spread | None:
+    curves = [run.accuracy()[1] for run in runs if run.complete]
+    return spread([float(curve[-1]) for curve in curves if len(curve)])
+
+
+def _line(at: int) -> dict[str, Any]:
+    return {"color": COLOURS[at % len(COLOURS)], "linestyle": LINE_STYLES[at % len(LINE_STYLES)]}
+
+
+def _marker(rounds: Ints) -> str:
+    return "o" if len(rounds) == 1 else ""
+
+
+def _accuracy_axis(axes: Axes) -> None:
+    _round_axis(axes)
+    axes.set_ylabel("test accuracy")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+
+def _round_axis(axes: Axes) -> None:
+    axes.set_xlabel("round")
+    low, high = axes.get_xlim()
+    if high - low < 1:  # a single round
+        axes.set_xlim((low + high) / 2 - 1, (low + high) / 2 + 1)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    axes.grid(axis="y")
+    axes.margins(x=0.02)
