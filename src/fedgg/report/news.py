@@ -46,14 +46,18 @@ class News:
             self._look()
             if version == self._version:
                 return self._version, None
-            born, _, number = version.rpartition("-")
-            known = int(number) if born == self._born and number.isdecimal() else 0
             problems = [vars(problem) for problem in self._problems]
-            return self._version, as_json(self._since(known) | {"problems": problems})
+            return self._version, as_json(self._since(self._number_in(version)) | {"problems": problems})
 
     @property
     def _version(self) -> str:
         return f"{self._born}-{self._number}"
+
+    def _number_in(self, version: str) -> int:
+        """0, which is before the first change, unless this process has given the version."""
+        born, _, number = version.rpartition("-")
+        given = born == self._born and number.isdecimal() and len(number) <= len(str(self._number))
+        return int(number) if given and int(number) <= self._number else 0
 
     def _look(self) -> None:
         if time.monotonic() - self._looked < self._pause:

@@ -6,7 +6,7 @@ import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from fedgg.errors import UserError
 from fedgg.report.news import News
@@ -55,14 +55,14 @@ class _Answer(BaseHTTPRequestHandler):
     def _answer(self, with_body: bool) -> None:
         # A name of somebody else's that leads here (DNS rebinding) would let their page read ours.
         port = self.server.server_port
-        if self.headers.get("Host") not in (f"{LOOPBACK}:{port}", f"localhost:{port}"):
+        if self.headers.get_all("Host") not in ([f"{LOOPBACK}:{port}"], [f"localhost:{port}"]):
             self._send(HTTPStatus.FORBIDDEN, "text/plain", f"ask for http://{LOOPBACK}:{port}/", with_body)
             return
-        asked = urlsplit(self.path)
-        if asked.path == "/":
+        path, _, query = self.path.partition("?")
+        if path == "/":
             self._send(HTTPStatus.OK, "text/html", self.server.news.page(), with_body)
-        elif asked.path == "/data.json":
-            self._news(parse_qs(asked.query).get("since", [""])[-1], with_body)
+        elif path == "/data.json":
+            self._news(parse_qs(query).get("since", [""])[-1], with_body)
         else:
             self._send(HTTPStatus.NOT_FOUND, "text/plain", "there is the page, and nothing else", with_body)
 
