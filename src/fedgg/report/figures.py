@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedgg.errors import UserError
 from fedgg.report.folders import Floats, Ints, RunRecord, StudyRecord
 from fedgg.report.labels import short_name
-from fedgg.report.style import COLOURS, LINE_STYLES, blank, save, short, styled
+from fedgg.report.style import COLOURS, LINE_STYLES, blank, legend_name, save, short, styled
 
 MOST_ROWS = 100  # of a picture: more lines cannot be distinguished, and a legend of thousands takes minutes
 
@@ -79,7 +79,7 @@ def accuracy_figure(study: StudyRecord) -> Figure:
             low, high = accuracies.min(axis=0), accuracies.max(axis=0)
             axes.fill_between(rounds, low, high, color=colour, alpha=0.13, linewidth=0)
         handles.append(Line2D([], [], color=colour, linestyle=line_style))
-        names.append(textwrap.fill(label + _shortfall(len(accuracies), len(study.seeds_of(label)), diverged), 26))
+        names.append(legend_name(label, _shortfall(len(accuracies), len(study.seeds_of(label)), diverged)))
     _accuracy_axis(axes)
     told = "line: mean, band: lowest to highest over seeds" if most_seeds > 1 else "one seed, so no band"
     if len(study.labels) > MOST_ROWS:

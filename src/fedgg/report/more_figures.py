@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from fedgg.report.compare import Spread, spread
 from fedgg.report.figures import MOST_ROWS
 from fedgg.report.folders import RunRecord, StudyRecord
 from fedgg.report.page_runs import FOLLOWED, clients_data
-from fedgg.report.style import COLOURS, LINE_STYLES, blank, short, styled
+from fedgg.report.style import COLOURS, LINE_STYLES, blank, legend_name, short, styled
 
 MARKERS = ("o", "s", "D", "^", "P", "*", "v")
 SEEN = 7  # rows whose dots can be told apart
@@ -37,7 +36,7 @@ def diagnostics_figure(study: StudyRecord) -> Figure:
     for name, axes in zip(names, panels, strict=False):
         shown_rows = study.labels[:MOST_ROWS]
         drawn |= {label for at, label in enumerate(shown_rows) if _diagnostic(axes, study, label, at, name)}
-        axes.set_title(name, loc="left")
+        axes.set_title(short(name, 40), loc="left")
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         axes.grid(axis="y")
@@ -45,9 +44,7 @@ def diagnostics_figure(study: StudyRecord) -> Figure:
         empty.set_visible(False)
     shown = [(at, label) for at, label in enumerate(study.labels) if label in drawn]
     handles = [Line2D([], [], **_line(at)) for at, _ in shown]
-    figure.legend(
-        handles, [textwrap.fill(label, 26) for _, label in shown], loc="outside right upper", handlelength=2.8
-    )
+    figure.legend(handles, [legend_name(label) for _, label in shown], loc="outside right upper", handlelength=2.8)
     return figure
 
 
@@ -66,13 +63,13 @@ def clients_figure(study: StudyRecord, seed: int) -> Figure:
         points = [(c, v) for c, v in zip(one["client"], one[key] or [], strict=False) if v is not None]
         if points and many:
             values = sorted((v for _, v in points), reverse=key == "loss")
-            axes.plot(np.linspace(0, 100, len(values)), values, label=textwrap.fill(label, 26), **_line(at))
+            axes.plot(np.linspace(0, 100, len(values)), values, label=legend_name(label), **_line(at))
         elif points:
             colour, marker = COLOURS[at % len(COLOURS)], MARKERS[at % len(MARKERS)]
             x, y = zip(*points, strict=True)
             # Side by side, so that equal values do not hide each other.
             beside = (at - (min(len(having), SEEN) - 1) / 2) * 0.11
-            axes.scatter(np.array(x) + beside, y, s=22, color=colour, marker=marker, label=textwrap.fill(label, 26))
+            axes.scatter(np.array(x) + beside, y, s=22, color=colour, marker=marker, label=legend_name(label))
     axes.set_xlabel("clients, worst to best (%)" if many else "client")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     here = [by_seed[seed] for by_seed in study.runs.values() if seed in by_seed]
@@ -120,9 +117,9 @@ def sweep_figure(study: StudyRecord, sweep: SweepAxes) -> Figure:
         axes = figure.subplots()
         _map(axes, [[at.get((y, x)) for x in range(len(across))] for y in range(len(down))])
         axes.set_yticks(range(len(down)), [short(value, 22) for value in down])
-        axes.set_ylabel(keys[0])
+        axes.set_ylabel(short(keys[0], 40))
     axes.set_xticks(range(len(across)), [short(value, 14) for value in across])
-    axes.set_xlabel(keys[-1])
+    axes.set_xlabel(short(keys[-1], 40))
     axes.set_title("final test accuracy, mean over seeds", loc="left", fontsize=8, color="#555555")
     return figure
 

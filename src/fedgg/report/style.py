@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ COLOURS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#56B4E9", "#C
 # The same on a dark ground: black and blue would be lost there.
 COLOURS_ON_DARK = ("#EDEDED", "#E69F00", "#3D97DB", "#00B386", "#EE7A3C", "#9AD3F5", "#DD9BC0")
 LINE_STYLES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1.2)))
+LEGEND_WIDTH = 26  # characters
 
 SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -52,6 +54,11 @@ def short(text: object, width: int) -> str:
     """A name cut to fit, wherever that falls: a single long word keeps its beginning."""
     words = " ".join(str(text).split())
     return words if len(words) <= width else words[: width - 1].rstrip() + "…"
+
+
+def legend_name(label: str, note: str = "") -> str:
+    """In lines of a column beside the axes; the label is cut so that the axes keep their room, the note is not."""
+    return textwrap.fill(short(label, 4 * LEGEND_WIDTH) + note, LEGEND_WIDTH)
 
 
 @contextmanager
