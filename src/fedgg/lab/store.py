@@ -52,7 +52,7 @@ from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint, write_chec
 from fedgg.lab.code import code_of, structure_of
 from fedgg.lab.commit import commit
 from fedgg.lab.config import Experiment, load_experiment
-from fedgg.lab.files import write_json, writing_to
+from fedgg.lab.files import check_reachable, write_json, writing_to
 from fedgg.lab.locks import InUse, LockFile
 from fedgg.lab.predictions import Inputs
 from fedgg.lab.shelf import RowsOnDisk
@@ -74,6 +74,7 @@ class Store:
     """One run folder, held by one process at a time."""
 
     def __init__(self, folder: Path):
+        check_reachable(folder)
         self.folder = folder
         self._lock: LockFile | None = None
         self._manifest: Manifest | None = None  # of a folder that was opened to be written; None: without checksums
