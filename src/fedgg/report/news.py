@@ -29,16 +29,20 @@ class News:
         self._number = 0
         self._looked = float("-inf")
         self._lock = threading.Lock()
+        self._page: bytes | None = None
         self._shown: list[Group] = []
         self._problems: list[Problem] = []
         self._runs: dict[str, tuple[RunRecord, Data, int]] = {}
         self._groups: dict[str, tuple[tuple[Any, ...], Data, int]] = {}
 
-    def page(self) -> str:
-        """The whole page as it is now."""
+    def page(self) -> bytes:
+        """The whole page as it is now, in UTF-8; the same object until something changes."""
         with self._lock:
             self._look()
-            return page_of(self._shown, self._problems, self._since(0), live=True)
+            if self._page is None:
+                page = page_of(self._shown, self._problems, self._since(0), live=True)
+                self._page = page.encode("utf-8", "replace")
+            return self._page
 
     def since(self, version: str) -> tuple[str, str | None]:
         """The version now, and what has changed since the one given; None if nothing has."""
@@ -64,6 +68,7 @@ class News:
             return
         if self._gathering.look():
             self._number += 1
+            self._page = None
             self._shown, heads, odd = shown(self._gathering.groups, self._update)
             self._problems = [*self._gathering.problems, *odd]
             seen = {name for head in heads for name in head["run_ids"]}

@@ -78,9 +78,14 @@ class _Answer(BaseHTTPRequestHandler):
             )
 
     def _send(
-        self, status: HTTPStatus, kind: str | None, text: str, with_body: bool, more: dict[str, str] | None = None
+        self,
+        status: HTTPStatus,
+        kind: str | None,
+        text: str | bytes,
+        with_body: bool,
+        more: dict[str, str] | None = None,
     ) -> None:
-        content = text.encode("utf-8", "replace")
+        content = text.encode("utf-8", "replace") if isinstance(text, str) else text
         self.send_response(status)
         if kind is not None:
             self.send_header("Content-Type", f"{kind}; charset=utf-8")

@@ -137,6 +137,16 @@ def test_only_what_changed_is_told(server: LivePage, folder: Path, tmp_path: Pat
     assert all("runs" in one for one in news(server, "deadbeef-3")["groups"])
 
 
+def test_readers_share_one_page(folder: Path) -> None:
+    """The page has megabytes: hundreds of connections that do not read hold one copy."""
+    told = News([folder], pause=0)
+    page = told.page()
+    assert told.page() is page
+    grown = folder / "run-0" / "seed-1" / "rounds.jsonl"
+    grown.write_text(grown.read_text() + json.dumps({"round": 3, "test_accuracy": 0.5}) + "\n")
+    assert told.page() != page
+
+
 def test_folders_may_vanish(server: LivePage, folder: Path) -> None:
     before = news(server)
     shutil.rmtree(folder)
