@@ -2,7 +2,8 @@
 
 checksums.json               SHA-256 of config.toml and of the files that are written once, as `sha256sum` prints it
 rounds.jsonl, resumes.jsonl  every line ends with "checksum", the first digits of the SHA-256 of the file up to there:
-                             a line is covered from the moment it is written, and costs what it is long
+                             a line is covered from the moment it is written, and costs what it is long;
+                             so do lines of federation/events.jsonl, of which nothing says how many there are
 summary.json, study.json, flower.json, checksums.json
                              "checksum", the first digits of the SHA-256 of the rest of the content
 checkpoint/*.safetensors     "checksums" in the metadata: SHA-256 of the history up to that round and of those files;

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from written_folders import write_run, write_study
 
+from fedgg.checksums import append_checked
 from fedgg.report.answer import answer
 from fedgg.report.compare import compare
 from fedgg.report.folders import RunRecord, StudyRecord, read_run
@@ -193,3 +194,18 @@ def test_a_history_longer_than_its_summary_counts(tmp_path: Path) -> None:
     run, problem = the_run(folder)
     assert run.complete
     assert "goes on to round 4, but summary.json knows of 3 only" in problem.why
+
+
+def test_a_changed_line_of_the_log_of_processes_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", CURVE)
+    events = folder / "federation" / "events.jsonl"
+    events.parent.mkdir()
+    for client in (1, 2):
+        append_checked(events, {"when": "now", "after_round": 1, "who": f"client {client}", "what": "ended"})
+    assert looked(folder)[1] == []
+    whole = events.read_text()
+    events.write_text(whole.replace("client 1", "client 3"))
+    assert "federation/events.jsonl is damaged: line 1 does not fit its checksum" in the_run(folder)[1].why
+    # It is a log without a count: docs/run-folder.md says that missing lines at its end are not noticed.
+    events.write_text(whole.splitlines(keepends=True)[0])
+    assert looked(folder)[1] == []
