@@ -1,9 +1,10 @@
 # Two commands: `make demo` shows what fedgg does, `make test` shows that it is right. Both make .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test slow browser bench numbers clean
+.PHONY: help demo test slow browser bench lock numbers clean
 
 help:
 	@echo "make demo   compare FedGG, FedAvg, FedProx and SCAFFOLD on real digits (under a minute after the install)"
@@ -11,13 +12,15 @@ help:
 	@echo "make slow   the long tests: real CIFAR-10 and SVHN where they are, a hundred kills"
 	@echo "make browser  the report in a real Chromium: FEDGG_CHROMIUM, or chromium on the path"
 	@echo "make bench  fedgg beside pfl-research, Flower and FedLab, which it installs under .bench (4 GB); a quiet machine"
+	@echo "make lock   write requirements.lock again after a change of constraints.txt"
 	@echo "make numbers  fill docs/numbers.md and its figures from results/paper"
 	@echo "make clean  remove .venv and everything the tools left behind (runs/ stays)"
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else f"fedgg needs Python 3.11 to 3.13, this is {v[0]}.{v[1]}: make PYTHON=python3.12 demo")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	$(INSTALL) --require-hashes --no-deps --requirement requirements.lock
+	$(INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[test]'
 	@touch $@
 
 demo: .venv/ready
@@ -33,12 +36,15 @@ slow: .venv/ready
 	$(BIN)/pytest -m slow
 
 browser: .venv/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,browser]'
+	$(INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[test,browser]'
 	$(BIN)/pytest -m browser
 
 bench: .venv/ready
 	$(BIN)/fedgg bench setup
 	$(BIN)/fedgg bench
+
+lock: .venv/ready
+	$(BIN)/python .ci/lock.py
 
 numbers: .venv/ready
 	$(BIN)/python benchmarks/paper_numbers.py

@@ -7,6 +7,7 @@ whose message is one line.
 
 Writing does not follow symbolic links. A file is written beside its place under an unpredictable name, and renamed:
 readers see the old file or the new one, a link in its place is replaced, and a kill leaves the old file as it was.
+Files that are appended to or changed in place must not be links at all, hard ones included.
 Folders below the one that the user named must be real folders, too (`make_folder`).
 """
 
@@ -223,7 +224,7 @@ def open_log(path: Path) -> IO[bytes]:
 
 
 def open_existing(path: Path, buffering: int = -1) -> IO[bytes]:
-    """A regular file that is there, for writing in its place and reading; no link."""
+    """A regular file that is there, for writing in its place and reading; no link of any kind."""
     return os.fdopen(_opened_for_writing(path, os.O_RDWR, 0), "r+b", buffering)
 
 
@@ -270,8 +271,7 @@ def refuse_links(folder: Path) -> None:
 def check_lock(path: Path) -> None:
     """Before a lock file is opened by FileLock, which creates it: RefusedFile if something else is in its place."""
     with suppress(FileNotFoundError):
-        if not stat.S_ISREG(mode := path.lstat().st_mode):
-            raise RefusedFile(path, f"is {_kind(mode)}, not a regular file")
+        _refuse_for_writing(path, path.lstat())
 
 
 def sync_folder(folder: Path) -> None:
@@ -294,10 +294,19 @@ def _opened_for_writing(path: Path, flags: int, mode: int) -> int:
         if error.errno == errno.ENXIO:  # a FIFO without a reader, a socket
             raise RefusedFile(path, "is not a regular file") from error
         raise
-    if not stat.S_ISREG(kind := os.fstat(descriptor).st_mode):
+    try:
+        _refuse_for_writing(path, os.fstat(descriptor))
+    except RefusedFile:
         os.close(descriptor)
-        raise RefusedFile(path, f"is {_kind(kind)}, not a regular file")
+        raise
     return descriptor
+
+
+def _refuse_for_writing(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise RefusedFile(path, f"is {_kind(status.st_mode)}, not a regular file")
+    if status.st_nlink > 1:
+        raise RefusedFile(path, "is a hard link: the file has another name, too, and is not written (a copy of it is)")
 
 
 def _refuse_odd_target(path: Path) -> None:

@@ -15,9 +15,25 @@ from fedgg import files
 from fedgg.errors import UserError
 from fedgg.files import write_atomically
 
+ANOTHER_FOLDER = "choose another folder (--out, or out= in Python)"
+LONGEST_INSIDE = 100  # characters of a path within a run folder, and more than any has
+
+
+def check_reachable(folder: Path) -> None:
+    """UserError where a file in the folder could neither be there nor be missing: a name too long, a closed folder."""
+    try:
+        (folder / ("x" * LONGEST_INSIDE)).lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except ValueError as error:  # a null byte, half of a surrogate pair
+        raise UserError(f"{str(folder)[:80]!r} is not the name of a folder: {error}; {ANOTHER_FOLDER}") from error
+    except OSError as error:
+        way_out = "choose a shorter name" if error.errno == errno.ENAMETOOLONG else ANOTHER_FOLDER
+        raise UserError(f"{str(folder)[:80]}: {error.strerror}; {way_out}") from error
+
 
 @contextmanager
-def writing_to(folder: Path, instead: str = "choose another folder (--out, or out= in Python)") -> Iterator[None]:
+def writing_to(folder: Path, instead: str = ANOTHER_FOLDER) -> Iterator[None]:
     """Turns a full disk or a forbidden folder into one clear line."""
     try:
         yield

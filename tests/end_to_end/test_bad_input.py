@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from calling import call, process
 from earlier_folders import without_checksums
 
+import fedgg
 from fedgg.lab.config import Experiment
 from fedgg.lab.runner import run
 
@@ -56,6 +58,7 @@ CASES: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "too many epochs": (["run", "--set", "local.epochs=2147483648"], ("local.epochs = 2147483648",)),
     "lr too large for its precision": (["run", *QUICK, "--set", "local.lr=1e308"], ("local.lr = 1e+308", "fp32")),
     "name too long": (["run", *QUICK, "--out", "x" * 300], ("xxx", "File name too long")),
+    "start of an impossible name": (["run", *QUICK, "--set", 'model.start="a\\u0000b"'], ("model.start", "null byte")),
     "report of a name too long": (["report", "x" * 300], ("xxx", "File name too long")),
     "a date as a setting": (["run", "--set", "model.hidden=1979-05-27"], ("model.hidden is a date",)),
     "no batch": (["run", "--set", "local.batch=0"], ("local.batch = 0",)),
@@ -245,6 +248,63 @@ def test_a_run_from_python_cannot_be_resumed_from_here(tmp_path: Path, monkeypat
     experiment = Experiment(rounds=1, split={"clients": 3}, local={"epochs": 1})
     run(experiment, model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), out=tmp_path / "run")
     assert_one_line(call(["resume", "run"], monkeypatch), "objects from Python")
+
+
+# Folders --------------------------------------------------------------------------------------------------------------
+
+IMPOSSIBLE = {  # folders that cannot be there, by what is wrong with them
+    "File name too long": "x" * 300,
+    "too long": "/".join(["folder"] * 800),
+    "null byte": "a\0b",
+    "surrogates": "\ud800",
+}
+
+
+@pytest.mark.parametrize("fault", IMPOSSIBLE)
+def test_folders_that_cannot_be_there_from_python(fault: str) -> None:
+    folder = IMPOSSIBLE[fault]
+    for use in (
+        lambda: fedgg.run({"rounds": 1}, out=folder),
+        lambda: fedgg.compare(["fedavg"], {"rounds": 1}, out=folder),
+        lambda: fedgg.Run.load(folder),
+    ):
+        with pytest.raises(fedgg.UserError, match=fault) as caught:
+            use()
+        assert len(str(caught.value).splitlines()) == 1
+        assert len(str(caught.value)) < 300
+
+
+WITHOUT_PERMISSION = """
+import sys
+import fedgg, fedgg.cli
+for use in (fedgg.Run.load, lambda folder: fedgg.run({"rounds": 1}, out=folder)):
+    try:
+        use("closed/run")
+    except fedgg.UserError as error:
+        print("error:", error, file=sys.stderr)
+for words in (["resume", "closed/run"], ["compare", "--out", "closed/run"], ["report", "closed/run"],
+              ["report", ".", "-o", "closed/page.html"]):
+    sys.argv = ["fedgg", *words]
+    try:
+        fedgg.cli.main()
+    except SystemExit as end:
+        assert end.code == 2, words
+"""
+
+
+def test_a_folder_without_permission(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0)
+    alone = [sys.executable, "-c", WITHOUT_PERMISSION]
+    if os.geteuid() == 0:  # root may enter every folder
+        if not (setpriv := shutil.which("setpriv")):
+            pytest.skip("root without setpriv may enter every folder")
+        rights = "-dac_override,-dac_read_search"
+        alone = [setpriv, f"--bounding-set={rights}", f"--inh-caps={rights}", *alone]
+    found = subprocess.run(alone, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    lines = found.stderr.splitlines()
+    assert len(lines) == 6, found.stderr
+    assert all(line.startswith("error: closed/") and "Permission denied" in line for line in lines), found.stderr
 
 
 # Disks ----------------------------------------------------------------------------------------------------------------

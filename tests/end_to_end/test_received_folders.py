@@ -72,9 +72,11 @@ def test_resume_replaces_links(received: Path, precious: Path, monkeypatch: pyte
         assert name.endswith(".tmp") or not (received / name).is_symlink()
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(
+    ("name", "link"), [*((name, "symbolic link") for name in REFUSED), *((name, "hard link") for name in REFUSED[:-1])]
+)
 def test_resume_refuses_links_that_it_would_write_through(
-    name: str, received: Path, precious: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, link: str, received: Path, precious: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = precious.parent if name == "checkpoint" else precious
     if (received / name).is_dir():
@@ -83,7 +85,10 @@ def test_resume_refuses_links_that_it_would_write_through(
     elif (received / name).exists():
         shutil.move(received / name, precious)
     before = {file: file.read_bytes() for file in precious.parent.rglob("*") if file.is_file()}
-    (received / name).symlink_to(target)
+    if link == "hard link":
+        (received / name).hardlink_to(target)
+    else:
+        (received / name).symlink_to(target)
     code, _, errors = call(["resume", str(received)], monkeypatch)
     assert {file: file.read_bytes() for file in precious.parent.rglob("*") if file.is_file()} == before
     if name == "rounds.jsonl":  # its history is read, and the first write puts a file in its place
@@ -92,7 +97,7 @@ def test_resume_refuses_links_that_it_would_write_through(
         return
     assert code == 2, errors
     assert Path(name).name in errors
-    assert "symbolic link" in errors
+    assert link in errors
 
 
 def test_report_writes_through_no_link(

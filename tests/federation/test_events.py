@@ -53,6 +53,7 @@ def finish(up: Up) -> str:
     return said
 
 
+@pytest.mark.parametrize("up", [("--shared-network",)], indirect=True)  # a network of its own is out of reach
 def test_a_node_with_a_wrong_key_is_refused(up: Up, tmp_path: Path) -> None:
     up.until_round(1)
     make_node_key(tmp_path / "key", tmp_path / "key.pub")

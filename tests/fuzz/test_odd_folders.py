@@ -104,7 +104,7 @@ def test_a_folder_whose_name_is_no_text(whole: Path, tmp_path: Path) -> None:
         write_tables(collection.groups, tmp_path / "tables")
         write_figures(collection.groups, tmp_path / "figures")
         news = LiveData([odd])
-        news.page().encode()
+        assert b"run-?" in news.page()
         (news.since("")[1] or "").encode()
     assert "run-?" in (tmp_path / "page.html").read_text()
     assert [problem.path for problem in collection.problems] == [str(odd / "broken")]

@@ -42,16 +42,23 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path, elsewhere: Path) ->
     assert (tmp_path / "page.html").read_text() == "new"
 
 
-def test_appending_and_writing_in_place_refuse_links(tmp_path: Path, elsewhere: Path) -> None:
-    (tmp_path / "rounds.jsonl").symlink_to(elsewhere)
-    for opened in (files.open_to_append, files.open_existing):
-        with pytest.raises(RefusedFile, match=r"rounds\.jsonl is a symbolic link"):
-            opened(tmp_path / "rounds.jsonl")
+@pytest.mark.parametrize("kind", ["symbolic link", "hard link"])
+def test_appending_and_writing_in_place_refuse_links(tmp_path: Path, elsewhere: Path, kind: str) -> None:
+    link = tmp_path / "rounds.jsonl"
+    if kind == "hard link":
+        link.hardlink_to(elsewhere)
+    else:
+        link.symlink_to(elsewhere)
+    for refusing in (files.open_to_append, files.open_existing, files.check_lock):
+        with pytest.raises(RefusedFile, match=rf"rounds\.jsonl is a {kind}"):
+            refusing(link)
     with pytest.raises(FileExistsError):
-        files.open_new(tmp_path / "rounds.jsonl")
-    with pytest.raises(RefusedFile, match="is a symbolic link"):
-        files.check_lock(tmp_path / "rounds.jsonl")
+        files.open_new(link)
+    files.write_text(link, "new")
     assert elsewhere.read_text() == "precious"
+    with files.open_to_append(link) as file:
+        file.write(b"er")
+    assert link.read_text() == "newer"
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "socket", "device"])

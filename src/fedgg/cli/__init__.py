@@ -98,7 +98,8 @@ def _leave_without_output(lost: OutputLost) -> NoReturn:
 def _shortage(error: Exception) -> str | None:
     """What this machine has too little of, or a path that it does not take, in one line; None for a bug of ours."""
     reason = " ".join(str(error).split())
-    if isinstance(error, OSError) and error.errno in _SHORTAGES:
+    of_a_port = isinstance(error, OSError) and error.errno == errno.EACCES and error.filename is None
+    if isinstance(error, OSError) and error.errno in _SHORTAGES and not of_a_port:
         where = f"{os.fsdecode(error.filename)[:80]}: " if isinstance(error.filename, str | bytes) else ""
         return f"{where}{os.strerror(error.errno)}; {_SHORTAGES[error.errno]}"
     if isinstance(error, MemoryError) or any(words in reason for words in _NO_MEMORY):
@@ -113,6 +114,7 @@ _SHORTAGES = {
     errno.ENOMEM: "there is not enough memory: close other programs, or run less at once",
     errno.EAGAIN: "no more processes are allowed (ulimit -u): run fewer at once",
     errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EACCES: "choose another place, or change its permissions",
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
 }

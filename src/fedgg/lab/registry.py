@@ -246,7 +246,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"{path} is not a readable safetensors file: {error}") from error
 
 

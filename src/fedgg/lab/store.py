@@ -54,7 +54,7 @@ from fedgg.lab.predictions import Inputs
 from fedgg.lab.provenance import code_of, commit, structure_of
 from fedgg.lab.state import State
 from fedgg.lab.trust import used_code
-from fedgg.output_files import write_json, writing_to
+from fedgg.output_files import check_reachable, write_json, writing_to
 from fedgg.runfolder import checksums
 from fedgg.runfolder.checksums import HISTORY, LineChecksums, Manifest, known_checksums, newest_checkpoint, sha256
 from fedgg.runfolder.locks import InUse, LockFile
@@ -74,6 +74,7 @@ class Store:
     """One run folder, held by one process at a time."""
 
     def __init__(self, folder: Path):
+        check_reachable(folder)
         self.folder = folder
         self._lock: LockFile | None = None
         self._manifest: Manifest | None = None  # of a folder that was opened to be written; None: without checksums

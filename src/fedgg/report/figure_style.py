@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fedgg.analysis.labels import shortened
 from fedgg.errors import UserError
 from fedgg.files import write_atomically
 from fedgg.output_files import writing
@@ -26,6 +28,7 @@ COLOURS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#56B4E9", "#C
 # The same for a dark background, where black and blue would be hard to see.
 COLOURS_ON_DARK = ("#EDEDED", "#E69F00", "#3D97DB", "#00B386", "#EE7A3C", "#9AD3F5", "#DD9BC0")
 LINE_STYLES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1.2)))
+LEGEND_WIDTH = 26  # characters
 
 SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -46,6 +49,11 @@ SETTINGS: dict[Any, Any] = {
     # Without a salt the element identifiers of SVG files are random.
     "svg.hashsalt": "fedgg",
 }
+
+
+def legend_name(label: str, note: str = "") -> str:
+    """A label in lines of a column beside the axes, shortened so that the axes keep their room; the note is not."""
+    return textwrap.fill(shortened(label, 4 * LEGEND_WIDTH) + note, LEGEND_WIDTH)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from fedgg.analysis.collect import Group, Problem, RunCollection
 from fedgg.errors import UserError
@@ -35,16 +35,20 @@ class LiveData:
         self._number = 0
         self._refreshed = float("-inf")
         self._lock = threading.Lock()
+        self._page: bytes | None = None
         self._shown: list[PageGroup] = []
         self._problems: list[Problem] = []
         self._runs: dict[str, tuple[RunRecord, Data, int]] = {}  # by id, with the version of the last change
         self._groups: dict[str, tuple[tuple[Any, ...], PageGroup, int]] = {}
 
-    def page(self) -> str:
-        """The whole page as it is now."""
+    def page(self) -> bytes:
+        """The whole page as it is now, in UTF-8; the same object until something changes."""
         with self._lock:
             self._refresh()
-            return page_html(self._shown, self._problems, self._since(0), live=True)
+            if self._page is None:
+                page = page_html(self._shown, self._problems, self._since(0), live=True)
+                self._page = page.encode("utf-8", "replace")
+            return self._page
 
     def since(self, version: str) -> tuple[str, str | None]:
         """The current version, and what has changed since the one given; None if nothing has."""
@@ -52,10 +56,14 @@ class LiveData:
             self._refresh()
             if version == self._version:
                 return self._version, None
-            process, _, number = version.rpartition("-")
-            known = int(number) if process == self._process and number.isdecimal() else 0
             problems = [vars(problem) for problem in self._problems]
-            return self._version, as_json(self._since(known) | {"problems": problems})
+            return self._version, as_json(self._since(self._number_in(version)) | {"problems": problems})
+
+    def _number_in(self, version: str) -> int:
+        """0, which is before the first change, unless this process has given the version."""
+        process, _, number = version.rpartition("-")
+        is_ours = process == self._process and number.isdecimal() and len(number) <= len(str(self._number))
+        return int(number) if is_ours and int(number) <= self._number else 0
 
     @property
     def _version(self) -> str:
@@ -65,6 +73,7 @@ class LiveData:
         if time.monotonic() - self._refreshed < self._pause:
             return
         if self._collection.refresh():
+            self._page = None
             self._number += 1
             self._shown, problems = page_groups(self._collection.groups, self._update)
             self._problems = [*self._collection.problems, *problems]
@@ -147,14 +156,14 @@ class _RequestHandler(BaseHTTPRequestHandler):
     def _respond(self, with_body: bool) -> None:
         # Another host name that resolves to this address (DNS rebinding) would let a foreign page read this one.
         port = self.server.server_port
-        if self.headers.get("Host") not in (f"{LOOPBACK}:{port}", f"localhost:{port}"):
+        if self.headers.get_all("Host") not in ([f"{LOOPBACK}:{port}"], [f"localhost:{port}"]):
             self._send(HTTPStatus.FORBIDDEN, "text/plain", f"request http://{LOOPBACK}:{port}/", with_body)
             return
-        url = urlsplit(self.path)
-        if url.path == "/":
+        path, _, query = self.path.partition("?")
+        if path == "/":
             self._send(HTTPStatus.OK, "text/html", self.server.live_data.page(), with_body)
-        elif url.path == "/data.json":
-            self._send_update(parse_qs(url.query).get("since", [""])[-1], with_body)
+        elif path == "/data.json":
+            self._send_update(parse_qs(query).get("since", [""])[-1], with_body)
         else:
             self._send(HTTPStatus.NOT_FOUND, "text/plain", "the page is at /", with_body)
 
@@ -174,9 +183,14 @@ class _RequestHandler(BaseHTTPRequestHandler):
             )
 
     def _send(
-        self, status: HTTPStatus, kind: str | None, text: str, with_body: bool, more: dict[str, str] | None = None
+        self,
+        status: HTTPStatus,
+        kind: str | None,
+        text: str | bytes,
+        with_body: bool,
+        more: dict[str, str] | None = None,
     ) -> None:
-        content = text.encode("utf-8", "replace")
+        content = text.encode("utf-8", "replace") if isinstance(text, str) else text
         self.send_response(status)
         if kind is not None:
             self.send_header("Content-Type", f"{kind}; charset=utf-8")

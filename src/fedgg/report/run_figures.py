@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from fedgg.analysis.compare import Spread, spread
 from fedgg.analysis.labels import short_name, shortened
 from fedgg.analysis.run_columns import HISTORIES, client_columns
 from fedgg.analysis.sweep_grid import SweepGrid
-from fedgg.report.figure_style import COLOURS, LINE_STYLES, blank, styled
+from fedgg.report.figure_style import COLOURS, LINE_STYLES, blank, legend_name, styled
 from fedgg.runfolder.records import Floats, Ints, RunRecord, StudyRecord
 
 MOST_ROWS = 100  # lines in a figure: more cannot be distinguished, and a legend of thousands takes minutes
@@ -43,7 +42,7 @@ def accuracy_figure(study: StudyRecord) -> Figure:
             low, high = accuracies.min(axis=0), accuracies.max(axis=0)
             axes.fill_between(rounds, low, high, color=colour, alpha=0.13, linewidth=0)
         handles.append(Line2D([], [], color=colour, linestyle=line_style))
-        names.append(textwrap.fill(label + _shortfall(len(accuracies), len(study.seeds_of(label)), diverged), 26))
+        names.append(legend_name(label, _shortfall(len(accuracies), len(study.seeds_of(label)), diverged)))
     _accuracy_axis(axes)
     title = "line: mean, band: lowest to highest over seeds" if most_seeds > 1 else "one seed, so no band"
     if len(study.labels) > MOST_ROWS:
@@ -116,7 +115,7 @@ def diagnostics_figure(study: StudyRecord) -> Figure:
     for name, axes in zip(names, panels, strict=False):
         shown_rows = study.labels[:MOST_ROWS]
         drawn |= {label for at, label in enumerate(shown_rows) if _diagnostic(axes, study, label, at, name)}
-        axes.set_title(name, loc="left")
+        axes.set_title(shortened(name, 40), loc="left")
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         axes.grid(axis="y")
@@ -124,9 +123,7 @@ def diagnostics_figure(study: StudyRecord) -> Figure:
         empty.set_visible(False)
     shown = [(at, label) for at, label in enumerate(study.labels) if label in drawn]
     handles = [Line2D([], [], **_line(at)) for at, _ in shown]
-    figure.legend(
-        handles, [textwrap.fill(label, 26) for _, label in shown], loc="outside right upper", handlelength=2.8
-    )
+    figure.legend(handles, [legend_name(label) for _, label in shown], loc="outside right upper", handlelength=2.8)
     return figure
 
 
@@ -160,13 +157,13 @@ def clients_figure(study: StudyRecord, seed: int) -> Figure:
         points = [(c, v) for c, v in zip(one["client"], one[key] or [], strict=False) if v is not None]
         if points and many:
             values = sorted((v for _, v in points), reverse=key == "loss")
-            axes.plot(np.linspace(0, 100, len(values)), values, label=textwrap.fill(label, 26), **_line(at))
+            axes.plot(np.linspace(0, 100, len(values)), values, label=legend_name(label), **_line(at))
         elif points:
             colour, marker = COLOURS[at % len(COLOURS)], MARKERS[at % len(MARKERS)]
             x, y = zip(*points, strict=True)
             # Shifted, so that equal values do not hide each other.
             shift = (at - (min(len(by_label), MOST_MARKED) - 1) / 2) * 0.11
-            axes.scatter(np.array(x) + shift, y, s=22, color=colour, marker=marker, label=textwrap.fill(label, 26))
+            axes.scatter(np.array(x) + shift, y, s=22, color=colour, marker=marker, label=legend_name(label))
     axes.set_xlabel("clients, worst to best (%)" if many else "client")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     here = [by_seed[seed] for by_seed in study.runs.values() if seed in by_seed]
@@ -220,9 +217,9 @@ def sweep_figure(study: StudyRecord, grid: SweepGrid) -> Figure:
         axes = figure.subplots()
         _heat_map(axes, [[at.get((y, x)) for x in range(len(across))] for y in range(len(down))])
         axes.set_yticks(range(len(down)), [shortened(value, 22) for value in down])
-        axes.set_ylabel(keys[0])
+        axes.set_ylabel(shortened(keys[0], 40))
     axes.set_xticks(range(len(across)), [shortened(value, 14) for value in across])
-    axes.set_xlabel(keys[-1])
+    axes.set_xlabel(shortened(keys[-1], 40))
     axes.set_title("final test accuracy, mean over seeds", loc="left", fontsize=8, color="#555555")
     return figure
 

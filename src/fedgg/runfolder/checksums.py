@@ -2,7 +2,8 @@
 
 checksums.json               SHA-256 of config.toml and of the files that are written once, as `sha256sum` prints it
 rounds.jsonl, resumes.jsonl  every line ends with "checksum", the first digits of the SHA-256 of the file up to there,
-                             so writing or checking a line takes time in proportion to the line alone
+                             so writing or checking a line takes time in proportion to the line alone;
+                             so do lines of federation/events.jsonl, whose number is not recorded
 summary.json, study.json, flower.json, checksums.json
                              "checksum", the first digits of the SHA-256 of the rest of the content
 checkpoint/*.safetensors     "checksums" in the metadata: SHA-256 of rounds.jsonl up to that round and of the files of

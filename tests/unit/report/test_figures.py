@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from xml.etree import ElementTree
@@ -16,7 +17,7 @@ from fedgg.analysis.labels import shortened
 from fedgg.errors import UserError
 from fedgg.report.data_figures import compact, samples_figure, split_figure
 from fedgg.report.figure_style import save
-from fedgg.report.run_figures import accuracy_figure, common_rounds, curves_figure
+from fedgg.report.run_figures import accuracy_figure, clients_figure, common_rounds, curves_figure, diagnostics_figure
 from fedgg.runfolder.read import read_run, read_study
 from fedgg.runfolder.records import StudyRecord
 
@@ -138,3 +139,18 @@ def test_signs_the_type_does_not_have_make_no_noise(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert save(accuracy_figure(study), tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_long_names_leave_room_for_the_curves(tmp_path: Path) -> None:
+    long = "a label and then more of it, " * 20
+    folder = write_study(tmp_path / "study", {long: [[0.1, 0.5]]}, reference=long)
+    for history in folder.rglob("rounds.jsonl"):
+        lines = [json.loads(line) for line in history.read_text().splitlines()]
+        told = {"readings": {long: 1.0, long + "2": 2.0}, "clients": [{"client": 0, "loss": 0.5}]}
+        history.write_text("".join(json.dumps(line | told) + "\n" for line in lines))
+    study = read_study(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for figure in (accuracy_figure(study), diagnostics_figure(study), clients_figure(study, 0)):
+            save(figure, tmp_path / "a.png")
+            assert all(axes.get_position().width > 0.2 for axes in figure.axes)

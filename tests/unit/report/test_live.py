@@ -5,10 +5,12 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from written_folders import write_run, write_study
@@ -87,14 +89,28 @@ def test_other_names_for_this_machine_are_refused(server: LivePage, host: str) -
         "/run-0/seed-0/config.toml",
         "/data.json/",
         "http://x/",
+        "http://[/",  # of which urlsplit raises a ValueError
     ],
 )
 def test_nothing_else_is_served(server: LivePage, path: str) -> None:
     answer, content = ask(server, path)
-    if path == "http://x/":  # a proxy's way of asking: the page at most, since Host is ours
-        assert answer.status == 200
-    else:
-        assert (answer.status, content) == (404, b"the page is at /")
+    assert (answer.status, content) == (404, b"the page is at /")
+
+
+def test_two_names_in_one_request_are_refused(server: LivePage) -> None:
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as connection:
+        connection.sendall(f"GET / HTTP/1.0\r\nHost: 127.0.0.1:{server.server_port}\r\nHost: x\r\n\r\n".encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 403")
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "²", "-1"])
+def test_a_version_of_no_number_is_answered_with_everything(
+    server: LivePage, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    everything = news(server)
+    process = everything["version"].partition("-")[0]
+    assert news(server, f"{process}-{quote(number)}") == everything
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("way", ["POST", "PUT", "DELETE", "OPTIONS"])
@@ -118,6 +134,16 @@ def test_only_what_changed_is_told(server: LivePage, folder: Path, tmp_path: Pat
     assert [one.get("same", False) for one in both] == [False, True]
     # Somebody who has the page of another process is told everything.
     assert all("runs" in one for one in news(server, "deadbeef-3")["groups"])
+
+
+def test_readers_share_one_page(folder: Path) -> None:
+    """The page has megabytes: hundreds of connections that do not read hold one copy."""
+    told = LiveData([folder], pause=0)
+    page = told.page()
+    assert told.page() is page
+    grown = folder / "run-0" / "seed-1" / "rounds.jsonl"
+    grown.write_text(grown.read_text() + json.dumps({"round": 3, "test_accuracy": 0.5}) + "\n")
+    assert told.page() != page
 
 
 def test_folders_may_vanish(server: LivePage, folder: Path) -> None:

@@ -14,6 +14,7 @@ from fedgg.analysis.compare import compare
 from fedgg.analysis.verdict import conclude
 from fedgg.report.page import report_html
 from fedgg.report.tables import accuracy_table, runs_table
+from fedgg.runfolder.checksums import append_checked
 from fedgg.runfolder.read import read_run
 from fedgg.runfolder.records import RunRecord, StudyRecord
 
@@ -194,3 +195,18 @@ def test_a_history_longer_than_its_summary_counts(tmp_path: Path) -> None:
     run, problem = the_run(folder)
     assert run.complete
     assert "ends at round 4, but summary.json counts 3 rounds" in problem.why
+
+
+def test_a_changed_line_of_the_log_of_processes_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", CURVE)
+    events = folder / "federation" / "events.jsonl"
+    events.parent.mkdir()
+    for client in (1, 2):
+        append_checked(events, {"when": "now", "after_round": 1, "who": f"client {client}", "what": "ended"})
+    assert looked(folder)[1] == []
+    whole = events.read_text()
+    events.write_text(whole.replace("client 1", "client 3"))
+    assert "federation/events.jsonl is damaged: line 1 does not fit its checksum" in the_run(folder)[1].why
+    # It is a log without a count: docs/run-folder.md says that missing lines at its end are not noticed.
+    events.write_text(whole.splitlines(keepends=True)[0])
+    assert looked(folder)[1] == []
