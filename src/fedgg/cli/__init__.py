@@ -20,7 +20,7 @@ from fedgg.lab.trust import ask_with
 app = typer.Typer(
     name="fedgg",
     help="Federated learning on non-IID data: FedGG and the algorithms around it.",
-    epilog="New here? `fedgg compare` shows the algorithms side by side in under a minute.",
+    epilog="To start: `fedgg compare` compares the algorithms on a small data set in under a minute.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",

@@ -21,7 +21,7 @@ RoundsOption = Annotated[int | None, typer.Option(help="Communication rounds.")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Any setting, as KEY=VALUE; may be repeated.")]
 DataFolderOption = Annotated[
-    Path | None, typer.Option(help="Where data sets lie; else $FEDGG_DATA, else your cache folder.")
+    Path | None, typer.Option(help="Folder of the data sets; by default $FEDGG_DATA, or your cache folder.")
 ]
 OutOption = Annotated[Path | None, typer.Option(help="Folder to write to.")]
 SeedsOption = Annotated[str | None, typer.Option(help="Seeds, as 0,1,2 or 0-4.")]

@@ -13,7 +13,7 @@ from fedgg.cli.screen import Words, errors, say
 from fedgg.errors import UserError
 
 app = typer.Typer(
-    help="Fetch, check and look at data sets.",
+    help="Download, check and show data sets.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},

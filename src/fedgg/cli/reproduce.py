@@ -31,7 +31,7 @@ def reproduce(
         ),
     ] = None,
     show_list: Annotated[
-        bool, typer.Option("--list", help="What there is, what it needs, and how long it would take here.")
+        bool, typer.Option("--list", help="List the items, the runs they need, and how long the missing ones would take here.")
     ] = False,
     datasets: Annotated[str | None, typer.Option(help="svhn, cifar10, cifar100; several with commas.")] = None,
     seeds: Annotated[str | None, typer.Option(help="How many (3 is 0, 1, 2), or which: 0,1 or 0-4.")] = None,
@@ -43,10 +43,10 @@ def reproduce(
         str, typer.Option(help="highest (over all rounds, as in the paper) or final.", metavar="highest|final")
     ] = "highest",
     rounds: Annotated[
-        int | None, typer.Option(help="Another number than the paper's 100: fewer are quicker.", min=1)
+        int | None, typer.Option(help="Rounds instead of the paper's 100.", min=1)
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Everything in small on the embedded digits: no data, no GPU.")
+        bool, typer.Option("--quick", help="A small version on the embedded digits: no download, no GPU.")
     ] = False,
     device: choices.DeviceOption = None,
     settings: choices.SetOption = None,
@@ -60,7 +60,7 @@ def reproduce(
     ] = None,
     out: choices.OutOption = None,
 ) -> None:
-    """Run the paper's tables and figures again, and lay them beside what it prints.
+    """Reproduce the paper's tables and figures, and show them beside the printed values.
 
     Only what is missing is run: finished runs are kept, interrupted ones go on, and runs that several items need are
     run once. Tables, figures and one page, `paper.html` (or `table1.html` and so on for a part), lie in the output

@@ -28,14 +28,14 @@ def run(
     clients: choices.ClientsOption = None,
     beta: choices.BetaOption = None,
     rounds: choices.RoundsOption = None,
-    seed: Annotated[int | None, typer.Option(help="Everything random is a function of it.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed: split, initial weights, client sampling, batch order.")] = None,
     device: choices.DeviceOption = None,
     settings: choices.SetOption = None,
     data_folder: choices.DataFolderOption = None,
     out: choices.OutOption = None,
     trust: choices.TrustOption = None,
 ) -> None:
-    """Run one experiment; called again with the same folder it goes on where it stopped.
+    """Run one experiment; with a folder that holds a part of it, resume it.
 
     Examples:
 
@@ -61,15 +61,15 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="A run folder; a comparison goes on when it is called again.")],
-    rounds: Annotated[int | None, typer.Option(help="Go on to this round, further than was asked at first.")] = None,
+    folder: Annotated[Path, typer.Argument(help="A run folder. To resume a comparison, run its command again.")],
+    rounds: Annotated[int | None, typer.Option(help="Train until this round instead of the one set at the start.")] = None,
     epsilon_limit: Annotated[
-        float | None, typer.Option(help="Spend this much privacy, more than was allowed at first.")
+        float | None, typer.Option(help="A larger privacy.epsilon_limit than at the start.")
     ] = None,
     data_folder: choices.DataFolderOption = None,
     trust: choices.TrustOption = None,
 ) -> None:
-    """Go on with a run that was stopped or killed; it ends with the same bits as if it had not been.
+    """Resume a run that was stopped or killed; the result has the same bits as without the interruption.
 
     Examples:
 
