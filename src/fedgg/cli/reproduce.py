@@ -31,7 +31,7 @@ def reproduce(
         ),
     ] = None,
     show_list: Annotated[
-        bool, typer.Option("--list", help="List the items, the runs they need, and how long the missing ones would take here.")
+        bool, typer.Option("--list", help="List the items, their runs, and how long missing runs take here.")
     ] = False,
     datasets: Annotated[str | None, typer.Option(help="svhn, cifar10, cifar100; several with commas.")] = None,
     seeds: Annotated[str | None, typer.Option(help="How many (3 is 0, 1, 2), or which: 0,1 or 0-4.")] = None,
@@ -42,9 +42,7 @@ def reproduce(
     accuracy: Annotated[
         str, typer.Option(help="highest (over all rounds, as in the paper) or final.", metavar="highest|final")
     ] = "highest",
-    rounds: Annotated[
-        int | None, typer.Option(help="Rounds instead of the paper's 100.", min=1)
-    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds instead of the paper's 100.", min=1)] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A small version on the embedded digits: no download, no GPU.")
     ] = False,
@@ -62,9 +60,8 @@ def reproduce(
 ) -> None:
     """Reproduce the paper's tables and figures, and show them beside the printed values.
 
-    Only what is missing is run: finished runs are kept, interrupted ones go on, and runs that several items need are
-    run once. Tables, figures and one page, `paper.html` (or `table1.html` and so on for a part), lie in the output
-    folder afterwards.
+    Finished runs are kept, interrupted ones are resumed, and runs that several items need are run once. Tables, figures
+    and one page, `paper.html` (or `table1.html` and so on for a part), are written to the output folder.
 
     Examples:
 

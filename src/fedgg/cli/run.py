@@ -28,7 +28,9 @@ def run(
     clients: choices.ClientsOption = None,
     beta: choices.BetaOption = None,
     rounds: choices.RoundsOption = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed: split, initial weights, client sampling, batch order.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed: split, initial weights, client sampling, batch order.")
+    ] = None,
     device: choices.DeviceOption = None,
     settings: choices.SetOption = None,
     data_folder: choices.DataFolderOption = None,
@@ -62,7 +64,7 @@ def run(
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run folder. To resume a comparison, run its command again.")],
-    rounds: Annotated[int | None, typer.Option(help="Train until this round instead of the one set at the start.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Train until this round instead of the one set at first.")] = None,
     epsilon_limit: Annotated[
         float | None, typer.Option(help="A larger privacy.epsilon_limit than at the start.")
     ] = None,
