@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 OLDEST_NUMPY = (2, 0)
+_RENAMED = {"Site": "Client", "Hub": "Server"}
 _HOMES = {
     "fedgg.api": ("StudyResult", "compare", "sweep"),
     "fedgg.core.algorithm": ("Algorithm", "Batch", "Server", "Number", "Client", "setting"),
@@ -100,6 +101,8 @@ def check_numpy() -> None:
 def __getattr__(name: str) -> Any:
     if name == "flower":
         return importlib.import_module("fedgg.flower")
+    if name in _RENAMED:
+        raise UserError(f"fedgg.{name} is called fedgg.{_RENAMED[name]} now: change the import")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'fedgg' has no attribute {name!r}")
     check_numpy()

@@ -154,6 +154,11 @@ class Algorithm:
     needs_representation: ClassVar[bool] = False  # of the model: see `core.representation`
     needs_proxy: ClassVar[bool] = False  # examples at the server: `data.proxy`
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "readings" in vars(cls):
+            raise UserError(f"{cls.__name__} defines readings(), which is called diagnostics() now: rename the method")
+
     def __post_init__(self) -> None:
         """Refuse settings out of their range. Columns are taken as they are: engines make them in every round."""
         class_: Any = type(self)

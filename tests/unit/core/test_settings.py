@@ -10,6 +10,7 @@ from typing import Any, Literal, get_type_hints
 import pytest
 import torch
 
+import fedgg
 from fedgg.algorithms import ALGORITHMS, FedExP, FedProx
 from fedgg.core.algorithm import Algorithm, Number, setting
 from fedgg.errors import UserError
@@ -77,3 +78,11 @@ def test_what_is_right_is_accepted() -> None:
             assert algorithm is None or pickle.loads(pickle.dumps(algorithm)) == algorithm
     assert FedExP(epsilon=math.inf).epsilon == math.inf
     assert Own(scale=1e-300, often=0, loud=True, kind="b") == Own(1e-300, 0, True, "b")
+
+
+def test_names_of_earlier_versions_are_refused_with_the_new_ones() -> None:
+    with pytest.raises(UserError, match=r"Old defines readings\(\), which is called diagnostics\(\) now"):
+        type("Old", (Algorithm,), {"readings": lambda self, w, site: {}})
+    for before, now in (("Site", "Client"), ("Hub", "Server")):
+        with pytest.raises(UserError, match=f"fedgg.{before} is called fedgg.{now} now"):
+            getattr(fedgg, before)
