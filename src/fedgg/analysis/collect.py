@@ -30,7 +30,7 @@ CONTENT_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, 
 
 @dataclass(frozen=True)
 class Problem:
-    """A folder that is missing or incomplete: what follows from it, and why."""
+    """A folder that is missing, incomplete or damaged: what follows from it, and why."""
 
     path: str
     why: str
@@ -77,7 +77,7 @@ class RunCollection:
         return self._changed or self._shape() != before
 
     def _shape(self) -> tuple[Any, ...]:
-        """What tells that a run or a folder was added or has vanished."""
+        """What changes when a run or a folder is added or vanishes."""
         studies = [group.study for group in self.groups]
         shapes = tuple((study.path, study.labels, study.seeds, study.size) for study in studies)
         return shapes, len(self._runs), tuple(self.problems)

@@ -189,12 +189,12 @@ def _largest_epsilon(runs: dict[int, RunRecord]) -> float | None:
 
 
 def _deltas(study: StudyRecord) -> tuple[float, ...]:
-    deltas = (run.delta for by_seed in study.runs.values() for run in by_seed.values())
+    deltas = (run.delta for run in study.records)
     return tuple(sorted({delta for delta in deltas if delta is not None}))
 
 
 def _accountants(study: StudyRecord) -> tuple[str, ...]:
-    names = (run.accountant for by_seed in study.runs.values() for run in by_seed.values())
+    names = (run.accountant for run in study.records)
     return tuple(sorted({name for name in names if name is not None}))
 
 
@@ -317,7 +317,7 @@ def caveats(study: StudyRecord, ends: Mapping[str, Mapping[int, int]]) -> tuple[
             (unfinished, "not finished, or never evaluated"),
         ):
             if seeds:
-                excluded.setdefault(f"{_seeds(seeds)} excluded from the averages ({why})", []).append(label)
+                excluded.setdefault(f"{shown_seeds(seeds)} excluded from the averages ({why})", []).append(label)
     notes = [f"{'; '.join(labels)}: {what}." for what, labels in excluded.items()]
     if absent := [label for label in study.labels if label not in started]:
         notes.append(f"Not run yet: {'; '.join(absent)}.")
@@ -329,8 +329,8 @@ def caveats(study: StudyRecord, ends: Mapping[str, Mapping[int, int]]) -> tuple[
         notes.append("The runs end at different rounds, so their final accuracies are not directly comparable.")
     if apart := [seed for seed in study.seeds if splits_of(study, seed, study.labels) > 1]:
         notes.append(
-            f"{_seeds(apart).capitalize()}: {SPLIT_APART}; differences between them are not paired by seed and use "
-            f"Welch's interval."
+            f"{shown_seeds(apart).capitalize()}: {SPLIT_APART}; differences between them are not paired by seed and "
+            f"use Welch's interval."
         )
     return tuple(notes)
 
@@ -342,8 +342,9 @@ def _different_seeds(study: StudyRecord) -> str:
         by_seeds.setdefault(tuple(sorted(study.seeds_of(label))), []).append(label)
     if len(by_seeds) == 1:
         return ""
-    return "; ".join(f"{', '.join(labels)} {_seeds([*seeds])}" for seeds, labels in by_seeds.items())
+    return "; ".join(f"{', '.join(labels)} {shown_seeds(seeds)}" for seeds, labels in by_seeds.items())
 
 
-def _seeds(seeds: list[int]) -> str:
+def shown_seeds(seeds: Sequence[int]) -> str:
+    """`seed 0`, `seeds 0, 1`."""
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"

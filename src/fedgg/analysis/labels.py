@@ -27,8 +27,8 @@ def short_name(name: str) -> str:
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """The short name of each; classes of the same name in different files are told apart by as much of the path as
-    that takes: `FedNew (one/algos.py)` and `FedNew (other/algos.py)`."""
+    """The short name of each. Classes of the same name in different files also have as much of the path as is needed
+    to distinguish them: `FedNew (one/algos.py)` and `FedNew (other/algos.py)`."""
     distinct = list(dict.fromkeys(names))
     alike = Counter(map(short_name, distinct))
     shown = {}

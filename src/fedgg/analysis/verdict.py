@@ -35,13 +35,13 @@ def conclude(study: StudyRecord, comparison: Comparison) -> Conclusion:
 
 
 def shown_percent(spread: Spread) -> str:
-    """Mean and, from two seeds on, standard deviation, with one decimal."""
+    """Mean and, from two seeds on, standard deviation in per cent, with one decimal; without the unit."""
     deviation = "" if spread.sd is None else f" ± {100 * spread.sd:.1f}"
-    return f"{100 * spread.mean:.1f}{deviation} %"
+    return f"{100 * spread.mean:.1f}{deviation}"
 
 
 def _no_result(study: StudyRecord, comparison: Comparison) -> str:
-    records = [record for by_seed in study.runs.values() for record in by_seed.values()]
+    records = study.records
     diverged = sum(record.status == "diverged" for record in records)
     planned = study.size
     if diverged == planned:
@@ -66,7 +66,7 @@ def _progress(record: RunRecord) -> str:
 
 def _preliminary(study: StudyRecord, comparison: Comparison) -> str:
     planned = study.size
-    ended = sum(run.complete or run.status == "diverged" for by_seed in study.runs.values() for run in by_seed.values())
+    ended = sum(run.complete or run.status == "diverged" for run in study.records)
     damaged = sum(row.damaged for row in comparison.rows)  # nothing to wait for
     return "" if ended + damaged == planned else f"Preliminary, with {ended} of {planned} runs finished: "
 
@@ -76,10 +76,10 @@ def _single_row(row: ComparisonRow, study: StudyRecord) -> Conclusion:
     assert row.highest is not None
     evaluated_rounds = [run.accuracy()[0] for run in study.runs[row.label].values() if run.complete]
     rounds = max(evaluated[-1] for evaluated in evaluated_rounds if len(evaluated))
-    text = f"{row.label} ends at {shown_percent(row.final)} test accuracy after {rounds} rounds"
+    text = f"{row.label} ends at {shown_percent(row.final)} % test accuracy after {rounds} rounds"
     if row.final.n == 1:
         highest = shown_percent(row.highest)
-        return Conclusion(f"{text}; its highest was {highest}.", "One seed, so the spread over seeds is unknown.")
+        return Conclusion(f"{text}; its highest was {highest} %.", "One seed, so the spread over seeds is unknown.")
     return Conclusion(f"{text}.", f"Mean and standard deviation over {row.final.n} seeds.")
 
 
@@ -88,7 +88,7 @@ def _several_rows(rows: Sequence[ComparisonRow], comparison: Comparison) -> Conc
     if not differences:
         best = next(row for row in rows if row.label == comparison.best)
         assert best.final is not None
-        highest = f"{quoted(best.label)} has the highest final accuracy, {shown_percent(best.final)}"
+        highest = f"{quoted(best.label)} has the highest final accuracy, {shown_percent(best.final)} %"
         if best.label == comparison.reference:
             return Conclusion(f"{highest}; no other row has finished with the same seeds yet.")
         return Conclusion(
@@ -124,7 +124,7 @@ def _highest(rows: Sequence[ComparisonRow], comparison: Comparison) -> str:
     if len(rows) <= 6 or best is None or best.final is None:
         return ""
     seeds = f"{best.final.n} seed{'s' if best.final.n > 1 else ''}"
-    end = f"{shown_percent(best.final)} ({seeds}; selected by this result, so the value is optimistic)."
+    end = f"{shown_percent(best.final)} % ({seeds}; selected by this result, so the value is optimistic)."
     return f"{quoted(best.label)} has the highest final accuracy of {len(rows)} rows, {end} "
 
 
@@ -139,7 +139,7 @@ def _verdicts(differences: Sequence[PairedDifference], reference: str) -> list[s
                         + f" {verdict} than {quoted(reference)}")  # fmt: skip
     for verdict in ("perhaps higher", "perhaps lower"):
         if these := by_verdict.get(verdict, []):
-            names = listed([f"{quoted(d.label)} ({_signed(d)})" for d in _largest(these)], len(these))
+            names = listed([f"{quoted(d.label)} ({_signed(d)} points)" for d in _largest(these)], len(these))
             sentences.append(
                 f"{names} {_are(these)} {verdict} than {quoted(reference)} (more seeds are needed to decide)"
             )

@@ -118,7 +118,7 @@ class Reading:
     """An interpretation of the paper: settings of FedGG, and what they mean. docs/readings.md explains them."""
 
     settings: dict[str, Any]
-    says: str
+    description: str
 
 
 def _fixed(first_step: str, **more: Any) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedgg.analysis.compare import Spread
+from fedgg.analysis.compare import Spread, shown_seeds
 from fedgg.analysis.conditions import conditions
+from fedgg.analysis.verdict import shown_percent
 from fedgg.lab.build import splits_alone
 from fedgg.paper.catalog import REFERENCE, Item, shown_dataset
 from fedgg.paper.panels import Panel, SplitPanel, ValuePanel, curve_panels, split_panels, value_panels
@@ -176,9 +177,7 @@ def _accuracies(plan: ReproductionPlan, item: Item, methods: list[PlannedMethod]
 
 
 def _cell(accuracy: Spread | None) -> str:
-    if accuracy is None:
-        return MISSING
-    return f"{100 * accuracy.mean:.1f}" + ("" if accuracy.sd is None else f" ± {100 * accuracy.sd:.1f}")
+    return MISSING if accuracy is None else shown_percent(accuracy)
 
 
 def _missing(plan: ReproductionPlan, methods: list[PlannedMethod], results: Results) -> list[str]:
@@ -193,7 +192,7 @@ def _missing(plan: ReproductionPlan, methods: list[PlannedMethod], results: Resu
         seeds = [seed for seed in plan.seeds if any(seed in some for some in seeds_run.values())]
         absent = [f"{method.label} at beta {method.beta:g}" for method, some in seeds_run.items() if not some]
         if seeds and seeds != list(plan.seeds):
-            notes.append(f"{shown_dataset(dataset)}: seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} only.")
+            notes.append(f"{shown_dataset(dataset)}: {shown_seeds(seeds)} only.")
         if absent:
             what = "none of its runs is there" if len(absent) == len(seeds_run) else f"not run yet: {'; '.join(absent)}"
             notes.append(f"{shown_dataset(dataset)}: {what}.")

@@ -7,6 +7,7 @@ from typing import Literal
 
 from fedgg.analysis.compare import WINDOW, Comparison, ComparisonRow, Reach, Spread, compare, paired_difference, spread
 from fedgg.analysis.conditions import conditions, shown_megabytes
+from fedgg.analysis.verdict import shown_percent
 from fedgg.lab.registry import extra_work
 from fedgg.paper.catalog import READINGS, REFERENCE, ROUNDS, Item, shown_dataset
 from fedgg.paper.plan import PlannedMethod, ReproductionPlan
@@ -77,7 +78,7 @@ def paper_table(plan: ReproductionPlan, item: Item, results: Results, accuracy: 
             cells = _accuracies(method, row, study, accuracy) if item.kind == "accuracy" else _rounds(method, row)
             rows.append((shown_dataset(dataset), method.label, *cells))
         notes += [f"{shown_dataset(dataset)}: {note}" for note in notes_of(comparison, study)]
-        records += [record for by_seed in study.runs.values() for record in by_seed.values()]
+        records += study.records
     rule = _accuracy_rule(accuracy) if item.kind == "accuracy" else rounds_rule()
     about = (*rule, *about_runs(plan, item), *conditions(records), *notes)
     return Table(titled(plan, item), _columns(item, accuracy), tuple(rows), about)
@@ -107,7 +108,7 @@ def about_runs(plan: ReproductionPlan, item: Item) -> tuple[str, ...]:
             f"Rounds: {plan.rounds(item)}. The paper's values are for {ROUNDS} rounds, so not directly comparable."
         )
     if not item.study:
-        notes += [f"FedGG, {name}: {READINGS[name].says}." for name in plan.readings]
+        notes += [f"FedGG, {name}: {READINGS[name].description}." for name in plan.readings]
     return (*notes, f"Seed{'s' if len(plan.seeds) > 1 else ''} {', '.join(map(str, plan.seeds))}.")
 
 
@@ -190,7 +191,7 @@ def _speed(reach: Reach) -> str:
 def _percent(ours: Spread | None, row: ComparisonRow, seeds: int) -> str:
     if ours is None:
         return "diverged" if row.diverged else MISSING
-    text = f"{100 * ours.mean:.1f}" + ("" if ours.sd is None else f" ± {100 * ours.sd:.1f}")
+    text = shown_percent(ours)
     return text if ours.n == seeds else f"{text} ({ours.n} of {seeds})"
 
 
@@ -240,7 +241,7 @@ def study_table(plan: ReproductionPlan, item: Item, results: Results) -> Table:
             costs = _costs(method, study.runs[method.label]) if item.costs else ()
             rows.append((f"{beta:g}", method.label, *accuracies, *_ends(row), *costs))
         notes += [f"beta {beta:g}: {note}" for note in notes_of(comparison, study)]
-        records += [record for by_seed in study.runs.values() for record in by_seed.values()]
+        records += study.records
     where = ", ".join(map(shown_dataset, plan.datasets_of(item)))
     about = (
         "Highest and final test accuracy, ± the sample standard deviation over seeds; means are over the seeds that "
@@ -264,7 +265,7 @@ def _costs(method: PlannedMethod, runs: dict[int, RunRecord]) -> tuple[str, str,
 def _shown(accuracy: Spread | None, row: ComparisonRow) -> str:
     if accuracy is None:
         return NONE if row.diverged else MISSING
-    return f"{100 * accuracy.mean:.1f}" + ("" if accuracy.sd is None else f" ± {100 * accuracy.sd:.1f}")
+    return shown_percent(accuracy)
 
 
 def _worst(runs: dict[int, RunRecord]) -> str:

@@ -170,7 +170,7 @@ def _what(plan: ReproductionPlan, item: Item) -> str:
 
 
 def readings_table() -> Table:
-    rows = tuple((name, reading.says) for name, reading in READINGS.items())
+    rows = tuple((name, reading.description) for name, reading in READINGS.items())
     return Table("Readings of FedGG, for --reading", ("name", "what it is"), rows)
 
 

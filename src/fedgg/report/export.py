@@ -34,7 +34,7 @@ def check_tensorboard(folder: Path) -> None:
         raise UserError(f"{folder} already contains event files, and TensorBoard would show both: give an empty folder")
 
 
-def write_events(groups: Sequence[Group], folder: Path, tell: Callable[[str], None] = lambda what: None) -> int:
+def write_events(groups: Sequence[Group], folder: Path, doing: Callable[[str], None] = lambda what: None) -> int:
     """Write a folder of events for each run, with the round as the step; the number of runs."""
     file_writer, event, summary = _writer()
     count = 0
@@ -44,7 +44,7 @@ def write_events(groups: Sequence[Group], folder: Path, tell: Callable[[str], No
             safe = {label: f"{name}-{at}" for at, (label, name) in enumerate(safe.items(), start=1)}
         for label, by_seed in group.study.runs.items():
             for seed, record in by_seed.items():
-                tell(f"writing events of {label}, seed {seed}")
+                doing(f"writing events of {label}, seed {seed}")
                 names = [f"group-{number}"] if len(groups) > 1 else []
                 place = folder.joinpath(*names, safe[label], f"seed-{seed}")
                 try:
@@ -91,12 +91,14 @@ def _safe(label: str) -> str:
 FORMS = {"md": as_markdown, "tex": as_latex, "csv": as_csv}
 
 
-def write_figures(groups: Sequence[Group], folder: Path, tell: Callable[[str], None] = lambda what: None) -> list[Path]:
+def write_figures(
+    groups: Sequence[Group], folder: Path, doing: Callable[[str], None] = lambda what: None
+) -> list[Path]:
     """accuracy, split-seed-N, diagnostics, clients-seed-N and sweep, as far as the runs have their data."""
     files = []
     for group, place in _places(groups, folder):
         for name, figure in _figures(group):
-            tell(f"drawing {name}")
+            doing(f"drawing {name}")
             files += [save(figure, place / f"{name}.{kind}", folder) for kind in ("png", "svg")]
     return files
 
@@ -122,7 +124,7 @@ def _tables(group: Group) -> dict[str, Table]:
 
 def _figures(group: Group) -> Iterator[tuple[str, Figure]]:
     study = group.study
-    records = [record for by_seed in study.runs.values() for record in by_seed.values()]
+    records = study.records
     if any(len(record.accuracy()[0]) for record in records):
         yield "accuracy", accuracy_figure(study)
     yield from split_figures(study)

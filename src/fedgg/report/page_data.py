@@ -16,7 +16,7 @@ from typing import Any
 import tomli_w
 
 from fedgg.analysis.collect import CONTENT_ERRORS, Group, Problem
-from fedgg.analysis.compare import WINDOW, Comparison, ComparisonRow, compare
+from fedgg.analysis.compare import WINDOW, Comparison, ComparisonRow, compare, shown_seeds
 from fedgg.analysis.conditions import conditions
 from fedgg.analysis.labels import FROM_PYTHON, short_name
 from fedgg.analysis.run_columns import BY_CLIENT, run_columns, six_digits, split_data
@@ -69,7 +69,7 @@ def page_group(group: Group) -> PageGroup:
 def group_data(group: Group, comparison: Comparison) -> Data:
     """A group without its runs."""
     study = group.study
-    records = [record for by_seed in study.runs.values() for record in by_seed.values()]
+    records = study.records
     grid = sweep_grid(study)
     return {
         "id": identity(str(study.path), group.grouped_by or ""),
@@ -124,7 +124,7 @@ def identity(*words: str) -> str:
 def title(group: Group) -> str:
     """The rows, or the settings of a sweep, and the data set."""
     study = group.study
-    sources = {run.config.get("data", {}).get("source") for by in study.runs.values() for run in by.values()}
+    sources = {run.config.get("data", {}).get("source") for run in study.records}
     on = f" on {short_name(str(sources.pop()))}" if len(sources) == 1 and None not in sources else ""
     grid = sweep_grid(study)
     if grid is not None:
@@ -138,7 +138,7 @@ def title(group: Group) -> str:
 
 def about(study: StudyRecord) -> str:
     """Data set, split, model, rounds and local training, as far as all runs share them."""
-    records = [record for by_seed in study.runs.values() for record in by_seed.values()]
+    records = study.records
     shared = _shared(records)
     words = [
         ("{}", "data.source"),
@@ -153,13 +153,13 @@ def about(study: StudyRecord) -> str:
     facts = [
         _one(pattern.format(short_name(str(shared[key])))) for pattern, key in words if shared.get(key) is not None
     ]
-    seeds = f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
+    seeds = shown_seeds(study.seeds)
     return "; ".join([", ".join(facts), seeds]) if facts else seeds
 
 
 def place(study: StudyRecord) -> str:
     """Data set and split, by which the groups of a page are chosen."""
-    records = [record for by_seed in study.runs.values() for record in by_seed.values()]
+    records = study.records
     shared = _shared(records)
     split = f"{shared['split.scheme']}{_betas(records)}" if "split.scheme" in shared else ""
     return ", ".join(filter(None, [str(shared.get("data.source", "")), split])) or str(study.path)

@@ -105,7 +105,7 @@ def curves_figure(run: RunRecord) -> Figure:
 @styled
 def diagnostics_figure(study: StudyRecord) -> Figure:
     """One plot for each diagnostic: mean and, with few rows, band from lowest to highest over finished runs."""
-    records = [record for by_seed in study.runs.values() for record in by_seed.values()]
+    records = study.records
     names = list(dict.fromkeys(n for record in records for line in record.rounds for n in line.get("readings") or {}))
     columns = min(2, len(names))
     rows = -(-len(names) // columns)
@@ -204,7 +204,7 @@ def sweep_figure(study: StudyRecord, grid: SweepGrid) -> Figure:
         line = [(x, one.mean, one.sd or 0.0) for x, one in spreads if one is not None]
         if line:
             x, y, sd = zip(*line, strict=True)
-            between = "none" if any(isinstance(value, str) for value in across) else "-"  # nothing lies between names
+            between = "none" if any(isinstance(value, str) for value in across) else "-"  # no line between names
             axes.errorbar(x, y, yerr=sd, color=COLOURS[2], marker="o", capsize=3, linestyle=between)
             axes.margins(x=0.12)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))

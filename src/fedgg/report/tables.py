@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from fedgg.analysis.compare import FEWEST_SEEDS, WINDOW, Comparison, ComparisonRow, PairedDifference, Reach, Spread
 from fedgg.analysis.conditions import shown_megabytes
+from fedgg.analysis.verdict import shown_percent
 from fedgg.runfolder.records import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
 
 NONE = "–"
@@ -200,9 +201,7 @@ def _runs(row: ComparisonRow) -> str:
 
 
 def _percent(spread: Spread | None) -> str:
-    if spread is None:
-        return NONE
-    return f"{100 * spread.mean:.1f}" if spread.sd is None else f"{100 * spread.mean:.1f} ± {100 * spread.sd:.1f}"
+    return NONE if spread is None else shown_percent(spread)
 
 
 def shown_difference(difference: PairedDifference | None) -> str:

@@ -37,9 +37,9 @@ def history_faults(rounds: Sequence[dict[str, Any]], summary: dict[str, Any] | N
     finished = (summary or {}).get("rounds_done")
     if type(finished) is int and last < finished:
         ends = f"ends at round {last}" if last else "has no round"
-        faults.append(Fault(f"rounds.jsonl {ends}, but summary.json counts {finished} rounds rounds", damages=True))
+        faults.append(Fault(f"rounds.jsonl {ends}, but summary.json counts {finished} rounds", damages=True))
     elif type(finished) is int and last > finished:
-        faults.append(Fault(f"rounds.jsonl ends at round {last}, but summary.json counts {finished} rounds rounds"))
+        faults.append(Fault(f"rounds.jsonl ends at round {last}, but summary.json counts {finished} rounds"))
     return tuple(faults)
 
 

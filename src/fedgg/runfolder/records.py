@@ -164,6 +164,11 @@ class StudyRecord:
     unreadable: tuple[tuple[str, int], ...] = ()  # the (label, seed) pairs that have started but cannot be read
     planned: dict[str, tuple[int, ...]] | None = None  # the seeds of each label; None: all of `seeds`
 
+    @property
+    def records(self) -> list[RunRecord]:
+        """All runs that have started, in the order of labels and seeds."""
+        return [record for by_seed in self.runs.values() for record in by_seed.values()]
+
     def seeds_of(self, label: str) -> tuple[int, ...]:
         """The seeds of this row, finished or not."""
         return self.seeds if self.planned is None else self.planned[label]

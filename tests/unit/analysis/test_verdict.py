@@ -36,7 +36,7 @@ def test_what_seeds_can_tell(tmp_path: Path) -> None:
 def test_below_and_perhaps(tmp_path: Path) -> None:
     text = said(tmp_path, {"A": BASE, "B": [0.70, 0.71, 0.70], "C": [0.86, 0.84, 0.80]})
     assert "B is 9.7 ± 1.4 points lower than A" in text
-    assert "C (+3.3 ± 6.3) is perhaps higher than A (more seeds are needed to decide)" in text
+    assert "C (+3.3 ± 6.3 points) is perhaps higher than A (more seeds are needed to decide)" in text
 
 
 def test_two_seeds_say_nothing(tmp_path: Path) -> None:

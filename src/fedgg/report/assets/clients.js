@@ -100,7 +100,7 @@ function clientsSection(view) {
       `${one()?.label}, seed ${seed()}: ` +
       (history().isHistory
         ? `${measure()} of each client (rows) over the rounds (columns); ` +
-          `a stronger colour is a higher ${hasHoldout() ? "accuracy" : "loss"}.`
+          `a stronger colour means a higher ${hasHoldout() ? "accuracy" : "loss"}.`
         : `${measure()} over the ${one().clients.of} clients, of each round those ` +
           (hasHoldout() ? "with hold-out examples" : "that took part") +
           ". Line: median; bands, from the inside out: the middle 50 %, the middle 80 %, all clients."),
@@ -182,7 +182,7 @@ function clientsSection(view) {
         },
       ),
       selection(
-        "Over rounds",
+        "Show over rounds",
         here().map((run) => [run.label, run.label]),
         one()?.label,
         (label) => {

@@ -66,7 +66,7 @@ function curvesSection(view) {
   });
   const target = make("input", { type: "number", min: 0, max: 100, step: 0.1, id: "target" });
   target.addEventListener("input", () => view.setTarget(target.value === "" ? null : Number(target.value) / 100, true));
-  const standard = button("Reset target", () => view.setTarget(null), { title: targetRule(view.group) });
+  const standard = button("Reset target", () => view.setTarget(null), { title: capital(`${targetRule(view.group)}.`) });
 
   const recorded = Object.keys(WHAT).filter(present);
   const axes = [
@@ -107,7 +107,7 @@ function curvesSection(view) {
       const typing = view.typed && document.activeElement === target; // do not overwrite a number while it is being typed
       if (!typing) target.value = isNumber(view.target) ? fixed(100 * view.target) : "";
       target.placeholder = isNumber(targetValue()) ? fixed(100 * targetValue()) : "";
-      target.title = `Empty: ${targetRule(view.group)}`;
+      target.title = `If empty, ${targetRule(view.group)}.`;
       target.disabled = !what().percent;
       standard.hidden = !isNumber(view.target);
       legend.refresh();

@@ -15,7 +15,7 @@ function eventsSection(view) {
         ? ""
         : "None: no client was dropped, no run diverged or was interrupted, and every folder is complete.",
     );
-    if (missing) sentence.append(`${missing} of ${view.group.size} runs have not started or cannot be read. `);
+    if (missing) sentence.append(`${missing} of ${view.group.size} runs ${missing === 1 ? "has" : "have"} not started or cannot be read. `);
     node.replaceChildren(
       sentence,
       ...(all.length

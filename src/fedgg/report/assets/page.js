@@ -99,8 +99,8 @@ function showTroubles() {
       "strong",
       {},
       problems.length === 1
-        ? "One folder is missing or incomplete:"
-        : `${problems.length} folders are missing or incomplete:`,
+        ? "One folder is missing, incomplete or damaged:"
+        : `${problems.length} folders are missing, incomplete or damaged:`,
     ),
     make(
       "ul",

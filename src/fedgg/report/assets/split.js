@@ -46,7 +46,7 @@ function splitSection(view) {
         .join(", ") +
       ".",
     caption: () =>
-      "Training examples per client (rows) and class (columns); a stronger colour is more, on a square-root scale. " +
+      "Training examples per client (rows) and class (columns); a stronger colour means more examples, on a square-root scale. " +
       `Split ${String(split().hash ?? "").slice(0, 12)}.` +
       (split().of > split().clients.length
         ? ` ${split().clients.length} of ${split().of} clients, evenly spaced when sorted by size.`
