@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from post_office import small
+from in_process_grid import small
 
 from fedgg.errors import UserError
 from fedgg.flower import divide

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Message
-from post_office import Federation, small
+from in_process_grid import Federation, small
 
 from fedgg.flower.exchange import PAUSE, Exchange, Question
 from fedgg.flower.membership import PATIENCE, Roll
@@ -32,9 +32,9 @@ def federation(tmp_path: Path) -> Federation:
 
 def ask(federation: Federation, clock: Clock, deadline: float) -> dict[int, str]:
     """A hello to every node: why there is no reply, or nothing."""
-    exchange = Exchange(federation.office, deadline, now=clock.now, sleep=clock.sleep)
+    exchange = Exchange(federation.grid, deadline, now=clock.now, sleep=clock.sleep)
     about = About("run", federation.experiment.trajectory(), 0, 1, -1)
-    questions = [Question(node, about, write(about)) for node in federation.office.nodes]
+    questions = [Question(node, about, write(about)) for node in federation.grid.nodes]
     replies = exchange.ask("query.hello", questions)
     for question, reply in replies:
         assert reply.content is None or hello_of(reply.content).client == question.node - 100
@@ -43,7 +43,7 @@ def ask(federation: Federation, clock: Clock, deadline: float) -> dict[int, str]
 
 def test_who_answers_in_time_and_who_does_not(federation: Federation) -> None:
     delays = {100: 0, 101: 20, 102: 45, 103: 500}  # looks
-    federation.office.held = lambda question: delays[question.metadata.dst_node_id]
+    federation.grid.held = lambda question: delays[question.metadata.dst_node_id]
     clock = Clock()
     assert ask(federation, clock, 10.0) == {100: "", 101: "", 102: "", 103: "no answer within 10 s"}
     assert 10.0 <= clock.time <= 10.0 + 2 * PAUSE
@@ -56,13 +56,13 @@ def test_nobody_waits_once_all_are_there(federation: Federation) -> None:
 
 
 def test_a_message_that_cannot_be_sent(federation: Federation) -> None:
-    federation.office.push_messages = lambda messages: []  # type: ignore[method-assign]
+    federation.grid.push_messages = lambda messages: []  # type: ignore[method-assign]
     assert set(ask(federation, Clock(), 10.0).values()) == {"the message could not be sent"}
 
 
 def test_messages_do_not_outlive_their_deadline_by_much(federation: Federation) -> None:
     ask(federation, Clock(), 10.0)
-    assert {message.metadata.ttl for message in federation.office.sent} == {15.0}
+    assert {message.metadata.ttl for message in federation.grid.sent} == {15.0}
 
 
 def test_nobody_waits_twice_for_a_silent_node_and_it_may_come_late(federation: Federation) -> None:
@@ -71,23 +71,23 @@ def test_nobody_waits_twice_for_a_silent_node_and_it_may_come_late(federation: F
     def held(question: Message) -> int:
         return 10_000 if question.metadata.dst_node_id == 103 and late[0] else 0
 
-    federation.office.held = held
-    exchange = Exchange(federation.office, 600.0, now=clock.now, sleep=clock.sleep)
+    federation.grid.held = held
+    exchange = Exchange(federation.grid, 600.0, now=clock.now, sleep=clock.sleep)
     roll = Roll(exchange, "run", federation.experiment.trajectory(), federation.notices.append, 4)
     assert sorted(roll.after_hellos(range(4))) == [0, 1, 2]
     waited = clock.time
     assert PATIENCE <= waited <= PATIENCE + 2 * PAUSE
     assert sorted(roll.after_hellos(range(4))) == [0, 1, 2]
     assert clock.time == waited
-    federation.office.looks = dict.fromkeys(federation.office.looks, 0)  # it wakes up
+    federation.grid.looks = dict.fromkeys(federation.grid.looks, 0)  # it wakes up
     assert sorted(roll.after_hellos(range(4))) == [0, 1, 2, 3]
     assert clock.time == waited
 
 
 def test_waiting_for_nodes_is_bounded(federation: Federation) -> None:
     clock = Clock()
-    del federation.office.nodes[102]
-    exchange = Exchange(federation.office, 600.0, now=clock.now, sleep=clock.sleep)
+    del federation.grid.nodes[102]
+    exchange = Exchange(federation.grid, 600.0, now=clock.now, sleep=clock.sleep)
     roll = Roll(exchange, "run", federation.experiment.trajectory(), federation.notices.append, 4)
     assert roll.wait_for(range(4), 30.0) == [2]
     assert 30.0 <= clock.time <= 30.0 + 2 * PAUSE

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Message
-from post_office import Carry, Deliver, Federation, Office, forget_holdings, plainly, same, small
+from in_process_grid import Carry, Deliver, Federation, InProcessGrid, forget_holdings, plainly, same, small
 from safetensors.torch import load_file
 
 import fedgg
@@ -112,7 +112,7 @@ HELLOS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("lie", HELLOS)
 def test_a_node_with_an_impossible_hello_is_refused_and_the_others_train(lie: str, tmp_path: Path) -> None:
     federation = Federation(small(**(EXPERIMENT | {"rounds": 1})), tmp_path, settings=QUICK)
-    federation.office.carry = claims(101, **HELLOS[lie])
+    federation.grid.carry = claims(101, **HELLOS[lie])
     run = federation.run()
     assert run.status == "finished"
     assert [line["client"] for line in run.rounds[0]["clients"]] == [0, 2, 3]
@@ -127,13 +127,13 @@ def test_a_node_with_an_impossible_hello_is_refused_and_the_others_train(lie: st
 def test_where_nothing_says_how_many_examples_it_has_it_is_left_out_of_the_run(lie: str, tmp_path: Path) -> None:
     federation = Federation(small(**(EXPERIMENT | {"rounds": 2})), tmp_path, settings=QUICK)
     forget_holdings(federation)
-    federation.office.carry = claims(101, **HELLOS[lie])
+    federation.grid.carry = claims(101, **HELLOS[lie])
     run = federation.run()
     assert [[line["client"] for line in record["clients"]] for record in run.rounds] == [[0, 2, 3], [0, 2, 3]]
     (left_out,) = json.loads((federation.out / "flower.json").read_text())["left_out"]
     assert left_out["client"] == 1
     assert any("client 1 is left out of this run: node 101" in sentence for sentence in federation.notices)
-    federation.office.carry = plainly
+    federation.grid.carry = plainly
     run = federation.run(rounds=3)  # shares and cohorts stay those of the beginning
     assert [line["client"] for line in run.rounds[2]["clients"]] == [0, 2, 3]
 
@@ -147,7 +147,7 @@ def test_too_many_liars_stop_the_run_before_it_begins(tmp_path: Path) -> None:
         node = question.metadata.dst_node_id
         return lies[{100: 0, 101: 1, 103: 2}[node]](question, deliver) if node != 102 else [deliver()]
 
-    federation.office.carry = all_three
+    federation.grid.carry = all_three
     with pytest.raises(UserError, match=r"client 0, 1, 3 of 4 did not come .* -5 examples"):
         federation.run()
     assert not federation.out.exists()
@@ -168,7 +168,7 @@ def test_the_limit_of_examples_is_a_setting(tmp_path: Path) -> None:
 def test_a_claim_within_the_limit_that_outweighs_all_others_is_said(tmp_path: Path) -> None:
     federation = Federation(small(**(EXPERIMENT | {"rounds": 1})), tmp_path, settings=QUICK)
     forget_holdings(federation)
-    federation.office.carry = claims(101, examples=999_999)
+    federation.grid.carry = claims(101, examples=999_999)
     federation.run()
     assert any("client 1 says that it has 999,999 of" in sentence for sentence in federation.notices)
 
@@ -181,7 +181,7 @@ def test_no_memory_is_taken_for_what_a_node_claims(algorithm: str, tmp_path: Pat
         changes |= {"data__proxy": 50}
     federation = Federation(small(**changes), tmp_path, settings={"max_examples": 10**12})
     forget_holdings(federation)
-    federation.office.carry = claims(101, examples=10**9, held_out=10**9)
+    federation.grid.carry = claims(101, examples=10**9, held_out=10**9)
     tracemalloc.start()
     try:
         federation.run()
@@ -196,9 +196,9 @@ def test_a_second_node_of_a_client_is_refused_and_the_first_stays(when: str, tmp
     federation = Federation(small(**EXPERIMENT), tmp_path)
     if when == "later":
         federation.run(rounds=2)
-    federation.office.nodes[201] = federation.node(1)
+    federation.grid.nodes[201] = federation.node(1)
     run = federation.run()
-    trained = {m.metadata.dst_node_id for m in federation.office.sent if m.metadata.message_type == "train"}
+    trained = {m.metadata.dst_node_id for m in federation.grid.sent if m.metadata.message_type == "train"}
     assert trained == {100, 101, 102, 103}
     said = "node 201 is refused: node 101 is client 1 already, and answers: give each node its own client-id"
     assert said in federation.notices
@@ -216,7 +216,7 @@ OUT_OF_PROPORTION = "out of all proportion: "
 )
 def test_an_update_out_of_all_proportion_is_left_out_of_its_round(algorithm: str, value: float, tmp_path: Path) -> None:
     federation = Federation(small(**(EXPERIMENT | {"algorithm__name": algorithm})), tmp_path)
-    federation.office.carry = sends(fill(value), [1], [2])
+    federation.grid.carry = sends(fill(value), [1], [2])
     run = federation.run()
     assert run.status == "finished"
     assert [len(record["clients"]) for record in run.rounds] == [4, 3, 4]
@@ -231,7 +231,7 @@ def test_an_update_out_of_all_proportion_is_left_out_of_its_round(algorithm: str
 def test_liars_in_every_round(clients: list[int], tmp_path: Path) -> None:
     """Up to half of a cohort are told apart; of more than half, those that are all larger than the rest."""
     federation = Federation(small(**EXPERIMENT), tmp_path, settings={"min_clients": 1})
-    federation.office.carry = sends(fill(1e30), clients, range(9))
+    federation.grid.carry = sends(fill(1e30), clients, range(9))
     run = federation.run()
     if len(clients) < 3:
         assert [[gone["client"] for gone in record["lost"]] for record in run.rounds] == [clients] * 3
@@ -253,7 +253,7 @@ def test_too_few_honest_ones_are_asked_again(tmp_path: Path) -> None:
             return sends(fill(1e30), [1], [2])(question, deliver)
         return [deliver()]
 
-    federation.office.carry = once
+    federation.grid.carry = once
     run = federation.run()
     (note,) = run.rounds[1].pop("notes")
     assert note["what"].startswith("asked again, because at first: out of all proportion")
@@ -275,7 +275,7 @@ def test_under_robust_rules_and_privacy(value: float, wrapper: dict[str, Any], t
         pytest.importorskip("dp_accounting")
     changes = EXPERIMENT | {"algorithm__name": "fedavg"} | wrapper
     federation = Federation(small(**changes), tmp_path)
-    federation.office.carry = sends(fill(value), [1], [2])
+    federation.grid.carry = sends(fill(value), [1], [2])
     run = federation.run()
     assert run.status == "finished"
     if "privacy__clip" in wrapper:  # who is dropped must not depend on other clients' data; it is clipped instead
@@ -288,14 +288,14 @@ def test_under_robust_rules_and_privacy(value: float, wrapper: dict[str, Any], t
 
 def test_everybody_lies_once_and_the_run_goes_on_from_its_last_good_model(tmp_path: Path) -> None:
     federation = Federation(small(**EXPERIMENT), tmp_path)
-    federation.office.carry = sends(fill(1e308), range(4), [2])
+    federation.grid.carry = sends(fill(1e308), range(4), [2])
     run = federation.run()
     assert run.status == "diverged"
     assert run.summary["rounds_done"] == 1
     plain = fedgg.run(federation.experiment.changed({"rounds": 1}))
     kept = load_file(federation.out / "model.safetensors")
     assert all(torch.equal(kept[name], tensor) for name, tensor in plain.weights.items())
-    federation.office = Office(federation.office.nodes, {})  # the nodes are repaired, the server is started again
+    federation.grid = InProcessGrid(federation.grid.nodes, {})  # the nodes are repaired, the server is started again
     same(federation.run(), fedgg.run(federation.experiment))
     assert json.loads((federation.out / "summary.json").read_text())["status"] == "finished"
     (resumed,) = [json.loads(line) for line in (federation.out / "resumes.jsonl").read_text().splitlines()]

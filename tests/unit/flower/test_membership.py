@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Message
-from post_office import Deliver, Federation, forget_holdings, same, small
+from in_process_grid import Deliver, Federation, forget_holdings, same, small
 
 import fedgg
 from fedgg.errors import UserError
@@ -22,11 +22,11 @@ def test_ids_are_given_anew_in_every_round(tmp_path: Path) -> None:
     def way(question: Message, deliver: Deliver) -> list[Message]:
         reply = [deliver()]
         if question.metadata.message_type == "train" and about_of(question.content).client == 3:
-            nodes = federation.office.nodes
-            federation.office.nodes = {number + 1000: node for number, node in nodes.items()}
+            nodes = federation.grid.nodes
+            federation.grid.nodes = {number + 1000: node for number, node in nodes.items()}
         return reply
 
-    federation.office.carry = way
+    federation.grid.carry = way
     same(federation.run(), fedgg.run(federation.experiment))
 
 
@@ -42,10 +42,10 @@ def test_a_node_that_was_killed_still_counts_for_a_while(tmp_path: Path) -> None
         about = about_of(question.content)
         if question.metadata.message_type == "train" and (about.round, about.client) == (2, 3):
             dead.add(101)
-            federation.office.nodes[201] = federation.node(1)
+            federation.grid.nodes[201] = federation.node(1)
         return reply
 
-    federation.office.carry = way
+    federation.grid.carry = way
     same(federation.run(), fedgg.run(federation.experiment))
 
 
@@ -56,7 +56,7 @@ def test_a_node_that_is_no_client_of_this_experiment(tmp_path: Path) -> None:
     divide(small(**EXPERIMENT, split__clients=9), tmp_path / "other")
     (tmp_path / "other" / "client-7.npz").rename(file)
     stranger.config |= {"client-id": 7, "data": str(file)}
-    federation.office.nodes[201] = stranger
+    federation.grid.nodes[201] = stranger
     same(federation.run(), fedgg.run(federation.experiment))
     said = "node 201 is refused: it says that it is client 7, but the experiment has 4 clients"
     assert any(sentence.startswith(said) for sentence in federation.notices)
@@ -78,13 +78,13 @@ def test_a_client_that_comes_back_with_other_data(tmp_path: Path) -> None:
 
 def test_clients_that_do_not_come(tmp_path: Path) -> None:
     federation = Federation(small(**EXPERIMENT), tmp_path)
-    gone = federation.office.nodes.pop(102)
+    gone = federation.grid.nodes.pop(102)
     with pytest.raises(UserError, match=r"client 2 of 4 did not come within 0.5 s: start their nodes"):
         federation.run()
     assert not federation.out.exists()
-    federation.office.nodes[102] = gone
+    federation.grid.nodes[102] = gone
     federation.run(rounds=2)
-    del federation.office.nodes[102]
+    del federation.grid.nodes[102]
     run = federation.run()  # it is known by now, so the others go on
     assert [record["lost"] for record in run.rounds[2:]] == [[{"client": 2, "why": "its node is not connected"}]] * 2
 

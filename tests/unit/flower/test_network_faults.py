@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Error, Message
-from post_office import Carry, Deliver, Federation, Office, same, small
+from in_process_grid import Carry, Deliver, Federation, InProcessGrid, same, small
 
 import fedgg
 from fedgg.errors import UserError
@@ -112,7 +112,7 @@ FAULTS: dict[str, tuple[Carry, str]] = {
 def test_whoever_fails_is_left_out_and_named(fault: str, tmp_path: Path) -> None:
     carry, why = FAULTS[fault]
     federation = Federation(small(**EXPERIMENT), tmp_path)
-    federation.office.carry = in_round(2, 1, carry)
+    federation.grid.carry = in_round(2, 1, carry)
     run = federation.run()
     assert [len(record["clients"]) for record in run.rounds] == [4, 3, 4]
     (lost,) = run.rounds[1]["lost"]
@@ -151,9 +151,9 @@ def test_a_client_that_is_not_finite_by_itself_is_named_as_in_the_loop(tmp_path:
 
 def test_too_few_means_again_and_nobody_works_twice_for_nothing(tmp_path: Path) -> None:
     federation = Federation(small(**EXPERIMENT), tmp_path, settings={"min_clients": 4})
-    federation.office.carry = in_round(2, 1, lose, times=2)
+    federation.grid.carry = in_round(2, 1, lose, times=2)
     run = federation.run()
-    asked = [about_of(m.content) for m in federation.office.sent if m.metadata.message_type == "train"]
+    asked = [about_of(m.content) for m in federation.grid.sent if m.metadata.message_type == "train"]
     assert [(a.client, a.attempt) for a in asked if a.round == 2] == [(0, 1), (1, 1), (2, 1), (3, 1), (1, 2), (1, 3)]
     plain = fedgg.run(federation.experiment)
     (note,) = run.rounds[1].pop("notes")
@@ -163,12 +163,12 @@ def test_too_few_means_again_and_nobody_works_twice_for_nothing(tmp_path: Path) 
 
 def test_too_few_in_the_end_stops_cleanly_and_goes_on_later(tmp_path: Path) -> None:
     federation = Federation(small(**EXPERIMENT), tmp_path, settings={"min_clients": 4, "attempts": 2})
-    federation.office.carry = in_round(2, 1, lose)
+    federation.grid.carry = in_round(2, 1, lose)
     with pytest.raises(UserError, match=r"round 2: 3 of 4 clients answered in 2 attempts, and 4 are needed \(client 1"):
         federation.run()
     lines = (federation.out / "rounds.jsonl").read_text().splitlines()
     assert len(lines) == 1  # nothing of the round that failed
-    federation.office.carry = in_round(0, 0, lose)
+    federation.grid.carry = in_round(0, 0, lose)
     same(federation.run(), fedgg.run(federation.experiment))
 
 
@@ -179,7 +179,7 @@ def test_half_is_enough_unless_told(tmp_path: Path) -> None:
         gone = question.metadata.message_type == "train" and about_of(question.content).client < 3
         return [] if gone else [deliver()]
 
-    federation.office.carry = three_of_four
+    federation.grid.carry = three_of_four
     with pytest.raises(UserError, match="round 1: 1 of 4 clients answered in 1 attempts, and 2 are needed"):
         federation.run()
 
@@ -195,15 +195,15 @@ def test_the_server_is_killed_at_any_message_and_goes_on(after: int, every: int,
 
     def until(question: Message, deliver: Deliver) -> list[Message]:
         reply = deliver()
-        if len(federation.office.sent) == after:
+        if len(federation.grid.sent) == after:
             raise Killed
         return [reply]
 
-    federation.office.carry = until
+    federation.grid.carry = until
     try:
         federation.run()
     except Killed:
-        federation.office = Office(federation.office.nodes, {})
+        federation.grid = InProcessGrid(federation.grid.nodes, {})
     same(federation.run(), fedgg.run(experiment))
 
 
@@ -216,12 +216,12 @@ def test_a_torn_checkpoint_sends_the_server_back_and_nodes_remember_that_far(tmp
         deliver()
         raise Killed
 
-    federation.office.carry = in_round(5, 3, kill)
+    federation.grid.carry = in_round(5, 3, kill)
     with pytest.raises(Killed):
         federation.run()
     newest = federation.out / "checkpoint" / "000004.safetensors"
     newest.write_bytes(newest.read_bytes()[:-9])
-    federation.office = Office(federation.office.nodes, {})
+    federation.grid = InProcessGrid(federation.grid.nodes, {})
     same(federation.run(), fedgg.run(experiment))
     assert any("checkpoint 000004.safetensors is refused" in sentence for sentence in federation.notices)
 
@@ -259,7 +259,7 @@ def test_a_client_that_does_not_score_is_not_in_the_mean(tmp_path: Path) -> None
         silent = question.metadata.message_type == "evaluate" and about_of(question.content).client == 1
         return [] if silent else [deliver()]
 
-    federation.office.carry = way
+    federation.grid.carry = way
     run, plain = federation.run(), fedgg.run(experiment)
     assert set(run.rounds[0]["holdout_accuracy_by_client"]) == {"0", "2", "3"}
     assert run.rounds[0]["test_accuracy"] == plain.rounds[0]["test_accuracy"]

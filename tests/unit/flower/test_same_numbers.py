@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from post_office import Federation, same, small
+from in_process_grid import Federation, same, small
 
 import fedgg
 from fedgg.algorithms import ALGORITHMS

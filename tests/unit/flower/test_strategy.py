@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from post_office import Node, Office, small
+from in_process_grid import InProcessGrid, Node, small
 from torch import nn
 
 import fedgg
@@ -56,7 +56,7 @@ def their_app(algorithm: Algorithm, federation: Federation, model: nn.Module) ->
     return app
 
 
-class Lasting(Office):
+class Lasting(InProcessGrid):
     """Every node keeps its context, as Flower's do as long as they live."""
 
     def _context(self, node: Node, question: Message) -> Context:
@@ -66,10 +66,10 @@ class Lasting(Office):
 
 def play(algorithm: Algorithm, federation: Federation, model: nn.Module, server_model: nn.Module) -> dict[str, Any]:
     app = their_app(algorithm, federation, model)
-    office = Lasting({100 + client: Node(app, {"partition-id": client}) for client in range(4)}, {})
+    grid = Lasting({100 + client: Node(app, {"partition-id": client}) for client in range(4)}, {})
     plan = strategy(algorithm, server_model, fraction_evaluate=0.0)
     start = ArrayRecord(server_model.state_dict())
-    result = plan.start(office, start, num_rounds=federation.experiment.rounds)
+    result = plan.start(grid, start, num_rounds=federation.experiment.rounds)
     return dict(result.arrays.to_torch_state_dict())
 
 
@@ -114,15 +114,15 @@ def test_a_client_that_sends_nan_is_left_out_and_a_round_of_none_ends_the_run() 
 
     model = model_of(federation)
     app = their_app(FedAvg(), federation, model)
-    office = Lasting({100 + client: Node(app, {"partition-id": client}) for client in range(4)}, {}, carry=way)
+    grid = Lasting({100 + client: Node(app, {"partition-id": client}) for client in range(4)}, {}, carry=way)
     result = strategy(FedAvg(), model_of(federation), fraction_evaluate=0.0).start(
-        office, ArrayRecord(model.state_dict()), num_rounds=1
+        grid, ArrayRecord(model.state_dict()), num_rounds=1
     )
     assert all(bool(torch.isfinite(t).all()) for t in result.arrays.to_torch_state_dict().values())
     sick.update(range(4))
     with pytest.raises(UserError, match="round 1: no client sent a finite update"):
         strategy(FedAvg(), model_of(federation), fraction_evaluate=0.0).start(
-            office, ArrayRecord(model.state_dict()), num_rounds=1
+            grid, ArrayRecord(model.state_dict()), num_rounds=1
         )
 
 
@@ -142,17 +142,17 @@ def test_a_client_that_lies_is_left_out_and_named(name: str, value: float, caplo
 
     model = model_of(federation)
     app = their_app(FedAvg(), federation, model)
-    office = Lasting({100 + client: Node(app, {"partition-id": client}) for client in range(4)}, {}, carry=way)
+    grid = Lasting({100 + client: Node(app, {"partition-id": client}) for client in range(4)}, {}, carry=way)
     start, plan = ArrayRecord(model.state_dict()), strategy(FedAvg(), model_of(federation), fraction_evaluate=0.0)
     with caplog.at_level(logging.WARNING, logger="flwr"):
-        result = plan.start(office, start, num_rounds=1)
+        result = plan.start(grid, start, num_rounds=1)
     assert all(float(t.abs().max()) < 10 for t in result.arrays.to_torch_state_dict().values())
     assert any("left out: node 101" in record.getMessage() for record in caplog.records)
     liars.update(range(4))
     if name == "delta":
         plan = strategy(FedAvg(), model_of(federation), fraction_evaluate=0.0)
         with pytest.raises(UserError, match="round 1: the global model is out of all proportion"):
-            plan.start(office, start, num_rounds=1)
+            plan.start(grid, start, num_rounds=1)
         assert all(float(p.detach().abs().max()) < 10 for p in plan.model.parameters()), (
             "the strategy keeps the model it had"
         )

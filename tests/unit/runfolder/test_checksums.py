@@ -347,7 +347,7 @@ def test_lost_resumes_are_named(unfinished: Path) -> None:
 
 
 def test_a_changed_flower_json_is_refused(tmp_path: Path) -> None:
-    passport = pytest.importorskip("fedgg.flower.server_app", exc_type=ImportError).Passport
+    passport = pytest.importorskip("fedgg.flower.serverapp", exc_type=ImportError).Passport
     passport("0123456789abcdef", {}).write(tmp_path)
     assert passport.read(tmp_path) == passport("0123456789abcdef", {})
     replace_in(tmp_path / "flower.json", "0123", "0133")

@@ -29,7 +29,7 @@ from fedgg.core.rows import Rows, read_only, stack
 from fedgg.core.server import ServerState, in_proportion, spoilt
 from fedgg.errors import UserError
 from fedgg.flower.app_config import MAX_EXAMPLES
-from fedgg.flower.guided import ALGORITHM, BUFFERS, DOWN, UP, guidable
+from fedgg.flower.guided_client import ALGORITHM, BUFFERS, DOWN, UP, guidable
 from fedgg.flower.messages import (
     BadRecord,
     arrays_of,

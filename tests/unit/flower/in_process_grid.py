@@ -1,6 +1,6 @@
 """The network, in memory: the one part that is not the real one here.
 
-Client apps, messages and their wire format are Flower's and ours. An office can lose, repeat, hold back and change what
+Client apps, messages and their wire format are Flower's and ours. An grid can lose, repeat, hold back and change what
 it carries, and nodes can come and go.
 """
 
@@ -22,7 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 import fedgg
 from fedgg.flower import client_app, divide
 from fedgg.flower.app_config import RunSettings
-from fedgg.flower.server_app import run_over
+from fedgg.flower.serverapp import run_over
 from fedgg.lab.config import Experiment
 
 Deliver = Callable[[], Message]
@@ -41,7 +41,7 @@ class Node:
 
 
 @dataclass
-class Office(Grid):
+class InProcessGrid(Grid):
     nodes: dict[int, Node]
     run_config: dict[str, Any]
     carry: Carry = plainly
@@ -109,7 +109,7 @@ class Federation:
 
     experiment: Experiment
     folder: Path
-    office: Office = field(init=False)
+    grid: InProcessGrid = field(init=False)
     notices: list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -119,7 +119,7 @@ class Federation:
             divide(self.experiment, self.folder / "data")
         self.file.write_text(self.experiment.to_toml())
         clients = range(self.experiment.split.clients)
-        self.office = Office({100 + client: self.node(client) for client in clients}, {})
+        self.grid = InProcessGrid({100 + client: self.node(client) for client in clients}, {})
 
     @property
     def file(self) -> Path:
@@ -140,7 +140,7 @@ class Federation:
         experiment = self.experiment if rounds is None else self.experiment.changed({"rounds": rounds})
         chosen: dict[str, Any] = {"out": self.out, "data": self.folder / "data" / "server.npz"}
         settings = RunSettings(**(chosen | {"deadline": 0.5, "wait": 0.5} | self.settings))
-        return run_over(self.office, experiment, settings, fedgg.Watcher(notice=self.notices.append))
+        return run_over(self.grid, experiment, settings, fedgg.Watcher(notice=self.notices.append))
 
 
 def forget_holdings(federation: Federation) -> None:
