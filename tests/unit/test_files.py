@@ -217,7 +217,7 @@ def test_lines_are_told_apart() -> None:
 
 ALONE = {
     "files.py",
-    "flower/local/sandbox.py",  # is run by its path in a process of its own, and writes to /proc
+    "flower/local/isolation.py",  # is run by its path in a process of its own, and writes to /proc
     "bench/kit/bench_kit.py",  # goes into the environments of other frameworks
 }
 REASONS = {  # by file, the calls that are in order there
@@ -229,7 +229,6 @@ REASONS = {  # by file, the calls that are in order there
     "bench/runners/fedgg_engine.py": {"json.loads"},
     "lab/checkpoint.py": {"json.loads"},  # facts that a checksum covers
     "flower/node_state.py": {"json.loads"},
-    "flower/local/private_network.py": {"write_text"},  # to /proc, as user namespaces are set up
     "cli/screen.py": {"open"},  # /dev/null, in place of a standard error that is closed
     "data/cifar.py": {"gzip.open", "tarfile.open"},  # on a file that was opened here
 }

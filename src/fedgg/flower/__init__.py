@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 from fedgg.errors import UserError
 
 if TYPE_CHECKING:
-    from fedgg.flower.clientapp import client_app
+    from fedgg.flower.client import client_app
     from fedgg.flower.data_files import divide
-    from fedgg.flower.guided_client import guided
-    from fedgg.flower.guided_strategy import strategy
-    from fedgg.flower.serverapp import server_app
+    from fedgg.flower.guided_training import guided
+    from fedgg.flower.server import server_app
+    from fedgg.flower.server_strategy import strategy
 
 # No module of this package may have the name of a function here: importing the module would hide the function.
 _MODULE_OF = {
-    "client_app": "clientapp",
-    "server_app": "serverapp",
+    "client_app": "client",
+    "server_app": "server",
     "divide": "data_files",
-    "guided": "guided_client",
-    "strategy": "guided_strategy",
+    "guided": "guided_training",
+    "strategy": "server_strategy",
 }
 
 __all__ = ["client_app", "divide", "guided", "server_app", "strategy"]
