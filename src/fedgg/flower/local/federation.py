@@ -68,7 +68,7 @@ class JsonLinesTail:
         return new
 
 
-class RunProgress:
+class FederationProgress:
     """Progress of a run, read from its run folder: rounds, exchanges, summary."""
 
     def __init__(self, out: Path):
@@ -133,7 +133,7 @@ def up(
     paths = FederationFolder(out.absolute())
     with writing_to(out):
         Store(paths.out).refuse_another(experiment)
-        summary = RunProgress(paths.out).summary(experiment)
+        summary = FederationProgress(paths.out).summary(experiment)
     if summary is not None and summary["status"] != "diverged":
         return summary
     check_min_clients(experiment, int(settings.get("min_clients", 0)))
@@ -179,7 +179,7 @@ class LocalFederation:
         self.nodes = [LocalNode(client, node_port) for client, node_port in enumerate(node_ports)]
         self.authority = paths.certificates.authority if listening.tls else None
         self.network: PrivateNetwork | None = None
-        self.progress = RunProgress(paths.out)
+        self.progress = FederationProgress(paths.out)
 
     def run(self) -> dict[str, Any]:
         """Start all processes and supervise them until the run has a summary; all of them have ended afterwards."""

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedgg.files import write_atomically
-from fedgg.flower.local.federation import JsonLinesTail, RunProgress
+from fedgg.flower.local.federation import JsonLinesTail, FederationProgress
 from fedgg.lab.config import Experiment
 
 
@@ -30,7 +30,7 @@ def test_each_line_is_returned_once(tmp_path: Path) -> None:
 
 
 def test_clients_without_a_reply(tmp_path: Path) -> None:
-    progress = RunProgress(tmp_path)
+    progress = FederationProgress(tmp_path)
     lost = [{"client": 2, "why": "no reply within 5 s"}, {"client": 0, "why": "not finite: the model"}]
     (tmp_path / "exchanges.jsonl").write_text(json.dumps({"round": 4, "lost": lost}) + "\n")
     assert progress.clients_without_reply() == {2: 4}
@@ -41,13 +41,13 @@ def test_clients_without_a_reply(tmp_path: Path) -> None:
     ("status", "done", "over"), [("finished", 5, True), ("finished", 4, False), ("diverged", 2, True)]
 )
 def test_the_summary_of_a_shorter_run_is_not_the_end(tmp_path: Path, status: str, done: int, over: bool) -> None:
-    assert RunProgress(tmp_path).summary(Experiment(rounds=5)) is None
+    assert FederationProgress(tmp_path).summary(Experiment(rounds=5)) is None
     (tmp_path / "summary.json").write_text(json.dumps({"status": status, "rounds_done": done}))
-    assert (RunProgress(tmp_path).summary(Experiment(rounds=5)) is not None) == over
+    assert (FederationProgress(tmp_path).summary(Experiment(rounds=5)) is not None) == over
 
 
 def test_the_summary_before_a_resume_is_not_the_end(tmp_path: Path) -> None:
-    progress, file = RunProgress(tmp_path), tmp_path / "summary.json"
+    progress, file = FederationProgress(tmp_path), tmp_path / "summary.json"
     end = json.dumps({"status": "diverged", "rounds_done": 2})
     file.write_text(end)
     progress.ignore_present_summary()
