@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedgg.files import write_atomically
-from fedgg.flower.local.federation import JsonLinesTail, FederationProgress
+from fedgg.flower.local.federation import FederationProgress, JsonLinesTail
 from fedgg.lab.config import Experiment
 
 
