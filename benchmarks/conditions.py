@@ -1,4 +1,4 @@
-"""What the measuring scripts share: the conditions of a figure, images to train on, and a clock that waits."""
+"""Shared by the benchmark scripts: conditions of a measurement, random images, timing that waits for the device."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedgg.bench.machine import code
 from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
 
-TEST_IMAGES = 64  # nobody looks at them, but a data set has some
+TEST_IMAGES = 64  # not used, but a data set needs some
 
 
 def conditions(device: str, commit: str | None) -> dict[str, Any]:
-    """Machine, versions and commit; `commit` where the folder is no repository. Needs the library's own packages."""
+    """Machine, versions and commit; `commit` where the folder is not a repository."""
     told = code()
     return {
         "machine": {
@@ -40,7 +40,7 @@ def conditions(device: str, commit: str | None) -> dict[str, Any]:
 def add_common_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path, help="a JSON file for every figure and the conditions")
-    parser.add_argument("--commit", help="the commit to be written down where this folder is no repository")
+    parser.add_argument("--commit", help="the commit to record where this folder is not a repository")
 
 
 def named(text: str, known: Collection[str], option: str) -> list[str]:
@@ -61,7 +61,7 @@ def present_device(name: str) -> torch.device:
 
 
 def random_images(count: int, shape: tuple[int, ...], classes: int, device: torch.device) -> Dataset:
-    """Bytes without meaning; the classes are equally large."""
+    """Random bytes; the classes are equally large."""
     numbers = torch.Generator().manual_seed(0)
 
     def images(many: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,7 +73,7 @@ def random_images(count: int, shape: tuple[int, ...], classes: int, device: torc
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """How long it takes until the device is done with it too."""
+    """Seconds until the function has returned and the device has finished."""
     _wait()
     started = time.perf_counter()
     work()
@@ -82,7 +82,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def free_memory() -> None:
-    """What the last contender held is there for the next one."""
+    """Free the memory of the last contender for the next one."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -19,7 +19,7 @@ from fedgg.lab.registry import build_model
 
 
 class EagerLoop:
-    """Clients of a federation, trained one after another without end."""
+    """Trains the clients of a federation one after another, repeatedly."""
 
     def __init__(self, federation: Federation, *, autocast: bool):
         experiment, feed = federation.experiment, federation.feed
@@ -38,7 +38,7 @@ class EagerLoop:
             next(self._going)
 
     def copy_and_average(self) -> None:
-        """What a round costs beside its steps."""
+        """The work of a round besides its steps."""
         total = sum(len(own) for own in self._clients)
         parts = [copy.deepcopy(self._model).state_dict() for _ in self._clients]
         average = {
@@ -70,7 +70,7 @@ class EagerLoop:
 
 
 def _cropped_and_flipped(images: Tensor) -> Tensor:
-    """Black around each image, a random window of it, mirrored or not."""
+    """Random crop with zero padding, and random horizontal flip."""
     count, _, height, width = images.shape
     padded = F.pad(images, (MARGIN,) * 4)
     device = images.device

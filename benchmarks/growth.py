@@ -39,7 +39,7 @@ MEGABYTE = 1_000_000
 
 @dataclass(frozen=True)
 class Point:
-    """One place on the figure."""
+    """One point of the figure."""
 
     algorithm: str
     population: int
@@ -55,7 +55,7 @@ def points(algorithms: list[str]) -> list[Point]:
 
 
 def play(point: Point, engine: str, warm_up: int, rounds: int, folder: Path) -> dict[str, Any]:
-    """A whole run, with the moment at which each of its rounds was over, checkpoint included."""
+    """A whole run, with the time at which each of its rounds ended, checkpoint included."""
     import numpy as np
     import torch
 
@@ -152,7 +152,7 @@ def resident(process: int) -> int:
 
 
 def highest(process: int) -> int:
-    """The most bytes this process had in memory since it was told to forget."""
+    """The peak memory of this process since the last reset, in bytes."""
     return _status(process, "VmHWM:")
 
 
@@ -198,7 +198,7 @@ def conditions(engine: str, warm_up: int, rounds: int, repeats: int) -> dict[str
 def measure_all(
     algorithms: list[str], engine: str, warm_up: int, rounds: int, repeats: int
 ) -> Iterator[dict[str, Any]]:
-    """What is known after each repeat."""
+    """Yields the results so far after each repeat."""
     told = conditions(engine, warm_up, rounds, repeats)
     wanted, found = points(algorithms), []
     for repeat in range(repeats):

@@ -99,7 +99,7 @@ ENGINES = ("loop", "fused", "stacked", "streams")
 
 
 class Runner:
-    """One algorithm's runs, ready to play their next round; the engine trains all of them together where it can."""
+    """The runs of one algorithm; the engine trains all of them together where it can."""
 
     def __init__(self, federations: Sequence[Federation], engine: Engine):
         self._federations = federations
@@ -177,7 +177,7 @@ def measure(
 
 
 def take_turns(rounds: dict[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
-    """Everybody's seconds, turn by turn; the order within a turn is another one each time."""
+    """Seconds of all algorithms in each turn; their order changes from turn to turn."""
     taken: dict[str, list[float]] = {label: [] for label in rounds}
     order, dice = list(rounds), random.Random(0)
     for _ in range(turns):
@@ -188,7 +188,7 @@ def take_turns(rounds: dict[str, Callable[[], float]], turns: int) -> dict[str, 
 
 
 def compared(taken: dict[str, list[float]], client_steps: int) -> list[dict[str, Any]]:
-    """Milliseconds a client's step, and the ratio to the reference as the median over turns."""
+    """Milliseconds per step of a client, and the median over turns of the ratio to the reference."""
     lines = []
     for label, own in taken.items():
         ratios = [mine / reference for mine, reference in zip(own, taken[REFERENCE], strict=True)]

@@ -1,13 +1,13 @@
 """Seconds a round for VGG-16 on CIFAR-100's size: a researcher's eager loop beside fedgg's engine streams.
 
     python benchmarks/vgg.py --device cuda --out vgg.json
-    python benchmarks/vgg.py --tiny                           # on a CPU: does it work? fused stands in for streams
+    python benchmarks/vgg.py --tiny                           # a trial on a CPU, with fused instead of streams
 
 FedAvg, 10 clients, Dirichlet 0.5, batch 64, crop and flip, dropout, data on the device. The eager loop is an ordinary
-nn.Module with torch.optim.SGD, a deep copy for every client and an average of state dicts. Its steps are measured over
-a few hundred of them, before and after everybody else, and scaled to a round's; its copies and its average are measured
-by themselves and added. fedgg plays whole rounds, the first of which, in which steps are captured, does not count.
-Nobody's evaluation counts.
+nn.Module with torch.optim.SGD, a deep copy for every client and an average of state dicts. A few hundred of its steps
+are measured, before and after the other contenders, and scaled to a round; its copies and its average are measured
+separately and added. fedgg runs whole rounds, of which the first, in which steps are captured, is not counted.
+Evaluation is not measured.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ DETERMINISTIC = {"both": (True, False), "yes": (True,), "no": (False,)}
 
 @dataclass(frozen=True)
 class Size:
-    """How much work there is."""
+    """The size of the measurement."""
 
     images: int = IMAGES
     clients: int = 10
@@ -102,8 +102,8 @@ def steps_of(federation: Federation) -> int:
     return sum(federation.work.steps(examples) for examples in federation.examples)
 
 
-class Researcher:
-    """The eager loop in one precision, measured now and then."""
+class EagerTiming:
+    """Timing of the eager loop in one precision."""
 
     def __init__(self, federation: Federation, precision: str, size: Size):
         self._loop = EagerLoop(federation, autocast=precision == "bf16")
@@ -112,7 +112,7 @@ class Researcher:
         self._around_seconds: list[float] = []
 
     def look(self) -> None:
-        """With torch's own settings, whatever others have set for themselves."""
+        """One measurement of a step, and of copies and average."""
         self._loop.steps(self._size.eager_warm_up)
         counted = self._size.eager_steps
         self._step_seconds.append(seconds(lambda: self._loop.steps(counted)) / counted)
@@ -136,7 +136,7 @@ class Researcher:
 
 
 def measure(chosen: argparse.Namespace, size: Size, device: torch.device) -> Iterator[dict[str, Any]]:
-    """What is known after each contender: a run that is cut short leaves what it has."""
+    """Yields the results so far after each contender, so that an interrupted run leaves them."""
     data = _data(chosen, size, device)
     plain = build(experiment_of(size, device.type, "fp32", True), data=data)
     told = {
@@ -150,7 +150,7 @@ def measure(chosen: argparse.Namespace, size: Size, device: torch.device) -> Ite
             "parameters": plain.net.layout.total,
         },
     }
-    eager = [Researcher(plain, precision, size) for precision in chosen.eager_precision]
+    eager = [EagerTiming(plain, precision, size) for precision in chosen.eager_precision]
     found: list[dict[str, Any]] = []
 
     def known() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Two nodes, two rounds, TLS and authentication: a federation ends with the bits of the engine `fused`, and is gone."""
+"""Two nodes, two rounds, TLS and authentication: the same bits as the loop, and no process is left."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ pytest.importorskip("flwr")
 
 from federations import Up, assert_as_embedded, members, start
 
-from fedgg.flower.local.flower_commands import cells_allowed
-from fedgg.flower.local.private_network import PrivateNetwork, private_network
+from fedgg.flower.local.isolation import PrivateNetwork, hiding_available, private_network
 from fedgg.lab.config import Experiment
 
 EXPERIMENT = Experiment(
@@ -30,7 +29,7 @@ EXPERIMENT = Experiment(
 
 def no_node_reads_anothers_data(up: Up) -> None:
     """By what the long-lived processes of a node see, which those they start inherit, and by what they have open."""
-    apart = cells_allowed(up.out)
+    apart = hiding_available(up.out)
     for client, other in ((0, 1), (1, 0)):
         theirs = up.out / "federation" / "nodes" / f"client-{other}"
         assert stat.S_IMODE(theirs.stat().st_mode) == 0o700

@@ -74,7 +74,7 @@ class Kinds:
             "npz": lambda: load_npz(file),
             "mat": lambda: load_svhn(self.folder),
             "safetensors": lambda: load_start(self.module, file),
-            "client": lambda: files.read_client(file, self.experiment),
+            "client": lambda: files.read_client_file(file, self.experiment),
         }
         readers[kind]()
 
@@ -329,7 +329,7 @@ def test_a_fifo_is_not_waited_for(kind: str, tmp_path: Path) -> None:
     readers: dict[str, Callable[[], object]] = {
         "npz": lambda: load_npz(file),
         "safetensors": lambda: load_start(kinds.module, file),
-        "client": lambda: files.read_client(file, kinds.experiment),
+        "client": lambda: files.read_client_file(file, kinds.experiment),
         "cifar": lambda: load_cifar10(tmp_path / "c"),
         "mat": lambda: load_svhn(tmp_path),
     }

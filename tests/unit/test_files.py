@@ -224,7 +224,7 @@ def test_lines_are_told_apart() -> None:
 
 ALONE = {
     "files.py",
-    "flower/local/sandbox.py",  # is run by its path in a process of its own, and writes to /proc
+    "flower/local/isolation.py",  # is run by its path in a process of its own, and writes to /proc
     "bench/kit/bench_kit.py",  # goes into the environments of other frameworks
 }
 REASONS = {  # by file, the calls that are in order there
@@ -232,11 +232,10 @@ REASONS = {  # by file, the calls that are in order there
     "engines/user_modules.py": {"read_text"},  # the user's code, which is to be run anyway
     "bench/machine.py": {"read_text"},  # /proc/cpuinfo
     "flower/local/flower_commands.py": {"json.loads"},  # what a program of ours prints
-    "bench/contest.py": {"json.loads", "read_text"},
+    "bench/driver.py": {"json.loads", "read_text"},
     "bench/runners/fedgg_engine.py": {"json.loads"},
     "lab/checkpoint.py": {"json.loads"},  # facts that a checksum covers
     "flower/node_state.py": {"json.loads"},
-    "flower/local/private_network.py": {"write_text"},  # to /proc, as user namespaces are set up
     "cli/screen.py": {"open"},  # /dev/null, in place of a standard error that is closed
     "data/cifar.py": {"gzip.open", "tarfile.open"},  # on a file that was opened here
 }

@@ -1,34 +1,35 @@
 """FedLab: its standalone pipeline with the serial trainer, one client after another on one thread.
 
 Its SGD trainer has neither momentum nor weights by examples; both are put in where FedLab asks for such things:
-`local_process` and `global_update`. The line to the driver hangs on the pipeline's `evaluate`, called after each round.
+`local_process` and `global_update`. The pipeline's `evaluate`, called after each round, waits for
+the driver.
 """
 
 import contextlib
 import sys
 from types import ModuleType
 
-for name in ("torchvision", "torchvision.transforms"):  # see requirements.txt: imported by FedLab, used by nobody here
+for name in ("torchvision", "torchvision.transforms"):  # see requirements.txt: imported by FedLab, not used here
     sys.modules[name] = ModuleType(name)
 sys.modules["torchvision"].transforms = sys.modules["torchvision.transforms"]
 
 import torch
-from bench_kit import Line, Workload, load, shuffled
+from bench_kit import DriverConnection, Workload, load, shuffled
 from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.core.standalone import StandalonePipeline
 from fedlab.utils.aggregator import Aggregators
 from fedlab.utils.serialization import SerializationTool
 
-EVER = 1_000_000  # rounds: the driver says when it is over
+ENDLESS = 1_000_000  # rounds; the driver ends the run
 
 
-class Over(Exception):
-    """The driver has seen enough."""
+class Stop(Exception):
+    """The driver wants no further round."""
 
 
 class Clients:
-    """What FedLab asks of a data set: batches of one client."""
+    """The interface that FedLab expects of a data set: batches of one client."""
 
     def __init__(self, workload: Workload):
         self._workload = workload
@@ -38,7 +39,7 @@ class Clients:
 
 
 class Trainer(SGDSerialClientTrainer):
-    """SGD with momentum that starts at zero for every client; what travels up says how many examples it stands for."""
+    """SGD with momentum that starts at zero for every client; the update has the number of examples."""
 
     def __init__(self, workload: Workload):
         super().__init__(workload.model(), num_clients=len(workload.clients))
@@ -63,32 +64,32 @@ class Server(SyncServerHandler):
 
 
 class Pipeline(StandalonePipeline):
-    """One that waits for the driver before each round."""
+    """A pipeline that waits for the driver before each round."""
 
-    def __init__(self, handler: Server, trainer: Trainer, line: Line, workload: Workload):
+    def __init__(self, handler: Server, trainer: Trainer, driver: DriverConnection, workload: Workload):
         super().__init__(handler, trainer)
-        self._line, self._workload = line, workload
+        self._driver, self._workload = driver, workload
 
     def main(self) -> None:
-        self._line.ready("fedlab")
+        self._driver.ready("fedlab")
         self.wait()
         super().main()
 
     def evaluate(self) -> None:
-        self._line.done()
+        self._driver.done()
         self.wait()
 
     def wait(self) -> None:
-        if not self._line.round_wanted(lambda: self._workload.accuracy(self.handler.model)):
-            raise Over
+        if not self._driver.round_wanted(lambda: self._workload.accuracy(self.handler.model)):
+            raise Stop
 
 
 def main() -> None:
-    line, workload = Line(), load()
+    driver, workload = DriverConnection(), load()
     torch.manual_seed(0)
-    server = Server(workload.model(), global_round=EVER, sample_ratio=1.0)
-    with contextlib.suppress(Over):
-        Pipeline(server, Trainer(workload), line, workload).main()
+    server = Server(workload.model(), global_round=ENDLESS, sample_ratio=1.0)
+    with contextlib.suppress(Stop):
+        Pipeline(server, Trainer(workload), driver, workload).main()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a Flower node does. A module of its own, so that each Ray actor imports it once and keeps the images."""
+"""The Flower ClientApp. In its own module, so that each Ray actor imports it once and keeps the images."""
 
 from functools import lru_cache
 

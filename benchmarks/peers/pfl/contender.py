@@ -1,8 +1,8 @@
 """pfl-research: FederatedAveraging over a simulated backend; several workers under torchrun, as its guide advises.
 
-Workers get users by their number of images (`user_id_to_weight`), so that none waits for a straggler. The line to the
-driver hangs on a callback; in several workers the first one passes on what the driver wants, or the others would train
-ahead in somebody else's turn.
+Workers get users by their number of images (`user_id_to_weight`), so that none waits for a straggler. A callback waits
+for the driver; the first of several workers passes the command on to the others, which would otherwise train on in the
+turn of another contender.
 """
 
 import os
@@ -12,10 +12,10 @@ import sys
 import numpy as np
 import torch
 import torch.nn.functional as F
-from bench_kit import Line, load
+from bench_kit import DriverConnection, load
 from torch import nn
 
-EVER = 1_000_000  # rounds: the driver says when it is over
+ENDLESS = 1_000_000  # rounds; the driver ends the run
 
 
 def main() -> None:
@@ -23,11 +23,11 @@ def main() -> None:
     if workers > 1 and "LOCAL_RANK" not in os.environ:
         words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}", __file__, str(workers)]
         sys.exit(subprocess.call([sys.executable, *words]))
-    line = Line() if os.environ.get("LOCAL_RANK", "0") == "0" else None
-    simulate(line)
+    driver = DriverConnection() if os.environ.get("LOCAL_RANK", "0") == "0" else None
+    simulate(driver)
 
 
-def simulate(line: Line | None) -> None:
+def simulate(driver: DriverConnection | None) -> None:
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.aggregate.weighting import WeightByDatapoints
     from pfl.algorithm.base import NNAlgorithmParams
@@ -47,29 +47,29 @@ def simulate(line: Line | None) -> None:
     torch.manual_seed(0)
 
     def dataset_of(user: int) -> Dataset:
-        """A user's images, shuffled anew: pfl takes the batches in order."""
+        """A user's images, shuffled for each round: pfl takes the batches in order."""
         x, y = workload.clients[user]
         order = torch.randperm(len(y))
         return Dataset((x[order], y[order]), user_id=str(user))
 
     class Driver(TrainingProcessCallback):
         def on_train_begin(self, *, model: PyTorchModel) -> Metrics:
-            if line is not None:
-                line.ready("pfl")
+            if driver is not None:
+                driver.ready("pfl")
             if not self.another_round():
                 sys.exit(0)
             return Metrics()
 
         def after_central_iteration(self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int):
-            if line is not None:
-                line.done()
+            if driver is not None:
+                driver.done()
             return not self.another_round(), Metrics()
 
         def another_round(self) -> bool:
-            """What the driver wants, in every worker."""
+            """The driver's command, in every worker."""
             wanted = torch.zeros(1)
-            if line is not None:
-                wanted[0] = line.round_wanted(lambda: workload.accuracy(module))
+            if driver is not None:
+                wanted[0] = driver.round_wanted(lambda: workload.accuracy(module))
             if torch.distributed.is_initialized():
                 torch.distributed.broadcast(wanted, src=0)
             return bool(wanted)
@@ -84,7 +84,10 @@ def simulate(line: Line | None) -> None:
     )
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
-            central_num_iterations=EVER, evaluation_frequency=EVER, train_cohort_size=len(users), val_cohort_size=0
+            central_num_iterations=ENDLESS,
+            evaluation_frequency=ENDLESS,
+            train_cohort_size=len(users),
+            val_cohort_size=0,
         ),
         backend=SimulatedBackend(training_data=data, val_data=None, postprocessors=[WeightByDatapoints()]),
         model=model,
@@ -97,7 +100,7 @@ def simulate(line: Line | None) -> None:
 
 
 def with_loss(module: nn.Module) -> nn.Module:
-    """pfl asks a module for its loss and its metrics; the accuracy is measured by the kit."""
+    """The interface that pfl expects of a module: loss and metrics; the kit measures the accuracy."""
 
     def loss(x: torch.Tensor, y: torch.Tensor, is_eval: bool = False) -> torch.Tensor:
         module.eval() if is_eval else module.train()

@@ -1,1 +1,1 @@
-"""fedgg's engines beside plain loops and other frameworks: the same work, in turns, in one go."""
+"""`fedgg bench`: seconds per round of fedgg's engines, plain loops and other frameworks on the same workload."""

@@ -1,7 +1,7 @@
-"""Contenders of a benchmark: fedgg's engines, two plain loops, and other frameworks from `benchmarks/peers`.
+"""Contenders of a benchmark: fedgg's engines, two plain loops, and other frameworks (peers) from `benchmarks/peers`.
 
-A folder holds `peer.toml` (who takes part under which name), `requirements.txt` and `contender.py`; what pip must
-install without what it asks for is in `without-dependencies.txt`.
+A peer's folder holds `peer.toml` (names of its contenders), `contender.py` and `requirements.txt`; packages that pip
+must install without their dependencies are in `without-dependencies.txt`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ RECEIPT = "installed.json"  # written last: an environment without it is incompl
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One way in which a peer takes part, for instance with two workers."""
+class PeerEntry:
+    """One contender of a peer, for instance with two workers."""
 
     name: str
     label: str
@@ -39,11 +39,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Peer:
-    """A framework that is measured beside fedgg."""
+    """Another framework that is measured."""
 
     folder: Path
     environment: Path
-    entries: tuple[Entry, ...]
+    entries: tuple[PeerEntry, ...]
 
     @property
     def name(self) -> str:
@@ -59,14 +59,18 @@ class Peer:
 
     @property
     def requirements(self) -> list[tuple[str, ...]]:
-        """What pip is told to install, step by step."""
-        alone = self.folder / "without-dependencies.txt"
+        """The arguments of each `pip install`, in order."""
+        without_dependencies = self.folder / "without-dependencies.txt"
         first = ("--requirement", str(self.folder / "requirements.txt"))
-        return [first, ("--no-deps", "--requirement", str(alone))] if alone.exists() else [first]
+        return (
+            [first, ("--no-deps", "--requirement", str(without_dependencies))]
+            if without_dependencies.exists()
+            else [first]
+        )
 
     @property
     def absent(self) -> str | None:
-        """Why it cannot take part, and what helps."""
+        """Why it cannot be measured, and the command that installs it."""
         receipt = self.environment / RECEIPT
         if not receipt.exists() or not self.python.exists():
             return f"not installed; run `fedgg bench setup {self.name}`"
@@ -80,7 +84,7 @@ class Peer:
 
 
 def peers_folder() -> Path | None:
-    """`benchmarks/peers` of the repository that this fedgg is run from; an installed one has none."""
+    """`benchmarks/peers` of fedgg's repository; None where fedgg is installed as a package."""
     for root in (Path(fedgg.__file__).parents[2], Path.cwd()):
         if (root / "benchmarks" / "peers").is_dir():
             return root / "benchmarks" / "peers"
@@ -92,13 +96,15 @@ def find_peers(folder: Path | None) -> list[Peer]:
     if folder is None:
         return []
     environments = (folder.parents[1] / ENVIRONMENTS).resolve()
-    return [_read(file, environments) for file in sorted(folder.glob("*/peer.toml"))]
+    return [_read_peer(file, environments) for file in sorted(folder.glob("*/peer.toml"))]
 
 
 def chosen_peers(names: list[str]) -> list[Peer]:
     folder = peers_folder()
     if folder is None:
-        raise UserError("the peers' scripts are in fedgg's repository: clone it and run `fedgg bench setup` there")
+        raise UserError(
+            "the scripts of other frameworks are in fedgg's repository: clone it and run `fedgg bench setup` there"
+        )
     peers = {peer.name: peer for peer in find_peers(folder)}
     for name in names:
         if name not in peers:
@@ -107,7 +113,7 @@ def chosen_peers(names: list[str]) -> list[Peer]:
 
 
 def install(peer: Peer, tell: Callable[[str], None], python: str = sys.executable) -> None:
-    """Make the peer's environment anew, with the torch that fedgg has, so that nobody wins by another torch."""
+    """Create the peer's virtual environment, with the same version of torch as fedgg's."""
     torch = version("torch").partition("+")[0]
     started, log = time.perf_counter(), peer.environment.with_suffix(".log")
     shutil.rmtree(peer.environment, ignore_errors=True)
@@ -122,7 +128,7 @@ def install(peer: Peer, tell: Callable[[str], None], python: str = sys.executabl
     with open_log(log) as output:
         for words in steps:
             if subprocess.run(words, stdout=output, stderr=subprocess.STDOUT, check=False).returncode:
-                raise UserError(f"{peer.name} could not be installed: {_complaint(log)}; the log is {log}")
+                raise UserError(f"{peer.name} could not be installed: {_pip_error(log)}; the log is {log}")
     constraint.unlink()
     seconds = round(time.perf_counter() - started, 1)
     size = _size(peer.environment)
@@ -131,11 +137,11 @@ def install(peer: Peer, tell: Callable[[str], None], python: str = sys.executabl
     tell(f"{peer.name}: installed in {seconds:.0f} s, {size / 1e9:.1f} GB")
 
 
-def _read(file: Path, environments: Path) -> Peer:
+def _read_peer(file: Path, environments: Path) -> Peer:
     try:
         content = read_toml(file)
         entries = tuple(
-            Entry(str(entry["name"]), str(entry["label"]), tuple(map(str, entry.get("words", ()))))
+            PeerEntry(str(entry["name"]), str(entry["label"]), tuple(map(str, entry.get("words", ()))))
             for entry in content["contender"]
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -143,9 +149,9 @@ def _read(file: Path, environments: Path) -> Peer:
     return Peer(file.parent, environments / file.parent.name, entries)
 
 
-def _complaint(log: Path) -> str:
+def _pip_error(log: Path) -> str:
     lines = [line for line in read_bytes(log, LARGE).decode("utf-8", "replace").splitlines() if line.strip()]
-    return next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no word")
+    return next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no output")
 
 
 def _size(folder: Path) -> int:
@@ -159,7 +165,7 @@ REFERENCE = "tight-2"
 
 @dataclass(frozen=True)
 class Contender:
-    """A process to start, or the reason why it cannot be."""
+    """A program to measure, or the reason why it cannot be measured."""
 
     name: str
     label: str
@@ -173,7 +179,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class EngineEntry:
-    """An engine of fedgg's and how it takes part; this version need not have it."""
+    """An engine of fedgg with its settings."""
 
     name: str
     label: str
@@ -181,7 +187,7 @@ class EngineEntry:
     devices: tuple[Device, ...] = EVERYWHERE
 
 
-# `stacked` and `streams` are made for a GPU; `workers` is given two processes, as the peers are.
+# `stacked` and `streams` are for GPUs; `workers` has two processes, as the peers have.
 ENGINES = (
     EngineEntry("fused", "fedgg fused"),
     EngineEntry("loop", "fedgg loop"),
@@ -192,30 +198,30 @@ ENGINES = (
 
 
 def all_contenders(peers: Path | None = None) -> list[Contender]:
-    """Everyone, the absent included, in the order in which they take turns."""
+    """All contenders, also those that are not installed, in the order of their turns."""
     return [*_engines(), *_loops(), *_peers(peers)]
 
 
 def chosen(
-    everyone: Sequence[Contender], device: Device, only: Sequence[str] = (), skip: Sequence[str] = ()
+    contenders: Sequence[Contender], device: Device, only: Sequence[str] = (), skip: Sequence[str] = ()
 ) -> list[Contender]:
-    """Those who are wanted and made for this device; a name may be a contender's or its family's, as `pfl`."""
+    """The contenders for this device, selected by name (`pfl-2`) or by the part before the hyphen (`pfl`)."""
     for name in (*only, *skip):
-        if not any(_is_named(contender, name) for contender in everyone):
-            names = [contender.name for contender in everyone]
+        if not any(_is_named(contender, name) for contender in contenders):
+            names = [contender.name for contender in contenders]
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]}? " if near else ""
             raise UserError(f"unknown contender {name!r}: {hint}choose from {', '.join(names)}")
-    wanted = [
+    selected = [
         contender
-        for contender in everyone
+        for contender in contenders
         if device in contender.devices
         and (not only or any(_is_named(contender, name) for name in only))
         and not any(_is_named(contender, name) for name in skip)
     ]
-    if not wanted:
-        raise UserError(f"nobody is left to measure on {device}: name others with --only, or fewer with --skip")
-    return wanted
+    if not selected:
+        raise UserError(f"no contender is left to measure on {device}: name others with --only, or fewer with --skip")
+    return selected
 
 
 def _is_named(contender: Contender, name: str) -> bool:

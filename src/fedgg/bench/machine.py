@@ -1,4 +1,4 @@
-"""What a figure of time is worth nothing without: the machine, its state, the versions, the commit."""
+"""The machine and the code of a measurement: processor, memory, load, versions, commit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgg import __version__
-from fedgg.bench.processes import psutil
+from fedgg.bench.process_tree import psutil
 from fedgg.lab.provenance import commit
 
 
@@ -24,12 +24,12 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def code() -> dict[str, Any]:
-    """Which fedgg: its version and, from a repository, its commit and whether files differ from it."""
+    """The version of fedgg and, in a git repository, the commit and whether files differ from it."""
     return {"fedgg": __version__, **commit()}
 
 
 def load() -> float:
-    """Processes that wanted a core, on average over the last minute."""
+    """The load average of the last minute."""
     return round(float(psutil().getloadavg()[0]), 2)
 
 

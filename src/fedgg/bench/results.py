@@ -1,11 +1,11 @@
-"""What a benchmark's record says: a table and a bar chart. Reads `bench.json` and nothing else."""
+"""Results of a benchmark: reads `bench.json` and makes a table and a bar chart of it."""
 
 from __future__ import annotations
 
+import statistics
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -18,120 +18,122 @@ from fedgg.report.figure_style import COLOURS, blank, styled
 from fedgg.report.tables import NONE, Table
 
 FORMAT = 1
-APART = 0.05  # accuracies further below the middle than this are no longer the same training
+BELOW_MEDIAN = 0.05  # of accuracy: a contender further below the median does not train the same
 ABOVE_CHANCE = 0.05
-IDLE = 0.05  # of a core, between a contender's turns
-BUSY = 0.1  # cores that worked for somebody else while a contender was timed
+IDLE = 0.05  # of a core, used between a contender's turns
+BUSY = 0.1  # cores used by other programs while a contender was timed
 COLOUR_OF = {"fedgg": COLOURS[2], "loop": "#999999", "peer": COLOURS[1]}
 NAME_OF = {"fedgg": "fedgg", "loop": "plain PyTorch", "peer": "other frameworks"}
 
 
 @dataclass(frozen=True)
-class Standing:
-    """One contender with what follows from its rounds."""
+class MeasuredContender:
+    """One contender of `bench.json`, with figures computed from its rounds."""
 
     entry: dict[str, Any]
     seconds: tuple[float, ...]
-    ratio: float | None  # to the reference, the middle of the ratios turn by turn
+    ratio: float | None  # to the reference: the median of the ratios of each turn
     flag: str | None
 
     @property
-    def middle(self) -> float:
-        return median(self.seconds)
+    def median(self) -> float:
+        return statistics.median(self.seconds)
 
     @property
     def start(self) -> float:
-        """Until it was ready, and what its first round took longer than another: some load only then."""
-        return float(self.entry["start_seconds"] + max(self.entry["first_round_seconds"] - self.middle, 0.0))
+        """Seconds until it was ready, plus what its first round took longer: some load their data only then."""
+        return float(self.entry["start_seconds"] + max(self.entry["first_round_seconds"] - self.median, 0.0))
 
 
 @dataclass(frozen=True)
 class BenchRecord:
     content: dict[str, Any]
-    standings: tuple[Standing, ...]  # the measured ones, fastest first
+    measured: tuple[MeasuredContender, ...]  # fastest first
 
     @property
     def others_cores(self) -> float:
-        """Cores that worked for somebody else, for the contender that had most of it."""
-        return max((median(standing.entry["others_cores"] or [0.0]) for standing in self.standings), default=0.0)
+        """Cores used by other programs, for the contender with most of it."""
+        return max(
+            (statistics.median(contender.entry["others_cores"] or [0.0]) for contender in self.measured), default=0.0
+        )
 
     @property
-    def others(self) -> list[dict[str, Any]]:
-        measured = {standing.entry["name"] for standing in self.standings}
-        return [entry for entry in self.content["contenders"] if entry["name"] not in measured]
+    def not_measured(self) -> list[dict[str, Any]]:
+        names = {contender.entry["name"] for contender in self.measured}
+        return [entry for entry in self.content["contenders"] if entry["name"] not in names]
 
 
 def read_bench(file: Path) -> BenchRecord:
     try:
         content = read_json(file)
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read ({error}): it is no record of `fedgg bench`") from error
+        raise UserError(f"{file} cannot be read ({error}): it is not a record of `fedgg bench`") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UserError(f"{file} is no record of `fedgg bench` that this version can read")
+        raise UserError(f"{file} is not a record of `fedgg bench` that this version can read")
     entries = content["contenders"]
     rounds: dict[str, list[float | None]] = {entry["name"]: entry["round_seconds"] for entry in entries}
     reference = rounds.get(content["reference"], [])
-    middle = median([e["accuracy"] for e in entries if e["accuracy"] is not None] or [0.0])
-    standings = [
-        Standing(
+    median_accuracy = statistics.median([e["accuracy"] for e in entries if e["accuracy"] is not None] or [0.0])
+    measured = [
+        MeasuredContender(
             entry,
             tuple(seconds for seconds in entry["round_seconds"] if seconds is not None),
             _ratio(entry["round_seconds"], reference),
-            _flag(entry, middle, content),
+            _flag(entry, median_accuracy, content),
         )
         for entry in entries
         if any(seconds is not None for seconds in entry["round_seconds"])
     ]
-    return BenchRecord(content, tuple(sorted(standings, key=lambda standing: standing.middle)))
+    return BenchRecord(content, tuple(sorted(measured, key=lambda contender: contender.median)))
 
 
-def _ratio(own: list[float | None], reference: list[float | None]) -> float | None:
-    """Turn by turn, since both met the same noise in a turn."""
-    pairs = [mine / theirs for mine, theirs in zip(own, reference, strict=False) if mine and theirs]
-    return median(pairs) if pairs else None
+def _ratio(seconds: list[float | None], reference: list[float | None]) -> float | None:
+    """The median over turns, because both had the same noise of the machine in a turn."""
+    ratios = [mine / theirs for mine, theirs in zip(seconds, reference, strict=False) if mine and theirs]
+    return statistics.median(ratios) if ratios else None
 
 
-def _flag(entry: dict[str, Any], middle: float, content: dict[str, Any]) -> str | None:
+def _flag(entry: dict[str, Any], median_accuracy: float, content: dict[str, Any]) -> str | None:
     accuracy = entry["accuracy"]
     if entry["status"] == "failed":
         return f"failed later: {entry['why']}"
     if accuracy is None:
         return None
     if accuracy < 1 / content["workload"]["classes"] + ABOVE_CHANCE:
-        return "does not learn: its seconds mean nothing"
-    if accuracy < middle - APART:
-        return f"learns less than the others ({100 * (middle - accuracy):.0f} points below the middle)"
+        return "does not learn, so its seconds cannot be compared"
+    if accuracy < median_accuracy - BELOW_MEDIAN:
+        return f"learns less than the others ({100 * (median_accuracy - accuracy):.0f} points below the median)"
     return None
 
 
 def bench_table(record: BenchRecord) -> Table:
-    columns = ("contender", "s a round", "min..max", "to tight", "GB", "acc. %", "start s")
+    columns = ("contender", "s/round", "min..max", "to tight", "GB", "acc. %", "start s")
     rows = [
         (
-            standing.entry["label"] + (" (!)" if standing.flag else ""),
-            f"{standing.middle:.2f}",
-            f"{min(standing.seconds):.2f}..{max(standing.seconds):.2f}",
-            NONE if standing.ratio is None else f"{standing.ratio:.2f}",
-            f"{standing.entry['peak_memory_bytes'] / 1e9:.2f}",
-            NONE if standing.entry["accuracy"] is None else f"{100 * standing.entry['accuracy']:.1f}",
-            f"{standing.start:.1f}",
+            contender.entry["label"] + (" (!)" if contender.flag else ""),
+            f"{contender.median:.2f}",
+            f"{min(contender.seconds):.2f}..{max(contender.seconds):.2f}",
+            NONE if contender.ratio is None else f"{contender.ratio:.2f}",
+            f"{contender.entry['peak_memory_bytes'] / 1e9:.2f}",
+            NONE if contender.entry["accuracy"] is None else f"{100 * contender.entry['accuracy']:.1f}",
+            f"{contender.start:.1f}",
         )
-        for standing in record.standings
+        for contender in record.measured
     ]
-    rows += [(entry["label"], entry["status"], *[NONE] * 5) for entry in record.others]
+    rows += [(entry["label"], entry["status"], *[NONE] * 5) for entry in record.not_measured]
     return Table(f"One round on {record.content['workload']['title']}", columns, tuple(rows), tuple(_notes(record)))
 
 
 def _notes(record: BenchRecord) -> list[str]:
     content, conditions = record.content, record.content["conditions"]
-    turns = max((len(standing.seconds) for standing in record.standings), default=0)
+    turns = max((len(contender.seconds) for contender in record.measured), default=0)
     notes = [
         content["workload"]["sentence"] + ".",
-        f"Seconds: the middle of {turns} rounds, taken in turns, and their spread; to tight: the middle of the ratios "
-        "to the tight loop on 2 threads, turn by turn. GB: "
-        f"{conditions['memory'].partition(' ')[0]} of all its processes together, at its peak. Accuracy: after "
-        f"{conditions['scored_after']} rounds. Start: until it is ready, data loaded, and what "
-        "its first round takes longer than another.",
+        f"Seconds: the median of {turns} rounds, taken in turns, and their range; to tight: the median of the ratios "
+        "to the tight loop on 2 threads in each turn. GB: "
+        f"peak {conditions['memory'].partition(' ')[0]} of all its processes together. Accuracy: after "
+        f"{conditions['scored_after']} rounds. Start: seconds until it is ready, plus what "
+        "its first round takes longer than the others.",
         f"{_machine(content)}.",
     ]
     if content["workload"]["stand_in"]:
@@ -139,18 +141,18 @@ def _notes(record: BenchRecord) -> list[str]:
             "NOT CIFAR-10: generated images of the same shapes. `fedgg data fetch cifar10` gets the real ones."
         )
     if not content["finished"]:
-        notes.append("Stopped before the end: these are the turns that were finished.")
+        notes.append("Stopped before the end: only the finished turns are shown.")
     if record.others_cores > BUSY:
         notes.append(
-            f"NOT A QUIET MACHINE: up to {record.others_cores:.1f} cores were busy with something else; measure again."
+            f"NOT A QUIET MACHINE: up to {record.others_cores:.1f} cores were used by other programs; measure again."
         )
-    notes += [f"(!) {standing.entry['label']}: {standing.flag}." for standing in record.standings if standing.flag]
+    notes += [f"(!) {contender.entry['label']}: {contender.flag}." for contender in record.measured if contender.flag]
     notes += [
-        f"{standing.entry['label']} kept {100 * share:.0f}% of a core busy between its turns."
-        for standing in record.standings
-        if (share := standing.entry["idle_processor_share"] or 0.0) > IDLE
+        f"{contender.entry['label']} used {100 * share:.0f}% of a core between its turns."
+        for contender in record.measured
+        if (share := contender.entry["idle_processor_share"] or 0.0) > IDLE
     ]
-    notes += [f"{entry['label']}: {entry['status']}, {entry['why']}." for entry in record.others if entry["why"]]
+    notes += [f"{entry['label']}: {entry['status']}, {entry['why']}." for entry in record.not_measured if entry["why"]]
     return notes
 
 
@@ -165,48 +167,48 @@ def _machine(content: dict[str, Any]) -> str:
 
 @styled
 def bench_figure(record: BenchRecord) -> Figure:
-    """Seconds a round as bars, fastest on top: the middle, with a line from the shortest to the longest."""
-    standings = record.standings
-    if not standings:
-        raise UserError("no engine was measured, so there is nothing to draw")
-    figure = blank(8.0, 1.9 + 0.36 * len(standings))
+    """Median seconds per round as bars, fastest on top, with a line from the shortest to the longest round."""
+    measured = record.measured
+    if not measured:
+        raise UserError("no contender was measured, so there is nothing to draw")
+    figure = blank(8.0, 1.9 + 0.36 * len(measured))
     axes = figure.subplots()
-    places = range(len(standings))
-    middles = [standing.middle for standing in standings]
-    axes.barh(places, middles, height=0.68, color=[COLOUR_OF[standing.entry["kind"]] for standing in standings])
+    bars = range(len(measured))
+    medians = [contender.median for contender in measured]
+    axes.barh(bars, medians, height=0.68, color=[COLOUR_OF[contender.entry["kind"]] for contender in measured])
     spread = [
-        [standing.middle - min(standing.seconds) for standing in standings],
-        [max(standing.seconds) - standing.middle for standing in standings],
+        [contender.median - min(contender.seconds) for contender in measured],
+        [max(contender.seconds) - contender.median for contender in measured],
     ]
-    axes.errorbar(middles, places, xerr=spread, fmt="none", ecolor="#333333", elinewidth=0.9, capsize=2.5)
-    longest = max(max(standing.seconds) for standing in standings)
-    for place, standing in zip(places, standings, strict=True):
-        axes.text(max(standing.seconds) + 0.015 * longest, place, _beside(standing), va="center", fontsize=8)
-    axes.set_yticks(places, [shortened(s.entry["label"], 34) for s in standings])
+    axes.errorbar(medians, bars, xerr=spread, fmt="none", ecolor="#333333", elinewidth=0.9, capsize=2.5)
+    longest = max(max(contender.seconds) for contender in measured)
+    for bar, contender in zip(bars, measured, strict=True):
+        axes.text(max(contender.seconds) + 0.015 * longest, bar, _bar_label(contender), va="center", fontsize=8)
+    axes.set_yticks(bars, [shortened(s.entry["label"], 34) for s in measured])
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
     axes.set_xlim(0, 1.4 * longest)
-    axes.set_xlabel("seconds a round (line: shortest to longest)")
+    axes.set_xlabel("seconds per round (line: shortest to longest)")
     axes.grid(axis="x")
     axes.set_axisbelow(True)
-    axes.set_title(_below(record), loc="left", fontsize=8, color="#555555")
+    axes.set_title(_subtitle(record), loc="left", fontsize=8, color="#555555")
     figure.suptitle(f"One FedAvg round on {record.content['workload']['title']}", x=0.01, ha="left", fontsize=10)
-    kinds = [kind for kind in COLOUR_OF if any(standing.entry["kind"] == kind for standing in standings)]
+    kinds = [kind for kind in COLOUR_OF if any(contender.entry["kind"] == kind for contender in measured)]
     handles = [Patch(color=COLOUR_OF[kind], label=NAME_OF[kind]) for kind in kinds]
     figure.legend(handles=handles, loc="outside lower left", ncols=len(kinds))
     return figure
 
 
-def _beside(standing: Standing) -> str:
-    parts = [f"{standing.middle:.2f} s"]
-    if standing.ratio is not None:
-        parts.append(f"{standing.ratio:.2f}×")
-    parts.append(f"{standing.entry['peak_memory_bytes'] / 1e9:.1f} GB")
-    if standing.flag:
+def _bar_label(contender: MeasuredContender) -> str:
+    parts = [f"{contender.median:.2f} s"]
+    if contender.ratio is not None:
+        parts.append(f"{contender.ratio:.2f}×")
+    parts.append(f"{contender.entry['peak_memory_bytes'] / 1e9:.1f} GB")
+    if contender.flag:
         parts.append("(!)")
     return "  ".join(parts)
 
 
-def _below(record: BenchRecord) -> str:
+def _subtitle(record: BenchRecord) -> str:
     noise = ". NOT A QUIET MACHINE" if record.others_cores > BUSY else ""
     return "\n".join(textwrap.wrap(f"{record.content['workload']['sentence']}. {_machine(record.content)}{noise}", 92))

@@ -1,4 +1,4 @@
-"""The one workload: which images, which client holds which, the weights everyone begins with, in one file."""
+"""The workload of all contenders in one file: images, their clients, initial weights, settings of local training."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from fedgg.files import replacing
 
 Source = Literal["auto", "cifar10", "stand-in"]
 
-# Drawn once, uniformly from 2,000 to 7,000, and one of them corrected so that they make up CIFAR-10's training set.
+# Images per client: drawn once, uniformly from 2,000 to 7,000, and one changed so that the sum is 50,000.
 SIZES = (6725, 5126, 5819, 6486, 4892, 5879, 6169, 3126, 2277, 3501)
 TEST = 10_000
 CLASSES = 10
 SETTINGS = Settings(epochs=1, batch=64, lr=0.01, momentum=0.9)
-QUICK = 20  # a quick look takes one image in so many, and smaller batches, so that there are enough steps to learn
+QUICK = 20  # --quick takes one image in so many, and smaller batches, so that there are enough steps to learn
 QUICK_SETTINGS = Settings(epochs=1, batch=8, lr=0.01, momentum=0.9)
 
 
 @dataclass(frozen=True)
-class Described:
-    """What the workload was, for people and for the record."""
+class WorkloadDescription:
+    """The workload, for the table and for `bench.json`."""
 
     source: str  # cifar10 or stand-in
     stand_in: bool
     quick: bool
     sizes: tuple[int, ...]
-    steps: int  # of all clients in a round
+    steps: int  # of all clients, in a round
     classes: int
     settings: dict[str, Any]
 
@@ -59,14 +59,16 @@ class Described:
         )
 
 
-def write_workload(file: Path, source: Source = "auto", folder: Path | None = None, quick: bool = False) -> Described:
-    """Write the workload's arrays; `auto` takes CIFAR-10 where it is on this machine and generated images elsewhere."""
-    where = data_folder(folder)
-    real = source == "cifar10" or (source == "auto" and bool(find_copies(where, CIFAR10)))
+def write_workload(
+    file: Path, source: Source = "auto", folder: Path | None = None, quick: bool = False
+) -> WorkloadDescription:
+    """Write the file; `auto` is CIFAR-10 where it is on this machine, otherwise generated images."""
+    root = data_folder(folder)
+    real = source == "cifar10" or (source == "auto" and bool(find_copies(root, CIFAR10)))
     share = QUICK if quick else 1
     sizes = tuple(size // share for size in SIZES)
     settings = QUICK_SETTINGS if quick else SETTINGS
-    dataset = load("cifar10", where) if real else stand_in(sum(sizes), TEST // share)
+    dataset = load("cifar10", root) if real else stand_in(sum(sizes), TEST // share)
     members = stream(0, "bench split").permutation(len(dataset.x_train))[: sum(sizes)]
     standard = scaling("standard", dataset, torch.float32)
     with torch_stream(0, "bench model"):
@@ -87,18 +89,18 @@ def write_workload(file: Path, source: Source = "auto", folder: Path | None = No
         )
     steps = settings.epochs * sum(-(-size // settings.batch) for size in sizes)
     name = "cifar10" if real else "stand-in"
-    return Described(name, not real, quick, sizes, steps, CLASSES, asdict(settings))
+    return WorkloadDescription(name, not real, quick, sizes, steps, CLASSES, asdict(settings))
 
 
 def stand_in(train: int, test: int) -> Dataset:
-    """Images of CIFAR-10's shape that can be learned: a coarse pattern for each class, shifted about, under noise."""
+    """Images of CIFAR-10's shape that can be learned: a coarse pattern for each class, shifted, with noise."""
     draw = stream(0, "bench stand-in")
     patterns = draw.normal(size=(CLASSES, 3, 8, 8)).repeat(4, axis=2).repeat(4, axis=3)
 
     def images(count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         labels = draw.integers(0, CLASSES, count)
         x = np.empty((count, 3, 32, 32), np.uint8)
-        for part in np.array_split(np.arange(count), max(count // 1000, 1)):  # in parts, to stay small in memory
+        for part in np.array_split(np.arange(count), max(count // 1000, 1)):  # in parts, to limit memory
             noise = draw.normal(size=(len(part), 3, 32, 32))
             moved = np.stack([np.roll(patterns[labels[i]], draw.integers(-3, 4, 2), (1, 2)) for i in part])
             x[part] = np.clip(128 + 24 * moved + 40 * noise, 0, 255).astype(np.uint8)

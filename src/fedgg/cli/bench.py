@@ -57,7 +57,7 @@ def bench(
     if context.invoked_subcommand is not None:
         return
     from fedgg.bench.contenders import all_contenders, chosen
-    from fedgg.bench.contest import Contest, Plan
+    from fedgg.bench.driver import BenchDriver, BenchOptions
 
     contenders = chosen(all_contenders(), device, only or (), skip or ())
     _warn(contenders, quick)
@@ -75,19 +75,19 @@ def bench(
                 beat(f"{contender.label}: {what or kind}")
                 bar.update(task, description=what or kind, news=contender.label, advance=int(kind == "round"))
 
-        contest = Contest(contenders, Plan(repeat, device, data, data_folder, quick), out, tell)
+        driver = BenchDriver(contenders, BenchOptions(repeat, device, data, data_folder, quick), out, tell)
         # A shell starts background jobs deaf to Ctrl-C, and `kill` sends another signal: both end the bench in order.
         for sign in (signal.SIGINT, signal.SIGTERM):
             signal.signal(sign, signal.default_int_handler)
         try:
-            contest.hold()
+            driver.run()
         except KeyboardInterrupt:
             bar.stop()
             note("stopped; nobody is left running")
-            if contest.record_file.exists():
-                _show(contest.record_file)
+            if driver.record_file.exists():
+                _show(driver.record_file)
             raise typer.Exit(130) from None
-    _show(contest.record_file)
+    _show(driver.record_file)
 
 
 @app.command()
@@ -137,10 +137,12 @@ def _show(file: Path) -> None:
     table = bench_table(record)
     print_table(table)
     write_text(file.with_suffix(".md"), as_markdown(table))
-    if record.standings:
+    if record.measured:
         for kind in (".png", ".svg"):
             save(bench_figure(record), file.with_suffix(kind))
         say(f"chart: {file.with_suffix('.png')} and .svg")
     say(f"record: {file}")
-    if any(standing.flag for standing in record.standings) or any(e["status"] == "failed" for e in record.others):
+    if any(contender.flag for contender in record.measured) or any(
+        e["status"] == "failed" for e in record.not_measured
+    ):
         raise typer.Exit(1)

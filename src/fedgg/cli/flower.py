@@ -45,7 +45,7 @@ def new(
     - `fedgg flower new my-app experiment.toml --out /srv/runs/first`
     """
     _need_flower()
-    from fedgg.flower.app_folder import new_app
+    from fedgg.flower.app_project import new_app
     from fedgg.lab.build import with_given_clients
     from fedgg.lab.config import load_experiment
 

@@ -1,13 +1,13 @@
-"""The same algorithms on machines that are not yours, over Flower (https://flower.ai).
+"""fedgg experiments and algorithms in Flower (https://flower.ai).
 
-    app = fedgg.flower.client_app("experiment.toml")     # every node
-    app = fedgg.flower.server_app("experiment.toml")     # the server
-    fedgg.flower.divide(experiment, folder)              # a data set into one file for each machine
+    app = fedgg.flower.client_app("experiment.toml")     # the ClientApp, on every node
+    app = fedgg.flower.server_app("experiment.toml")     # the ServerApp
+    fedgg.flower.divide(experiment, folder)              # writes one data file per client and one for the server
 
-In a Flower app of your own, `fedgg.flower.strategy` takes the place of Flower's, and `fedgg.flower.guided` stands
-around the training.
+In an existing Flower app, `fedgg.flower.strategy` replaces the Flower strategy in the ServerApp, and the training loop
+of the ClientApp runs inside a `with fedgg.flower.guided(...)` block.
 
-`pip install "fedgg[flower]"` brings Flower. Names are looked up when they are first used.
+Flower is an optional dependency: `pip install "fedgg[flower]"`. Each name is imported on first use.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fedgg.flower.server import server_app
     from fedgg.flower.server_strategy import strategy
 
-# No module has the name of a function here: importing it would put the module in the place of the function.
-_HOMES = {
+# No module of this package may have the name of a function here: importing the module would hide the function.
+_MODULE_OF = {
     "client_app": "client",
     "server_app": "server",
     "divide": "data_files",
@@ -37,10 +37,10 @@ __all__ = ["client_app", "divide", "guided", "server_app", "strategy"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'fedgg.flower' has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(f"fedgg.flower.{_HOMES[name]}"), name)
+        return getattr(importlib.import_module(f"fedgg.flower.{_MODULE_OF[name]}"), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "flwr":
             raise UserError('Flower is not installed: pip install "fedgg[flower]"') from error

@@ -1,13 +1,13 @@
-"""The client side: `ClientApp`, which reads a message, trains or evaluates on the node's own data, and replies.
+"""The Flower `ClientApp`: reads a message, trains or evaluates on the data of its node, and replies.
 
-It does one client's part of a round with the fused step, so the numbers are those of the engine `fused`.
+A client is trained by the fused step, so the numbers are those of the engine `fused`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -32,36 +32,49 @@ from fedgg.engines.base import Optimiser
 from fedgg.engines.fused.engine import train_fused
 from fedgg.engines.fused.net import fused_net
 from fedgg.errors import UserError
-from fedgg.flower.app_config import Configuration, NodeSettings, node_settings
-from fedgg.flower.data_files import ClientFile, Examples, read_client
+from fedgg.flower import messages
+from fedgg.flower.app_project import Configuration, NodeConfig, node_config
+from fedgg.flower.data_files import ClientFile, Examples, read_client_file
 from fedgg.flower.messages import (
-    NOBODY,
-    About,
-    Answer,
-    BadRecord,
-    Hello,
-    about_of,
-    arrays_of,
-    check_buffers,
-    check_finite,
-    check_kinds,
-    check_some,
+    ANY_CLIENT,
+    ClientInfo,
+    InvalidMessage,
+    MessageHeader,
+    ReplyStatus,
+    diagnostic_key,
     from_record,
-    kinds,
-    reading,
+    message_content,
+    specs_of,
     to_record,
-    write,
 )
-from fedgg.flower.node_state import Kept, NodeMemory, Overtaken
+from fedgg.flower.node_state import NodeStateFolder, SavedClientState, StaleMessage
 from fedgg.lab.build import build, chosen_device, examined_net, work_of
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.registry import build_algorithm
 from fedgg.lab.torch_settings import arithmetic
 
+LOG = logging.getLogger("flwr")
+
+
+def client_app(experiment_file: str | Path, config: Configuration | None = None) -> ClientApp:
+    """The ClientApp for an experiment.
+
+    `config` holds defaults for the run config; in Flower's `run_simulation` there is no other way to set it.
+    """
+    app = ClientApp()
+    file, defaults = Path(experiment_file), dict(config or {})
+    app.train()(partial(_reply, file, defaults, _train))
+    app.evaluate()(partial(_reply, file, defaults, _evaluate))
+    app.query("hello")(partial(_reply, file, defaults, _report_client))
+    return app
+
+
+# A client: data, model and algorithm ----------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, eq=False)
-class Site:
-    """Everything a client trains with, but for its memory."""
+class ClientTrainer:
+    """Everything needed to train one client, except its state."""
 
     client: int
     experiment: Experiment
@@ -81,12 +94,12 @@ class Site:
         return len(self.feed.held_out[self.client])
 
     def fingerprint(self) -> str:
-        """Of this client's examples, those included that it keeps back."""
-        own = np.concatenate([self.feed.clients[self.client], self.feed.held_out[self.client]])
-        return Examples(self.feed.x[own], self.feed.y[own]).fingerprint()
+        """A hash of this client's examples, training and held-out."""
+        positions = np.concatenate([self.feed.clients[self.client], self.feed.held_out[self.client]])
+        return Examples(self.feed.x[positions], self.feed.y[positions]).fingerprint()
 
-    def train(self, round_: int, received: Received, kept: Kept | None) -> LocalEnd:
-        """This client's part of a round, counted from 1."""
+    def train(self, round_: int, received: ReceivedModel, state: SavedClientState | None) -> LocalEnd:
+        """Train this client for one round; rounds are counted from 1."""
         number, local = round_ - 1, self.experiment.local
         job = RoundJob(
             algorithm=self.algorithm,
@@ -101,46 +114,54 @@ class Site:
             w=received.w,
             buffers=received.buffers,
             down=received.down,
-            memory={} if kept is None or not kept.memory else {self.client: kept.memory},
-            kept_buffers={} if kept is None or not kept.buffers else {self.client: kept.buffers},
+            memory={} if state is None or not state.memory else {self.client: state.memory},
+            kept_buffers={} if state is None or not state.buffers else {self.client: state.buffers},
         )
         with arithmetic(self.experiment):
             return train_fused(job, self.client)
 
-    def score(self, received: Received) -> Score:
-        """On what the client keeps back."""
+    def evaluate(self, received: ReceivedModel) -> Score:
+        """Accuracy and loss on the held-out examples of the client."""
         with arithmetic(self.experiment):
             chunks = self.feed.held_out_chunks(self.client)
             return evaluate(fused_net(self.net), received.w, received.buffers, chunks)
 
 
 @dataclass(frozen=True)
-class Received:
-    """The arrays of a message from the server."""
+class ReceivedModel:
+    """The tensors of a message from the server."""
 
     w: Tensor
     down: Rows
-    buffers: Rows  # the server's, or the model's own where none were sent
+    buffers: Rows  # the server's, or those of the initial model where none were sent
 
 
-def site_of(experiment_file: Path, settings: NodeSettings) -> Site:
-    """Built once in a process, however many messages come in; anew when a file has changed."""
-    if settings.data is None:
-        return _part_of_source(experiment_file, settings.client)
-    stamps = _stamp(experiment_file), _stamp(settings.data)
-    return _from_file(experiment_file, settings.client, settings.data, stamps)
+def trainer_for(experiment_file: Path, config: NodeConfig) -> ClientTrainer:
+    """Cached: a process that handles several messages reads its files again only after they have changed."""
+    if config.data is None:
+        return _trainer_from_source(experiment_file, config.client)
+    modified = _modified(experiment_file), _modified(config.data)
+    return _trainer_from_file(experiment_file, config.client, config.data, modified)
 
 
-def _stamp(path: Path) -> int:
+def _modified(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
+def _trainer_from_source(experiment_file: Path, client: int) -> ClientTrainer:
+    """In a simulation, where the data set is on this machine."""
+    first = _first_trainer_from_source(experiment_file, _modified(experiment_file))
+    clients = len(first.feed.clients)
+    if client >= clients:
+        raise UserError(f"this node is client {client}, but the experiment has {clients} clients, 0 to {clients - 1}")
+    return replace(first, client=client)
+
+
 @lru_cache(maxsize=1)
-def _whole(experiment_file: Path, stamp: int) -> Site:
-    """Any client of an experiment whose data set is here; the others differ in their number alone."""
+def _first_trainer_from_source(experiment_file: Path, modified: int) -> ClientTrainer:
     federation = build(load_experiment(experiment_file))
     origin = federation.origin
-    return Site(
+    return ClientTrainer(
         0,
         federation.experiment,
         federation.algorithm,
@@ -152,151 +173,138 @@ def _whole(experiment_file: Path, stamp: int) -> Site:
     )
 
 
-def _part_of_source(experiment_file: Path, client: int) -> Site:
-    whole = _whole(experiment_file, _stamp(experiment_file))
-    clients = len(whole.feed.clients)
-    if client >= clients:
-        raise UserError(f"this node is client {client}, but the experiment has {clients} clients, 0 to {clients - 1}")
-    return Site(**(vars(whole) | {"client": client}))
-
-
 @lru_cache(maxsize=8)
-def _from_file(experiment_file: Path, client: int, data: Path, stamps: tuple[int, int]) -> Site:
+def _trainer_from_file(experiment_file: Path, client: int, data: Path, modified: tuple[int, int]) -> ClientTrainer:
     experiment = load_experiment(experiment_file)
-    mine = read_client(data, experiment)
-    if mine.client not in (client, -1):
-        raise UserError(f"{data} holds the examples of client {mine.client}, but this node is client {client}")
+    file = read_client_file(data, experiment)
+    if file.client not in (client, -1):
+        raise UserError(f"{data} holds the examples of client {file.client}, but this node is client {client}")
     algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
-    feed = _feed(mine, client, experiment)
-    shape = tuple(mine.train.x.shape[1:])
+    feed = _feed(file, client, experiment)
+    shape = tuple(file.train.x.shape[1:])
     with arithmetic(experiment):
-        net = examined_net(experiment, algorithm, shape, len(mine.classes), _sample(feed, shape))
-    return Site(client, experiment, algorithm, net, feed, work_of(algorithm, experiment), shape, len(mine.classes))
+        net = examined_net(experiment, algorithm, shape, len(file.classes), _sample(feed, shape))
+    work = work_of(algorithm, experiment)
+    return ClientTrainer(client, experiment, algorithm, net, feed, work, shape, len(file.classes))
 
 
 def _sample(feed: Feed, shape: tuple[int, ...]) -> Tensor:
-    """Two examples to look at a model with; a client that has less makes do."""
-    few = feed.scaling(feed.x[:2])
-    return torch.cat([few, few.new_zeros(2, *shape)])[:2]
+    """Two examples to trace the model with, filled up with zeros where the client has fewer."""
+    first = feed.scaling(feed.x[:2])
+    return torch.cat([first, first.new_zeros(2, *shape)])[:2]
 
 
-def _feed(mine: ClientFile, client: int, experiment: Experiment) -> Feed:
-    """The positions of other clients are empty: there is nothing of theirs here."""
-    device, nothing = chosen_device(experiment), np.empty(0, np.int64)
-    x, y = torch.cat([mine.train.x, mine.held_out.x]), torch.cat([mine.train.y, mine.held_out.y])
-    count = len(mine.train.y)
+def _feed(file: ClientFile, client: int, experiment: Experiment) -> Feed:
+    """The examples of this client; the other clients have none here."""
+    device, none = chosen_device(experiment), np.empty(0, np.int64)
+    x, y = torch.cat([file.train.x, file.held_out.x]), torch.cat([file.train.y, file.held_out.y])
+    count = len(file.train.y)
     return Feed(
         x=x.to(device),
         y=y.to(device),
         x_test=x[:0].to(device),
         y_test=y[:0].to(device),
-        clients=(*[nothing] * client, np.arange(count)),
-        held_out=(*[nothing] * client, np.arange(count, len(y))),
-        scaling=mine.scaling.to(device),
+        clients=(*[none] * client, np.arange(count)),
+        held_out=(*[none] * client, np.arange(count, len(y))),
+        scaling=file.scaling.to(device),
         augmentation=experiment.data.augment,
     )
 
 
-LOG = logging.getLogger("flwr")
-Do = Callable[[About, Site, NodeSettings, Message], RecordDict]
+# Messages -------------------------------------------------------------------------------------------------------------
+
+Handler = Callable[[MessageHeader, ClientTrainer, NodeConfig, Message], RecordDict]
 
 
-def client_app(experiment_file: str | Path, config: Configuration | None = None) -> ClientApp:
-    """The app of every node; `config` stands in for a run configuration that Flower does not hand on."""
-    app = ClientApp()
-    file, defaults = Path(experiment_file), dict(config or {})
-    app.train()(partial(_answer, file, defaults, _train))
-    app.evaluate()(partial(_answer, file, defaults, _score))
-    app.query("hello")(partial(_answer, file, defaults, _introduce))
-    return app
-
-
-def _answer(file: Path, defaults: Configuration, do: Do, message: Message, context: Context) -> Message:
-    """Whatever goes wrong here, the server is told in words; nothing is kept of a message that failed."""
-    about = About("", "", 0, 0, -1)
+def _reply(file: Path, defaults: Configuration, handle: Handler, message: Message, context: Context) -> Message:
+    """Errors are sent to the server as text; a message that failed leaves the client state unchanged."""
+    header = MessageHeader("", "", 0, 0, -1)
     try:
-        about = about_of(message.content)
-        settings = node_settings(context.node_config, {**defaults, **context.run_config})
-        if settings.simulated and about.client == NOBODY:
-            hello = Hello(settings.client, 0, 0, "", 0, "", settings.simulated)
-            return Message(write(about, answer=Answer(), hello=hello), reply_to=message)
-        if settings.simulated:
-            settings = settings.playing(about.client)
-        site = site_of(file, settings)
-        _refuse_another(about, site, settings, message)
-        reply = do(about, site, settings, message)
-    except (UserError, BadRecord, Overtaken) as error:
+        header = messages.header_of(message.content)
+        config = node_config(context.node_config, {**defaults, **context.run_config})
+        if config.simulated and header.client == ANY_CLIENT:
+            info = ClientInfo(config.client, 0, 0, "", 0, "", config.simulated)
+            return Message(message_content(header, status=ReplyStatus(), client_info=info), reply_to=message)
+        if config.simulated:
+            config = config.for_client(header.client)
+        trainer = trainer_for(file, config)
+        _check_recipient(header, trainer, config, message)
+        content = handle(header, trainer, config, message)
+    except (UserError, InvalidMessage, StaleMessage) as error:
         LOG.error("%s", error)
-        reply = write(about, answer=Answer(refused=str(error)))
-    except Exception as error:  # a bug of a user's algorithm or of ours must reach the server as words, too
+        content = message_content(header, status=ReplyStatus(refused=str(error)))
+    except Exception as error:  # also an error in a user's algorithm or in fedgg must reach the server
         LOG.exception("the client failed")
-        reply = write(about, answer=Answer(refused=f"{type(error).__name__}: {error}"))
-    return Message(reply, reply_to=message)
+        content = message_content(header, status=ReplyStatus(refused=f"{type(error).__name__}: {error}"))
+    return Message(content, reply_to=message)
 
 
-def _refuse_another(about: About, site: Site, settings: NodeSettings, message: Message) -> None:
-    if about.experiment != site.experiment.trajectory():
-        raise BadRecord("this node was given another experiment than the server: start both from the same app")
-    if not _is_hello(message) and about.client != settings.client:
-        raise BadRecord(f"this node is client {settings.client}, not {about.client}")
+def _check_recipient(header: MessageHeader, trainer: ClientTrainer, config: NodeConfig, message: Message) -> None:
+    """The message must be for this experiment and this client; a query does not name the client."""
+    if header.experiment != trainer.experiment.trajectory():
+        raise InvalidMessage("this node has another experiment than the server: start both from the same app")
+    is_query = str(message.metadata.message_type).startswith("query")
+    if not is_query and header.client != config.client:
+        raise InvalidMessage(f"this node is client {config.client}, not {header.client}")
 
 
-def _is_hello(message: Message) -> bool:
-    return str(message.metadata.message_type).startswith("query")
-
-
-def _introduce(about: About, site: Site, settings: NodeSettings, message: Message) -> RecordDict:
-    hello = Hello(
-        client=settings.client,
-        examples=site.examples,
-        held_out=site.held_out,
-        shape=" ".join(map(str, site.shape)),
-        classes=site.classes,
-        data=site.fingerprint(),
+def _report_client(header: MessageHeader, trainer: ClientTrainer, config: NodeConfig, message: Message) -> RecordDict:
+    info = ClientInfo(
+        client=config.client,
+        examples=trainer.examples,
+        held_out=trainer.held_out,
+        shape=" ".join(map(str, trainer.shape)),
+        classes=trainer.classes,
+        data=trainer.fingerprint(),
     )
-    return write(about, answer=Answer(), hello=hello)
+    return message_content(header, status=ReplyStatus(), client_info=info)
 
 
-def _train(about: About, site: Site, settings: NodeSettings, message: Message) -> RecordDict:
-    received = _received(site, message.content)
-    memory, ticket = NodeMemory(settings.memory, about.run), _ticket(about, message)
-    kept, gone = memory.begin(about, ticket, site.net.start.device)
-    end = site.train(about.round, received, kept)
-    policy = site.experiment.model.statistics
-    before = starting_buffers(policy, received.buffers, kept.buffers if kept is not None and kept.buffers else None)
-    _, sick = healthy({site.client: end}, lambda client: before)
-    if sick:
-        raise BadRecord(sick[0].why)
-    own_buffers = end.buffers if policy == "local" else {}
-    memory.keep(about, ticket, Kept(end.memory, own_buffers))
+def _train(header: MessageHeader, trainer: ClientTrainer, config: NodeConfig, message: Message) -> RecordDict:
+    received = _received(trainer, message.content)
+    state_folder, message_id = NodeStateFolder(config.memory, header.run), _message_id(header, message)
+    state, state_missing = state_folder.begin(header, message_id, trainer.net.start.device)
+    result = trainer.train(header.round, received, state)
+    policy = trainer.experiment.model.statistics
+    client_buffers = state.buffers if state is not None and state.buffers else None
+    buffers_before = starting_buffers(policy, received.buffers, client_buffers)
+    _, not_finite = healthy({trainer.client: result}, lambda client: buffers_before)
+    if not_finite:
+        raise InvalidMessage(not_finite[0].why)
+    local_buffers = result.buffers if policy == "local" else {}
+    state_folder.save(header, message_id, SavedClientState(result.memory, local_buffers))
     _, buffers_go_up = travels(policy)
-    sent = travelling(site.net.moving, before, end.buffers) if buffers_go_up else {}
-    arrays = {"up": to_record(end.up)} | ({"buffers": to_record(sent)} if sent else {})
-    numbers = {"loss": float(end.loss)} | {reading(name): float(value) for name, value in end.diagnostics.items()}
-    note = gone if end.memory or own_buffers else ""  # who keeps nothing has lost nothing
-    return write(about, arrays, answer=Answer(note=note), numbers=numbers)
+    buffers_up = travelling(trainer.net.moving, buffers_before, result.buffers) if buffers_go_up else {}
+    arrays = {"up": to_record(result.up)} | ({"buffers": to_record(buffers_up)} if buffers_up else {})
+    metrics = {"loss": float(result.loss)}
+    metrics |= {diagnostic_key(name): float(value) for name, value in result.diagnostics.items()}
+    note = state_missing if result.memory or local_buffers else ""  # a stateless client misses nothing
+    return message_content(header, arrays, status=ReplyStatus(note=note), metrics=metrics)
 
 
-def _score(about: About, site: Site, settings: NodeSettings, message: Message) -> RecordDict:
-    score = site.score(_received(site, message.content))
-    return write(about, answer=Answer(), numbers={"accuracy": score.accuracy, "loss": score.loss})
+def _evaluate(header: MessageHeader, trainer: ClientTrainer, config: NodeConfig, message: Message) -> RecordDict:
+    score = trainer.evaluate(_received(trainer, message.content))
+    metrics = {"accuracy": score.accuracy, "loss": score.loss}
+    return message_content(header, status=ReplyStatus(), metrics=metrics)
 
 
-def _ticket(about: About, message: Message) -> str:
-    return f"round {about.round}, attempt {about.attempt}, message {message.metadata.message_id}"
+def _message_id(header: MessageHeader, message: Message) -> str:
+    return f"round {header.round}, attempt {header.attempt}, message {message.metadata.message_id}"
 
 
-def _received(site: Site, content: RecordDict) -> Received:
-    """The arrays of a message, of the model's own types and shapes, and finite."""
-    device = site.net.start.device
-    model = check_kinds(_rows(content, "model", device), kinds({"w": site.net.start}), "the model")
-    down = _rows(content, "down", device) if "down" in content else {}
-    buffers = site.net.start_buffers
+def _received(trainer: ClientTrainer, content: RecordDict) -> ReceivedModel:
+    """The tensors of a message; InvalidMessage where they do not fit the model or are not finite."""
+    device = trainer.net.start.device
+    expected = specs_of({"w": trainer.net.start})
+    model = messages.check_specs(_finite_rows(content, "model", device), expected, "the model")
+    down = _finite_rows(content, "down", device) if "down" in content else {}
+    buffers = trainer.net.start_buffers
     if "buffers" in content:
-        sent = check_some(from_record(arrays_of(content, "buffers"), device), kinds(buffers), "buffers")
-        buffers = buffers | check_buffers(buffers, sent, "buffers")
-    return Received(model["w"], down, buffers)
+        sent = from_record(messages.arrays_of(content, "buffers"), device)
+        sent = messages.check_subset(sent, specs_of(buffers), "buffers")
+        buffers = buffers | messages.check_buffers(buffers, sent, "buffers")
+    return ReceivedModel(model["w"], down, buffers)
 
 
-def _rows(content: RecordDict, name: str, device: torch.device) -> Rows:
-    return check_finite(from_record(arrays_of(content, name), device), name)
+def _finite_rows(content: RecordDict, name: str, device: torch.device) -> Rows:
+    return messages.check_finite(from_record(messages.arrays_of(content, name), device), name)

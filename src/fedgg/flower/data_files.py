@@ -1,7 +1,8 @@
-"""A data set divided into files: one for each client with its own examples, one for the server with the test set.
+"""Data files of a federation: one per client with its examples, one for the server with the test set.
 
-A client's file reproduces its batches exactly: its examples in the order of the split, what it keeps back behind them,
-and how inputs are scaled, which in one machine is found on the whole training set.
+`divide` writes them for a data set and an experiment's split. A client's file holds its examples in the order of the
+split, its held-out examples, and the scaling of inputs, which is computed on the whole training set. So a client draws
+the same batches from its file as in a run on one machine.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from fedgg.output_files import writing_to
 FORMAT = 1
 PRIVATE = 0o600
 Arrays = dict[str, NDArray[Any]]
-_SCALES = {"shift", "scale"}
+_SCALING_ARRAYS = {"shift", "scale"}
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Some examples and their labels."""
+    """Inputs and labels."""
 
     x: Tensor
     y: Tensor
@@ -54,7 +55,7 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class ClientFile:
-    """All that a node knows of the data."""
+    """The content of a client's file."""
 
     client: int
     train: Examples
@@ -64,8 +65,8 @@ class ClientFile:
 
 
 @dataclass(frozen=True)
-class Holding:
-    """What a client's file holds: how many examples to train on and kept back, and a hash of all of them."""
+class ClientFileSummary:
+    """Numbers of training and held-out examples in a client's file, and a hash of all of them."""
 
     examples: int
     held_out: int
@@ -74,41 +75,41 @@ class Holding:
 
 @dataclass(frozen=True, eq=False)
 class ServerFile:
-    """All that the server knows of the data."""
+    """The content of the server's file."""
 
     clients: int
     test: Examples
     proxy: Examples
     classes: tuple[str, ...]
     scaling: Scaling
-    split: dict[str, str]  # `scheme` and `hash`, where the file tells them
-    client_names: tuple[str, ...] | None = None  # by client, where the data give them names
-    holdings: tuple[Holding, ...] | None = None  # by client, where the file was divided with theirs
+    split: dict[str, str]  # `scheme` and `hash`, where the file has them
+    client_names: tuple[str, ...] | None = None  # by client, where the data set names its clients
+    client_files: tuple[ClientFileSummary, ...] | None = None  # by client, where `divide` wrote the file
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Only its owner may read it."""
+    """An .npz file that only its owner may read."""
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, format=FORMAT, **arrays)
     write_atomically(path, content.getvalue(), PRIVATE)
 
 
-def scales(scaling: Scaling) -> Arrays:
+def _scaling_arrays(scaling: Scaling) -> Arrays:
     return {"shift": scaling.shift.cpu().numpy(), "scale": scaling.scale.cpu().numpy()}
 
 
-def read_client(path: Path, experiment: Experiment) -> ClientFile:
+def read_client_file(path: Path, experiment: Experiment) -> ClientFile:
     arrays = _read(path, "x", "y", "classes")
-    classes = _names(path, arrays)
-    train = _examples(path, arrays, "x", "y", classes, may_be_none=True)  # split.allow_empty
+    classes = _class_names(path, arrays)
+    train = _examples(path, arrays, "x", "y", classes, may_be_empty=True)  # split.allow_empty
     held_out = _examples(path, arrays, "x_held_out", "y_held_out", classes, like=train)
     client = int(arrays["client"]) if "client" in arrays else -1
     return ClientFile(client, train, held_out, classes, _scaling(path, arrays, experiment, train))
 
 
-def read_server(path: Path, experiment: Experiment) -> ServerFile:
+def read_server_file(path: Path, experiment: Experiment) -> ServerFile:
     arrays = _read(path, "x_test", "y_test", "classes")
-    classes = _names(path, arrays)
+    classes = _class_names(path, arrays)
     test = _examples(path, arrays, "x_test", "y_test", classes)
     proxy = _examples(path, arrays, "x_proxy", "y_proxy", classes, like=test)
     clients = int(arrays["clients"]) if "clients" in arrays else experiment.split.clients
@@ -116,19 +117,19 @@ def read_server(path: Path, experiment: Experiment) -> ServerFile:
     names = tuple(str(name) for name in arrays["client_names"]) if "client_names" in arrays else None
     if names is not None and len(names) != clients:
         raise UserError(f"{path}: client_names has {len(names)} names for {clients} clients")
-    scaling, holdings = _scaling(path, arrays, experiment, test), _holdings(path, arrays, clients)
-    return ServerFile(clients, test, proxy, classes, scaling, split, names, holdings)
+    scaling, client_files = _scaling(path, arrays, experiment, test), _client_files(path, arrays, clients)
+    return ServerFile(clients, test, proxy, classes, scaling, split, names, client_files)
 
 
-def _holdings(path: Path, arrays: Arrays, clients: int) -> tuple[Holding, ...] | None:
+def _client_files(path: Path, arrays: Arrays, clients: int) -> tuple[ClientFileSummary, ...] | None:
     if not arrays.keys() >= {"sizes", "fingerprints"}:
         return None
     sizes, fingerprints = arrays["sizes"], arrays["fingerprints"]
     if sizes.shape != (clients, 2) or sizes.dtype.kind not in "ui" or fingerprints.shape != (clients,):
-        raise UserError(f"{path}: sizes must be whole numbers [{clients}, 2], and fingerprints [{clients}]")
+        raise UserError(f"{path}: sizes must be integers [{clients}, 2], and fingerprints [{clients}]")
     return tuple(
-        Holding(int(own), int(kept), str(digest))
-        for (own, kept), digest in zip(sizes.tolist(), fingerprints.tolist(), strict=True)
+        ClientFileSummary(int(examples), int(held_out), str(digest))
+        for (examples, held_out), digest in zip(sizes.tolist(), fingerprints.tolist(), strict=True)
     )
 
 
@@ -138,19 +139,19 @@ def _read(path: Path, *needed: str) -> Arrays:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise UserError(
-            f"there is no file {path}: `fedgg flower divide` writes it, or give its place as `data`"
+            f"there is no file {path}: set `data` to the file of this machine (fedgg.flower.divide writes such files)"
         ) from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} cannot be read as .npz ({' '.join(str(error).split())})") from error
     for name in needed:
         if name not in arrays:
-            raise UserError(f"{path}: there is no array {name!r} in it; it needs {', '.join(needed)}")
+            raise UserError(f"{path}: the array {name!r} is missing; the file needs {', '.join(needed)}")
     if int(arrays.get("format", np.array(FORMAT))) != FORMAT:
         raise UserError(f"{path} has format {int(arrays['format'])}; this fedgg reads {FORMAT}")
     return arrays
 
 
-def _names(path: Path, arrays: Arrays) -> tuple[str, ...]:
+def _class_names(path: Path, arrays: Arrays) -> tuple[str, ...]:
     names = arrays["classes"]
     if names.dtype.kind != "U" or names.ndim != 1:
         raise UserError(f"{path}: classes must be an array of names, [C]")
@@ -165,25 +166,25 @@ def _examples(
     classes: tuple[str, ...],
     like: Examples | None = None,
     *,
-    may_be_none: bool = False,
+    may_be_empty: bool = False,
 ) -> Examples:
-    """Checked as every data set is; where the arrays may be absent, `like` says what they would look like."""
+    """The arrays, checked like those of a data set; where they may be missing, `like` has their dtype and shape."""
     if like is not None and len(arrays.get(x, ())) == 0:
         return Examples(like.x[:0], like.y[:0])
     for name in (x, y):
         if name not in arrays or arrays[name].dtype.kind not in "uif":
-            raise UserError(f"{path}: {name} must be there, and be numbers")
-    found = Examples(torch.from_numpy(arrays[x]), torch.from_numpy(arrays[y].astype(np.int64)))
-    if len(found.y) or not may_be_none:
-        Dataset(f"{path} ({x})", found.x, found.y, found.x[:1], found.y[:1], classes)
-    if like is not None and (found.x.dtype != like.x.dtype or found.x.shape[1:] != like.x.shape[1:]):
-        raise UserError(f"{path}: {x} holds other examples than the first array, in type or in shape")
-    return found
+            raise UserError(f"{path}: {name} must be an array of numbers")
+    examples = Examples(torch.from_numpy(arrays[x]), torch.from_numpy(arrays[y].astype(np.int64)))
+    if len(examples.y) or not may_be_empty:
+        Dataset(f"{path} ({x})", examples.x, examples.y, examples.x[:1], examples.y[:1], classes)
+    if like is not None and (examples.x.dtype != like.x.dtype or examples.x.shape[1:] != like.x.shape[1:]):
+        raise UserError(f"{path}: {x} has another dtype or shape than the first array")
+    return examples
 
 
 def _scaling(path: Path, arrays: Arrays, experiment: Experiment, examples: Examples) -> Scaling:
     dtype, kind = DTYPES[experiment.engine.precision], experiment.data.normalise
-    if arrays.keys() >= _SCALES:
+    if arrays.keys() >= _SCALING_ARRAYS:
         return Scaling(*(torch.from_numpy(arrays[name]).to(dtype) for name in ("shift", "scale")))
     if kind == "standard":
         raise UserError(
@@ -195,16 +196,16 @@ def _scaling(path: Path, arrays: Arrays, experiment: Experiment, examples: Examp
 
 
 def divide(experiment: Experiment, folder: Path, data_folder: Path | None = None) -> list[Path]:
-    """Write `server.npz` and `client-0.npz`, `client-1.npz` ..., by the experiment's own split; their paths."""
+    """Write `server.npz`, `client-0.npz`, `client-1.npz`, ... for the experiment's split; returns their paths."""
     dataset = load(experiment.data.source, data_folder)
     experiment = with_given_clients(experiment, dataset)
     split = split_of(experiment, dataset)
-    held = holdings(experiment, split)
+    division = holdings(experiment, split)
     names = names_of(split, dataset)
-    everybody = list(zip(held.clients, held.held_out, strict=True))
+    positions = list(zip(division.clients, division.held_out, strict=True))
     shared = {
         "classes": np.array(dataset.classes, dtype=np.str_),
-        **scales(scaling(experiment.data.normalise, dataset, torch.float64)),
+        **_scaling_arrays(scaling(experiment.data.normalise, dataset, torch.float64)),
     }
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -212,32 +213,32 @@ def divide(experiment: Experiment, folder: Path, data_folder: Path | None = None
         write_arrays(
             server,
             {
-                "clients": len(held.clients),
+                "clients": len(division.clients),
                 "x_test": dataset.x_test.numpy(),
                 "y_test": dataset.y_test.numpy(),
-                **_named("proxy", dataset, held.proxy),
-                "sizes": np.array([[len(own), len(kept)] for own, kept in everybody], np.int64),
-                "fingerprints": np.array([fingerprint(dataset, own, kept) for own, kept in everybody], np.str_),
+                **_arrays("proxy", dataset, division.proxy),
+                "sizes": np.array([[len(train), len(held_out)] for train, held_out in positions], np.int64),
+                "fingerprints": np.array([fingerprint(dataset, *client) for client in positions], np.str_),
                 "split_scheme": split.scheme,
                 "split_hash": split.hash(),
                 **({} if names is None else {"client_names": np.array(names, dtype=np.str_)}),
                 **shared,
             },
         )
-        written = [server]
-        for client, (own, kept) in enumerate(everybody):
+        paths = [server]
+        for client, (train, held_out) in enumerate(positions):
             path = folder / f"client-{client}.npz"
-            mine = {"x": dataset.x_train[own].numpy(), "y": dataset.y_train[own].numpy()}
-            write_arrays(path, {"client": client, **mine, **_named("held_out", dataset, kept), **shared})
-            written.append(path)
-    return written
+            examples = {"x": dataset.x_train[train].numpy(), "y": dataset.y_train[train].numpy()}
+            write_arrays(path, {"client": client, **examples, **_arrays("held_out", dataset, held_out), **shared})
+            paths.append(path)
+    return paths
 
 
-def fingerprint(dataset: Dataset, own: Positions, kept: Positions) -> str:
-    """Of a client's file: what its node says of it."""
-    where = torch.from_numpy(np.concatenate([own, kept]))
-    return Examples(dataset.x_train[where], dataset.y_train[where]).fingerprint()
+def fingerprint(dataset: Dataset, train: Positions, held_out: Positions) -> str:
+    """The hash that the node with this client's file reports."""
+    positions = torch.from_numpy(np.concatenate([train, held_out]))
+    return Examples(dataset.x_train[positions], dataset.y_train[positions]).fingerprint()
 
 
-def _named(name: str, dataset: Dataset, where: Positions) -> dict[str, object]:
-    return {f"x_{name}": dataset.x_train[where].numpy(), f"y_{name}": dataset.y_train[where].numpy()}
+def _arrays(name: str, dataset: Dataset, positions: Positions) -> dict[str, object]:
+    return {f"x_{name}": dataset.x_train[positions].numpy(), f"y_{name}": dataset.y_train[positions].numpy()}

@@ -1,9 +1,9 @@
-"""Sending messages to nodes and collecting replies until a deadline; each exchange is logged in `exchanges.jsonl`.
+"""Sends messages to nodes and collects their replies until a deadline; logs each exchange in `exchanges.jsonl`.
 
-Flower's own `send_and_receive` looks once in three seconds and does not say who was silent.
+Flower's `Grid.send_and_receive` polls every three seconds and does not report which nodes did not reply.
 
-Bytes of arrays are what the rounds' own record counts; what stands beside them (who is meant, which round, the loss) is
-told apart. An exchange that was repeated has a line for each attempt.
+A line of the log counts the bytes of arrays apart from all other bytes (header, status, metrics). Each attempt of a
+repeated exchange has a line.
 """
 
 from __future__ import annotations
@@ -21,66 +21,43 @@ from flwr.serverapp import Grid
 
 from fedgg.core.server import Lost
 from fedgg.files import append_line
-from fedgg.flower.messages import About, Answer, BadRecord, about_of, answer_of, difference, overhead_of, payload_of
+from fedgg.flower.messages import (
+    InvalidMessage,
+    MessageHeader,
+    ReplyStatus,
+    array_bytes,
+    header_mismatch,
+    header_of,
+    other_bytes,
+    status_of,
+)
 from fedgg.output_files import writing_to
 
-
-@dataclass
-class Line:
-    lost: list[Lost] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class ExchangeLog:
-    folder: Path
-    check_lock: Callable[[], None]  # raises once the folder is no longer this process's
-
-    @contextmanager
-    def exchange(self, kind: str, round_: int, attempt: int, clients: list[int], exchange: Exchange) -> Iterator[Line]:
-        line, started, exchange.traffic = Line(), time.monotonic(), Traffic()
-        try:
-            yield line
-        finally:
-            told = {
-                "kind": kind,
-                "round": round_,
-                "attempt": attempt,
-                "clients": clients,
-                "lost": [asdict(gone) for gone in line.lost],
-                "bytes": asdict(exchange.traffic),
-                "seconds": round(time.monotonic() - started, 3),
-                "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            }
-            with writing_to(self.folder):
-                append_line(self.folder / "exchanges.jsonl", json.dumps(told), self.check_lock)
-
-
-PAUSE = 0.2  # seconds between looks at what has come in
-LINE = 300  # signs
-SLACK = 5.0  # seconds a message lives beyond its deadline: whoever asks for it later gets nothing
+POLL_SECONDS = 0.2  # between two looks for replies
+TTL_SLACK = 5.0  # seconds that a message lives longer than its deadline
+LONGEST_REASON = 300  # characters
+NO_REPLY = "no reply"  # the beginning of the reason for which a client without a reply is dropped
 
 
 @dataclass(frozen=True)
-class Question:
-    """A message on its way: to which node, what it is about, and what it carries."""
-
+class OutgoingMessage:
     node: int
-    about: About
+    header: MessageHeader
     content: RecordDict
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back for one question: content that repeats what the question was about, or why there is none."""
+    """The checked reply to one message: its content, or the reason why there is none."""
 
     content: RecordDict | None
-    answer: Answer
+    status: ReplyStatus
     why: str = ""
 
 
 @dataclass
 class Traffic:
-    """Bytes that went out and came in: arrays, and what stands beside them."""
+    """Bytes sent and received: arrays, and everything else (`overhead`)."""
 
     down: int = 0
     up: int = 0
@@ -90,10 +67,10 @@ class Traffic:
 
 @dataclass
 class Exchange:
-    """One grid, and how long to wait for it."""
+    """Sends messages over a Flower grid and waits for the replies."""
 
     grid: Grid
-    deadline: float
+    deadline: float  # seconds
     traffic: Traffic = field(default_factory=Traffic)
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -101,74 +78,105 @@ class Exchange:
     def node_ids(self) -> set[int]:
         return set(self.grid.get_node_ids())
 
-    def ask(self, kind: str, questions: Iterable[Question]) -> list[tuple[Question, Reply]]:
-        """Every question with its reply: who is silent, late, or says something else is named as such."""
-        asked = list(questions)
-        until = self.now() + self.deadline
-        numbers = [self.post(kind, question, self.deadline) for question in asked]
-        came: dict[str, list[Message]] = {number: [] for number in numbers if number}
-        while waiting := [number for number, messages in came.items() if not messages]:
-            self._pull(waiting, came)
-            if self.now() >= until:
+    def send_and_receive(self, kind: str, messages: Iterable[OutgoingMessage]) -> list[tuple[OutgoingMessage, Reply]]:
+        """Each message with its reply; a missing, late or invalid reply has a reason instead of content."""
+        messages = list(messages)
+        end = self.now() + self.deadline
+        ids = [self.send(kind, message, self.deadline) for message in messages]
+        replies: dict[str, list[Message]] = {message_id: [] for message_id in ids if message_id}
+        while waiting := [message_id for message_id, received in replies.items() if not received]:
+            self._pull(waiting, replies)
+            if self.now() >= end:
                 break
-            if not all(came.values()):
-                self.sleep(PAUSE)
+            if not all(replies.values()):
+                self.sleep(POLL_SECONDS)
         return [
-            (question, self._judged(question, came[number]) if number else nothing("the message could not be sent"))
-            for question, number in zip(asked, numbers, strict=True)
+            (message, self._checked(message, replies[id_]) if id_ else no_reply("the message could not be sent"))
+            for message, id_ in zip(messages, ids, strict=True)
         ]
 
-    def post(self, kind: str, question: Question, seconds: float) -> str | None:
-        """Send one message that lives so long; its number, or None where the grid did not take it.
+    def send(self, kind: str, message: OutgoingMessage, seconds: float) -> str | None:
+        """Send one message with this time to live; its id, or None where the grid did not accept it.
 
-        One by one, so that it is known which went out; arrays that several share are uploaded once all the same.
+        One call per message shows which were accepted; Flower uploads arrays that several messages share once.
         """
-        message = Message(
-            question.content, question.node, kind, ttl=seconds + SLACK, group_id=str(question.about.round)
+        flower_message = Message(
+            message.content, message.node, kind, ttl=seconds + TTL_SLACK, group_id=str(message.header.round)
         )
-        number = next(iter(self.grid.push_messages([message])), None)
-        if number:
-            self.traffic.down += payload_of(question.content)
-            self.traffic.overhead_down += overhead_of(question.content)
-        return number or None
+        message_id = next(iter(self.grid.push_messages([flower_message])), None)
+        if message_id:
+            self.traffic.down += array_bytes(message.content)
+            self.traffic.overhead_down += other_bytes(message.content)
+        return message_id or None
 
-    def collect(self, waiting: dict[str, Question]) -> dict[str, Reply]:
-        """What has come in by now for messages posted before; nobody waits."""
-        came: dict[str, list[Message]] = {number: [] for number in waiting}
+    def receive_available(self, waiting: dict[str, OutgoingMessage]) -> dict[str, Reply]:
+        """Replies, by message id, that have arrived by now; does not wait."""
+        replies: dict[str, list[Message]] = {message_id: [] for message_id in waiting}
         if waiting:
-            self._pull(list(waiting), came)
-        return {number: self._judged(waiting[number], messages) for number, messages in came.items() if messages}
+            self._pull(list(waiting), replies)
+        return {id_: self._checked(waiting[id_], received) for id_, received in replies.items() if received}
 
-    def _pull(self, waiting: list[str], came: dict[str, list[Message]]) -> None:
+    def _pull(self, waiting: list[str], replies: dict[str, list[Message]]) -> None:
         for message in self.grid.pull_messages(waiting):
-            if message.metadata.reply_to_message_id in came:
-                came[message.metadata.reply_to_message_id].append(message)
+            if message.metadata.reply_to_message_id in replies:
+                replies[message.metadata.reply_to_message_id].append(message)
                 if message.has_content():
-                    self.traffic.up += payload_of(message.content)
-                    self.traffic.overhead_up += overhead_of(message.content)
+                    self.traffic.up += array_bytes(message.content)
+                    self.traffic.overhead_up += other_bytes(message.content)
 
-    def _judged(self, question: Question, messages: list[Message]) -> Reply:
-        if not messages:
-            return nothing(f"no answer within {self.deadline:g} s")
-        if len(messages) > 1:
-            return nothing(f"it answered {len(messages)} times")
-        (message,) = messages
+    def _checked(self, request: OutgoingMessage, received: list[Message]) -> Reply:
+        if not received:
+            return no_reply(f"{NO_REPLY} within {self.deadline:g} s")
+        if len(received) > 1:
+            return no_reply(f"it replied {len(received)} times")
+        (message,) = received
         if message.has_error():
-            return nothing(f"its app failed: {message.error.reason}")
+            return no_reply(f"its ClientApp failed: {message.error.reason}")
         try:
-            other = difference(question.about, about_of(message.content))
-            answer = answer_of(message.content)
-        except BadRecord as error:
-            return nothing(str(error))
-        if answer.refused:
-            return nothing(answer.refused)
-        return nothing(other) if other else Reply(message.content, replace(answer, note=one_line(answer.note)))
+            mismatch = header_mismatch(request.header, header_of(message.content))
+            status = status_of(message.content)
+        except InvalidMessage as error:
+            return no_reply(str(error))
+        if status.refused:
+            return no_reply(status.refused)
+        return no_reply(mismatch) if mismatch else Reply(message.content, replace(status, note=one_line(status.note)))
 
 
-def one_line(told: str) -> str:
-    """What a node says goes into logs and reports: no more than a line of it."""
-    return " ".join("".join(sign if sign.isprintable() else " " for sign in told).split())[:LINE]
+def no_reply(why: str) -> Reply:
+    return Reply(None, ReplyStatus(), one_line(why))
 
 
-def nothing(why: str) -> Reply:
-    return Reply(None, Answer(), one_line(why))
+def one_line(text: str) -> str:
+    """Text from a node, shortened to one printable line for logs and reports."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())[:LONGEST_REASON]
+
+
+@dataclass(frozen=True)
+class ExchangeLog:
+    """`exchanges.jsonl` of a run folder."""
+
+    folder: Path
+    check_lock: Callable[[], None]  # raises once another process has taken over the folder
+
+    @contextmanager
+    def record(
+        self, kind: str, round_: int, attempt: int, clients: list[int], exchange: Exchange
+    ) -> Iterator[list[Lost]]:
+        """Writes one line for the exchange inside the block, which adds the dropped clients to the list."""
+        started, exchange.traffic = time.monotonic(), Traffic()
+        dropped: list[Lost] = []
+        try:
+            yield dropped
+        finally:
+            line = {
+                "kind": kind,
+                "round": round_,
+                "attempt": attempt,
+                "clients": clients,
+                "lost": [asdict(client) for client in dropped],
+                "bytes": asdict(exchange.traffic),
+                "seconds": round(time.monotonic() - started, 3),
+                "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            }
+            with writing_to(self.folder):
+                append_line(self.folder / "exchanges.jsonl", json.dumps(line), self.check_lock)

@@ -1,12 +1,12 @@
-"""An algorithm around a training loop that is not ours: for Flower apps that exist already, the client's half.
+"""`fedgg.flower.guided`: an algorithm in the training loop of an existing ClientApp.
 
     with fedgg.flower.guided(FedGG(mu=0.1), model, message, context) as guide:
-        train(model, loader)                       # as it was; any torch.optim.SGD in it is guided
+        train(model, loader)                       # unchanged; steps of its torch.optim.SGD follow the algorithm
     return guide.reply({"num-examples": len(loader.dataset)})
 
-The gradient is steered between `backward()` and `step()`, the step is nudged after it, and what clients send and keep
-is the algorithm's. So it works for algorithms that differ from FedAvg there and in nothing else: those that have a loss
-of their own, measure on the client's data, or say how long a client works, need `fedgg.flower.client_app`.
+Optimizer hooks change the gradient before `step()` (`Algorithm.steer`) and the step itself after it (`nudge`); update
+and client state are the algorithm's. Algorithms that change anything else (the loss, passes over the client's data, the
+number of local steps) need `fedgg.flower.client_app`. The ServerApp uses `fedgg.flower.strategy`.
 """
 
 from __future__ import annotations
@@ -39,43 +39,43 @@ ROUND, ALGORITHM = "server-round", "fedgg-algorithm"
 LOG = logging.getLogger("flwr")
 
 
-def guidable(given: Any) -> Algorithm:
-    """The algorithm, unless it needs more of a training loop than its gradients and steps."""
-    algorithm = given_algorithm(given)
+def guidable_algorithm(argument: Any) -> Algorithm:
+    """The algorithm; UserError where it changes more than gradients and steps."""
+    algorithm = given_algorithm(argument)
     kind = type(algorithm)
-    own = kind.loss is not Algorithm.loss or kind.work is not Algorithm.work
-    if own or algorithm.look_passes or algorithm.step_passes or algorithm.needs_proxy:
+    changes_loop = kind.loss is not Algorithm.loss or kind.work is not Algorithm.work
+    if changes_loop or algorithm.look_passes or algorithm.step_passes or algorithm.needs_proxy:
         raise UserError(
-            f"{kind.__name__} needs more of a training loop than its gradients: make an app of its own with "
+            f"{kind.__name__} changes more of the training loop than gradients and steps: use "
             f"fedgg.flower.client_app and server_app"
         )
     return algorithm
 
 
-def _check_alike(algorithm: Algorithm, message: Message) -> None:
-    """The server's algorithm decides what is sent and added up; a client may have other numbers in it, not another."""
-    theirs, ours = _told(message, ALGORITHM), repr(algorithm)
-    if not isinstance(theirs, str) or theirs == ours:
+def _check_same_algorithm(algorithm: Algorithm, message: Message) -> None:
+    """Client and server must run the same algorithm; other hyperparameters are allowed, with a warning."""
+    server, client = _config_value(message, ALGORITHM), repr(algorithm)
+    if not isinstance(server, str) or server == client:
         return
-    if theirs.partition("(")[0] != ours.partition("(")[0]:
-        raise UserError(f"the server runs {theirs} and this client {ours}: give guided(...) the server's algorithm")
-    LOG.warning("fedgg: the server runs %s and this client %s", theirs, ours)
+    if server.partition("(")[0] != client.partition("(")[0]:
+        raise UserError(f"the server runs {server} and this client {client}: give guided(...) the server's algorithm")
+    LOG.warning("fedgg: the server runs %s and this client %s", server, client)
 
 
-def _told(message: Message, key: str) -> Any:
+def _config_value(message: Message, key: str) -> Any:
     return next((config[key] for config in message.content.config_records.values() if key in config), None)
 
 
 class guided:  # noqa: N801 (it reads as a verb where it is used)
-    """Within the block, every step of a `torch.optim.SGD` on this model's parameters is the algorithm's."""
+    """Inside the block, steps of a `torch.optim.SGD` on the parameters of this model follow the algorithm."""
 
     def __init__(self, algorithm: Algorithm, model: nn.Module, message: Message, context: Context):
-        """`model` as it was received; `context` keeps the client's memory, as long as Flower's node lives."""
-        algorithm = guidable(algorithm)
-        _check_alike(algorithm, message)
+        """`model` with the received weights; `context.state` holds the client state while the SuperNode runs."""
+        algorithm = guidable_algorithm(algorithm)
+        _check_same_algorithm(algorithm, message)
         self.algorithm, self.model, self.message, self.context = algorithm, model, message, context
         self.net = Net(model)
-        self._own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._anchor = self.net.start
         self._client: Client | None = None
         self._sgd = SGD.of(1.0, 0.0, 0.0, self._anchor)
@@ -96,31 +96,31 @@ class guided:  # noqa: N801 (it reads as a verb where it is used)
             self._finish()
 
     def reply(self, metrics: Mapping[str, Any]) -> Message:
-        """The message for the server; `metrics` as ever, `num-examples` among them."""
+        """The reply message; `metrics` must contain `num-examples`."""
         if self._sent is None:
-            raise UserError("guided(...).reply() is for after the block in which the model is trained")
+            raise UserError("guided(...).reply() must be called after the with block in which the model is trained")
         content = RecordDict({UP: to_record(self._sent), "metrics": MetricRecord(dict(metrics))})
         buffers = self.net.layout.buffer_rows(self.model)
         if buffers:
             content[BUFFERS] = to_record(buffers)
         return Message(content, reply_to=self.message)
 
-    # Around a step ----------------------------------------------------------------------------------------------------
+    # Optimizer hooks --------------------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._is_ours(optimizer):
+        if not self._is_for_this_model(optimizer):
             return
-        client = self._client or self._open(optimizer)
+        client = self._client or self._start(optimizer)
         with torch.no_grad():
             w, grad = self._flat(), self._gradient()
             client = replace(client, w=w)
             steered = self.net.layout.unflatten(self.algorithm.steer(grad, w, client))
-            for name, parameter in self._own.items():
+            for name, parameter in self._parameters.items():
                 parameter.grad = steered[name][0].clone()
         self._client, self._before = client, w
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._is_ours(optimizer) or self._client is None:
+        if not self._is_for_this_model(optimizer) or self._client is None:
             return
         with torch.no_grad():
             move = self._flat() - self._before
@@ -129,21 +129,21 @@ class guided:  # noqa: N801 (it reads as a verb where it is used)
                 self._set(self._before + nudged)
         self._client = replace(self._client, last_step=nudged, step=self._client.step + 1)
 
-    def _is_ours(self, optimizer: Optimizer) -> bool:
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        mine = {id(p) for p in self._own.values()}
-        if not held & mine:
+    def _is_for_this_model(self, optimizer: Optimizer) -> bool:
+        optimised = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        trainable = {id(p) for p in self._parameters.values()}
+        if not optimised & trainable:
             return False
-        if not mine <= held or len(optimizer.param_groups) > 1 or not isinstance(optimizer, torch.optim.SGD):
+        if not trainable <= optimised or len(optimizer.param_groups) > 1 or not isinstance(optimizer, torch.optim.SGD):
             raise UserError(
-                f"guided() needs one torch.optim.SGD with one group of all the model's trainable parameters; "
-                f"this is a {type(optimizer).__name__} of {len(optimizer.param_groups)} groups"
+                f"guided() needs one torch.optim.SGD with all trainable parameters of the model in one group; "
+                f"this is {type(optimizer).__name__} with {len(optimizer.param_groups)} groups"
             )
         return True
 
     # The round --------------------------------------------------------------------------------------------------------
 
-    def _open(self, optimizer: Optimizer) -> Client:
+    def _start(self, optimizer: Optimizer) -> Client:
         group = optimizer.param_groups[0]
         self._sgd = SGD.of(float(group["lr"]), float(group["momentum"]), 0.0, self._anchor)
         zero = torch.zeros_like(self._anchor[:, :1])
@@ -176,8 +176,8 @@ class guided:  # noqa: N801 (it reads as a verb where it is used)
         client = self._client
         if client is None:
             raise UserError(
-                "guided() saw no step: within its block, train the very model it was given, with a torch.optim.SGD "
-                "made of that model's parameters"
+                "guided() saw no optimizer step: train the model passed to guided() inside its block, with a "
+                "torch.optim.SGD over its parameters"
             )
         with torch.no_grad():
             w, steps = self._flat(), client.step
@@ -187,18 +187,18 @@ class guided:  # noqa: N801 (it reads as a verb where it is used)
             self.context.state[MEMORY] = to_record(memory)
 
     def _round(self) -> int:
-        number = _told(self.message, ROUND)
+        number = _config_value(self.message, ROUND)
         if isinstance(number, int):
             return number
-        raise UserError(f"the message has no {ROUND!r}: the server needs fedgg.flower.strategy")
+        raise UserError(f"the message has no {ROUND!r}: the ServerApp must use fedgg.flower.strategy")
 
     def _flat(self) -> Tensor:
-        return self.net.layout.flatten(self._own)
+        return self.net.layout.flatten(self._parameters)
 
     def _gradient(self) -> Tensor:
-        grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._own.items()}
+        grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._parameters.items()}
         return self.net.layout.flatten(grads)
 
     def _set(self, w: Tensor) -> None:
         for name, value in self.net.layout.unflatten(w).items():
-            self._own[name].copy_(value[0])
+            self._parameters[name].copy_(value[0])

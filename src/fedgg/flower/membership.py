@@ -1,194 +1,258 @@
-"""Who is there: which node is which client.
+"""Membership of a run: which Flower node is which client, and `flower.json`, which keeps it for a resumed run.
 
-Flower's node ids are random, and a node that comes back may have another one. So every node is asked who it is when it
-is first seen, and the list is renewed before each round. Nobody waits twice for a node that does not answer: its reply
-counts whenever it comes. The nodes of a simulation share the clients among them, and are asked for each by its number.
+Flower's node ids are random, and a node that reconnects may have a new one. So each new node is queried for its client
+(`ClientInfo`), and the membership is updated before each round. A round waits for the reply of a new node for at most
+`NEW_NODE_SECONDS`; a later reply is used when it arrives. In a simulation each node stands for several clients and is
+queried for each of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
 
-from fedgg.flower.exchange import PAUSE, Exchange, Question, one_line
-from fedgg.flower.messages import NEVER, NOBODY, About, BadRecord, Hello, hello_of, write
+from fedgg.errors import UserError
+from fedgg.files import read_json
+from fedgg.flower.exchange import POLL_SECONDS, Exchange, OutgoingMessage, one_line
+from fedgg.flower.messages import (
+    ANY_CLIENT,
+    FORMAT,
+    NO_ROUND,
+    ClientInfo,
+    InvalidMessage,
+    MessageHeader,
+    client_info_of,
+    message_content,
+)
+from fedgg.output_files import write_json, writing_to
+from fedgg.runfolder.checksums import with_checksum, without_checksum
 
-PATIENCE = 60.0  # seconds that a round waits for a node which has just come
-LIFE = 3600.0  # seconds after which a node that did not answer is asked again
-AGAIN = 10.0  # and one that said no
+QUERY = "query.hello"  # Flower's message type; part of the message format
+NEW_NODE_SECONDS = 60.0  # that a round waits for the reply of a new node
+QUERY_SECONDS = 3600.0  # until a query without a reply is repeated
+RETRY_SECONDS = 10.0  # until a node is queried again after an error
 
 
 @dataclass(frozen=True)
-class Asked:
-    question: Question
-    at: float
+class PendingQuery:
+    message: OutgoingMessage
+    sent_at: float
 
 
 @dataclass(frozen=True)
-class Refused:
+class FailedQuery:
     why: str
     at: float
 
 
-class Rejected(Exception):
-    """What a node says of itself cannot be true; `client` is the one it says it is."""
+class InvalidClientInfo(Exception):
+    """A node reported something that cannot be true; `client` is the client it claims to be."""
 
-    def __init__(self, why: str, client: int = NOBODY):
+    def __init__(self, why: str, client: int = ANY_CLIENT):
         super().__init__(why)
         self.client = client
 
 
 @dataclass
-class Roll:
-    """The nodes that are connected and have said who they are."""
+class Membership:
+    """The connected nodes and their clients."""
 
     exchange: Exchange
     run: str
     experiment: str
     notice: Callable[[str], None]
     clients: int
-    refusal: Callable[[Hello], str | None] = lambda hello: None  # why what a node says cannot be true
-    simulation: bool = False  # whether nodes may play several clients
-    known: dict[tuple[int, int], Hello] = field(default_factory=dict)  # by node and client
-    plays: dict[int, range] = field(default_factory=dict)  # by node of a simulation: its clients
-    said: dict[int, Hello] = field(default_factory=dict)  # by client: what it said first, which must stay true
-    asked: dict[str, Asked] = field(default_factory=dict)  # by message: who has not answered yet
-    refused: dict[int, Refused] = field(default_factory=dict)  # by node: who said no
-    rejected: dict[int, Rejected] = field(default_factory=dict)  # by node: what it said cannot be true
-    followed: dict[int, int] = field(default_factory=dict)  # by node: the one that came as the same client after it
-    second: dict[int, int] = field(default_factory=dict)  # by node: the other one that is its client
-    _noticed: set[tuple[int, str]] = field(default_factory=set)
+    refusal: Callable[[ClientInfo], str | None] = lambda info: None  # why the reported data cannot be accepted
+    simulation: bool = False  # whether a node may stand for several clients
+    members: dict[tuple[int, int], ClientInfo] = field(default_factory=dict)  # by node and client
+    simulated_clients: dict[int, range] = field(default_factory=dict)  # by node of a simulation
+    client_info: dict[int, ClientInfo] = field(default_factory=dict)  # by client; later reports must equal the first
+    pending: dict[str, PendingQuery] = field(default_factory=dict)  # by message id
+    failed: dict[int, FailedQuery] = field(default_factory=dict)  # by node; it is queried again after RETRY_SECONDS
+    rejected: dict[int, InvalidClientInfo] = field(default_factory=dict)  # by node
+    replaced_by: dict[int, int] = field(default_factory=dict)  # by node: a later node with the same client
+    duplicate_of: dict[int, int] = field(default_factory=dict)  # by node: the earlier node, still up, with its client
+    _reported: set[tuple[int, str]] = field(default_factory=set)
 
     def nodes(self) -> dict[int, int]:
-        """By client."""
-        return {client: node for node, client in self.known}
+        """Node by client."""
+        return {client: node for node, client in self.members}
 
-    def renew(self) -> dict[int, int]:
-        """The nodes by client, as far as they have said so by now; those who are new are asked."""
-        there, now = self.exchange.node_ids(), self.exchange.now()
-        self.known = {key: hello for key, hello in self.known.items() if key[0] in there}
-        self.followed = {a: b for a, b in self.followed.items() if a in there and b in there}
-        self.second = {a: b for a, b in self.second.items() if a in there and b in there}
-        self.rejected = {node: no for node, no in self.rejected.items() if node in there}
-        self.asked = {
-            number: asked
-            for number, asked in self.asked.items()
-            if asked.question.node in there and now - asked.at < LIFE
-        }
-        self.refused = {node: no for node, no in self.refused.items() if node in there and now - no.at < AGAIN}
-        at_it = {(asked.question.node, asked.question.about.client) for asked in self.asked.values()}
-        for node in sorted(there - self.refused.keys() - self.second.keys()):
-            for client in self._unknown(node):
-                if (node, client) not in at_it:
-                    self._ask(node, client)
-        waiting = {number: asked.question for number, asked in self.asked.items()}
-        for number, reply in self.exchange.collect(waiting).items():
-            question, why = self.asked.pop(number).question, reply.why
-            node = question.node
+    def update(self) -> dict[int, int]:
+        """Query new nodes, use the replies that have arrived, remove nodes that are gone; node by client."""
+        connected, now = self.exchange.node_ids(), self.exchange.now()
+        self._remove_disconnected(connected, now)
+        queried = {(query.message.node, query.message.header.client) for query in self.pending.values()}
+        for node in sorted(connected - self.failed.keys() - self.duplicate_of.keys()):
+            for client in self._clients_to_query(node):
+                if (node, client) not in queried:
+                    self._query(node, client)
+        waiting = {message_id: query.message for message_id, query in self.pending.items()}
+        for message_id, reply in self.exchange.receive_available(waiting).items():
+            message = self.pending.pop(message_id).message
             try:
                 if reply.content is not None:
-                    self._introduce(node, hello_of(reply.content), question.about.client)
-            except BadRecord as error:
-                self._reject(node, Rejected(str(error)))
-            except Rejected as rejected:
-                self._reject(node, rejected)
-            if why:
-                self.refused[node] = Refused(why, now)
-                self.notice(f"node {node} did not say who it is: {why}")
+                    self._add(message.node, client_info_of(reply.content), message.header.client)
+            except InvalidMessage as error:
+                self._reject(message.node, InvalidClientInfo(str(error)))
+            except InvalidClientInfo as error:
+                self._reject(message.node, error)
+            if reply.why:
+                self.failed[message.node] = FailedQuery(reply.why, now)
+                self.notice(f"node {message.node} did not report its client: {reply.why}")
         return self.nodes()
 
     def wait_for(self, clients: Collection[int], seconds: float) -> list[int]:
-        """Those who have not come by then."""
-        until = self.exchange.now() + seconds
-        while missing := [client for client in clients if client not in self.renew()]:
-            if self.exchange.now() >= until:
+        """Wait until these clients have nodes; those that have none after so many seconds."""
+        end = self.exchange.now() + seconds
+        while missing := [client for client in clients if client not in self.update()]:
+            if self.exchange.now() >= end:
                 return missing
-            self.exchange.sleep(PAUSE)
+            self.exchange.sleep(POLL_SECONDS)
         return []
 
-    def after_hellos(self, clients: Collection[int]) -> dict[int, int]:
-        """The nodes by client; where one is missing, those who have just come get a moment to say who they are."""
-        while any(client not in self.renew() for client in clients):
-            now = self.exchange.now()
-            if not any(now - asked.at < min(PATIENCE, self.exchange.deadline) for asked in self.asked.values()):
+    def wait_for_new_nodes(self, clients: Collection[int]) -> dict[int, int]:
+        """Node by client; where a client has none, waits a limited time for the replies of new nodes."""
+        while any(client not in self.update() for client in clients):
+            now, limit = self.exchange.now(), min(NEW_NODE_SECONDS, self.exchange.deadline)
+            if not any(now - query.sent_at < limit for query in self.pending.values()):
                 break
-            self.exchange.sleep(PAUSE)
+            self.exchange.sleep(POLL_SECONDS)
         return self.nodes()
 
-    def absence(self, client: int) -> str:
-        """Why there is no node to ask for this client."""
-        reasons = [f"node {node} is refused: {no}" for node, no in self.rejected.items() if no.client == client]
-        return one_line(reasons[0]) if reasons else "its node is not connected"
+    def reason_absent(self, client: int) -> str:
+        """Why this client has no node."""
+        for node, error in self.rejected.items():
+            if error.client == client:
+                return one_line(f"node {node} is rejected: {error}")
+        return "its node is not connected"
 
-    def forget(self, client: int) -> None:
-        """It may have restarted as somebody else: ask again who it is."""
-        self.known = {key: hello for key, hello in self.known.items() if key[1] != client}
+    def remove(self, client: int) -> None:
+        """Its node is queried again: it may have restarted as another client."""
+        self.members = {key: info for key, info in self.members.items() if key[1] != client}
 
-    def _unknown(self, node: int) -> list[int]:
-        """Whom to ask it for: who it is, or, in a simulation, those of its clients that are not known."""
-        if node in self.plays:
-            return [client for client in self.plays[node] if (node, client) not in self.known]
-        return [] if any(one == node for one, _ in self.known) else [NOBODY]
+    def _remove_disconnected(self, connected: set[int], now: float) -> None:
+        self.members = {key: info for key, info in self.members.items() if key[0] in connected}
+        self.replaced_by = {a: b for a, b in self.replaced_by.items() if a in connected and b in connected}
+        self.duplicate_of = {a: b for a, b in self.duplicate_of.items() if a in connected and b in connected}
+        self.rejected = {node: error for node, error in self.rejected.items() if node in connected}
+        self.pending = {
+            message_id: query
+            for message_id, query in self.pending.items()
+            if query.message.node in connected and now - query.sent_at < QUERY_SECONDS
+        }
+        self.failed = {
+            node: query for node, query in self.failed.items() if node in connected and now - query.at < RETRY_SECONDS
+        }
 
-    def _ask(self, node: int, client: int = NOBODY) -> None:
-        about = About(self.run, self.experiment, round=NEVER, attempt=1, client=client)
-        question = Question(node, about, write(about))
-        number = self.exchange.post("query.hello", question, LIFE)
-        if number is not None:
-            self.asked[number] = Asked(question, self.exchange.now())
+    def _clients_to_query(self, node: int) -> list[int]:
+        """ANY_CLIENT for a node whose client is not known; in a simulation, the clients it has not reported yet."""
+        if node in self.simulated_clients:
+            return [client for client in self.simulated_clients[node] if (node, client) not in self.members]
+        return [] if any(member == node for member, _ in self.members) else [ANY_CLIENT]
 
-    def _introduce(self, node: int, hello: Hello, asked_for: int) -> None:
-        """Rejected where what it says cannot be true."""
-        if hello.simulated:
-            self._introduce_simulated(node, hello, asked_for)
+    def _query(self, node: int, client: int = ANY_CLIENT) -> None:
+        header = MessageHeader(self.run, self.experiment, round=NO_ROUND, attempt=1, client=client)
+        message = OutgoingMessage(node, header, message_content(header))
+        message_id = self.exchange.send(QUERY, message, QUERY_SECONDS)
+        if message_id is not None:
+            self.pending[message_id] = PendingQuery(message, self.exchange.now())
+
+    def _add(self, node: int, info: ClientInfo, queried_client: int) -> None:
+        """InvalidClientInfo where the report cannot be true."""
+        if info.simulated:
+            self._add_simulated(node, info, queried_client)
             return
-        if asked_for not in (NOBODY, hello.client):
-            raise Rejected(f"it was asked as client {asked_for} and answers as client {hello.client}", asked_for)
-        refusal = self.refusal(hello)
+        if queried_client not in (ANY_CLIENT, info.client):
+            raise InvalidClientInfo(f"queried as client {queried_client}, it replied as {info.client}", queried_client)
+        refusal = self.refusal(info)
         if refusal is not None:
-            raise Rejected(refusal, hello.client)
-        before = self.said.get(hello.client, hello)
-        if before != hello:
-            raise Rejected(_other_data(hello, before), hello.client)
-        client, first = hello.client, self.nodes().get(hello.client)
-        follower = self.followed.pop(node, None)
-        if follower is not None and (follower, client) in self.known:
-            # It was not dead, only followed: there are two of them, and the first one stays.
-            del self.known[follower, client]
-            self.second[follower] = node
-            why = f"node {node} is client {client} already, and answers: give each node its own client-id"
-            self._reject(follower, Rejected(why, client))
-        elif first is not None and first != node:
-            # A node that was killed counts as connected for a while; if it answers still, there are two of them.
-            self.followed[first] = node
-            del self.known[first, client]
-            self._ask(first)
-        self.said[client] = hello
-        self.known[node, client] = hello
+            raise InvalidClientInfo(refusal, info.client)
+        first_report = self.client_info.get(info.client, info)
+        if first_report != info:
+            raise InvalidClientInfo(_changed_data(info, first_report), info.client)
+        client, earlier_node = info.client, self.nodes().get(info.client)
+        later_node = self.replaced_by.pop(node, None)
+        if later_node is not None and (later_node, client) in self.members:
+            # The earlier node replied after all, so both are up: the earlier one stays.
+            del self.members[later_node, client]
+            self.duplicate_of[later_node] = node
+            why = f"node {node} is client {client} already, and replies: give each node its own client-id"
+            self._reject(later_node, InvalidClientInfo(why, client))
+        elif earlier_node is not None and earlier_node != node:
+            # Flower lists a killed node as connected for a while. A query shows whether the earlier one is still up.
+            self.replaced_by[earlier_node] = node
+            del self.members[earlier_node, client]
+            self._query(earlier_node)
+        self.client_info[client] = info
+        self.members[node, client] = info
         self.rejected.pop(node, None)
 
-    def _introduce_simulated(self, node: int, hello: Hello, asked_for: int) -> None:
-        """A node of a simulation says which part of the clients it plays; nobody else may play more than one."""
+    def _add_simulated(self, node: int, info: ClientInfo, queried_client: int) -> None:
+        """Node i of n in a simulation stands for clients i, i + n, i + 2n, ..."""
         nodes = len(self.exchange.node_ids())
-        if not self.simulation or asked_for != NOBODY:
-            raise Rejected("it says that it is a node of a simulation, which this is not")
-        if not (nodes <= hello.simulated and 0 <= hello.client < hello.simulated):
-            raise Rejected(f"it says that it is node {hello.client} of {hello.simulated}, and {nodes} are connected")
-        self.plays[node] = range(hello.client, self.clients, hello.simulated)
+        if not self.simulation or queried_client != ANY_CLIENT:
+            raise InvalidClientInfo("it reports a node of a simulation, and this run is not a simulation")
+        if not (nodes <= info.simulated and 0 <= info.client < info.simulated):
+            raise InvalidClientInfo(f"it reports node {info.client} of {info.simulated}, and {nodes} are connected")
+        self.simulated_clients[node] = range(info.client, self.clients, info.simulated)
 
-    def _reject(self, node: int, rejected: Rejected) -> None:
-        why = one_line(str(rejected))
-        if (node, why) not in self._noticed:
-            self.notice(f"node {node} is refused: {why}")
-            self._noticed.add((node, why))
-        self.rejected[node] = Rejected(why, rejected.client)
-        self.refused[node] = Refused(why, self.exchange.now())
+    def _reject(self, node: int, error: InvalidClientInfo) -> None:
+        why = one_line(str(error))
+        if (node, why) not in self._reported:
+            self.notice(f"node {node} is rejected: {why}")
+            self._reported.add((node, why))
+        self.rejected[node] = InvalidClientInfo(why, error.client)
+        self.failed[node] = FailedQuery(why, self.exchange.now())
 
 
-def _other_data(hello: Hello, before: Hello) -> str:
-    if not before.data:
-        return f"client {hello.client} is left out of this run, which began without it"
+def _changed_data(info: ClientInfo, first_report: ClientInfo) -> str:
+    if not first_report.data:
+        return f"client {info.client} is left out of this run, which started without it"
     return (
-        f"client {hello.client} came with other data than before: {hello.examples} examples, before {before.examples}; "
-        f"give it the file it had, or begin anew in another folder"
+        f"client {info.client} has other data than before: {info.examples} examples, before {first_report.examples}; "
+        f"give it the same file as before, or start a new run in another folder"
     )
+
+
+@dataclass(frozen=True)
+class SavedMembership:
+    """`flower.json` of a run folder: the run id in its message headers, and its clients."""
+
+    run: str
+    clients: dict[int, ClientInfo]
+    left_out: dict[int, str] = field(default_factory=dict)  # clients the run started without, and why
+
+    @classmethod
+    def read(cls, folder: Path) -> SavedMembership | None:
+        path = folder / "flower.json"
+        if not path.exists():
+            return None
+        try:
+            content = without_checksum(read_json(path))
+            if content["format"] != FORMAT:
+                raise UserError(f"{path} has format {content['format']}; this fedgg reads {FORMAT}")
+            clients = {entry["client"]: _parsed_client_info(entry) for entry in content["clients"]}
+            left_out = {entry["client"]: str(entry["why"]) for entry in content.get("left_out", [])}
+            return cls(str(content["run"]), clients, left_out)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} cannot be read ({error}): the run folder is not complete") from error
+
+    def write(self, folder: Path) -> None:
+        clients = [asdict(self.clients[client]) for client in sorted(self.clients)]
+        left_out = [{"client": client, "why": why} for client, why in sorted(self.left_out.items())]
+        content = {"format": FORMAT, "run": self.run, "clients": clients} | ({"left_out": left_out} if left_out else {})
+        with writing_to(folder):
+            write_json(folder / "flower.json", with_checksum(content))
+
+
+def _parsed_client_info(entry: dict[str, Any]) -> ClientInfo:
+    """ValueError or TypeError for wrong content: the folder may come from somebody else."""
+    info = ClientInfo(**entry)
+    if not all(type(getattr(info, f.name)).__name__ == f.type for f in fields(ClientInfo)):
+        raise ValueError(f"client {info.client!r} has values of other types")
+    if min(info.client, info.examples, info.held_out) < 0:
+        raise ValueError(f"client {info.client} has negative numbers")
+    return info

@@ -1,9 +1,10 @@
-"""Flower messages: rows as raw bytes with type and shape, and the header that says run, round and client.
+"""Content of the messages between ServerApp and ClientApp: a header, tensors as raw bytes, metrics, and a reply status.
 
-Flower's own arrays are NumPy files. Ours are the bytes alone: what travels is what the algorithm declares and not a
-byte more, nothing in it can be unpickled, and no file format has to be trusted.
+A Flower array is a NumPy file by default. Here it holds the bytes of the tensor alone, with dtype and shape beside
+them: nothing is unpickled and no file format is parsed.
 
-A reply that repeats anything else belongs to another run, round, attempt or client, and is left out.
+Every message has a header (run, experiment, round, attempt, client), and a reply repeats the header of its request. A
+reply with another header is rejected.
 """
 
 from __future__ import annotations
@@ -36,224 +37,226 @@ DTYPES = {
         torch.bool,
     )
 }
-Kind = tuple[torch.dtype, tuple[int, ...]]
+TensorSpec = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape
 
 
-class BadRecord(Exception):
-    """What came over the network is not what was asked for; the message says in what."""
+class InvalidMessage(Exception):
+    """A message that does not have the expected content; the text says what is wrong."""
+
+
+# Tensors --------------------------------------------------------------------------------------------------------------
 
 
 def to_record(rows: Rows) -> ArrayRecord:
-    return ArrayRecord({name: _packed(name, tensor) for name, tensor in rows.items()})
+    return ArrayRecord({name: _to_array(name, tensor) for name, tensor in rows.items()})
 
 
 def from_record(record: ArrayRecord, device: torch.device) -> Rows:
-    """Rows of one client, each of a known type and as long as its shape says."""
-    return {name: _unpacked(name, array).to(device) for name, array in record.items()}
+    """Rows of one client; InvalidMessage where dtype, shape and number of bytes do not fit each other."""
+    return {name: _to_tensor(name, array).to(device) for name, array in record.items()}
 
 
-def kinds(rows: Rows) -> dict[str, Kind]:
-    """Names, types and shapes: what rows that take the place of these must have."""
+def specs_of(rows: Rows) -> dict[str, TensorSpec]:
+    """Name, dtype and shape of each tensor."""
     return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in rows.items()}
 
 
-def check_kinds(rows: Rows, wanted: Mapping[str, Kind], what: str) -> Rows:
-    """`rows` in the order of `wanted`; BadRecord if they differ from it in anything."""
-    absent, foreign = sorted(wanted.keys() - rows.keys()), sorted(rows.keys() - wanted.keys())
-    if absent:
-        raise BadRecord(f"{what} lacks {', '.join(absent[:3])}")
-    if foreign:
-        raise BadRecord(f"{what} holds {', '.join(foreign[:3])}, which nobody asked for")
-    for name, (dtype, shape) in wanted.items():
-        found = rows[name]
-        if found.dtype != dtype or tuple(found.shape) != shape:
-            raise BadRecord(
-                f"{what} {name} is {found.dtype} {list(found.shape)} where {dtype} {list(shape)} was asked for"
+def check_specs(rows: Rows, expected: Mapping[str, TensorSpec], what: str) -> Rows:
+    """`rows` in the order of `expected`; InvalidMessage if names, dtypes or shapes differ."""
+    missing, unexpected = sorted(expected.keys() - rows.keys()), sorted(rows.keys() - expected.keys())
+    if missing:
+        raise InvalidMessage(f"{what} lacks {', '.join(missing[:3])}")
+    if unexpected:
+        raise InvalidMessage(f"{what} has the unexpected entry {', '.join(unexpected[:3])}")
+    for name, (dtype, shape) in expected.items():
+        tensor = rows[name]
+        if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+            raise InvalidMessage(
+                f"{what}: {name} is {tensor.dtype} {list(tensor.shape)}, expected {dtype} {list(shape)}"
             )
-    return {name: rows[name] for name in wanted}
+    return {name: rows[name] for name in expected}
 
 
-def check_some(rows: Rows, wanted: Mapping[str, Kind], what: str) -> Rows:
-    """As `check_kinds`, where any of the names wanted may be absent: what did not change is not sent."""
-    return check_kinds(rows, {name: kind for name, kind in wanted.items() if name in rows}, what)
+def check_subset(rows: Rows, expected: Mapping[str, TensorSpec], what: str) -> Rows:
+    """As `check_specs`, but expected names may be missing: buffers that did not change are not sent."""
+    return check_specs(rows, {name: spec for name, spec in expected.items() if name in rows}, what)
 
 
 def check_buffers(before: Rows, after: Rows, what: str) -> Rows:
-    """`after`; BadRecord where an entry has become NaN or infinite."""
-    if sick := not_finite(before, after):
-        raise BadRecord(f"not finite: {', '.join(f'{what} {name}'.strip() for name in sick)}")
+    """`after`; InvalidMessage where a value has become NaN or infinite."""
+    if names := not_finite(before, after):
+        raise InvalidMessage(f"not finite: {', '.join(f'{what} {name}'.strip() for name in names)}")
     return after
 
 
 def check_finite(rows: Rows, what: str) -> Rows:
-    sick = [name for name, tensor in rows.items() if not bool(torch.isfinite(tensor).all())]
-    if sick:
-        raise BadRecord(f"not finite: {', '.join(f'{what} {name}'.strip() for name in sick)}")
+    names = [name for name, tensor in rows.items() if not bool(torch.isfinite(tensor).all())]
+    if names:
+        raise InvalidMessage(f"not finite: {', '.join(f'{what} {name}'.strip() for name in names)}")
     return rows
 
 
-def _packed(name: str, tensor: Tensor) -> Array:
+def _to_array(name: str, tensor: Tensor) -> Array:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
-        raise TypeError(f"{name} is {tensor.dtype}, which does not travel")
-    numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return Array(dtype=dtype, shape=tuple(tensor.shape), stype=RAW, data=numbers.numpy().tobytes())
+        raise TypeError(f"{name} is {tensor.dtype}, which cannot be sent")
+    as_bytes = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return Array(dtype=dtype, shape=tuple(tensor.shape), stype=RAW, data=as_bytes.numpy().tobytes())
 
 
-def _unpacked(name: str, array: Array) -> Tensor:
+def _to_tensor(name: str, array: Array) -> Tensor:
     if array.stype != RAW:
-        raise BadRecord(f"{name} is written as {array.stype!r} where {RAW!r} was asked for")
+        raise InvalidMessage(f"{name} is serialized as {array.stype!r}, expected {RAW!r}")
     if array.dtype not in DTYPES:
-        raise BadRecord(f"{name} holds {array.dtype!r}, which is no type of numbers that travels")
+        raise InvalidMessage(f"{name} has the unsupported dtype {array.dtype!r}")
     dtype, shape = DTYPES[array.dtype], tuple(array.shape)
     if not shape or shape[0] != 1 or any(not isinstance(length, int) or length < 0 for length in shape):
-        raise BadRecord(f"{name} has shape {list(shape)}, which is no row of one client")
-    needed = math.prod(shape) * dtype.itemsize
-    if len(array.data) != needed:
-        raise BadRecord(f"{name} has {len(array.data)} bytes where its shape needs {needed}")
-    # The memory is torch's own: kernels may round differently where data are not aligned.
+        raise InvalidMessage(f"{name} has shape {list(shape)}, expected [1, ...]")
+    size = math.prod(shape) * dtype.itemsize
+    if len(array.data) != size:
+        raise InvalidMessage(f"{name} has {len(array.data)} bytes, its shape needs {size}")
+    # Memory allocated by torch is aligned; on unaligned memory some kernels round differently.
     tensor = torch.empty(shape, dtype=dtype)
-    if needed:
+    if size:
         tensor.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(array.data), dtype=torch.uint8))
     return tensor
 
 
+# Header, reply status, client info, metrics ---------------------------------------------------------------------------
+# The names of records and fields are part of the message format: nodes of older versions use them.
+
 FORMAT = 1
-ABOUT = "about"
-NUMBERS = "numbers"
-ANSWER = "answer"
-HELLO = "hello"
-NEVER = 0  # rounds are counted from 1
-NOBODY = -1  # the client of a message that asks a node who it is
+HEADER = "about"
+METRICS = "numbers"
+STATUS = "answer"
+CLIENT_INFO = "hello"
+NO_ROUND = 0  # rounds are counted from 1
+ANY_CLIENT = -1  # the client of a query to a node whose client is not known yet
 
 
 @dataclass(frozen=True)
-class About:
-    """What a message is about."""
+class MessageHeader:
+    """Identifies a request; its reply repeats it."""
 
     run: str
-    experiment: str  # its trajectory: a node with another one must not take part
-    round: int  # the one that is played, from 1
+    experiment: str  # hash of the experiment; a node with another experiment does not take part
+    round: int  # from 1
     attempt: int
     client: int
-    settled: int = NEVER  # no resume of the server goes back further than this round
-    met: int = NEVER  # the last round in which the server used this client's answer
+    settled: int = NO_ROUND  # the oldest checkpoint of the server: no resume starts from an earlier round
+    met: int = NO_ROUND  # the last round in which the server used a reply of this client
     format: int = FORMAT
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a node says beside its arrays."""
+class ReplyStatus:
+    """Whether a node did what was requested."""
 
-    refused: str = ""  # why there is nothing else in this reply
-    note: str = ""  # what the server should write down of this client's round
+    refused: str = ""  # an error message; the reply then has no other content
+    note: str = ""  # written into the record of the round
 
 
 @dataclass(frozen=True)
-class Hello:
-    """Who a node is. How many examples it has is told to the server, and a hash of them; nothing else of them is."""
+class ClientInfo:
+    """Which client a node is, and what the server may know about its data."""
 
     client: int
     examples: int
     held_out: int
-    shape: str  # of one example, as "1 8 8"
+    shape: str  # of one example, such as "1 8 8"
     classes: int
-    data: str  # hash
-    simulated: int = 0  # of a node in a simulation: how many nodes share the clients; it has no examples of its own
+    data: str  # hash of the examples
+    simulated: int = 0  # in a simulation: the number of nodes that share the clients; the other fields are then empty
 
 
-def write(
-    about: About,
+def message_content(
+    header: MessageHeader,
     arrays: Mapping[str, ArrayRecord] | None = None,
     *,
-    answer: Answer | None = None,
-    numbers: Mapping[str, float] | None = None,
-    hello: Hello | None = None,
+    status: ReplyStatus | None = None,
+    metrics: Mapping[str, float] | None = None,
+    client_info: ClientInfo | None = None,
 ) -> RecordDict:
-    content = RecordDict({ABOUT: ConfigRecord(asdict(about))})
+    content = RecordDict({HEADER: ConfigRecord(asdict(header))})
     for name, record in (arrays or {}).items():
         content[name] = record
-    if answer is not None:
-        content[ANSWER] = ConfigRecord(asdict(answer))
-    if hello is not None:
-        content[HELLO] = ConfigRecord(asdict(hello))
-    if numbers is not None:
-        content[NUMBERS] = MetricRecord(dict(numbers))
+    if status is not None:
+        content[STATUS] = ConfigRecord(asdict(status))
+    if client_info is not None:
+        content[CLIENT_INFO] = ConfigRecord(asdict(client_info))
+    if metrics is not None:
+        content[METRICS] = MetricRecord(dict(metrics))
     return content
 
 
-def about_of(content: RecordDict) -> About:
-    """BadRecord where there is none, or one that another version wrote."""
-    found = _fields(content, ABOUT, About)
-    if found["format"] != FORMAT:
-        raise BadRecord(f"it was written in format {found['format']}; this fedgg reads {FORMAT}: install the same one")
-    return About(**found)
+def header_of(content: RecordDict) -> MessageHeader:
+    """InvalidMessage where there is no header, or one of another format."""
+    values = _fields_of(content, HEADER, MessageHeader)
+    if values["format"] != FORMAT:
+        raise InvalidMessage(
+            f"its message format is {values['format']}, this fedgg reads {FORMAT}: install the same version"
+        )
+    return MessageHeader(**values)
 
 
-def answer_of(content: RecordDict) -> Answer:
-    return Answer(**_fields(content, ANSWER, Answer))
+def status_of(content: RecordDict) -> ReplyStatus:
+    return ReplyStatus(**_fields_of(content, STATUS, ReplyStatus))
 
 
-def hello_of(content: RecordDict) -> Hello:
-    return Hello(**_fields(content, HELLO, Hello))
+def client_info_of(content: RecordDict) -> ClientInfo:
+    return ClientInfo(**_fields_of(content, CLIENT_INFO, ClientInfo))
 
 
 def arrays_of(content: RecordDict, name: str) -> ArrayRecord:
     record = content.get(name)
     if not isinstance(record, ArrayRecord):
-        raise BadRecord(f"it has no arrays called {name!r}")
+        raise InvalidMessage(f"it has no arrays {name!r}")
     return record
 
 
-def numbers_of(content: RecordDict, wanted: Collection[str]) -> dict[str, float]:
-    """These and no others."""
-    record = content.get(NUMBERS)
-    if not isinstance(record, MetricRecord) or set(record) != set(wanted):
-        told = sorted(record) if isinstance(record, MetricRecord) else "no numbers"
-        raise BadRecord(f"it told {told} where {sorted(wanted)} was asked for")
-    numbers = {name: value for name, value in record.items() if isinstance(value, float)}
-    if len(numbers) < len(record):
-        raise BadRecord("it told something that is no number")
-    return numbers
+def metrics_of(content: RecordDict, expected: Collection[str]) -> dict[str, float]:
+    """The metrics; InvalidMessage where their names are not exactly the expected ones."""
+    record = content.get(METRICS)
+    if not isinstance(record, MetricRecord) or set(record) != set(expected):
+        names = sorted(record) if isinstance(record, MetricRecord) else "none"
+        raise InvalidMessage(f"its metrics are {names}, expected {sorted(expected)}")
+    metrics = {name: value for name, value in record.items() if isinstance(value, float)}
+    if len(metrics) < len(record):
+        raise InvalidMessage("a metric is not a number")
+    return metrics
 
 
-def reading(name: str) -> str:
-    """What a reading is called among the numbers."""
+def diagnostic_key(name: str) -> str:
+    """The name of an algorithm's diagnostic among the metrics of a reply."""
     return f"reading {name}"
 
 
-def difference(asked: About, told: About) -> str | None:
-    """In what a reply is not the one that was waited for."""
-    for name, shown in _SHOWN.items():
-        a, b = getattr(asked, name), getattr(told, name)
-        if a != b:
-            return f"it answered for {shown} {b} instead of {a}"
+def header_mismatch(request: MessageHeader, reply: MessageHeader) -> str | None:
+    """Where the header of a reply differs from that of its request."""
+    for name in ("run", "experiment", "client", "round", "attempt"):
+        expected, value = getattr(request, name), getattr(reply, name)
+        if expected != value:
+            return f"it replied for {name} {value} instead of {expected}"
     return None
 
 
-_SHOWN = {"run": "the run", "experiment": "the experiment", "client": "client", "round": "round", "attempt": "attempt"}
-
-
-def payload_of(content: RecordDict) -> int:
+def array_bytes(content: RecordDict) -> int:
     """Bytes of all arrays."""
     return sum(len(array.data) for record in content.array_records.values() for array in record.values())
 
 
-def overhead_of(content: RecordDict) -> int:
-    """Bytes of what stands beside the arrays, as Flower writes it."""
-    beside = [*content.config_records.values(), *content.metric_records.values()]
-    return sum(len(record.deflate()) for record in beside)
+def other_bytes(content: RecordDict) -> int:
+    """Bytes of all config and metric records, serialized by Flower."""
+    records = [*content.config_records.values(), *content.metric_records.values()]
+    return sum(len(record.deflate()) for record in records)
 
 
-def _fields(content: RecordDict, name: str, kind: type[Any]) -> dict[str, Any]:
+def _fields_of(content: RecordDict, name: str, kind: type[Any]) -> dict[str, Any]:
     record = content.get(name)
     if not isinstance(record, ConfigRecord):
-        raise BadRecord(f"it does not say {name!r}: this is no message of fedgg's")
-    wanted = {field.name: type(_DEFAULTS[field.type]) for field in fields(kind)}
-    for key, type_ in wanted.items():
+        raise InvalidMessage(f"it has no record {name!r}, so fedgg did not write it")
+    types = {field.name: {"str": str, "int": int}[str(field.type)] for field in fields(kind)}
+    for key, type_ in types.items():
         if type(record.get(key)) is not type_:
-            raise BadRecord(f"its {key!r} is {record.get(key)!r}, not {type_.__name__}")
-    return {key: record[key] for key in wanted}
-
-
-_DEFAULTS: dict[Any, Any] = {"str": "", "int": 0}
+            raise InvalidMessage(f"its {key!r} is {record.get(key)!r}, not {type_.__name__}")
+    return {key: record[key] for key in types}

@@ -1,11 +1,11 @@
-"""What a client keeps between rounds, in files of its node: one for each round it took part in.
+"""Client state on a node's disk: one file for each round the client took part in.
 
-A round may be played again: its answer was lost, too few clients answered, the server was killed and went back to its
-last checkpoint. So the node keeps what it had before, until the server says that it never goes back that far. The
-server names the round whose memory counts (`met`); whatever the node has of later rounds never became a part of the
-run.
+A round may be repeated: the reply was lost, too few clients replied, or the server was killed and resumed from its last
+checkpoint. So the node keeps the state of earlier rounds until the oldest checkpoint of the server is newer
+(`settled`). The server names the round whose state counts (`met`); state of later rounds was not used and is deleted.
 
-A message that was overtaken by a newer one (its process hung, was asked again elsewhere and woke up) writes nothing.
+A process that hung and continues after its client was asked again must not overwrite newer state: it finds that a newer
+message has started (`StaleMessage`) and writes nothing.
 """
 
 from __future__ import annotations
@@ -25,63 +25,70 @@ from safetensors.torch import save
 from fedgg.core.rows import Rows
 from fedgg.errors import UserError
 from fedgg.files import MEGABYTE, check_regular, make_folder, read_bytes, write_atomically
-from fedgg.flower.messages import NEVER, About
+from fedgg.flower.messages import NO_ROUND, MessageHeader
 from fedgg.output_files import writing_to
 from fedgg.runfolder.locks import FOREVER, LockFile
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
-RUN_NAMES = re.compile(r"[0-9a-z]{1,64}")
+RUN_ID = re.compile(r"[0-9a-z]{1,64}")
 
 
-class Overtaken(Exception):
-    """A newer message has come in for the same run: this one is nobody's business any more."""
+class StaleMessage(Exception):
+    """A newer message for the same run has started, so the result of this one is not needed."""
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A client between two rounds."""
+class SavedClientState:
+    """What a client carries from one round to the next."""
 
-    memory: Rows
-    buffers: Rows  # its own batch statistics, under the policy `local`
+    memory: Rows  # of the algorithm
+    buffers: Rows  # the client's own batch statistics, where `model.statistics` is `local`
 
 
-class NodeMemory:
-    """One client's memory of one run."""
+class NodeStateFolder:
+    """The state of one client in one run."""
 
     def __init__(self, folder: Path, run: str):
-        if not RUN_NAMES.fullmatch(run):  # it becomes a folder's name
-            raise UserError(f"a message names the run {run!r}, which is no name fedgg gives")
+        if not RUN_ID.fullmatch(run):  # it becomes the name of a folder
+            raise UserError(f"a message has the run id {run!r}, which is not a fedgg run id")
         self.folder = folder / run
 
-    def begin(self, about: About, ticket: str, device: torch.device) -> tuple[Kept | None, str]:
-        """What the round starts from, and why there is nothing if the server thinks there is; makes this the newest
-        message, and forgets what no round can start from any more."""
+    def begin(
+        self, header: MessageHeader, message_id: str, device: torch.device
+    ) -> tuple[SavedClientState | None, str]:
+        """The state a round starts from, or None with the reason where the server expects one that is missing.
+
+        Marks this message as the newest, and deletes state that no round can start from any more.
+        """
         with self._locked():
-            write_atomically(self.folder / "newest", ticket.encode(), PRIVATE_FILE)
-            self._forget(about)
-            if about.met == NEVER:
+            write_atomically(self.folder / "newest", message_id.encode(), PRIVATE_FILE)
+            self._delete_unused(header)
+            if header.met == NO_ROUND:
                 return None, ""
             try:
-                return _read(self._file(about.met), device), ""
+                return _read(self._file(header.met), device), ""
             except FileNotFoundError:
-                return None, f"its memory of round {about.met} is gone, it started anew"
+                return None, f"its client state of round {header.met} is missing; it started from the initial state"
             except (SafetensorError, OSError, ValueError) as error:
-                return None, f"its memory of round {about.met} cannot be read ({error}), it started anew"
+                return None, (
+                    f"its client state of round {header.met} cannot be read ({error}); "
+                    f"it started from the initial state"
+                )
 
-    def keep(self, about: About, ticket: str, kept: Kept) -> None:
+    def save(self, header: MessageHeader, message_id: str, state: SavedClientState) -> None:
         with self._locked() as lock:
-            if read_bytes(self.folder / "newest", MEGABYTE) != ticket.encode():
-                raise Overtaken(f"round {about.round}: a newer message has come in")
+            if read_bytes(self.folder / "newest", MEGABYTE) != message_id.encode():
+                raise StaleMessage(f"round {header.round}: a newer message has arrived")
             lock.check()
-            _write(self._file(about.round), kept)
+            _write(self._file(header.round), state)
 
-    def _forget(self, about: About) -> None:
-        """Later than `met`: never became a part of the run. Before the newest that is settled: nobody goes back."""
+    def _delete_unused(self, header: MessageHeader) -> None:
+        """Rounds after `met` were not used by the server; rounds before the newest settled one are never repeated."""
         rounds = sorted(self._rounds())
-        settled = [number for number in rounds if number <= min(about.settled, about.met)]
-        oldest = settled[-1] if settled else NEVER
+        settled = [number for number in rounds if number <= min(header.settled, header.met)]
+        oldest = settled[-1] if settled else NO_ROUND
         for number in rounds:
-            if number > about.met or number < oldest:
+            if number > header.met or number < oldest:
                 self._file(number).unlink(missing_ok=True)
 
     def _rounds(self) -> list[int]:
@@ -103,26 +110,26 @@ class NodeMemory:
                 lock.release()
 
 
-def _write(path: Path, kept: Kept) -> None:
-    named = {f"memory/{name}": rows for name, rows in kept.memory.items()}
-    named |= {f"buffers/{name}": rows for name, rows in kept.buffers.items()}
-    content = {name: rows.detach().cpu().contiguous().clone() for name, rows in named.items()}
-    write_atomically(path, save(content, metadata={"sums": json.dumps(_sums(content))}), PRIVATE_FILE)
+def _write(path: Path, state: SavedClientState) -> None:
+    tensors = {f"memory/{name}": rows for name, rows in state.memory.items()}
+    tensors |= {f"buffers/{name}": rows for name, rows in state.buffers.items()}
+    content = {name: rows.detach().cpu().contiguous().clone() for name, rows in tensors.items()}
+    write_atomically(path, save(content, metadata={"sums": json.dumps(_checksums(content))}), PRIVATE_FILE)
 
 
-def _read(path: Path, device: torch.device) -> Kept:
+def _read(path: Path, device: torch.device) -> SavedClientState:
     check_regular(path)
     with safe_open(path, framework="pt") as file:
-        facts = file.metadata() or {}
+        metadata = file.metadata() or {}
         content = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    if json.loads(facts.get("sums", "null")) != _sums(content):
-        raise ValueError("its checksums do not fit")
-    found: dict[str, Rows] = {"memory": {}, "buffers": {}}
-    for full, rows in content.items():
-        group, _, name = full.partition("/")
-        found[group][name] = rows.to(device)
-    return Kept(**found)
+    if json.loads(metadata.get("sums", "null")) != _checksums(content):
+        raise ValueError("its content does not match its checksums")
+    groups: dict[str, Rows] = {"memory": {}, "buffers": {}}
+    for full_name, rows in content.items():
+        group, _, name = full_name.partition("/")
+        groups[group][name] = rows.to(device)
+    return SavedClientState(**groups)
 
 
-def _sums(content: Rows) -> dict[str, int]:
+def _checksums(content: Rows) -> dict[str, int]:
     return {name: zlib.crc32(rows.reshape(-1).view(torch.uint8).numpy().data) for name, rows in sorted(content.items())}

@@ -1,46 +1,60 @@
-"""The server's side of Flower: `ServerApp`. Waits for the clients, then plays the run, or goes on with it."""
+"""The Flower `ServerApp`: waits for the clients, then runs the experiment or resumes it.
+
+The server knows its own data (test set, proxy set) and of each client the number of examples, their shape and a hash.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
 import secrets
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from numpy.typing import NDArray
 
+from fedgg.core.plan import Positions
+from fedgg.data.client_batches import Feed
 from fedgg.errors import UserError
-from fedgg.files import read_json
-from fedgg.flower.app_config import Configuration, RunSettings, run_settings, settings_fit
-from fedgg.flower.engine import OverMessages
+from fedgg.flower.app_project import Configuration, RunConfig, check_min_clients, run_config
+from fedgg.flower.data_files import ClientFileSummary, Examples, ServerFile, read_server_file
+from fedgg.flower.engine import FlowerEngine
 from fedgg.flower.exchange import Exchange, ExchangeLog
-from fedgg.flower.membership import Roll
-from fedgg.flower.messages import FORMAT, Hello
-from fedgg.flower.server_data import ServerData
+from fedgg.flower.membership import Membership, SavedMembership
+from fedgg.flower.messages import ClientInfo
+from fedgg.lab.build import assemble, build, chosen_device
+from fedgg.lab.client_data import Keeper, WholeData
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.dry_run import rehearsed
+from fedgg.lab.federation import Federation
 from fedgg.lab.observer import Observer
 from fedgg.lab.registry import build_algorithm, check_needs
 from fedgg.lab.run_result import Run
 from fedgg.lab.runner import run_rounds_with
 from fedgg.lab.session import Session, opened
 from fedgg.lab.torch_settings import arithmetic
-from fedgg.output_files import write_json, writing_to
-from fedgg.runfolder.checksums import with_checksum, without_checksum
 
 LOG = logging.getLogger("flwr")
+ClientInfos = Mapping[int, ClientInfo]
 
 
 def server_app(experiment_file: str | Path, config: Configuration | None = None) -> ServerApp:
-    """The app of the server; `config` stands in for a run configuration that Flower does not hand on."""
+    """The ServerApp for an experiment.
+
+    `config` holds defaults for the run config; in Flower's `run_simulation` there is no other way to set it.
+    """
 
     def main(grid: Grid, context: Context) -> None:
-        settings = run_settings({**(config or {}), **context.run_config})
-        run_over(grid, load_experiment(Path(experiment_file)), settings, LogObserver())
+        settings = run_config({**(config or {}), **context.run_config})
+        run_on_grid(grid, load_experiment(Path(experiment_file)), settings, LogObserver())
 
     app = ServerApp()
     app.main()(main)
@@ -48,10 +62,10 @@ def server_app(experiment_file: str | Path, config: Configuration | None = None)
 
 
 class LogObserver(Observer):
-    """Rounds and notices go to Flower's own log."""
+    """Writes rounds and notices to Flower's log."""
 
     def on_start(self, run: str, rounds_done: int, rounds: int) -> None:
-        LOG.info("fedgg: %d of %d rounds are done", rounds_done, rounds)
+        LOG.info("fedgg: %d of %d rounds are finished", rounds_done, rounds)
 
     def on_round(self, run: str, record: dict[str, Any]) -> None:
         LOG.info("fedgg: %s", _round_line(record))
@@ -60,140 +74,48 @@ class LogObserver(Observer):
         LOG.warning("fedgg: %s", message)
 
 
-def run_over(grid: Grid, experiment: Experiment, settings: RunSettings, observer: Observer) -> Run:
-    """A run whose clients are reached over this grid."""
+def run_on_grid(grid: Grid, experiment: Experiment, config: RunConfig, observer: Observer) -> Run:
+    """Run or resume an experiment whose clients are the nodes of this grid."""
     check_needs(build_algorithm(experiment.algorithm.name, experiment.algorithm.settings), experiment)
-    settings_fit(experiment, settings.min_clients)
-    before = Passport.read(settings.out)
-    run = before.run if before else secrets.token_hex(8)
-    exchange = Exchange(grid, settings.deadline)
+    check_min_clients(experiment, config.min_clients)
+    saved = SavedMembership.read(config.out)
+    run_id = saved.run if saved else secrets.token_hex(8)
+    exchange = Exchange(grid, config.deadline)
     with arithmetic(experiment):
-        data = ServerData(experiment, settings.data)
+        data = ServerData(experiment, config.data)
         notice = partial(observer.on_notice, experiment.name)
-        roll = Roll(
+        membership = Membership(
             exchange,
-            run,
+            run_id,
             experiment.trajectory(),
             notice,
             experiment.split.clients,
-            partial(data.refusal, max_examples=settings.max_examples),
+            partial(data.refusal, max_examples=config.max_examples),
             data.is_simulation,
         )
-        if before is not None:
-            roll.said.update(before.clients)
-        left_out = (before.left_out if before else {}) | _gather(
-            roll, data, settings, partial(observer.on_notice, experiment.name)
-        )
-        build_it = partial(data.federation, roll.said)
-        with opened(build_it, experiment, settings.out, observer, experiment.name) as session:
+        if saved is not None:
+            membership.client_info.update(saved.clients)
+        left_out = _wait_for_clients(membership, data, config, notice)
+        left_out = (saved.left_out if saved else {}) | left_out
+        build_federation = partial(data.federation, membership.client_info)
+        with opened(build_federation, experiment, config.out, observer, experiment.name) as session:
             assert session.store is not None
             session.store.check_lock()
-            Passport(run, roll.said, left_out).write(settings.out)
-            run_rounds_with(session, _engine(session, roll, exchange, settings))
+            SavedMembership(run_id, membership.client_info, left_out).write(config.out)
+            run_rounds_with(session, _engine(session, membership, exchange, config))
             return session.finish()
 
 
-@dataclass(frozen=True)
-class Passport:
-    """What a run over Flower has beside every other: a name that stands on its messages, and who its clients are."""
-
-    run: str
-    clients: dict[int, Hello]
-    left_out: dict[int, str] = field(default_factory=dict)  # clients the run began without, and why
-
-    @classmethod
-    def read(cls, folder: Path) -> Passport | None:
-        path = folder / "flower.json"
-        if not path.exists():
-            return None
-        try:
-            content = without_checksum(read_json(path))
-            if content["format"] != FORMAT:
-                raise UserError(f"{path} has format {content['format']}; this fedgg reads {FORMAT}")
-            clients = {told["client"]: _hello(told) for told in content["clients"]}
-            left_out = {told["client"]: str(told["why"]) for told in content.get("left_out", [])}
-            return cls(str(content["run"]), clients, left_out)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} cannot be read ({error}): this is no complete run folder") from error
-
-    def write(self, folder: Path) -> None:
-        clients = [asdict(self.clients[client]) for client in sorted(self.clients)]
-        with writing_to(folder):
-            left_out = [{"client": client, "why": why} for client, why in sorted(self.left_out.items())]
-            absent = {"left_out": left_out} if left_out else {}
-            content = {"format": FORMAT, "run": self.run, "clients": clients, **absent}
-            write_json(folder / "flower.json", with_checksum(content))
-
-
-def _hello(entry: dict[str, Any]) -> Hello:
-    """A folder may come from somebody else: ValueError or TypeError where this is not what was written."""
-    hello = Hello(**entry)
-    if not all(type(getattr(hello, f.name)).__name__ == f.type for f in fields(Hello)):
-        raise ValueError(f"client {hello.client!r} has values of other types")
-    if min(hello.client, hello.examples, hello.held_out) < 0:
-        raise ValueError(f"client {hello.client} has numbers below zero")
-    return hello
-
-
-def _gather(roll: Roll, data: ServerData, settings: RunSettings, notice: Callable[[str], None]) -> dict[int, str]:
-    """Every client must have said once how many examples it has: shares and cohorts follow from it.
-
-    A run does begin without clients whose nodes were refused for what they said, if enough others are there. Gives
-    those that have no part in it, with the reason: nothing but their word says how many examples they have.
-    """
-    everybody = range(roll.clients)
-    missing = roll.wait_for(everybody, settings.wait)
-    unknown = [client for client in everybody if client not in roll.said]
-    enough = len(roll.said) >= settings.enough(roll.clients)
-    if unknown and not (enough and len(roll.rejected) >= len(unknown)):
-        raise UserError(
-            f"client {', '.join(map(str, unknown))} of {roll.clients} did not come within {settings.wait:g} s: "
-            f"{_refusals(roll) or 'start their nodes, or set split.clients'}"
-        )
-    left_out = {}
-    for client in unknown:
-        expected = data.expected(client)
-        roll.said[client] = expected or data.nothing_of(client)
-        if expected is None:
-            left_out[client] = roll.absence(client)
-            notice(f"client {client} is left out of this run: {left_out[client]}")
-    for client in missing:
-        if client not in left_out:
-            notice(f"client {client} is not there: {roll.absence(client)}")
-    for sentence in _outweighing(roll, data):
-        notice(sentence)
-    return left_out
-
-
-def _outweighing(roll: Roll, data: ServerData) -> list[str]:
-    """A client that says it has more examples than all others together, where nothing here can check that."""
-    total = sum(hello.examples for hello in roll.said.values())
-    return [
-        f"client {client} says that it has {hello.examples:,} of {total:,} examples, and counts for as much: "
-        f"if that cannot be, set max_examples, or a robust.rule that counts clients the same"
-        for client, hello in sorted(roll.said.items())
-        if 2 * hello.examples > total and len(roll.said) > 2 and data.expected(client) is None
-    ]
-
-
-def _refusals(roll: Roll) -> str:
-    """Why those who are there said no or were refused: one node's words stand for all that say the same."""
-    reasons = {no.why: node for node, no in roll.refused.items() if node not in roll.rejected}
-    said = [f"node {node} says: {why}" for why, node in reasons.items()]
-    refused = {str(no): node for node, no in roll.rejected.items()}
-    return "; ".join([*said, *(f"node {node} is refused: {why}" for why, node in refused.items())][:3])
-
-
-def _engine(session: Session, roll: Roll, exchange: Exchange, settings: RunSettings) -> OverMessages:
+def _engine(session: Session, membership: Membership, exchange: Exchange, config: RunConfig) -> FlowerEngine:
     assert session.store is not None
-    return OverMessages(
-        roll=roll,
+    return FlowerEngine(
+        membership=membership,
         exchange=exchange,
-        settings=settings,
+        config=config,
         example=rehearsed(session.federation),
         history=session.rounds,
         settled=session.store.settled,
-        log=ExchangeLog(settings.out, session.store.check_lock),
+        log=ExchangeLog(config.out, session.store.check_lock),
         notice=session.notice,
         private=session.federation.wrappers.budget is not None,
     )
@@ -202,3 +124,236 @@ def _engine(session: Session, roll: Roll, exchange: Exchange, settings: RunSetti
 def _round_line(record: dict[str, Any]) -> str:
     accuracy = f", test accuracy {record['test_accuracy']:.4f}" if "test_accuracy" in record else ""
     return f"round {record['round']}: {len(record['clients'])} clients{accuracy}"
+
+
+# Waiting for the clients ----------------------------------------------------------------------------------------------
+
+
+def _wait_for_clients(
+    membership: Membership, data: ServerData, config: RunConfig, notice: Callable[[str], None]
+) -> dict[int, str]:
+    """Wait until each client has reported how many examples it has: weights and cohorts depend on it.
+
+    The run starts without clients whose nodes were rejected if enough others are connected. Returns the clients that
+    are left out of the whole run, because nothing else tells how many examples they have, and why.
+    """
+    clients = range(membership.clients)
+    missing = membership.wait_for(clients, config.wait)
+    unknown = [client for client in clients if client not in membership.client_info]
+    enough = len(membership.client_info) >= config.enough(membership.clients)
+    if unknown and not (enough and len(membership.rejected) >= len(unknown)):
+        raise UserError(
+            f"client {', '.join(map(str, unknown))} of {membership.clients} did not connect within {config.wait:g} s: "
+            f"{_query_errors(membership) or 'start their nodes, or set split.clients'}"
+        )
+    left_out = {}
+    for client in unknown:
+        expected = data.expected(client)
+        membership.client_info[client] = expected or data.without_examples(client)
+        if expected is None:
+            left_out[client] = membership.reason_absent(client)
+            notice(f"client {client} is left out of this run: {left_out[client]}")
+    for client in missing:
+        if client not in left_out:
+            notice(f"client {client} is not connected: {membership.reason_absent(client)}")
+    for sentence in _dominating_clients(membership, data):
+        notice(sentence)
+    return left_out
+
+
+def _dominating_clients(membership: Membership, data: ServerData) -> list[str]:
+    """Warns of a client that reports more examples than all others together, where the server cannot check it."""
+    infos = membership.client_info
+    total = sum(info.examples for info in infos.values())
+    return [
+        f"client {client} reports {info.examples:,} of {total:,} examples and has that weight in the average: "
+        f"if that cannot be true, set max_examples, or a robust.rule that weights clients equally"
+        for client, info in sorted(infos.items())
+        if 2 * info.examples > total and len(infos) > 2 and data.expected(client) is None
+    ]
+
+
+def _query_errors(membership: Membership) -> str:
+    """Why connected nodes did not report their client or were rejected; the same reason is listed once."""
+    failed = {query.why: node for node, query in membership.failed.items() if node not in membership.rejected}
+    rejected = {str(error): node for node, error in membership.rejected.items()}
+    errors = [f"node {node} reports: {why}" for why, node in failed.items()]
+    return "; ".join([*errors, *(f"node {node} is rejected: {why}" for why, node in rejected.items())][:3])
+
+
+# Data -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class DataOnNodes:
+    """The server's knowledge of data on nodes: its own file, and what each client reported."""
+
+    file: ServerFile
+    client_info: ClientInfos
+    name: str
+    keeper: Keeper = "nodes"
+    labels_are_words: bool = False  # not known here
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.file.test.x.shape[1:])
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.file.classes
+
+    @property
+    def client_names(self) -> tuple[str, ...] | None:
+        return self.file.client_names
+
+    @property
+    def fingerprint(self) -> str:
+        hashes = [self.file.test.fingerprint(), self.file.proxy.fingerprint()]
+        hashes += [self.client_info[client].data for client in sorted(self.client_info)]
+        return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
+
+    def split_hash(self) -> str:
+        return self.file.split.get("hash") or self.fingerprint
+
+    def described(self) -> dict[str, Any]:
+        """Without the classes of each client, which the server does not know."""
+        scheme, names = self.file.split.get("scheme", "by its owners"), self.client_names
+        content = {"scheme": scheme, "hash": self.split_hash(), "classes": list(self.classes), "sizes": self._sizes()}
+        return content | ({} if names is None else {"names": list(names)})
+
+    def positions(self) -> dict[str, NDArray[np.int64]]:
+        return {"sizes": np.array(self._sizes(), np.int64)}
+
+    def _sizes(self) -> list[int]:
+        infos = self.client_info
+        return [infos[client].examples + infos[client].held_out for client in sorted(infos)]
+
+
+class ServerData:
+    """The server's data: its file or, in a simulation, the data source of the experiment.
+
+    Where it tells what data a client has, the client's report must agree.
+    """
+
+    def __init__(self, experiment: Experiment, data: Path | None):
+        self.experiment = experiment
+        self.file: ServerFile | None = None
+        self.simulated: Federation | None = None
+        if data is None:
+            federation = build(experiment)
+            assert isinstance(federation.origin, WholeData)
+            notices = tuple(sentence for sentence in federation.notices if sentence != federation.choice.notice)
+            origin = replace(federation.origin, keeper="nodes")
+            self.simulated = replace(federation, origin=origin, notices=notices)
+            self.shape, self.classes = _shape_text(origin.shape), len(origin.classes)
+        else:
+            self.file, self.name = read_server_file(data, experiment), str(data)
+            if self.file.clients != experiment.split.clients:
+                raise UserError(
+                    f"{data} was divided for {self.file.clients} clients, split.clients = {experiment.split.clients}"
+                )
+            self.shape, self.classes = _shape_text(self.file.test.x.shape[1:]), len(self.file.classes)
+
+    @property
+    def is_simulation(self) -> bool:
+        return self.simulated is not None
+
+    def expected(self, client: int) -> ClientInfo | None:
+        """What this client must report; None where the server does not know."""
+        if self.simulated is not None:
+            feed = self.simulated.feed
+            positions = np.concatenate([feed.clients[client], feed.held_out[client]])
+            fingerprint = Examples(feed.x[positions], feed.y[positions]).fingerprint()
+            summary = ClientFileSummary(len(feed.clients[client]), len(feed.held_out[client]), fingerprint)
+        elif self.file is not None and self.file.client_files is not None:
+            summary = self.file.client_files[client]
+        else:
+            return None
+        return ClientInfo(client, summary.examples, summary.held_out, self.shape, self.classes, summary.fingerprint)
+
+    def without_examples(self, client: int) -> ClientInfo:
+        """The info of a client that is left out of the run."""
+        return ClientInfo(client, 0, 0, self.shape, self.classes, "")
+
+    def refusal(self, info: ClientInfo, max_examples: int) -> str | None:
+        """Why a client's report cannot be accepted."""
+        clients, least = self.experiment.split.clients, 0 if self.experiment.split.allow_empty else 1
+        if not 0 <= info.client < clients:
+            return (
+                f"it reports client {info.client}, but the experiment has {clients} clients: "
+                f"give it a client-id from 0 to {clients - 1}, or set split.clients"
+            )
+        expected = self.expected(info.client)
+        if expected is not None:
+            return _difference(info, expected)
+        if not least <= info.examples <= max_examples or not 0 <= info.held_out <= max_examples:
+            return (
+                f"it reports {info.examples} training and {info.held_out} held-out examples for client {info.client}; "
+                f"allowed are {least} to max_examples = {max_examples}"
+            )
+        if (info.shape, info.classes) != (self.shape, self.classes):
+            return _difference(info, replace(info, shape=self.shape, classes=self.classes))
+        if not re.fullmatch("[0-9a-f]{64}", info.data):
+            return f"it reports {info.data!r} as the hash of client {info.client}'s examples"
+        return None
+
+    def federation(self, client_info: ClientInfos) -> Federation:
+        if self.simulated is not None:
+            federation = self.simulated
+        else:
+            assert self.file is not None
+            feed = _feed(self.file, client_info, self.experiment)
+            federation = assemble(self.experiment, feed, DataOnNodes(self.file, client_info, self.name))
+        for client, info in sorted(client_info.items()):
+            expected = (federation.examples[client], len(federation.feed.held_out[client]), self.shape, self.classes)
+            if (info.examples, info.held_out, info.shape, info.classes) != expected:
+                raise UserError(str(_difference(info, ClientInfo(client, *expected, info.data))))
+        return federation
+
+
+def _shape_text(shape: Sequence[int]) -> str:
+    return " ".join(map(str, shape))
+
+
+def _difference(info: ClientInfo, expected: ClientInfo) -> str | None:
+    if info == expected:
+        return None
+    reported, known = _summary(info), _summary(expected)
+    advice = "give both the files of one `divide`"
+    if reported == known:
+        return f"client {info.client} has other examples than the server expects: {advice}"
+    return f"client {info.client} has {reported}, the server expects {known}: {advice}"
+
+
+def _summary(info: ClientInfo) -> str:
+    return (
+        f"{info.examples} training and {info.held_out} held-out examples of shape {info.shape[:30]} "
+        f"in {info.classes} classes"
+    )
+
+
+def _feed(file: ServerFile, client_info: ClientInfos, experiment: Experiment) -> Feed:
+    """The server's examples, and the numbers of examples of the clients.
+
+    Every example of a client is represented by one placeholder, the first test example: the dry run before the first
+    round, which finds out what the algorithm's clients send, reads it.
+    """
+    device = chosen_device(experiment)
+    x, y = torch.cat([file.proxy.x, file.test.x[:1]]), torch.cat([file.proxy.y, file.test.y[:1]])
+    placeholder = len(file.proxy.y)
+    infos = [client_info[client] for client in range(experiment.split.clients)]
+
+    def positions(count: int) -> Positions:
+        return np.broadcast_to(np.int64(placeholder), count)  # one number in memory, however many a node reports
+
+    return Feed(
+        x=x.to(device),
+        y=y.to(device),
+        x_test=file.test.x.to(device),
+        y_test=file.test.y.to(device),
+        clients=tuple(positions(info.examples) for info in infos),
+        held_out=tuple(positions(info.held_out) for info in infos),
+        scaling=file.scaling.to(device),
+        augmentation=experiment.data.augment,
+        proxy=np.arange(placeholder),
+    )

@@ -1,11 +1,11 @@
-"""An algorithm as a Flower strategy: for Flower apps that exist already, the server's half of `fedgg.flower.guided`.
+"""`fedgg.flower.strategy`: an algorithm as the strategy of an existing ServerApp, with `fedgg.flower.guided` clients.
 
     strategy = fedgg.flower.strategy(FedGG(mu=0.1), model, fraction_evaluate=0.5)
     result = strategy.start(grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=10)
 
-Sampling, evaluation and configuration are Flower's own. Clients whose answer is not finite, out of all proportion or of
-another shape are left out and named in the log; a round without any healthy answer, or whose model would not be finite,
-ends the run instead of passing for one.
+Sampling, evaluation and configuration are Flower's. A reply that is not finite, out of proportion to the others or of
+another shape is left out of the average, with a warning in the log. A round without any valid reply, or whose model
+would not be finite, ends the run with an error.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Rows, read_only, stack
 from fedgg.core.server import ServerState, in_proportion, spoilt
 from fedgg.errors import UserError
-from fedgg.flower.app_config import MAX_EXAMPLES
-from fedgg.flower.guided_training import ALGORITHM, BUFFERS, DOWN, UP, guidable
+from fedgg.flower.app_project import MAX_EXAMPLES
+from fedgg.flower.guided_training import ALGORITHM, BUFFERS, DOWN, UP, guidable_algorithm
 from fedgg.flower.messages import (
-    BadRecord,
+    InvalidMessage,
     arrays_of,
     check_buffers,
     check_finite,
-    check_kinds,
+    check_specs,
     from_record,
-    kinds,
+    specs_of,
     to_record,
 )
 
@@ -46,19 +46,21 @@ EXAMPLES = "num-examples"
 CPU = torch.device("cpu")
 
 
-def strategy(algorithm: Algorithm, model: nn.Module, *, max_examples: int = MAX_EXAMPLES, **flower: Any) -> Guiding:
-    """`flower`: what Flower's FedAvg takes, such as `fraction_train`, `min_train_nodes` and `fraction_evaluate`.
+def strategy(
+    algorithm: Algorithm, model: nn.Module, *, max_examples: int = MAX_EXAMPLES, **flower: Any
+) -> GuidedStrategy:
+    """`flower`: arguments of Flower's FedAvg, such as `fraction_train`, `min_train_nodes` and `fraction_evaluate`.
 
-    A client that claims more than `max_examples` in `num-examples` is left out.
+    A reply with more than `max_examples` in `num-examples` is left out.
     """
-    return Guiding(algorithm, model, max_examples=max_examples, **flower)
+    return GuidedStrategy(algorithm, model, max_examples=max_examples, **flower)
 
 
-class Guiding(FlowerFedAvg):
-    """Flower's FedAvg, with what travels and how it is added up replaced by the algorithm's."""
+class GuidedStrategy(FlowerFedAvg):
+    """Flower's FedAvg; the algorithm determines the content of messages and the aggregation."""
 
     def __init__(self, algorithm: Algorithm, model: nn.Module, *, max_examples: int = MAX_EXAMPLES, **flower: Any):
-        algorithm = guidable(algorithm)
+        algorithm = guidable_algorithm(algorithm)
         super().__init__(**flower)
         self.max_examples = max_examples
         self.algorithm, self.model = algorithm, model.cpu()
@@ -76,36 +78,36 @@ class Guiding(FlowerFedAvg):
             self.memory = self.algorithm.server_memory(w)
         nodes = len(list(grid.get_node_ids()))
         config[ALGORITHM] = repr(self.algorithm)
-        asked = list(super().configure_train(server_round, arrays, config, grid))
-        self._server = Server(self.memory, nodes, len(asked) / max(nodes, 1), server_round - 1)
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        self._server = Server(self.memory, nodes, len(messages) / max(nodes, 1), server_round - 1)
         with torch.no_grad():
-            sent, down = self.algorithm.broadcast(w, self._server), self.algorithm.send_down(w, self._server)
-        model, beside = self._with(sent), to_record(down)
-        for message in asked:
+            w_sent, down = self.algorithm.broadcast(w, self._server), self.algorithm.send_down(w, self._server)
+        model, down_record = self._state_with(w_sent), to_record(down)
+        for message in messages:
             message.content[self.arrayrecord_key] = model
             if down:
-                message.content[DOWN] = beside
-        return asked
+                message.content[DOWN] = down_record
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         assert self._server is not None
-        healthy = self._in_proportion(self._healthy(list(replies)))
-        if not healthy:
-            raise UserError(f"round {server_round}: no client sent a finite update")
-        order = sorted(healthy)  # the same sum in the same order, whoever answered first
-        contents = [healthy[node][2].content for node in order]
-        counts = [self._examples(healthy[node][2]) for node in order]
+        valid = self._in_proportion(self._valid(list(replies)))
+        if not valid:
+            raise UserError(f"round {server_round}: no client sent a valid update")
+        order = sorted(valid)  # floating-point sums depend on the order
+        contents = [valid[node][2].content for node in order]
+        counts = [self._examples(valid[node][2]) for node in order]
         with torch.no_grad():
             w, share = self._w(), shares(counts, self._w(), equally=False)
-            up = stack([healthy[node][0] for node in order])
+            up = stack([valid[node][0] for node in order])
             new, memory = self.algorithm.aggregate(w, read_only(up, "up"), share, self._server)
             before = ServerState(w, self._buffers(), self.memory or {})
-            buffers = close_buffers("average", before.buffers, stack([healthy[node][1] for node in order]), share)
-            wrong = spoilt(before, ServerState(new, buffers, memory))
-            if wrong is not None:  # the strategy keeps the model it had
-                raise UserError(f"round {server_round}: {wrong}")
+            buffers = close_buffers("average", before.buffers, stack([valid[node][1] for node in order]), share)
+            error = spoilt(before, ServerState(new, buffers, memory))
+            if error is not None:  # the strategy keeps the model of the last round
+                raise UserError(f"round {server_round}: {error}")
             self.memory = memory
             self._set(new)
             for name, rows in buffers.items():
@@ -113,46 +115,46 @@ class Guiding(FlowerFedAvg):
         metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
         return ArrayRecord(self.model.state_dict()), metrics
 
-    def _healthy(self, replies: list[Message]) -> dict[int, tuple[Rows, Rows, Message]]:
-        """By node: what it sent up, its buffers, the message."""
-        found: dict[int, tuple[Rows, Rows, Message]] = {}
+    def _valid(self, replies: list[Message]) -> dict[int, tuple[Rows, Rows, Message]]:
+        """By node: its update, its buffers, the message."""
+        replies_by_node: dict[int, tuple[Rows, Rows, Message]] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
                 if reply.has_error():
-                    raise BadRecord(str(reply.error.reason))
-                if node in found:
-                    raise BadRecord("it answered twice")
+                    raise InvalidMessage(str(reply.error.reason))
+                if node in replies_by_node:
+                    raise InvalidMessage("it replied twice")
                 up = check_finite(from_record(arrays_of(reply.content, UP), CPU), "")
                 buffers = from_record(arrays_of(reply.content, BUFFERS), CPU) if self.layout.buffers else {}
-                check_buffers(self._buffers(), check_kinds(buffers, kinds(self._buffers()), "its statistics"), "")
-                check_kinds({"delta": up.get("delta", torch.empty(1, 0))}, kinds({"delta": self._w()}), "its message")
+                check_buffers(self._buffers(), check_specs(buffers, specs_of(self._buffers()), "its buffers"), "")
+                check_specs({"delta": up.get("delta", torch.empty(1, 0))}, specs_of({"delta": self._w()}), "its update")
                 self._examples(reply)
-            except BadRecord as error:
+            except InvalidMessage as error:
                 LOG.warning("fedgg: left out: node %d: %s", node, error)
                 continue
-            found[node] = (up, buffers, reply)
-        return _of_one_kind(found)
+            replies_by_node[node] = (up, buffers, reply)
+        return _with_common_specs(replies_by_node)
 
-    def _in_proportion(self, found: dict[int, tuple[Rows, Rows, Message]]) -> dict[int, tuple[Rows, Rows, Message]]:
-        """As in every other run of the library."""
+    def _in_proportion(self, replies: dict[int, tuple[Rows, Rows, Message]]) -> dict[int, tuple[Rows, Rows, Message]]:
+        """The same check as in other engines."""
         none = torch.zeros(1, 1)
-        ends = {node: LocalEnd(up, {}, buffers, {}, none) for node, (up, buffers, _) in found.items()}
-        _, lost = in_proportion(ends, self._w())
-        for gone in lost:
-            LOG.warning("fedgg: left out: node %d: %s", gone.client, gone.why)
-            del found[gone.client]
-        return found
+        ends = {node: LocalEnd(up, {}, buffers, {}, none) for node, (up, buffers, _) in replies.items()}
+        _, dropped = in_proportion(ends, self._w())
+        for client in dropped:
+            LOG.warning("fedgg: left out: node %d: %s", client.client, client.why)
+            del replies[client.client]
+        return replies
 
     def _examples(self, reply: Message) -> int:
-        """What a client counts for: a whole number, within the limit."""
+        """The weight of a client: its number of examples, from 1 to `max_examples`."""
         for metrics in reply.content.metric_records.values():
             count = metrics.get(EXAMPLES)
             if isinstance(count, int | float) and count > self.max_examples:
-                raise BadRecord(f"its {EXAMPLES!r} is {count:g}, and max_examples = {self.max_examples}")
+                raise InvalidMessage(f"its {EXAMPLES!r} is {count:g}, and max_examples = {self.max_examples}")
             if isinstance(count, int | float) and count >= 1:
                 return int(count)
-        raise BadRecord(f"its metrics have no {EXAMPLES!r} above zero")
+        raise InvalidMessage(f"its metrics have no {EXAMPLES!r} above zero")
 
     def _w(self) -> torch.Tensor:
         return self.layout.flatten(dict(self.model.named_parameters()))
@@ -161,25 +163,25 @@ class Guiding(FlowerFedAvg):
         return self.layout.buffer_rows(self.model)
 
     def _set(self, w: torch.Tensor) -> None:
-        own = dict(self.model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         for name, value in self.layout.unflatten(w).items():
-            own[name].copy_(value[0])
+            parameters[name].copy_(value[0])
 
-    def _with(self, w: torch.Tensor) -> ArrayRecord:
-        """The model's state with these parameters; its own stay as they are."""
-        own = self._w()
+    def _state_with(self, w: torch.Tensor) -> ArrayRecord:
+        """The state dict of the model with these parameters; the model itself does not change."""
+        before = self._w()
         with torch.no_grad():
             self._set(w)
             record = ArrayRecord(self.model.state_dict())
-            self._set(own)
+            self._set(before)
         return record
 
 
-def _of_one_kind(found: dict[int, tuple[Rows, Rows, Message]]) -> dict[int, tuple[Rows, Rows, Message]]:
-    """Whoever sends other names or shapes than most is left out."""
-    votes = [str(kinds(up)) for up, _, _ in found.values()]
-    usual = max(sorted(set(votes)), key=votes.count, default="")
-    for node, (up, _, _) in found.items():
-        if str(kinds(up)) != usual:
-            LOG.warning("fedgg: left out: node %d: it sent %s, which others did not", node, sorted(up))
-    return {node: told for node, told in found.items() if str(kinds(told[0])) == usual}
+def _with_common_specs(replies_by_node: dict[int, tuple[Rows, Rows, Message]]) -> dict[int, tuple[Rows, Rows, Message]]:
+    """Without replies whose names, dtypes or shapes differ from the most common ones."""
+    specs = [str(specs_of(up)) for up, _, _ in replies_by_node.values()]
+    most_common = max(sorted(set(specs)), key=specs.count, default="")
+    for node, (up, _, _) in replies_by_node.items():
+        if str(specs_of(up)) != most_common:
+            LOG.warning("fedgg: left out: node %d: its entries %s are not those of the other replies", node, sorted(up))
+    return {node: reply for node, reply in replies_by_node.items() if str(specs_of(reply[0])) == most_common}

@@ -1,4 +1,4 @@
-"""What follows from a benchmark's record: ratios, flags, a table, a chart."""
+"""Results computed from `bench.json`: ratios, flags, a table, a chart."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def write(folder: Path, *contenders: dict[str, Any], **more: Any) -> Path:
 
 
 def test_ratios_are_taken_turn_by_turn(tmp_path: Path) -> None:
-    """A turn in which the machine was slow for all moves the seconds and leaves the ratio alone."""
+    """A turn in which the machine was slow changes the seconds and not the ratio."""
     file = write(tmp_path, entry("tight-2", [2.0, 20.0, 2.0]), entry("other", [1.0, 10.0, None]))
-    standings = read_bench(file).standings
-    assert [standing.entry["name"] for standing in standings] == ["tight-2", "other"]  # by their own seconds
-    by_name = {standing.entry["name"]: standing for standing in standings}
+    measured = read_bench(file).measured
+    assert [contender.entry["name"] for contender in measured] == ["tight-2", "other"]  # by median seconds
+    by_name = {contender.entry["name"]: contender for contender in measured}
     assert by_name["other"].ratio == 0.5
-    assert by_name["other"].middle == 5.5
+    assert by_name["other"].median == 5.5
     assert by_name["tight-2"].ratio == 1.0
-    assert by_name["tight-2"].middle == 2.0
+    assert by_name["tight-2"].median == 2.0
     assert by_name["tight-2"].start == 4.0  # 2 s until ready and a first round 2 s longer than another
 
 
@@ -77,7 +77,7 @@ def test_flags(tmp_path: Path) -> None:
         entry("busy", [2.0], idle_processor_share=0.5),
     )
     record = read_bench(file)
-    flags = {standing.entry["name"]: standing.flag for standing in record.standings}
+    flags = {contender.entry["name"]: contender.flag for contender in record.measured}
     assert flags["tight-2"] is flags["good"] is None
     assert "learns less" in (flags["weak"] or "")
     assert "does not learn" in (flags["dead"] or "")
@@ -93,14 +93,14 @@ def test_without_the_reference_there_is_no_ratio(tmp_path: Path) -> None:
     assert table.rows[0][5] == "–"
 
 
-def test_a_busy_machine_is_told(tmp_path: Path) -> None:
+def test_a_busy_machine_is_noted(tmp_path: Path) -> None:
     quiet = bench_table(read_bench(write(tmp_path, entry("tight-2", [1.0, 1.0], others_cores=[0.1, 0.02]))))
     busy = bench_table(read_bench(write(tmp_path, entry("tight-2", [1.0, 1.0], others_cores=[0.9, 0.7]))))
     assert not any("QUIET" in note for note in quiet.notes)
     assert any("0.8 cores" in note for note in busy.notes)
 
 
-def test_what_was_stopped_says_so(tmp_path: Path) -> None:
+def test_a_stopped_benchmark_is_noted(tmp_path: Path) -> None:
     record = read_bench(write(tmp_path, entry("tight-2", [1.0]), finished=False))
     assert any("Stopped before the end" in note for note in bench_table(record).notes)
 
@@ -118,5 +118,5 @@ def test_the_chart_is_a_picture_and_the_same_each_time(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "bench.json"
     file.write_text(content)
-    with pytest.raises(UserError, match="no record"):
+    with pytest.raises(UserError, match="not a record"):
         read_bench(file)

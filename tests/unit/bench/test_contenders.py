@@ -1,4 +1,4 @@
-"""Who takes part, and what is said of those who cannot."""
+"""Which contenders there are, and why others cannot be measured."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def peers(tmp_path: Path) -> Path:
 
 def test_an_engine_this_version_lacks_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contenders, "ENGINES", (EngineEntry("loop", "loop"), EngineEntry("warp", "warp")))
-    found = {contender.name: contender.absent for contender in all_contenders()}
-    assert found["fedgg-loop"] is None
-    assert "no engine 'warp'" in (found["fedgg-warp"] or "")
+    absent = {contender.name: contender.absent for contender in all_contenders()}
+    assert absent["fedgg-loop"] is None
+    assert "no engine 'warp'" in (absent["fedgg-warp"] or "")
 
 
 def test_names_and_families(peers: Path) -> None:
@@ -34,7 +34,7 @@ def test_names_and_families(peers: Path) -> None:
     assert "plain-2" not in [c.name for c in chosen(everyone, "cpu", skip=["plain"])]
     with pytest.raises(UserError, match="did you mean tight-2"):
         chosen(everyone, "cpu", only=["thight-2"])
-    with pytest.raises(UserError, match="nobody is left"):
+    with pytest.raises(UserError, match="no contender is left"):
         chosen(everyone, "cuda", only=["tight-1"])
 
 

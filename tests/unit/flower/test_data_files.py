@@ -1,4 +1,4 @@
-"""A divided data set: every machine gets its own and nothing of another's; files that are not such are refused."""
+"""Data files of a federation: each has the examples of one client; files with mistakes are refused."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from post_office import small
+from in_process_grid import small
 
 from fedgg.errors import UserError
 from fedgg.flower import divide
-from fedgg.flower.app_config import NodeSettings, node_settings, run_settings
-from fedgg.flower.data_files import read_client, read_server, write_arrays
+from fedgg.flower.app_project import NodeConfig, node_config, run_config
+from fedgg.flower.data_files import read_client_file, read_server_file, write_arrays
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 
@@ -30,16 +30,16 @@ def test_every_example_is_in_one_file_and_no_more(tmp_path: Path) -> None:
     paths = divide(EXPERIMENT, tmp_path)
     assert [path.name for path in paths] == ["server.npz", *(f"client-{n}.npz" for n in range(4))]
     feed = build(EXPERIMENT).feed
-    server = read_server(paths[0], EXPERIMENT)
+    server = read_server_file(paths[0], EXPERIMENT)
     assert torch.equal(server.test.x, feed.x_test)
     assert torch.equal(server.proxy.x, feed.x[torch.from_numpy(feed.proxy)])
     together = rows(server.proxy.x)
     for client, path in enumerate(paths[1:]):
-        own = read_client(path, EXPERIMENT)
-        assert torch.equal(own.train.x, feed.x[torch.from_numpy(feed.clients[client])])
-        assert torch.equal(own.held_out.y, feed.y[torch.from_numpy(feed.held_out[client])])
-        together += rows(own.train.x) + rows(own.held_out.x)
-        assert torch.equal(own.scaling.shift, feed.scaling.shift)
+        file = read_client_file(path, EXPERIMENT)
+        assert torch.equal(file.train.x, feed.x[torch.from_numpy(feed.clients[client])])
+        assert torch.equal(file.held_out.y, feed.y[torch.from_numpy(feed.held_out[client])])
+        together += rows(file.train.x) + rows(file.held_out.x)
+        assert torch.equal(file.scaling.shift, feed.scaling.shift)
         with np.load(path, allow_pickle=False) as archive:
             examples = sum(len(archive[name]) for name in archive.files if name.startswith("x"))
             assert examples == len(feed.clients[client]) + len(feed.held_out[client])
@@ -52,41 +52,41 @@ def good() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "reason"),
     [
         ({"y": np.array([0, 1, 0, 2])}, "outside the 2 classes"),
         ({"x": np.full((4, 3), np.nan)}, "NaN or infinity"),
         ({"x": np.zeros((3, 3))}, "y_train has shape"),
         ({"classes": np.array([1, 2])}, "classes must be an array of names"),
-        ({"x": np.array(["a"] * 4)}, "x must be there, and be numbers"),
-        ({"x_held_out": np.zeros((1, 5)), "y_held_out": np.array([0])}, "other examples than the first"),
+        ({"x": np.array(["a"] * 4)}, "x must be an array of numbers"),
+        ({"x_held_out": np.zeros((1, 5)), "y_held_out": np.array([0])}, "another dtype or shape than the first"),
     ],
 )
-def test_files_with_mistakes_are_refused(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+def test_files_with_mistakes_are_refused(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
     write_arrays(tmp_path / "own.npz", good() | changes)
-    with pytest.raises(UserError, match=complaint):
-        read_client(tmp_path / "own.npz", small(data__normalise="none"))
+    with pytest.raises(UserError, match=reason):
+        read_client_file(tmp_path / "own.npz", small(data__normalise="none"))
 
 
-def test_files_of_ones_own(tmp_path: Path) -> None:
+def test_files_not_written_by_divide(tmp_path: Path) -> None:
     write_arrays(tmp_path / "own.npz", good())
-    assert read_client(tmp_path / "own.npz", small(data__normalise="none")).client == -1
+    assert read_client_file(tmp_path / "own.npz", small(data__normalise="none")).client == -1
     with pytest.raises(UserError, match="needs the arrays shift and scale, the same in every file"):
-        read_client(tmp_path / "own.npz", small())
-    with pytest.raises(UserError, match="there is no file"):
-        read_client(tmp_path / "absent.npz", small())
+        read_client_file(tmp_path / "own.npz", small())
+    with pytest.raises(UserError, match=r"there is no file .*fedgg\.flower\.divide writes"):
+        read_client_file(tmp_path / "absent.npz", small())
     (tmp_path / "torn.npz").write_bytes((tmp_path / "own.npz").read_bytes()[:-40])
     with pytest.raises(UserError, match="cannot be read as"):
-        read_client(tmp_path / "torn.npz", small())
+        read_client_file(tmp_path / "torn.npz", small())
     np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object), y=np.zeros(1), classes=np.array(["a"]))
     with pytest.raises(UserError, match="cannot be read as"):
-        read_client(tmp_path / "objects.npz", small())
+        read_client_file(tmp_path / "objects.npz", small())
 
 
-def test_what_is_told_from_outside(tmp_path: Path) -> None:
-    assert run_settings({"out": "runs/a", "lr": 0.1}).out == Path("runs/a")
-    assert run_settings({"out": "a", "data": ""}).data is None
-    for config, complaint in (
+def test_run_config_and_node_config(tmp_path: Path) -> None:
+    assert run_config({"out": "runs/a", "lr": 0.1}).out == Path("runs/a")
+    assert run_config({"out": "a", "data": ""}).data is None
+    for config, reason in (
         ({}, "name the run folder"),
         ({"out": "a", "deadline": "soon"}, "deadline = 'soon' must be a number of seconds"),
         ({"out": "a", "attempts": 0}, "attempts = 0 is too small"),
@@ -94,19 +94,19 @@ def test_what_is_told_from_outside(tmp_path: Path) -> None:
         ({"out": "a", "wait": float("inf")}, "wait = inf must be finite"),
         ({"out": "a", "min-clients": 2}, "unknown key 'min-clients'"),
     ):
-        with pytest.raises(UserError, match=complaint):
-            run_settings(config)
-    simulated = node_settings({"partition-id": 7, "num-partitions": 9}, {"out": "runs/a"})
-    assert simulated == NodeSettings(7, None, Path("runs/a/nodes/client-7"), simulated=9)
-    real = node_settings({"client-id": 2, "data": "x.npz", "memory": "m"}, {})
-    assert real == NodeSettings(2, Path("x.npz"), Path("m"))
+        with pytest.raises(UserError, match=reason):
+            run_config(config)
+    simulated = node_config({"partition-id": 7, "num-partitions": 9}, {"out": "runs/a"})
+    assert simulated == NodeConfig(7, None, Path("runs/a/nodes/client-7"), simulated=9)
+    real = node_config({"client-id": 2, "data": "x.npz", "memory": "m"}, {})
+    assert real == NodeConfig(2, Path("x.npz"), Path("m"))
     for node in ({}, {"client-id": 2}, {"client-id": -1, "data": "x", "memory": "m"}):
-        with pytest.raises(UserError, match="node configuration"):
-            node_settings(node, {})
+        with pytest.raises(UserError, match="node config"):
+            node_config(node, {})
 
 
 def test_clients_of_the_data_are_divided_by_their_names(tmp_path: Path) -> None:
-    """How many there are, the data say; the server's file knows what they are called."""
+    """The number of clients is that of the data set; the server's file has their names."""
     numbers = np.random.default_rng(0)
     x, y = numbers.normal(size=(60, 3)), np.arange(60) % 2
     owners = np.array(["charite"] * 30 + ["mayo"] * 20 + ["ucsf"] * 10)
@@ -114,9 +114,9 @@ def test_clients_of_the_data_are_divided_by_their_names(tmp_path: Path) -> None:
     experiment = Experiment(data={"source": f"npz:{tmp_path / 'wards.npz'}"}, split={"scheme": "given"})
     server, *clients = divide(experiment, tmp_path / "divided")
     assert len(clients) == 3
-    assert read_server(server, experiment).client_names == ("charite", "mayo", "ucsf")
+    assert read_server_file(server, experiment).client_names == ("charite", "mayo", "ucsf")
     with np.load(server) as archive:
         arrays = dict(archive) | {"client_names": np.array(["charite"])}
     write_arrays(tmp_path / "wrong.npz", {name: arrays[name] for name in arrays if name != "format"})
     with pytest.raises(UserError, match="1 names for 3 clients"):
-        read_server(tmp_path / "wrong.npz", experiment)
+        read_server_file(tmp_path / "wrong.npz", experiment)

@@ -1,4 +1,4 @@
-"""Which node is which client: ids change, nodes go and come back, and two of one are one too many."""
+"""Which node is which client: node ids change, nodes disconnect and reconnect, two nodes claim one client."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Message
-from post_office import Deliver, Federation, forget_holdings, same, small
+from in_process_grid import Deliver, Federation, remove_client_summaries, same, small
 
 import fedgg
 from fedgg.errors import UserError
 from fedgg.flower import divide
-from fedgg.flower.messages import about_of
+from fedgg.flower.messages import header_of
 
 EXPERIMENT = {"model__name": "linear", "algorithm__name": "scaffold", "server__cohort": 4, "rounds": 4}
 
 
-def test_ids_are_given_anew_in_every_round(tmp_path: Path) -> None:
+def test_node_ids_that_change_in_every_round(tmp_path: Path) -> None:
     federation = Federation(small(**EXPERIMENT), tmp_path)
 
     def way(question: Message, deliver: Deliver) -> list[Message]:
         reply = [deliver()]
-        if question.metadata.message_type == "train" and about_of(question.content).client == 3:
-            nodes = federation.office.nodes
-            federation.office.nodes = {number + 1000: node for number, node in nodes.items()}
+        if question.metadata.message_type == "train" and header_of(question.content).client == 3:
+            nodes = federation.grid.nodes
+            federation.grid.nodes = {number + 1000: node for number, node in nodes.items()}
         return reply
 
-    federation.office.carry = way
+    federation.grid.carry = way
     same(federation.run(), fedgg.run(federation.experiment))
 
 
-def test_a_node_that_was_killed_still_counts_for_a_while(tmp_path: Path) -> None:
-    """The new one is asked; the old one, which is connected by the list alone, never answers."""
+def test_a_killed_node_that_flower_still_lists(tmp_path: Path) -> None:
+    """The new node of the client trains; the old one, which is listed as connected, does not reply."""
     federation = Federation(small(**EXPERIMENT), tmp_path)
     dead: set[int] = set()
 
@@ -39,30 +39,30 @@ def test_a_node_that_was_killed_still_counts_for_a_while(tmp_path: Path) -> None
         if question.metadata.dst_node_id in dead:
             return []
         reply = [deliver()]
-        about = about_of(question.content)
-        if question.metadata.message_type == "train" and (about.round, about.client) == (2, 3):
+        header = header_of(question.content)
+        if question.metadata.message_type == "train" and (header.round, header.client) == (2, 3):
             dead.add(101)
-            federation.office.nodes[201] = federation.node(1)
+            federation.grid.nodes[201] = federation.node(1)
         return reply
 
-    federation.office.carry = way
+    federation.grid.carry = way
     same(federation.run(), fedgg.run(federation.experiment))
 
 
-def test_a_node_that_is_no_client_of_this_experiment(tmp_path: Path) -> None:
+def test_a_client_id_beyond_the_experiment(tmp_path: Path) -> None:
     federation = Federation(small(**EXPERIMENT), tmp_path)
-    stranger = federation.node(0)
-    file = Path(stranger.config["data"]).with_name("client-7.npz")
+    extra = federation.node(0)
+    file = Path(extra.config["data"]).with_name("client-7.npz")
     divide(small(**EXPERIMENT, split__clients=9), tmp_path / "other")
     (tmp_path / "other" / "client-7.npz").rename(file)
-    stranger.config |= {"client-id": 7, "data": str(file)}
-    federation.office.nodes[201] = stranger
+    extra.config |= {"client-id": 7, "data": str(file)}
+    federation.grid.nodes[201] = extra
     same(federation.run(), fedgg.run(federation.experiment))
-    said = "node 201 is refused: it says that it is client 7, but the experiment has 4 clients"
-    assert any(sentence.startswith(said) for sentence in federation.notices)
+    notice = "node 201 is rejected: it reports client 7, but the experiment has 4 clients"
+    assert any(sentence.startswith(notice) for sentence in federation.notices)
 
 
-def test_a_client_that_comes_back_with_other_data(tmp_path: Path) -> None:
+def test_a_client_with_changed_data(tmp_path: Path) -> None:
     federation = Federation(small(**EXPERIMENT), tmp_path)
     federation.run(rounds=2)
     divide(small(**EXPERIMENT, seed=9), tmp_path / "other")
@@ -70,22 +70,22 @@ def test_a_client_that_comes_back_with_other_data(tmp_path: Path) -> None:
     run = federation.run()
     (lost,) = run.rounds[-1]["lost"]
     assert lost["client"] == 1
-    assert lost["why"].startswith("node 101 is refused: client 1 has ")
-    forget_holdings(federation)
+    assert lost["why"].startswith("node 101 is rejected: client 1 has ")
+    remove_client_summaries(federation)
     run = federation.run(rounds=5)
-    assert "node 101 is refused: client 1 came with other data than before" in run.rounds[-1]["lost"][0]["why"]
+    assert "node 101 is rejected: client 1 has other data than before" in run.rounds[-1]["lost"][0]["why"]
 
 
-def test_clients_that_do_not_come(tmp_path: Path) -> None:
+def test_clients_that_do_not_connect(tmp_path: Path) -> None:
     federation = Federation(small(**EXPERIMENT), tmp_path)
-    gone = federation.office.nodes.pop(102)
-    with pytest.raises(UserError, match=r"client 2 of 4 did not come within 0.5 s: start their nodes"):
+    gone = federation.grid.nodes.pop(102)
+    with pytest.raises(UserError, match=r"client 2 of 4 did not connect within 0.5 s: start their nodes"):
         federation.run()
     assert not federation.out.exists()
-    federation.office.nodes[102] = gone
+    federation.grid.nodes[102] = gone
     federation.run(rounds=2)
-    del federation.office.nodes[102]
-    run = federation.run()  # it is known by now, so the others go on
+    del federation.grid.nodes[102]
+    run = federation.run()  # its number of examples is known by now
     assert [record["lost"] for record in run.rounds[2:]] == [[{"client": 2, "why": "its node is not connected"}]] * 2
 
 
@@ -93,7 +93,7 @@ def test_a_node_with_another_experiment(tmp_path: Path) -> None:
     federation = Federation(small(**EXPERIMENT), tmp_path)
     federation.file.write_text(small(**EXPERIMENT, local__lr=0.1).to_toml())
     with pytest.raises(
-        UserError, match=r"did not come .* says: this node was given another experiment than the server"
+        UserError, match=r"did not connect .* reports: this node has another experiment than the server"
     ):
         federation.run()
 

@@ -1,4 +1,4 @@
-"""What travels comes back as it was, and nothing else is taken for it."""
+"""Messages are read as they were written; messages with other content are rejected."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from fedgg.core.rows import payload
 from fedgg.flower.messages import (
     DTYPES,
     RAW,
-    About,
-    Answer,
-    BadRecord,
-    about_of,
-    answer_of,
+    InvalidMessage,
+    MessageHeader,
+    ReplyStatus,
+    array_bytes,
     check_finite,
-    check_kinds,
-    difference,
+    check_specs,
     from_record,
-    kinds,
-    numbers_of,
-    payload_of,
+    header_mismatch,
+    header_of,
+    message_content,
+    metrics_of,
+    specs_of,
+    status_of,
     to_record,
-    write,
 )
 
 CPU = torch.device("cpu")
-ABOUT = About("abc", "experiment", round=3, attempt=1, client=2, settled=1, met=2)
+HEADER = MessageHeader("abc", "experiment", round=3, attempt=1, client=2, settled=1, met=2)
 
 
 @st.composite
@@ -54,13 +54,13 @@ def tensors(draw: st.DrawFn) -> Tensor:
 def test_rows_come_back_bit_for_bit(rows: dict[str, Tensor]) -> None:
     record = to_record(rows)
     back = from_record(record, CPU)
-    assert kinds(back) == kinds(rows)
+    assert specs_of(back) == specs_of(rows)
     for name, tensor in rows.items():
         assert _bits(back[name]) == _bits(tensor)
-    assert payload_of(RecordDict({"rows": record})) == payload(rows.values())
+    assert array_bytes(RecordDict({"rows": record})) == payload(rows.values())
 
 
-def test_a_row_that_lies_across_memory_travels_too() -> None:
+def test_a_tensor_that_is_not_contiguous() -> None:
     rows = {"w": torch.arange(12.0).view(3, 4).t()[:1]}
     assert torch.equal(from_record(to_record(rows), CPU)["w"], rows["w"])
 
@@ -71,22 +71,22 @@ def array(**changes: Any) -> ArrayRecord:
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "reason"),
     [
-        ({"stype": "numpy.ndarray"}, "written as 'numpy.ndarray'"),
-        ({"dtype": "object"}, "no type of numbers"),
-        ({"dtype": "complex128"}, "no type of numbers"),
-        ({"shape": (2, 1)}, "no row of one client"),
-        ({"shape": ()}, "no row of one client"),
-        ({"shape": (1, -2)}, "no row of one client"),
-        ({"shape": (1, 3)}, "8 bytes where its shape needs 12"),
-        ({"data": b""}, "0 bytes where its shape needs 8"),
-        ({"shape": (1, 2**40), "data": bytes(8)}, "bytes where its shape needs"),
+        ({"stype": "numpy.ndarray"}, "serialized as 'numpy.ndarray'"),
+        ({"dtype": "object"}, "unsupported dtype"),
+        ({"dtype": "complex128"}, "unsupported dtype"),
+        ({"shape": (2, 1)}, r"expected \[1, ...\]"),
+        ({"shape": ()}, r"expected \[1, ...\]"),
+        ({"shape": (1, -2)}, r"expected \[1, ...\]"),
+        ({"shape": (1, 3)}, "8 bytes, its shape needs 12"),
+        ({"data": b""}, "0 bytes, its shape needs 8"),
+        ({"shape": (1, 2**40), "data": bytes(8)}, "bytes, its shape needs"),
     ],
     ids=str,
 )
-def test_arrays_of_another_kind_are_refused(changes: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(BadRecord, match=complaint):
+def test_malformed_arrays_are_rejected(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidMessage, match=reason):
         from_record(array(**changes), CPU)
 
 
@@ -100,85 +100,89 @@ def test_nothing_is_unpickled() -> None:
     np.save(objects, np.array([Bomb()], dtype=object), allow_pickle=True)
     for stype in ("numpy.ndarray", RAW):
         for data in (objects.getvalue(), pickle.dumps(Bomb())):
-            with pytest.raises(BadRecord):
+            with pytest.raises(InvalidMessage):
                 from_record(array(stype=stype, data=data, dtype="object"), CPU)
-            with pytest.raises(BadRecord):
+            with pytest.raises(InvalidMessage):
                 from_record(array(stype=stype, data=data), CPU)
 
 
-WANTED = kinds({"delta": torch.zeros(1, 3), "c": torch.zeros(1, 3)})
+EXPECTED = specs_of({"delta": torch.zeros(1, 3), "c": torch.zeros(1, 3)})
 
 
 @pytest.mark.parametrize(
-    ("rows", "complaint"),
+    ("rows", "reason"),
     [
         ({"delta": torch.zeros(1, 3)}, "lacks c"),
-        ({"delta": torch.zeros(1, 3), "c": torch.zeros(1, 3), "more": torch.zeros(1, 1)}, "holds more"),
-        ({"delta": torch.zeros(1, 4), "c": torch.zeros(1, 3)}, r"delta is torch.float32 \[1, 4\] where"),
+        ({"delta": torch.zeros(1, 3), "c": torch.zeros(1, 3), "more": torch.zeros(1, 1)}, "unexpected entry more"),
+        ({"delta": torch.zeros(1, 4), "c": torch.zeros(1, 3)}, r"delta is torch.float32 \[1, 4\], expected"),
         ({"delta": torch.zeros(1, 3).double(), "c": torch.zeros(1, 3)}, "delta is torch.float64"),
     ],
 )
-def test_rows_that_were_not_asked_for_are_refused(rows: dict[str, Tensor], complaint: str) -> None:
-    with pytest.raises(BadRecord, match=complaint):
-        check_kinds(rows, WANTED, "its message")
+def test_unexpected_tensors_are_rejected(rows: dict[str, Tensor], reason: str) -> None:
+    with pytest.raises(InvalidMessage, match=reason):
+        check_specs(rows, EXPECTED, "its message")
 
 
-def test_what_is_not_finite_is_named() -> None:
-    with pytest.raises(BadRecord, match=r"^not finite: b$"):
+def test_tensors_that_are_not_finite_are_named() -> None:
+    with pytest.raises(InvalidMessage, match=r"^not finite: b$"):
         check_finite({"a": torch.zeros(1, 2), "b": torch.tensor([[0.0, float("inf")]])}, "")
 
 
-def test_what_stands_on_a_message_comes_back() -> None:
-    content = write(ABOUT, {"up": to_record({"x": torch.ones(1, 2)})}, answer=Answer(note="so"), numbers={"loss": 0.1})
-    assert about_of(content) == ABOUT
-    assert answer_of(content) == Answer(note="so")
-    assert numbers_of(content, {"loss"}) == {"loss": 0.1}
+def test_header_status_and_metrics_are_read_as_written() -> None:
+    content = message_content(
+        HEADER, {"up": to_record({"x": torch.ones(1, 2)})}, status=ReplyStatus(note="so"), metrics={"loss": 0.1}
+    )
+    assert header_of(content) == HEADER
+    assert status_of(content) == ReplyStatus(note="so")
+    assert metrics_of(content, {"loss"}) == {"loss": 0.1}
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "reason"),
     [
-        ({"format": 99}, "format 99"),
+        ({"format": 99}, "format is 99"),
         ({"round": "3"}, "its 'round' is '3', not int"),
         ({"client": True}, "its 'client' is True"),
         ({"run": b"abc"}, "its 'run'"),
     ],
 )
-def test_headers_of_another_kind_are_refused(changes: dict[str, Any], complaint: str) -> None:
-    content = write(ABOUT)
+def test_malformed_headers_are_rejected(changes: dict[str, Any], reason: str) -> None:
+    content = message_content(HEADER)
     content.config_records["about"].update(changes)
-    with pytest.raises(BadRecord, match=complaint):
-        about_of(content)
-    with pytest.raises(BadRecord, match="no message of fedgg's"):
-        about_of(RecordDict())
-    with pytest.raises(BadRecord, match="no message of fedgg's"):
-        about_of(RecordDict({"about": MetricRecord({"round": 3})}))
+    with pytest.raises(InvalidMessage, match=reason):
+        header_of(content)
+    with pytest.raises(InvalidMessage, match="fedgg did not write it"):
+        header_of(RecordDict())
+    with pytest.raises(InvalidMessage, match="fedgg did not write it"):
+        header_of(RecordDict({"about": MetricRecord({"round": 3})}))
 
 
 @pytest.mark.parametrize(
-    "numbers", [{}, {"loss": 1.0, "more": 2.0}, {"loss": 1}, {"loss": [1.0]}, {"reading drift": 1.0}], ids=str
+    "metrics", [{}, {"loss": 1.0, "more": 2.0}, {"loss": 1}, {"loss": [1.0]}, {"reading drift": 1.0}], ids=str
 )
-def test_numbers_that_were_not_asked_for_are_refused(numbers: Any) -> None:
-    content = RecordDict({"numbers": MetricRecord(numbers)})
-    with pytest.raises(BadRecord, match="it told"):
-        numbers_of(content, {"loss"})
-    with pytest.raises(BadRecord, match="it told"):
-        numbers_of(RecordDict({"numbers": ConfigRecord({"loss": 1.0})}), {"loss"})
+def test_unexpected_metrics_are_rejected(metrics: Any) -> None:
+    content = RecordDict({"numbers": MetricRecord(metrics)})
+    with pytest.raises(InvalidMessage, match="metric"):
+        metrics_of(content, {"loss"})
+    with pytest.raises(InvalidMessage, match="metric"):
+        metrics_of(RecordDict({"numbers": ConfigRecord({"loss": 1.0})}), {"loss"})
 
 
-def test_a_reply_to_something_else_is_told_apart() -> None:
-    assert difference(ABOUT, ABOUT) is None
-    assert difference(ABOUT, About("abc", "experiment", 3, 1, 2)) is None  # what only the server knows is not repeated
+def test_a_reply_with_another_header_is_detected() -> None:
+    assert header_mismatch(HEADER, HEADER) is None
+    assert (
+        header_mismatch(HEADER, MessageHeader("abc", "experiment", 3, 1, 2)) is None
+    )  # the other fields are not compared
     for changes, words in (
-        ({"run": "other"}, "the run other instead of abc"),
+        ({"run": "other"}, "run other instead of abc"),
         ({"round": 2}, "round 2 instead of 3"),
         ({"attempt": 2}, "attempt 2 instead of 1"),
         ({"client": 1}, "client 1 instead of 2"),
-        ({"experiment": "x"}, "the experiment x"),
+        ({"experiment": "x"}, "experiment x"),
     ):
-        found = difference(ABOUT, About(**(vars(ABOUT) | changes)))
-        assert found is not None
-        assert words in found
+        mismatch = header_mismatch(HEADER, MessageHeader(**(vars(HEADER) | changes)))
+        assert mismatch is not None
+        assert words in mismatch
 
 
 def _bits(tensor: Tensor) -> bytes:

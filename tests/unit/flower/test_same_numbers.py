@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from post_office import Federation, same, small
+from in_process_grid import Federation, same, small
 from step_cases import CASES, StepCase, assert_weights_as_reference
 
 import fedgg
@@ -169,11 +169,11 @@ def test_the_server_keeps_nothing_of_what_clients_remember(tmp_path: Path) -> No
 
 
 def test_a_node_runs_only_code_that_its_owner_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server allows it, each node is asked for itself; a refusal reaches the server in words."""
+    """The server allows it; each node checks for itself, and its error reaches the server."""
     file = tmp_path / "normed.py"
     file.write_text(f"{MODEL}\nfrom pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n")
     federation = Federation(small(model__name=f"{file}:Normed"), tmp_path)
-    with pytest.raises(UserError, match=r"node \d+ says: this experiment runs the code of .*normed\.py"):
+    with pytest.raises(UserError, match=r"node \d+ reports: this experiment runs the code of .*normed\.py"):
         federation.run()
     assert not (tmp_path / "ran").exists()
     monkeypatch.setenv("FEDGG_TRUST", str(file))

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from post_office import small
+from in_process_grid import small
 from safetensors.torch import load_file
 
 import fedgg
@@ -26,7 +26,7 @@ MEGABYTE = 1_000_000
 def simulate(experiment: Experiment, folder: Path, nodes: int) -> subprocess.Popen[bytes]:
     file = folder / "experiment.toml"
     file.write_text(experiment.to_toml())
-    program = [sys.executable, str(Path(__file__).with_name("simulated.py"))]
+    program = [sys.executable, str(Path(__file__).with_name("run_simulation.py"))]
     arguments = [str(file), str(folder / "run"), str(nodes)]
     with (folder / "log").open("wb") as log:
         return subprocess.Popen([*program, *arguments], stdout=log, stderr=log, env=os.environ | QUIET)

@@ -348,12 +348,12 @@ def test_lost_resumes_are_named(unfinished: Path) -> None:
 
 
 def test_a_changed_flower_json_is_refused(tmp_path: Path) -> None:
-    passport = pytest.importorskip("fedgg.flower.server", exc_type=ImportError).Passport
-    passport("0123456789abcdef", {}).write(tmp_path)
-    assert passport.read(tmp_path) == passport("0123456789abcdef", {})
+    membership = pytest.importorskip("fedgg.flower.membership", exc_type=ImportError).SavedMembership
+    membership("0123456789abcdef", {}).write(tmp_path)
+    assert membership.read(tmp_path) == membership("0123456789abcdef", {})
     replace_in(tmp_path / "flower.json", "0123", "0133")
     with pytest.raises(UserError, match=r"flower\.json cannot be read \(its content does not fit its checksum\)"):
-        passport.read(tmp_path)
+        membership.read(tmp_path)
 
 
 # Earlier versions -----------------------------------------------------------------------------------------------------

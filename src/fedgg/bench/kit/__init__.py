@@ -1,1 +1,1 @@
-"""What every contender may use, whoever wrote it: this folder is put on the path of environments without fedgg."""
+"""Code for all contenders. This folder is put on the Python path of environments in which fedgg is not installed."""

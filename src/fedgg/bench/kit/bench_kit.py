@@ -1,12 +1,12 @@
-"""The workload as every contender gets it, and its line to the driver. NumPy and torch only, nothing of fedgg.
+"""What a contender needs: the workload, and its connection to the driver. Imports NumPy and torch, not fedgg.
 
-A contender is a process that says `ready`, then answers each line it reads:
+A contender is a process that prints `ready`, then reads commands from standard input, one per line:
 
-    round   plays one round, answers `done`
-    score   answers `accuracy 0.4321`, on the test set
-    quit    ends, as it does when its input ends
+    round   trains one round, prints `done`
+    score   prints `accuracy 0.4321`, on the test set
+    quit    ends, as does the end of standard input
 
-Between its turns it waits for a line and should burn nothing. The driver holds the clock.
+Between commands it waits and should use no processor time. The driver measures the time.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from torch import Tensor, nn
 
 Array = NDArray[Any]
 
-CHUNK = 1000  # test images looked at together
+CHUNK = 1000  # test images in a batch
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What every client does in a round."""
+    """Local training of every client."""
 
     epochs: int
     batch: int
@@ -42,7 +42,7 @@ class Settings:
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """Every client's images, normalised, as float tensors, and the model all begin with."""
+    """The images of each client, normalised, as float tensors, and the initial weights."""
 
     settings: Settings
     clients: tuple[tuple[Tensor, Tensor], ...]  # x [n, 3, 32, 32], y [n]
@@ -53,25 +53,25 @@ class Workload:
     scale: Tensor
 
     def model(self) -> nn.Module:
-        """The model with the weights that everyone begins with."""
+        """The model with the initial weights."""
         module = cnn()
         module.load_state_dict(self.start)
         return module.to(self.shift.device)
 
     def accuracy(self, model: nn.Module) -> float:
-        """On the test set, which is not part of what is measured."""
+        """On the test set; its time is not measured."""
         model.eval()
-        right = 0
+        correct = 0
         with torch.no_grad():
             for x, y in zip(self.x_test.split(CHUNK), self.y_test.split(CHUNK), strict=True):
                 outputs = model((x.to(self.shift.device) - self.shift) * self.scale)
-                right += int((outputs.argmax(1).cpu() == y).sum())
+                correct += int((outputs.argmax(1).cpu() == y).sum())
         model.train()
-        return right / len(self.y_test)
+        return correct / len(self.y_test)
 
 
 def cnn() -> nn.Module:
-    """fedgg's `cnn` for images of 3 x 32 x 32 in 10 classes, so that nobody needs fedgg to build it."""
+    """The same model as fedgg's `cnn` for images of 3 x 32 x 32 in 10 classes, without fedgg."""
     return nn.Sequential(
         nn.Conv2d(3, 6, 5),
         nn.ReLU(),
@@ -108,7 +108,7 @@ def start_of(arrays: dict[str, Array]) -> dict[str, Tensor]:
 
 
 def load() -> Workload:
-    """The workload on the device that the driver chose, with as many torch threads as it granted."""
+    """The workload on the device and with the number of torch threads that the driver chose."""
     torch.set_num_threads(threads())
     torch.backends.cudnn.allow_tf32 = False  # fp32 means fp32, as it does in fedgg
     arrays, target = raw(), device()
@@ -116,16 +116,16 @@ def load() -> Workload:
     x, y = torch.from_numpy(arrays["x_train"]), torch.from_numpy(arrays["y_train"])
     clients = []
     for members in members_of(arrays):
-        own = torch.from_numpy(members)
-        clients.append((((x[own].to(target) - shift) * scale), y[own].to(target)))
+        positions = torch.from_numpy(members)
+        clients.append((((x[positions].to(target) - shift) * scale), y[positions].to(target)))
     x_test, y_test = torch.from_numpy(arrays["x_test"]), torch.from_numpy(arrays["y_test"])
     return Workload(settings_of(arrays), tuple(clients), start_of(arrays), x_test, y_test, shift, scale)
 
 
 def shuffled(x: Tensor, y: Tensor, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Shuffled batches as cheaply as torch has them, for frameworks that leave this to their user."""
-    for where in torch.randperm(len(y), device=y.device).split(batch):
-        yield x[where], y[where]
+    """Shuffled batches, for frameworks that leave this to the user."""
+    for positions in torch.randperm(len(y), device=y.device).split(batch):
+        yield x[positions], y[positions]
 
 
 def threads() -> int:
@@ -136,31 +136,31 @@ def device() -> torch.device:
     return torch.device(os.environ["FEDGG_BENCH_DEVICE"])
 
 
-class Line:
-    """The line to the driver. From here on, what a library prints goes to the log and not between the answers."""
+class DriverConnection:
+    """Commands from and replies to the driver. Once it exists, output of libraries goes to the log (standard error)."""
 
     def __init__(self) -> None:
-        self._answers = os.fdopen(os.dup(1), "w", buffering=1)
+        self._replies = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
 
     def ready(self, *packages: str) -> None:
-        """Everything is loaded; the first round may begin."""
-        self._tell("ready", json.dumps({name: _version(name) for name in ("torch", "numpy", *packages)}))
+        """Everything is loaded; `packages` are those whose versions are reported."""
+        self._reply("ready", json.dumps({name: _version(name) for name in ("torch", "numpy", *packages)}))
 
     def round_wanted(self, score: Callable[[], float]) -> bool:
-        """Wait for the driver, telling scores as it asks for them; False: it is over."""
-        while (wish := sys.stdin.readline().strip()) == "score":
-            self._tell("accuracy", f"{score():.6f}")
-        return wish == "round"
+        """Wait for the next command, replying to `score`; False when there is no further round."""
+        while (command := sys.stdin.readline().strip()) == "score":
+            self._reply("accuracy", f"{score():.6f}")
+        return command == "round"
 
     def done(self) -> None:
-        """The round is over, on the device too."""
+        """The round is finished, on the GPU too."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        self._tell("done")
+        self._reply("done")
 
-    def _tell(self, *words: str) -> None:
-        self._answers.write(" ".join(words) + "\n")
+    def _reply(self, *words: str) -> None:
+        self._replies.write(" ".join(words) + "\n")
 
 
 def _version(package: str) -> str:

@@ -1,1 +1,1 @@
-"""The contenders that need nothing but fedgg and torch, each a process of its own."""
+"""Programs of the contenders that need only fedgg and torch."""

@@ -1,4 +1,4 @@
-"""fedgg itself, with the engine named on the command line as JSON, for instance '{"name": "loop"}'."""
+"""One of fedgg's engines, named on the command line as JSON, for instance '{"name": "loop"}'."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from fedgg.bench.kit.bench_kit import Line, cnn, device, members_of, raw, settings_of, start_of
+from fedgg.bench.kit.bench_kit import DriverConnection, cnn, device, members_of, raw, settings_of, start_of
 from fedgg.core.evaluate import evaluate
 from fedgg.data.arrays import KEYS, from_arrays
 from fedgg.lab.build import build
@@ -18,26 +18,26 @@ from fedgg.lab.runner import make_engine
 from fedgg.lab.state import State, begin, play_round
 from fedgg.lab.torch_settings import arithmetic
 
-NEVER = 1_000_000  # rounds: the driver says when it is over
+NEVER = 1_000_000  # rounds; the driver ends the run
 
 
 def main() -> None:
-    line, federation = Line(), federation_of({"device": str(device()), **json.loads(sys.argv[1])})
+    driver, federation = DriverConnection(), federation_of({"device": str(device()), **json.loads(sys.argv[1])})
     with arithmetic(federation.experiment), ExitStack() as stack:
         engine: Any = make_engine(federation)
-        if hasattr(engine, "__enter__"):  # engines with processes of their own end with this block
+        if hasattr(engine, "__enter__"):  # engines that start processes end them with this block
             engine = stack.enter_context(engine)
         elif hasattr(engine, "close"):
             stack.callback(engine.close)
-        now = [begin(federation)]
-        line.ready()
-        while line.round_wanted(lambda: score(federation, now[0])):
-            now[0], _ = play_round(federation, now[0], engine)
-            line.done()
+        state = [begin(federation)]
+        driver.ready()
+        while driver.round_wanted(lambda: score(federation, state[0])):
+            state[0], _ = play_round(federation, state[0], engine)
+            driver.done()
 
 
 def federation_of(engine: dict[str, Any]) -> Federation:
-    """The workload as an experiment. Its split is no scheme of fedgg's, so that the clients are put in afterwards."""
+    """The workload as an experiment; its clients replace those of the split, which fedgg has no scheme for."""
     arrays = raw()
     settings, members = settings_of(arrays), members_of(arrays)
     experiment = Experiment(

@@ -1,4 +1,4 @@
-"""The usual researcher's loop: a DataLoader for each client, a deep copy of the model, an average of state dicts."""
+"""The usual loop of research code: a DataLoader per client, a deep copy of the model, an average of state dicts."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedgg.bench.kit.bench_kit import Line, Workload, device, load
+from fedgg.bench.kit.bench_kit import DriverConnection, Workload, device, load
 
 Loader = DataLoader[Any]
 
 
 def main() -> None:
-    line, workload = Line(), load()
+    driver, workload = DriverConnection(), load()
     torch.manual_seed(0)
     loaders = [loader_of(x.cpu(), y.cpu(), workload.settings.batch) for x, y in workload.clients]
     model = workload.model()
-    line.ready()
-    while line.round_wanted(lambda: workload.accuracy(model)):
+    driver.ready()
+    while driver.round_wanted(lambda: workload.accuracy(model)):
         play_round(model, loaders, workload)
-        line.done()
+        driver.done()
 
 
 def play_round(model: nn.Module, loaders: list[Loader], workload: Workload) -> None:
@@ -37,7 +37,7 @@ def play_round(model: nn.Module, loaders: list[Loader], workload: Workload) -> N
 
 
 def loader_of(x: Tensor, y: Tensor, batch: int) -> Loader:
-    """Images in the host's memory, as usual; batches travel to the device one by one."""
+    """Images in host memory; batches are copied to the device one by one."""
     return DataLoader(TensorDataset(x, y), batch, shuffle=True)
 
 

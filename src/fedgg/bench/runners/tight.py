@@ -1,4 +1,4 @@
-"""The tight loop: an nn.Module, torch.optim.SGD, tensors in memory, and nothing that costs time."""
+"""The tight loop: an nn.Module, torch.optim.SGD, tensors on the device, and nothing else."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgg.bench.kit.bench_kit import Line, Workload, load, shuffled
+from fedgg.bench.kit.bench_kit import DriverConnection, Workload, load, shuffled
 
 
 def main() -> None:
-    line, workload = Line(), load()
+    driver, workload = DriverConnection(), load()
     model = workload.model()
     torch.manual_seed(0)
-    line.ready()
-    while line.round_wanted(lambda: workload.accuracy(model)):
+    driver.ready()
+    while driver.round_wanted(lambda: workload.accuracy(model)):
         play_round(model, workload)
-        line.done()
+        driver.done()
 
 
 def play_round(model: nn.Module, workload: Workload) -> None:
-    """FedAvg by examples; the model goes from one global model to the next in place."""
-    everybody = sum(len(y) for _, y in workload.clients)
+    """FedAvg weighted by examples; the model is updated in place."""
+    examples = sum(len(y) for _, y in workload.clients)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     mean = {name: torch.zeros_like(value) for name, value in before.items()}
     for x, y in workload.clients:
         model.load_state_dict(before)
         train(model, x, y, workload)
         for name, value in model.state_dict().items():
-            mean[name].add_(value, alpha=len(y) / everybody)
+            mean[name].add_(value, alpha=len(y) / examples)
     model.load_state_dict(mean)
 
 

@@ -1,7 +1,7 @@
 """TLS certificates and node keys (ECDSA, P-384) for a federation on one machine.
 
-They are made on the spot and live as long as their folder. The authority's key is never written: nobody can vouch for a
-second server with it.
+They are created for each start of the federation. The key of the certificate authority is not written to disk, so no
+other certificate can be signed with it.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedgg.files import write_atomically
 
-PRIVATE = 0o600  # from its first moment on, never readable by others
+PRIVATE = 0o600  # set when the file is created, so that it is at no time readable by others
 
 
-def new_key() -> ec.EllipticCurvePrivateKey:
+def _new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP384R1())
 
 
 def make_node_key(private: Path, public: Path) -> None:
-    """The private half for its owner's eyes only; the public half is what the server is told."""
-    key = new_key()
+    """The private key, readable by its owner alone, and the public key for the server."""
+    key = _new_key()
     write_atomically(private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), PRIVATE)
     write_atomically(public, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
 
 
-def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     content: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     return content
 
 
 VALID_FOR = timedelta(days=365)
-BEFORE_NOW = timedelta(minutes=5)  # clocks of other machines may be a little late
+BEFORE_NOW = timedelta(minutes=5)  # for clocks of other machines that are slow
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files in PEM: what every node is given, and the two that stay with the server."""
+    """PEM files: the authority's certificate, which each node gets, and the server's certificate and key."""
 
     authority: Path
     certificate: Path
@@ -61,14 +61,14 @@ class Certificates:
 
 
 def make_certificates(folder: Path, addresses: Sequence[str]) -> Certificates:
-    """A server is reached under these names and numbers, and under no other."""
+    """For a server that is reached under these host names and IP addresses."""
     files = Certificates.within(folder)
-    authority_key, server_key = new_key(), new_key()
+    authority_key, server_key = _new_key(), _new_key()
     authority = _authority(authority_key)
     server = (
-        _begun("fedgg federation", server_key)
+        _builder("fedgg federation", server_key)
         .issuer_name(authority.subject)
-        .add_extension(x509.SubjectAlternativeName([_named(address) for address in addresses]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_general_name(address) for address in addresses]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(
@@ -80,7 +80,7 @@ def make_certificates(folder: Path, addresses: Sequence[str]) -> Certificates:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(files.authority, _pem(authority))
     write_atomically(files.certificate, _pem(server))
-    write_atomically(files.key, private_pem(server_key), PRIVATE)
+    write_atomically(files.key, _private_pem(server_key), PRIVATE)
     return files
 
 
@@ -97,8 +97,8 @@ def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
         decipher_only=False,
     )
     return (
-        _begun("fedgg authority", key)
-        .issuer_name(_called("fedgg authority"))
+        _builder("fedgg authority", key)
+        .issuer_name(_name("fedgg authority"))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(may_sign, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -106,11 +106,11 @@ def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     )
 
 
-def _begun(name: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+def _builder(name: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
-        .subject_name(_called(name))
+        .subject_name(_name(name))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - BEFORE_NOW)
@@ -118,12 +118,12 @@ def _begun(name: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilde
     )
 
 
-def _called(name: str) -> x509.Name:
+def _name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _named(address: str) -> x509.GeneralName:
-    """An address of numbers is checked as such, everything else as a name."""
+def _general_name(address: str) -> x509.GeneralName:
+    """An IP address where it is one, otherwise a DNS name."""
     try:
         return x509.IPAddress(ipaddress.ip_address(address))
     except ValueError:

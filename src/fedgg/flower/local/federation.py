@@ -1,7 +1,8 @@
-"""`fedgg flower up`: a SuperLink and its SuperNodes on this machine, supervised until the run has ended.
+"""`fedgg flower up`: runs a SuperLink and its SuperNodes on this machine and supervises them until the run has ended.
 
-Who dies is started again. A node comes back under a new key, since Flower takes the old one for alive for a minute. A
-server that dies is followed by a new Flower run, which goes on after the last finished round of the run folder.
+A process that ends early is restarted. A SuperNode is restarted with a new key, because Flower treats the old node as
+connected for about a minute. When the ServerApp or the SuperLink ends, a new Flower run resumes the experiment after
+the last finished round of the run folder.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from typing import Any
 from fedgg.data.sources import load
 from fedgg.errors import UserError
 from fedgg.files import make_folder, parse_lines, read_bytes, read_json, write_text
-from fedgg.flower.app_config import settings_fit
+from fedgg.flower.app_project import check_min_clients
+from fedgg.flower.exchange import NO_REPLY
 from fedgg.flower.local.certificates import make_node_key
 from fedgg.flower.local.flower_commands import (
-    TO_START,
-    Control,
-    cells_allowed,
-    complaint,
+    SECONDS_TO_START,
+    FlwrCommand,
+    process_error,
     superlink,
     supernode,
-    wait_until_it_answers,
+    wait_until_listening,
 )
-from fedgg.flower.local.private_network import PrivateNetwork, private_network
-from fedgg.flower.local.processes import Running, is_running, surroundings, watched_over
-from fedgg.flower.local.setup import LOOPBACK, Listening, Places, free_ports, is_loopback, prepare
+from fedgg.flower.local.isolation import PrivateNetwork, hiding_available, private_network
+from fedgg.flower.local.processes import StartedProcess, flower_environment, is_running, supervised
+from fedgg.flower.local.setup import LOOPBACK, FederationFolder, Listening, free_ports, is_loopback, prepare
 from fedgg.lab.config import Experiment
 from fedgg.lab.dry_run import try_to_build
 from fedgg.lab.store import Store
@@ -43,61 +44,61 @@ from fedgg.runfolder.schema import summary_in
 
 
 @dataclass
-class Lines:
-    """A file that grows by a JSON object a line. Each is told once; what was there before us, not at all."""
+class JsonLinesTail:
+    """New lines of a growing JSON Lines file; those it has at first are counted and not returned."""
 
     file: Path
 
     def __post_init__(self) -> None:
-        self.told = 0
-        self.news()
+        self.count = 0
+        self.new_lines()
 
-    def news(self) -> list[dict[str, Any]]:
-        """What was written since the last look; a line that is not whole yet comes with the next one."""
+    def new_lines(self) -> list[dict[str, Any]]:
+        """Complete lines since the last call."""
         try:
             lines = read_bytes(self.file).split(b"\n")[:-1]
         except FileNotFoundError:
             return []
         new: list[dict[str, Any]] = []
-        for _, line in parse_lines(b"\n".join(lines[self.told :])):
+        for _, line in parse_lines(b"\n".join(lines[self.count :])):
             if not isinstance(line, dict):
                 break
             new.append(line)
-        self.told += len(new)
+        self.count += len(new)
         return new
 
 
-class History:
-    """A run: its rounds, and the exchanges of messages behind them."""
+class FederationProgress:
+    """Progress of a run, read from its run folder: rounds, exchanges, summary."""
 
     def __init__(self, out: Path):
-        self.rounds, self.exchanges = Lines(out / "rounds.jsonl"), Lines(out / "exchanges.jsonl")
+        self.rounds, self.exchanges = JsonLinesTail(out / "rounds.jsonl"), JsonLinesTail(out / "exchanges.jsonl")
         self._summary = out / "summary.json"
-        self._earlier: tuple[int, int] | None = None
+        self._ignored: tuple[int, int] | None = None
 
-    def resume(self) -> None:
-        """The run goes on: the summary that is there is of its earlier end."""
-        self._earlier = self._identity()
+    def ignore_present_summary(self) -> None:
+        """The run is resumed, so the present summary is that of its earlier end."""
+        self._ignored = self._summary_identity()
 
-    def _identity(self) -> tuple[int, int] | None:
+    def _summary_identity(self) -> tuple[int, int] | None:
         try:
-            found = self._summary.stat()
+            status = self._summary.stat()
         except FileNotFoundError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return status.st_ino, status.st_mtime_ns
 
-    def silent(self) -> dict[int, int]:
-        """Clients that have let a deadline pass since the last look, and in which round."""
+    def clients_without_reply(self) -> dict[int, int]:
+        """Clients whose reply has missed a deadline since the last call, with the round."""
         return {
-            gone["client"]: exchange["round"]
-            for exchange in self.exchanges.news()
-            for gone in exchange["lost"]
-            if str(gone["why"]).startswith("no answer")
+            dropped["client"]: exchange["round"]
+            for exchange in self.exchanges.new_lines()
+            for dropped in exchange["lost"]
+            if str(dropped["why"]).startswith(NO_REPLY)
         }
 
     def summary(self, experiment: Experiment) -> dict[str, Any] | None:
-        """How the run ended, once it has; the end of a shorter run that is to be followed further is none."""
-        if self._earlier is not None and self._identity() == self._earlier:
+        """The summary once the run has ended; None for that of a shorter run which is to be continued."""
+        if self._ignored is not None and self._summary_identity() == self._ignored:
             return None
         try:
             content = read_json(self._summary)
@@ -110,13 +111,13 @@ class History:
         return summary if over else None
 
 
-LOOK_EVERY = 0.3  # seconds between two looks at everybody
-SHORT_LIFE = 15.0  # seconds: who dies younger has not started
-LIVES = 4  # short ones in a row before we give up
-ASKED_AT_A_TIME = 4
+POLL_SECONDS = 0.3
+SHORT_LIFE = 15.0  # seconds: a process that ends sooner has failed to start
+MAX_FAILURES = 4  # in a row
+REGISTRATIONS_AT_A_TIME = 4
 SERVER_APP = "flwr-serverapp"
 
-Tell = Callable[[str, Any], None]  # kinds: done (rounds so far), phase (a few words), round (its record), notice
+Tell = Callable[[str, Any], None]  # kinds: done (number of rounds), phase (text), round (its record), notice (text)
 
 
 def up(
@@ -128,232 +129,230 @@ def up(
     data_folder: Path | None,
     tell: Tell,
 ) -> dict[str, Any]:
-    """Run an experiment as a federation of processes, or go on with it; how it ended."""
-    places = Places(out.absolute())
+    """Run an experiment as a federation of processes, or resume it; returns the summary of the run."""
+    paths = FederationFolder(out.absolute())
     with writing_to(out):
-        Store(places.out).refuse_another(experiment)
-        known = History(places.out).summary(experiment)
-    if known is not None and known["status"] != "diverged":
-        return known
-    settings_fit(experiment, int(settings.get("min_clients", 0)))
+        Store(paths.out).refuse_another(experiment)
+        summary = FederationProgress(paths.out).summary(experiment)
+    if summary is not None and summary["status"] != "diverged":
+        return summary
+    check_min_clients(experiment, int(settings.get("min_clients", 0)))
     free_ports(listening.reached_at, 1)
-    if not places.complete(experiment.split.clients):
-        try_to_build(experiment, load(experiment.data.source, data_folder))  # before anything is begun
-    with _held(places) as lock:
+    if not paths.complete(experiment.split.clients):
+        try_to_build(experiment, load(experiment.data.source, data_folder))  # before anything is written
+    with _locked(paths) as lock:
         tell("phase", "dividing the data")
-        prepare(places, experiment, listening, settings, data_folder)
-        federation = LocalFederation(experiment, places, listening, tell, lock)
-        if known is not None:
-            tell("notice", f"the run had diverged ({known['why']}): it is resumed from its last good model")
-            federation.history.resume()
-        return federation.play()
+        prepare(paths, experiment, listening, settings, data_folder)
+        federation = LocalFederation(experiment, paths, listening, tell, lock)
+        if summary is not None:
+            tell("notice", f"the run had diverged ({summary['why']}): it is resumed from its last good model")
+            federation.progress.ignore_present_summary()
+        return federation.run()
 
 
 @dataclass
-class Node:
-    """A SuperNode, the number Flower knows it by, and how many short lives in a row it has had."""
+class LocalNode:
+    """A SuperNode process, its node id at the SuperLink, and how often in a row it failed to start."""
 
     client: int
     port: int
-    running: Running | None = None
-    number: int | None = None
+    process: StartedProcess | None = None
+    node_id: int | None = None
     failures: int = 0
-    not_before: float = 0.0
+    not_before: float = 0.0  # time of the next start
 
 
 class LocalFederation:
-    """Held by one process from its first to its last."""
+    """The processes of one federation, and their supervision."""
 
-    def __init__(self, experiment: Experiment, places: Places, listening: Listening, tell: Tell, lock: LockFile):
-        self.experiment, self.places, self.listening, self.tell = experiment, places, listening, tell
+    server_app_failures = 0  # since the last finished round
+
+    def __init__(
+        self, experiment: Experiment, paths: FederationFolder, listening: Listening, tell: Tell, lock: LockFile
+    ):
+        self.experiment, self.paths, self.listening, self.tell = experiment, paths, listening, tell
         self.lock = lock
-        self.word = secrets.token_hex(8)  # marks its processes
+        self.id = secrets.token_hex(8)  # marks its processes
         host = listening.reached_at
-        port, *others = free_ports(host, 1 + experiment.split.clients)
+        port, *node_ports = free_ports(host, 1 + experiment.split.clients)
         self.port, self.address = port, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self.nodes = [Node(client, own) for client, own in enumerate(others)]
-        self.authority = places.certificates.authority if listening.tls else None
+        self.nodes = [LocalNode(client, node_port) for client, node_port in enumerate(node_ports)]
+        self.authority = paths.certificates.authority if listening.tls else None
         self.network: PrivateNetwork | None = None
-        self.history = History(places.out)
+        self.progress = FederationProgress(paths.out)
 
-    # From the first process to the last ----------------------------------------------------------------------------
-
-    def play(self) -> dict[str, Any]:
-        """Until the run has its summary; everybody is gone afterwards, whatever happened."""
-        self.tell("done", self.history.rounds.told)
-        if not cells_allowed(self.places.nodes):
-            self.tell("notice", "only permissions keep nodes from each other's data: this system allows no more")
-        with ExitStack() as held:
-            self.network = held.enter_context(self.network_for_all())
-            self.control = Control.of(
-                surroundings(self.places.home, self.listening.reached_at), self.address, self.authority, self.network
-            )
-            self.start = held.enter_context(watched_over(self.word))
-            self.start_link()
+    def run(self) -> dict[str, Any]:
+        """Start all processes and supervise them until the run has a summary; all of them have ended afterwards."""
+        self.tell("done", self.progress.rounds.count)
+        if not hiding_available(self.paths.nodes):
+            self.tell("notice", "this system has no mount namespaces: file permissions alone protect nodes' data")
+        with ExitStack() as stack:
+            self.network = stack.enter_context(self.private_network_if_available())
+            environment = flower_environment(self.paths.home, self.listening.reached_at)
+            self.flwr = FlwrCommand.of(environment, self.address, self.authority, self.network)
+            self.start = stack.enter_context(supervised(self.id))
+            self.start_superlink()
             self.tell("phase", f"starting {len(self.nodes)} SuperNodes")
-            with ThreadPoolExecutor(ASKED_AT_A_TIME) as pool:
+            with ThreadPoolExecutor(REGISTRATIONS_AT_A_TIME) as pool:
                 list(pool.map(self.start_node, self.nodes))
-            self.submit()
-            while (summary := self.history.summary(self.experiment)) is None:
-                self.look_at_everybody()
-                time.sleep(LOOK_EVERY)
-            self.pass_on_news()
+            self.submit_run()
+            while (summary := self.progress.summary(self.experiment)) is None:
+                self.check_processes()
+                time.sleep(POLL_SECONDS)
+            self.report_progress()
         return summary
 
     @contextmanager
-    def network_for_all(self) -> Iterator[PrivateNetwork | None]:
-        """A network of their own where there can be one; says in a line who can reach the federation."""
-        open_to = "every account of this machine" if is_loopback(self.listening.host) else "everybody who reaches it"
-        warning = f"{open_to} can submit an app to {self.address}, and it runs as you: Flower asks for no password"
+    def private_network_if_available(self) -> Iterator[PrivateNetwork | None]:
+        """Also tells the user who can reach the federation."""
+        who = "every account of this machine" if is_loopback(self.listening.host) else "every machine that reaches it"
+        warning = f"{who} can submit an app to {self.address}, which runs with your rights: Flower has no password"
         if not self.listening.may_be_private:
             self.tell("notice", warning)
             yield None
             return
         with private_network(self.listening.host) as network:
             if isinstance(network, PrivateNetwork):
-                self.tell("notice", "the federation has a network of its own: no other account can submit an app to it")
+                self.tell("notice", "the federation has a private network: no other account can submit an app to it")
                 yield network
             else:
-                self.tell("notice", f"{warning}, and this system gives it no network of its own ({network.why})")
+                self.tell("notice", f"{warning}; a private network is not available ({network.why})")
                 yield None
 
-    def look_at_everybody(self) -> None:
+    def check_processes(self) -> None:
         self.lock.check()
-        self.pass_on_news()
-        if self.link.ended is not None:
-            self.replace_link()
+        self.report_progress()
+        if self.link.exit_code is not None:
+            self.restart_superlink()
         try:
-            self.look_after_nodes()
-            self.look_after_run()
+            self.check_nodes()
+            self.check_server_app()
         except UserError:
-            if self.link.ended is None:
-                raise  # else it is the SuperLink's death that was met, and the next look sees to that
+            if self.link.exit_code is None:
+                raise  # otherwise the error comes from the end of the SuperLink, which the next check handles
 
-    def pass_on_news(self) -> None:
-        for record in self.history.rounds.news():
-            self.deaths = 0
+    def report_progress(self) -> None:
+        for record in self.progress.rounds.new_lines():
+            self.server_app_failures = 0
             self.tell("round", record)
-        for client, number in self.history.silent().items():
-            self.wake(self.nodes[client], number)
+        for client, number in self.progress.clients_without_reply().items():
+            self.restart_node_without_reply(self.nodes[client], number)
 
-    # The server -----------------------------------------------------------------------------------------------------
+    def record_event(self, process: str, event: str) -> None:
+        """Into `events.jsonl`, and as a notice."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        line = {"when": now, "after_round": self.progress.rounds.count, "who": process, "what": event}
+        append_checked(self.paths.events, line)
+        self.tell("notice", f"{process}: {event}")
 
-    def start_link(self) -> None:
+    # SuperLink and ServerApp ------------------------------------------------------------------------------------------
+
+    def start_superlink(self) -> None:
         self.tell("phase", "starting the SuperLink")
-        self.link = self.start(superlink(self.word, self.places, self.listening, self.port, self.network))
-        wait_until_it_answers(self.link, self.address, self.authority)
+        self.link = self.start(superlink(self.id, self.paths, self.listening, self.port, self.network))
+        wait_until_listening(self.link, self.address, self.authority)
 
-    def replace_link(self) -> None:
-        self.note("SuperLink", f"ended with code {self.link.ended}; it is started again")
-        self.link.end()  # what it left behind
-        self.start_link()
-        self.submit()
+    def restart_superlink(self) -> None:
+        self.record_event("SuperLink", f"ended with code {self.link.exit_code}; restarting it")
+        self.link.end()  # its descendants
+        self.start_superlink()
+        self.submit_run()
 
-    # The run --------------------------------------------------------------------------------------------------------
-
-    def submit(self) -> None:
+    def submit_run(self) -> None:
         self.tell("phase", "starting the run")
-        self.run = self.control.submit(self.places.app, self.places.run_settings)
-        self.submitted, self.seen = time.monotonic(), False  # the ServerApp of this run was seen
+        self.run_id = self.flwr.submit(self.paths.app, self.paths.run_settings)
+        self.submitted_at, self.server_app_seen = time.monotonic(), False
 
-    def look_after_run(self) -> None:
-        """A ServerApp that is gone before the run is over was killed, or has told Flower why it ended."""
-        if any(is_running(process, SERVER_APP) for process in self.link.family()):
-            if not self.seen:
-                self.tell("phase", "playing rounds")
-            self.seen = True
+    def check_server_app(self) -> None:
+        """A ServerApp that ended before the run was over has failed with an error, or was killed."""
+        if any(is_running(process, SERVER_APP) for process in self.link.tree()):
+            if not self.server_app_seen:
+                self.tell("phase", "running rounds")
+            self.server_app_seen = True
             return
-        waited = time.monotonic() - self.submitted
-        if not self.seen and waited < TO_START / 4:
+        waited = time.monotonic() - self.submitted_at
+        if not self.server_app_seen and waited < SECONDS_TO_START / 4:
             return
-        state, why = self.control.state(self.run)
-        if self.link.ended is not None or self.history.summary(self.experiment) is not None:
-            return  # it came to its end while we asked
+        state, details = self.flwr.state(self.run_id)
+        if self.link.exit_code is not None or self.progress.summary(self.experiment) is not None:
+            return  # the run or the SuperLink has ended meanwhile
         if state.startswith("finished"):
-            raise self.stopped(state, why)
-        if self.seen:
-            self.replace_server_app()
-        elif waited > TO_START:
-            raise complaint(self.link, f"has started no ServerApp in {TO_START:.0f} s, the run is {state}")
+            raise self.run_failed(state, details)
+        if self.server_app_seen:
+            self.resume_run()
+        elif waited > SECONDS_TO_START:
+            raise process_error(self.link, f"has started no ServerApp in {SECONDS_TO_START:.0f} s; the run is {state}")
 
-    def stopped(self, state: str, why: str) -> UserError:
-        """The ServerApp has ended by itself, and Flower knows what it said."""
-        write_text(self.places.app_log, self.control.log(self.run))
-        reason = why.removeprefix("ServerApp failed with exception:").strip() or f"Flower says {state}, and no more"
+    def run_failed(self, state: str, details: str) -> UserError:
+        """The ServerApp has ended with an error that Flower knows."""
+        write_text(self.paths.app_log, self.flwr.log(self.run_id))
+        reason = details.removeprefix("ServerApp failed with exception:").strip() or f"Flower reports {state}"
         return UserError(
-            f"the run stopped before its last round: {reason} (the log of its ServerApp is {self.places.app_log}; "
-            f"the same command again goes on in {self.places.out})"
+            f"the run stopped before its last round: {reason} (the log of its ServerApp is {self.paths.app_log}; "
+            f"the same command resumes {self.paths.out})"
         )
 
-    def replace_server_app(self) -> None:
-        self.deaths += 1
-        if self.deaths >= LIVES:
-            raise complaint(self.link, f"has lost its ServerApp {self.deaths} times without finishing a round")
-        self.note("ServerApp", f"died; a new run goes on after round {self.history.rounds.told}")
-        self.submit()
+    def resume_run(self) -> None:
+        self.server_app_failures += 1
+        if self.server_app_failures >= MAX_FAILURES:
+            times = self.server_app_failures
+            raise process_error(self.link, f"has lost its ServerApp {times} times without a finished round")
+        self.record_event("ServerApp", f"ended; a new Flower run resumes after round {self.progress.rounds.count}")
+        self.submit_run()
 
-    deaths = 0  # of ServerApps since the last finished round
+    # SuperNodes -------------------------------------------------------------------------------------------------------
 
-    # The nodes ------------------------------------------------------------------------------------------------------
-
-    def start_node(self, node: Node) -> None:
+    def start_node(self, node: LocalNode) -> None:
         if self.listening.authentication:
-            self.give_identity(node)
-        node.running = self.start(
-            supernode(self.word, self.places, self.listening, self.address, node.client, node.port, self.network)
+            self.register_new_key(node)
+        node.process = self.start(
+            supernode(self.id, self.paths, self.listening, self.address, node.client, node.port, self.network)
         )
 
-    def give_identity(self, node: Node) -> None:
-        """A new key; the server forgets the old one at once, rather than taking it for alive for a minute."""
-        if node.number is not None:
-            old, node.number = node.number, None
-            self.control.unregister(old)
-        public = self.places.server / f"client-{node.client}.pub"
-        make_node_key(self.places.node(node.client).key, public)
-        node.number = self.control.register(public, f"client-{node.client}")
+    def register_new_key(self, node: LocalNode) -> None:
+        """Unregister the old key as well: Flower would treat its node as connected for about a minute."""
+        if node.node_id is not None:
+            old, node.node_id = node.node_id, None
+            self.flwr.unregister(old)
+        public = self.paths.server / f"client-{node.client}.pub"
+        make_node_key(self.paths.node(node.client).key, public)
+        node.node_id = self.flwr.register(public, f"client-{node.client}")
 
-    def look_after_nodes(self) -> None:
+    def check_nodes(self) -> None:
         for node in self.nodes:
-            if node.running is not None and node.running.ended is not None:
-                self.bury(node, node.running)
-            if node.running is None and time.monotonic() >= node.not_before:
+            if node.process is not None and node.process.exit_code is not None:
+                self.handle_ended_node(node, node.process)
+            if node.process is None and time.monotonic() >= node.not_before:
                 self.start_node(node)
 
-    def bury(self, node: Node, dead: Running) -> None:
-        """What it left behind goes too. Who dies at once again and again is waited for, then given up."""
-        code, lived = dead.ended, dead.age()
-        dead.end()
-        node.failures = node.failures + 1 if lived < SHORT_LIFE else 0
-        if node.failures >= LIVES:
-            raise complaint(dead, f"ended with code {code}, {node.failures} times in a row")
-        self.note(f"client {node.client}", f"its SuperNode ended with code {code}; it is started again")
-        node.running, node.not_before = None, time.monotonic() + 2.0 * node.failures
-        (node.port,) = free_ports(LOOPBACK, 1)  # somebody else may have taken the old one
+    def handle_ended_node(self, node: LocalNode, process: StartedProcess) -> None:
+        """End its descendants and schedule a restart, with a growing delay; give up after MAX_FAILURES short lives."""
+        code, age = process.exit_code, process.age()
+        process.end()
+        node.failures = node.failures + 1 if age < SHORT_LIFE else 0
+        if node.failures >= MAX_FAILURES:
+            raise process_error(process, f"ended with code {code}, {node.failures} times in a row")
+        self.record_event(f"client {node.client}", f"its SuperNode ended with code {code}; restarting it")
+        node.process, node.not_before = None, time.monotonic() + 2.0 * node.failures
+        (node.port,) = free_ports(LOOPBACK, 1)  # the old one may be in use
 
-    def wake(self, node: Node, number: int) -> None:
-        """Who let a deadline pass may hang, and would in the next round too."""
-        if node.running is not None:
-            self.note(f"client {node.client}", f"gave no answer in round {number}; its SuperNode is started again")
-            node.running.end()
-            node.running = None
-
-    def note(self, who: str, what: str) -> None:
-        """For whoever watches, and into the run folder."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        line = {"when": now, "after_round": self.history.rounds.told, "who": who, "what": what}
-        append_checked(self.places.events, line)
-        self.tell("notice", f"{who}: {what}")
+    def restart_node_without_reply(self, node: LocalNode, number: int) -> None:
+        """It may hang, and would in the next round as well."""
+        if node.process is not None:
+            self.record_event(f"client {node.client}", f"no reply in round {number}; restarting its SuperNode")
+            node.process.end()
+            node.process = None
 
 
 @contextmanager
-def _held(places: Places) -> Iterator[LockFile]:
-    """One federation for one run folder."""
-    places.refuse_links()
-    with writing_to(places.out):
-        make_folder(places.folder, places.out, 0o700)
-        lock = LockFile(places.lock)
+def _locked(paths: FederationFolder) -> Iterator[LockFile]:
+    """One federation at a time for a run folder."""
+    paths.refuse_links()
+    with writing_to(paths.out):
+        make_folder(paths.folder, paths.out, 0o700)
+        lock = LockFile(paths.lock)
         if not lock.acquire():
-            raise InUse(f"{places.out} has a federation that is up: wait for it, or stop it")
+            raise InUse(f"{paths.out} has a federation that is up: wait for it, or stop it")
     try:
         yield lock
     finally:

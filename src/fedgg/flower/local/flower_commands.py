@@ -1,4 +1,4 @@
-"""The Flower commands that are called: SuperLink, SuperNode and `flwr`, their arguments and their output."""
+"""Command lines of Flower: `flower-superlink`, `flower-supernode` and `flwr`, their arguments and output."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ import tomli_w
 
 from fedgg.errors import UserError
 from fedgg.files import write_text
-from fedgg.flower.local.private_network import PrivateNetwork
-from fedgg.flower.local.processes import Part, Running, surroundings, tail
-from fedgg.flower.local.sandbox import REFUSED
-from fedgg.flower.local.setup import FLOWER_HOME, LOOPBACK, Listening, Places
+from fedgg.flower.local.isolation import PrivateNetwork, hiding
+from fedgg.flower.local.processes import ProcessSpec, StartedProcess, flower_environment, tail
+from fedgg.flower.local.setup import FLOWER_HOME, LOOPBACK, FederationFolder, Listening
 
-TO_START = 60.0  # seconds for a SuperLink to answer, and for a ServerApp to appear
+SECONDS_TO_START = 60.0  # for a SuperLink to listen, and for a ServerApp to start
 
 
 def superlink(
-    word: str, places: Places, listening: Listening, port: int, network: PrivateNetwork | None = None
-) -> Part:
-    """The server; it sees no node's folder."""
-    files = places.certificates
+    federation: str, paths: FederationFolder, listening: Listening, port: int, network: PrivateNetwork | None = None
+) -> ProcessSpec:
+    """A SuperLink, from which the nodes' folders are hidden."""
+    files = paths.certificates
     command = [
-        *_cell(places.nodes),
+        *hiding(paths.nodes),
         *("flower-superlink", "--host", listening.host, "--port", str(port)),
-        *("--database", str(places.database), "--disable-runtime-dependency-installation"),
+        *("--database", str(paths.database), "--disable-runtime-dependency-installation"),
     ]
     if listening.tls:
         command += ["--ssl-ca-certfile", str(files.authority)]
@@ -40,56 +39,56 @@ def superlink(
         command += ["--insecure"]
     if listening.authentication:
         command += ["--enable-supernode-auth"]
-    environment = surroundings(places.server / FLOWER_HOME, listening.reached_at)
-    return Part(word, "SuperLink", command, environment, places.server_log, network)
+    environment = flower_environment(paths.server / FLOWER_HOME, listening.reached_at)
+    return ProcessSpec(federation, "SuperLink", command, environment, paths.server_log, network)
 
 
 def supernode(
-    word: str,
-    places: Places,
+    federation: str,
+    paths: FederationFolder,
     listening: Listening,
     server: str,
     client: int,
     port: int,
     network: PrivateNetwork | None = None,
-) -> Part:
-    """A client; of the run folder it sees its own part alone."""
-    place = places.node(client)
+) -> ProcessSpec:
+    """A SuperNode, from which everything in the run folder is hidden except the folder of its client."""
+    node = paths.node(client)
     command = [
-        *_cell(places.out, place.folder),
+        *hiding(paths.out, node.folder),
         *("flower-supernode", "--superlink", server, "--host", LOOPBACK, "--port", str(port)),
-        *("--node-config", str(place.settings)),
+        *("--node-config", str(node.settings)),
     ]
-    command += ["--root-certificates", str(place.authority)] if listening.tls else ["--insecure"]
+    command += ["--root-certificates", str(node.authority)] if listening.tls else ["--insecure"]
     if listening.authentication:
-        command += ["--auth-supernode-private-key", str(place.key)]
-    environment = surroundings(place.home, listening.reached_at)
-    return Part(word, f"client-{client}", command, environment, place.log, network)
+        command += ["--auth-supernode-private-key", str(node.key)]
+    environment = flower_environment(node.home, listening.reached_at)
+    return ProcessSpec(federation, f"client-{client}", command, environment, node.log, network)
 
 
-def wait_until_it_answers(link: Running, address: str, authority: Path | None) -> None:
-    """Asked by a process in the SuperLink's network, which need not be ours."""
-    network = link.part.network
+def wait_until_listening(link: StartedProcess, address: str, authority: Path | None) -> None:
+    """Request the SuperLink's health page, from a process in its network."""
+    network = link.spec.network
     url = f"{'https' if authority else 'http'}://{address}/health"
-    question = [sys.executable, "-c", ASK, url, str(authority or "")]
-    while link.age() < TO_START:
-        if link.ended is not None:
-            raise complaint(link, f"ended with code {link.ended} instead of listening")
-        asked = subprocess.run(
-            question if network is None else network.inside(question),
+    request = [sys.executable, "-c", REQUEST, url, str(authority or "")]
+    while link.age() < SECONDS_TO_START:
+        if link.exit_code is not None:
+            raise process_error(link, f"ended with code {link.exit_code} instead of listening")
+        result = subprocess.run(
+            request if network is None else network.inside(request),
             pass_fds=() if network is None else network.descriptors,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        if asked.returncode == 0:
+        if result.returncode == 0:
             return
         time.sleep(0.1)
-    raise complaint(link, f"does not answer at {address} after {TO_START:.0f} s")
+    raise process_error(link, f"does not listen on {address} after {SECONDS_TO_START:.0f} s")
 
 
-ASK = """
+REQUEST = """
 import ssl, sys, urllib.request
 url, authority = sys.argv[1:]
 secure = [urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=authority))] if authority else []
@@ -97,34 +96,22 @@ urllib.request.build_opener(urllib.request.ProxyHandler({}), *secure).open(url, 
 """
 
 
-def complaint(running: Running, what: str) -> UserError:
-    """Names the process, where its log lies, and how that ends."""
-    log = running.part.log
-    return UserError(f"{running.part.name} {what}; its log {log} ends with: {tail(log)}")
+def process_error(process: StartedProcess, what: str) -> UserError:
+    """An error with the name of the process and the end of its log."""
+    log = process.spec.log
+    return UserError(f"{process.spec.name} {what}; its log {log} ends with: {tail(log)}")
 
 
-def cells_allowed(folder: Path) -> bool:
-    """Whether this system gives a process a view of the disk of its own."""
-    tried = subprocess.run([*_cell(folder), sys.executable, "-c", ""], capture_output=True, text=True)
-    return REFUSED not in tried.stderr
-
-
-def _cell(hidden: Path, own: Path | None = None) -> list[str]:
-    """The words before a command that keep it from reading what is others'."""
-    view = [str(hidden)] if own is None else [str(hidden), str(own)]
-    return [sys.executable, str(Path(__file__).with_name("sandbox.py")), *view, "--"]
-
-
-CONNECTION = "here"
-TIMEOUT = 60.0  # seconds for one question
+CONNECTION = "here"  # the name of the SuperLink in Flower's config.toml
+TIMEOUT = 60.0  # seconds for one command
 
 
 @dataclass(frozen=True)
-class Control:
-    """The address of a SuperLink, and the environment in which `flwr` finds it."""
+class FlwrCommand:
+    """`flwr` for one SuperLink."""
 
     environment: Mapping[str, str]
-    network: PrivateNetwork | None = None  # in which the SuperLink is; None: that of this machine
+    network: PrivateNetwork | None = None  # of the SuperLink; None: the network of this machine
 
     @classmethod
     def of(
@@ -133,7 +120,7 @@ class Control:
         address: str,
         authority: Path | None,
         network: PrivateNetwork | None = None,
-    ) -> Control:
+    ) -> FlwrCommand:
         home = Path(environment["FLWR_HOME"])
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         trust = {"insecure": True} if authority is None else {"root-certificates": str(authority)}
@@ -142,35 +129,35 @@ class Control:
         return cls(environment, network)
 
     def register(self, public_key: Path, name: str) -> int:
-        """From now on the owner of this key may join; the number Flower gives it."""
-        return int(self._ask("supernode", "register", str(public_key), CONNECTION, "--name", name)["node-id"])
+        """Let the node with this key join; returns its node id."""
+        return int(self._json("supernode", "register", str(public_key), CONNECTION, "--name", name)["node-id"])
 
     def unregister(self, node: int) -> None:
-        self._ask("supernode", "unregister", str(node), CONNECTION)
+        self._json("supernode", "unregister", str(node), CONNECTION)
 
     def submit(self, app: Path, settings: Path) -> int:
-        """Start a run; its number."""
-        return int(self._ask("run", str(app), CONNECTION, "--run-config", str(settings))["run-id"])
+        """Start a run; returns its run id."""
+        return int(self._json("run", str(app), CONNECTION, "--run-config", str(settings))["run-id"])
 
     def state(self, run: int) -> tuple[str, str]:
-        """As `running` or `finished:failed`, and what Flower says of it."""
-        told = self._ask("list", CONNECTION, "--run-id", str(run))["runs"][0]
-        return str(told["status"]), str(told.get("status-details") or "")
+        """Status, such as `running` or `finished:failed`, and details."""
+        entry = self._json("list", CONNECTION, "--run-id", str(run))["runs"][0]
+        return str(entry["status"]), str(entry.get("status-details") or "")
 
     def log(self, run: int) -> str:
-        """What the ServerApp of a run has said."""
-        return self._said("log", str(run), CONNECTION, "--show").stdout
+        """The log of the ServerApp of a run."""
+        return self._output("log", str(run), CONNECTION, "--show").stdout
 
-    def _ask(self, *words: str) -> dict[str, Any]:
-        """Flower prints sentences too; the answer is the JSON object at the end."""
-        done = self._said(*words, "--format", "json")
-        answer = _object_in(done.stdout)
-        if done.returncode != 0 or not answer or answer.get("success") is False:
-            reason = answer.get("error-message") or done.stdout + done.stderr
+    def _json(self, *words: str) -> dict[str, Any]:
+        """The JSON object at the end of the output, which may begin with other text."""
+        result = self._output(*words, "--format", "json")
+        content = _json_object_in(result.stdout)
+        if result.returncode != 0 or not content or content.get("success") is False:
+            reason = content.get("error-message") or result.stdout + result.stderr
             raise UserError(f"flwr {' '.join(words)}: {' '.join(str(reason).split())}")
-        return answer
+        return content
 
-    def _said(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def _output(self, *words: str) -> subprocess.CompletedProcess[str]:
         try:
             return subprocess.run(
                 ["flwr", *words] if self.network is None else self.network.inside(["flwr", *words]),
@@ -179,17 +166,17 @@ class Control:
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT,
-                start_new_session=True,  # Ctrl-C is ours
+                start_new_session=True,  # Ctrl-C must not end it
             )
         except subprocess.TimeoutExpired:
-            raise UserError(f"flwr {' '.join(words)}: no answer within {TIMEOUT:.0f} s") from None
+            raise UserError(f"flwr {' '.join(words)}: no output within {TIMEOUT:.0f} s") from None
 
 
-def _object_in(text: str) -> dict[str, Any]:
+def _json_object_in(text: str) -> dict[str, Any]:
     """Empty where there is none."""
     start = text.find("{")
     try:
-        found = json.loads(text[start:]) if start >= 0 else {}
+        content = json.loads(text[start:]) if start >= 0 else {}
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

@@ -1,8 +1,10 @@
-"""The processes of a federation: started in the open, found again by a mark, ended together.
+"""Supervision of the processes of a local federation: start them, find all of their descendants, end them together.
 
-Flower's processes start others, some of them detached, which outlive their parents. All inherit their environment, and
-with it a mark that says which federation and which part of it they belong to. A watchdog ends everybody who bears it
-when the process that holds the federation is gone, however that came about.
+Flower's processes start others, some of them detached, which outlive their parents. All inherit an environment variable
+that names the federation and the process they descend from (the mark). A watchdog process ends everything with the
+federation's mark once the supervising process is gone, also after a kill -9.
+
+This file is also the program of the watchdog: python processes.py FEDERATION, run by its path.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -22,12 +25,14 @@ from typing import Any
 
 from fedgg.errors import UserError
 from fedgg.files import open_regular, open_to_append
-from fedgg.flower.local.private_network import PrivateNetwork
+from fedgg.flower.local.isolation import PrivateNetwork
 from fedgg.lab.trust import environment_for_children
 
-MARK = "FEDGG_FEDERATION"
-PATIENCE = 4.0  # seconds to leave by oneself
-TAIL = 12  # lines of a log that are shown
+MARK = "FEDGG_FEDERATION"  # environment variable
+SECONDS_TO_END = 4.0  # after SIGTERM, before SIGKILL
+WATCHING = b"watching\n"  # what the watchdog prints once it has started
+LOG_LINES = 12  # of a log in an error message
+EMPTY_SEARCHES = 3  # in a row, until the watchdog ends: one search may miss a process that is just being started
 
 
 def psutil() -> ModuleType:
@@ -38,15 +43,15 @@ def psutil() -> ModuleType:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One of Flower's long-lived processes, and all that it starts."""
+class ProcessSpec:
+    """A SuperLink or SuperNode to start; the processes that it starts itself belong to it."""
 
-    federation: str  # a word of its own for each federation
+    federation: str  # unique id
     name: str
     command: list[str]
     environment: dict[str, str]
     log: Path
-    network: PrivateNetwork | None = None  # in which it runs; None: that of this machine
+    network: PrivateNetwork | None = None  # None: the network of this machine
 
     @property
     def mark(self) -> str:
@@ -54,129 +59,149 @@ class Part:
 
 
 @dataclass
-class Running:
-    """A part that was started."""
-
-    part: Part
+class StartedProcess:
+    spec: ProcessSpec
     process: subprocess.Popen[bytes]
-    since: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=time.monotonic)
 
     @property
-    def ended(self) -> int | None:
-        """Its exit code, once it has one."""
+    def exit_code(self) -> int | None:
+        """None while it runs."""
         return self.process.poll()
 
     def age(self) -> float:
-        return time.monotonic() - self.since
+        return time.monotonic() - self.started_at
 
-    def family(self) -> list[Any]:
-        return marked(self.part.mark)
+    def tree(self) -> list[Any]:
+        """This process and its descendants, as psutil processes."""
+        return marked(self.spec.mark)
 
     def end(self) -> None:
-        end(self.part.mark)
+        end(self.spec.mark)
         self.process.wait()
 
 
-def _start(part: Part) -> Running:
-    """In a session of its own, so that Ctrl-C reaches nobody but us; what it says goes into its log."""
-    with open_to_append(part.log) as log:
+def _start(spec: ProcessSpec) -> StartedProcess:
+    """In a session of its own, so that Ctrl-C in the terminal reaches the supervisor alone."""
+    with open_to_append(spec.log) as log:
         process = subprocess.Popen(
-            part.command if part.network is None else part.network.inside(part.command),
-            pass_fds=() if part.network is None else part.network.descriptors,
-            env=part.environment | {MARK: part.mark},
+            spec.command if spec.network is None else spec.network.inside(spec.command),
+            pass_fds=() if spec.network is None else spec.network.descriptors,
+            env=spec.environment | {MARK: spec.mark},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return Running(part, process)
+    return StartedProcess(spec, process)
 
 
 def marked(mark: str) -> list[Any]:
-    """Every living process of this part, or of all parts where only the federation is named."""
-    library, found = psutil(), []
+    """Running processes with this mark, or below it: a federation's mark finds all of its processes."""
+    library, processes = psutil(), []
     for process in library.process_iter():
         with contextlib.suppress(library.Error, OSError):
-            theirs = process.environ().get(MARK, "")
-            if theirs == mark or theirs.startswith(f"{mark}/"):
-                found.append(process)
-    return found
+            value = process.environ().get(MARK, "")
+            if value == mark or value.startswith(f"{mark}/"):
+                processes.append(process)
+    return processes
 
 
 def end(mark: str) -> None:
-    """Ask them to leave, then make them, until nobody is left."""
+    """SIGTERM, and SIGKILL after some seconds, until no process with this mark runs."""
     library = psutil()
     for process in marked(mark):
         with contextlib.suppress(library.Error):
             process.terminate()
-    patience = time.monotonic() + PATIENCE
-    while there := marked(mark):
-        if time.monotonic() > patience:
-            for process in there:
-                with contextlib.suppress(library.Error):
-                    process.kill()
+    deadline = time.monotonic() + SECONDS_TO_END
+    while running := marked(mark):
+        if time.monotonic() > deadline:
+            _kill(running)
         time.sleep(0.05)
 
 
+def _kill(processes: list[Any]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil().Error):
+            process.kill()
+
+
 def is_running(process: Any, program: str) -> bool:
-    """Whether this process is that program, called by its path or through an interpreter."""
+    """Whether this process runs that program, directly or through an interpreter."""
     library = psutil()
     try:
-        return any(Path(word).name == program for word in process.cmdline()[:3])
+        return any(Path(argument).name == program for argument in process.cmdline()[:3])
     except (library.Error, OSError):
-        return False  # it ended while we looked
+        return False  # it has ended meanwhile
 
 
 @contextmanager
-def watched_over(federation: str) -> Iterator[Callable[[Part], Running]]:
-    """Gives what starts a part. Whatever happens to us, even a kill -9: nobody of the federation outlives the block."""
-    started: list[Running] = []
+def supervised(federation: str) -> Iterator[Callable[[ProcessSpec], StartedProcess]]:
+    """Yields a function that starts a process. Everything started ends with the block, or with this process."""
+    started: list[StartedProcess] = []
 
-    def start(part: Part) -> Running:
-        started.append(_start(part))
+    def start(spec: ProcessSpec) -> StartedProcess:
+        started.append(_start(spec))
         return started[-1]
 
-    dog = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("watchdog.py")), MARK, federation],
+    watchdog = subprocess.Popen(
+        [sys.executable, str(Path(__file__)), federation],
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    try:
-        yield start
-    finally:
-        end(federation)
-        for running in started:
-            running.process.wait()
-        assert dog.stdin is not None
-        dog.stdin.close()  # that is what it waits for
-        dog.wait()
+    assert watchdog.stdin is not None
+    assert watchdog.stdout is not None
+    with watchdog:
+        if watchdog.stdout.readline() != WATCHING:
+            raise UserError(f"the watchdog process did not start: run {sys.executable} {__file__} to see why")
+        try:
+            yield start
+        finally:
+            end(federation)
+            for process in started:
+                process.process.wait()
+            watchdog.stdin.close()  # ends it
 
 
-def tail(log: Path, lines: int = TAIL) -> str:
-    """The end of a log, for an error message."""
+def _watch(federation: str) -> None:
+    """The watchdog: standard input is closed when the supervising process ends, however it ends."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.write(sys.stdout.fileno(), WATCHING)
+    sys.stdin.buffer.read()
+    empty_searches = 0
+    while empty_searches < EMPTY_SEARCHES:
+        running = marked(federation)
+        _kill(running)
+        empty_searches = 0 if running else empty_searches + 1
+        time.sleep(0.1)
+
+
+def tail(log: Path, lines: int = LOG_LINES) -> str:
+    """The last lines of a log, for an error message."""
     try:
         with open_regular(log) as file:
             file.seek(max(0, log.stat().st_size - 20_000))
-            said = file.read().decode("utf-8", "replace").splitlines()
+            content = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return "(there is no log)"
-    return "\n".join([line for line in said if line.strip()][-lines:])
+    return "\n".join([line for line in content if line.strip()][-lines:])
 
 
-def surroundings(home: Path, host: str) -> dict[str, str]:
-    """What Flower's processes inherit: they find each other by PATH, call nobody's home, and go round no proxy."""
+def flower_environment(home: Path, host: str) -> dict[str, str]:
+    """Environment of Flower's processes: programs of this Python first in PATH, no telemetry, no proxy for `host`."""
     inherited = {key: value for key, value in os.environ.items() if key != MARK}
-    own_folder = str(Path(sys.executable).parent)
-    direct = ",".join(filter(None, [os.environ.get("NO_PROXY", ""), host, "localhost"]))
+    programs = str(Path(sys.executable).parent)
+    no_proxy = ",".join(filter(None, [os.environ.get("NO_PROXY", ""), host, "localhost"]))
     return {
         "OMP_NUM_THREADS": "1",  # many processes share this machine
         **inherited,
         **environment_for_children(),
-        "PATH": os.pathsep.join([own_folder, os.environ.get("PATH", os.defpath)]),
-        "NO_PROXY": direct,
-        "no_proxy": direct,
+        "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)]),
+        "NO_PROXY": no_proxy,
+        "no_proxy": no_proxy,
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -184,3 +209,7 @@ def surroundings(home: Path, host: str) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONUNBUFFERED": "1",
     }
+
+
+if __name__ == "__main__":
+    _watch(sys.argv[1])

@@ -1,10 +1,10 @@
-"""Files and ports of a federation on one machine, made before its processes start.
+"""Setup of a federation on one machine, before its processes start: address and ports, and the files in its folder.
 
 federation/app/              the Flower app
-federation/server/           the server's: data, certificates and their keys, database, log
-federation/nodes/client-N/   a node's own, for nobody else's eyes: its data, key, memory and log
-federation/events.jsonl      what happened to the processes: who ended, and was started again
-federation/lock              held while the federation is up
+federation/server/           data, certificates and keys, database and log of the server
+federation/nodes/client-N/   data, key, client state and log of a node, readable by the owner alone (0700)
+federation/events.jsonl      a line for each process that ended and was restarted
+federation/lock              locked while the federation is up
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tomli_w
 
 from fedgg.errors import UserError
 from fedgg.files import MEGABYTE, read_bytes, read_toml, refuse_links, write_atomically, write_text
-from fedgg.flower.app_folder import write_app
+from fedgg.flower.app_project import write_app
 from fedgg.flower.data_files import divide
 from fedgg.flower.local.certificates import Certificates, make_certificates
 from fedgg.lab.config import Experiment
@@ -32,29 +32,29 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Listening:
-    """The SuperLink's address, and how it is protected."""
+    """The address of the SuperLink, and how it is protected."""
 
     host: str = LOOPBACK
     tls: bool = True
     authentication: bool = True
-    unprotected_beyond_loopback: bool = False  # said explicitly
-    shared_network: bool = False  # said explicitly: other accounts of this machine reach it, too
+    unprotected_beyond_loopback: bool = False  # --insecure-beyond-loopback
+    shared_network: bool = False  # --shared-network: other accounts of this machine can reach it
 
     def __post_init__(self) -> None:
         if self.authentication and not self.tls:
-            raise UserError("nodes prove who they are over TLS only: with --no-tls say --no-authentication too")
+            raise UserError("authentication of nodes needs TLS: with --no-tls also give --no-authentication")
         unprotected = [
-            word for word, there in (("TLS", self.tls), ("authentication", self.authentication)) if not there
+            name for name, active in (("TLS", self.tls), ("authentication", self.authentication)) if not active
         ]
         if unprotected and not is_loopback(self.host) and not self.unprotected_beyond_loopback:
             raise UserError(
-                f"refused to listen on {self.host} without {' and '.join(unprotected)}: everybody who reaches it could "
-                f"join or read along; leave --host at {LOOPBACK}, or say --insecure-beyond-loopback"
+                f"refused to listen on {self.host} without {' and '.join(unprotected)}: other machines could join or "
+                f"read the traffic; leave --host at {LOOPBACK}, or give --insecure-beyond-loopback"
             )
 
     @property
     def may_be_private(self) -> bool:
-        """Whether a network of its own is wanted: what is reached from other machines cannot have one."""
+        """Whether to use a private network, which other machines and accounts cannot reach."""
         return is_loopback(self.host) and not self.shared_network
 
     @property
@@ -64,14 +64,14 @@ class Listening:
 
     @property
     def names(self) -> list[str]:
-        """Everything the server's certificate must say it is."""
-        own = [] if is_loopback(self.host) else [socket.gethostname(), socket.getfqdn()]
-        wanted = ["localhost", LOOPBACK, "::1", self.host, *own]
-        return list(dict.fromkeys(name for name in wanted if name not in ("0.0.0.0", "::")))
+        """Host names and addresses for the server's certificate."""
+        host_names = [] if is_loopback(self.host) else [socket.gethostname(), socket.getfqdn()]
+        names = ["localhost", LOOPBACK, "::1", self.host, *host_names]
+        return list(dict.fromkeys(name for name in names if name not in ("0.0.0.0", "::")))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it; a name that is not known is not trusted."""
+    """Whether only this machine can reach the address; a host name other than localhost counts as reachable."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -79,12 +79,12 @@ def is_loopback(host: str) -> bool:
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Different ports that nobody listens on now."""
+    """Different ports that are free now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with ExitStack() as held:
+    with ExitStack() as sockets:
         ports = []
         for _ in range(count):
-            probe = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            probe = sockets.enter_context(socket.socket(family, socket.SOCK_STREAM))
             try:
                 probe.bind((host, 0))
             except OSError as error:
@@ -93,12 +93,12 @@ def free_ports(host: str, count: int) -> list[int]:
         return ports
 
 
-FLOWER_HOME = ".flwr"  # a dot: its config.toml is not a run's
+FLOWER_HOME = ".flwr"  # hidden, so that its config.toml is not taken for that of a run
 
 
 @dataclass(frozen=True)
-class NodePlace:
-    """Everything of one node."""
+class NodeFolder:
+    """Paths of one node."""
 
     folder: Path
 
@@ -132,8 +132,8 @@ class NodePlace:
 
 
 @dataclass(frozen=True)
-class Places:
-    """Everything of one federation."""
+class FederationFolder:
+    """Paths of one federation, below the run folder `out`."""
 
     out: Path
 
@@ -189,31 +189,31 @@ class Places:
     def nodes(self) -> Path:
         return self.folder / "nodes"
 
-    def node(self, client: int) -> NodePlace:
-        return NodePlace(self.nodes / f"client-{client}")
+    def node(self, client: int) -> NodeFolder:
+        return NodeFolder(self.nodes / f"client-{client}")
 
     def make(self, clients: int) -> None:
-        own = [self.folder, self.server, self.nodes, *(self.node(client).folder for client in range(clients))]
-        for folder in own:
+        nodes = [self.node(client).folder for client in range(clients)]
+        for folder in (self.folder, self.server, self.nodes, *nodes):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.chmod(0o700)
 
     def complete(self, clients: int) -> bool:
-        """Whether everybody has their data."""
+        """Whether the data files of the server and of all nodes exist."""
         files = [self.server_data, *(self.node(client).data for client in range(clients))]
         return all(file.is_file() for file in files)
 
     def refuse_links(self) -> None:
-        """A folder may come from somebody else; what is cleared and written in it must not be elsewhere."""
+        """The run folder may come from somebody else: a link in it must not redirect what is deleted and written."""
         nodes = sorted(self.nodes.iterdir()) if self.nodes.is_dir() and not self.nodes.is_symlink() else []
-        for place in (self.folder, self.server, self.nodes, self.app, self.home, self.server / FLOWER_HOME, *nodes):
-            if place.is_symlink():
-                raise UserError(f"{place} is a link, which no federation has: put the folder itself in its place")
+        for path in (self.folder, self.server, self.nodes, self.app, self.home, self.server / FLOWER_HOME, *nodes):
+            if path.is_symlink():
+                raise UserError(f"{path} is a symbolic link: replace it with the folder itself")
 
-    def forget_the_last_time(self) -> None:
-        """Numbers that Flower gave out, and a half-finished division, mean nothing to the next start.
+    def delete_temporary_files(self) -> None:
+        """Flower's database and settings of the last start, an unfinished division of the data, and the app.
 
-        Nor do files of the app: all of them are written again, and Flower would run a module put beside them.
+        The app is written again. It is deleted first because Flower would also run other modules in its folder.
         """
         for file in self.server.glob("superlink.db*"):
             file.unlink()
@@ -223,55 +223,59 @@ class Places:
 
 
 def prepare(
-    places: Places, experiment: Experiment, listening: Listening, settings: dict[str, int | float], data: Path | None
+    paths: FederationFolder,
+    experiment: Experiment,
+    listening: Listening,
+    settings: dict[str, int | float],
+    data: Path | None,
 ) -> None:
-    """Data in the hands of their owners, the app, its settings; certificates anew each time."""
+    """Write the data files, new certificates, the app, its run config and the node configs."""
     clients = experiment.split.clients
-    places.refuse_links()
-    with writing_to(places.out):
-        refuse_links(places.folder)  # Flower's processes write below it, too
-        if Store(places.out).holds_a_run():
-            settings = _said_before(places) | settings
+    paths.refuse_links()
+    with writing_to(paths.out):
+        refuse_links(paths.folder)  # Flower's processes write below it too
+        if Store(paths.out).holds_a_run():
+            settings = _saved_settings(paths) | settings
         else:
-            shutil.rmtree(places.nodes, ignore_errors=True)  # data and memories of a run that never began
-            places.server_data.unlink(missing_ok=True)
-        places.make(clients)
-        places.forget_the_last_time()
-        if not places.complete(clients):
-            _hand_out(places, experiment, data)
+            shutil.rmtree(paths.nodes, ignore_errors=True)  # left by a run that did not start
+            paths.server_data.unlink(missing_ok=True)
+        paths.make(clients)
+        paths.delete_temporary_files()
+        if not paths.complete(clients):
+            _divide_data(paths, experiment, data)
         if listening.tls:
-            make_certificates(places.certificates.key.parent, listening.names)
-        write_app(places.app, experiment, {})
-        whole = {"out": str(places.out), "data": str(places.server_data), **settings}
-        write_text(places.run_settings, tomli_w.dumps(whole))
+            make_certificates(paths.certificates.key.parent, listening.names)
+        write_app(paths.app, experiment, {})
+        run_config = {"out": str(paths.out), "data": str(paths.server_data), **settings}
+        write_text(paths.run_settings, tomli_w.dumps(run_config))
         for client in range(clients):
-            place = places.node(client)
-            place.memory.mkdir(mode=0o700, exist_ok=True)
+            node = paths.node(client)
+            node.memory.mkdir(mode=0o700, exist_ok=True)
             if listening.tls:
-                write_atomically(place.authority, read_bytes(places.certificates.authority, MEGABYTE))
-            own = {"client-id": client, "data": str(place.data), "memory": str(place.memory)}
-            write_text(place.settings, tomli_w.dumps(own))
+                write_atomically(node.authority, read_bytes(paths.certificates.authority, MEGABYTE))
+            node_config = {"client-id": client, "data": str(node.data), "memory": str(node.memory)}
+            write_text(node.settings, tomli_w.dumps(node_config))
 
 
-def _said_before(places: Places) -> dict[str, int | float]:
-    """The settings of the run that is taken up again; those given now come before them."""
+def _saved_settings(paths: FederationFolder) -> dict[str, int | float]:
+    """The run config of the run that is resumed."""
     try:
-        before = read_toml(places.run_settings)
+        config = read_toml(paths.run_settings)
     except (OSError, ValueError):
         return {}
-    return {key: value for key, value in before.items() if isinstance(value, int | float)}
+    return {key: value for key, value in config.items() if isinstance(value, int | float)}
 
 
-def _hand_out(places: Places, experiment: Experiment, data_folder: Path | None) -> None:
-    """Divide beside the places, then move each file to its owner."""
-    dividing = places.folder / "dividing"
+def _divide_data(paths: FederationFolder, experiment: Experiment, data_folder: Path | None) -> None:
+    """Divide the data in a temporary folder, then move each file to its place."""
+    dividing = paths.folder / "dividing"
     dividing.mkdir(mode=0o700)
     divide(experiment, dividing, data_folder)
-    owners = {f"client-{client}": places.node(client).data for client in range(experiment.split.clients)}
-    for name, place in {"server": places.server_data, **owners}.items():
+    destinations = {f"client-{client}": paths.node(client).data for client in range(experiment.split.clients)}
+    for name, destination in {"server": paths.server_data, **destinations}.items():
         file = dividing / f"{name}.npz"
         if not file.is_file():
-            raise UserError(f"{name} got no data: {file} was not written")
+            raise UserError(f"{name} has no data: {file} was not written")
         file.chmod(0o600)
-        file.replace(place)
+        file.replace(destination)
     shutil.rmtree(dividing)

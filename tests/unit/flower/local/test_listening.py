@@ -1,4 +1,4 @@
-"""Nobody listens beyond this machine without protection, unless that was said."""
+"""The SuperLink does not listen beyond this machine without TLS and authentication unless the user asks for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_loopback_may_be_unprotected(host: str) -> None:
 
 
 def test_authentication_needs_tls() -> None:
-    with pytest.raises(UserError, match="--no-authentication too"):
+    with pytest.raises(UserError, match="also give --no-authentication"):
         Listening(tls=False)
 
 

@@ -1,4 +1,4 @@
-"""A federation's own network: its processes reach each other there, and nobody else does."""
+"""The private network of a federation: its processes reach each other there, other processes do not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedgg.flower.local.private_network import PrivateNetwork, Unavailable, private_network
+from fedgg.flower.local.isolation import PrivateNetwork, Unavailable, private_network
 from fedgg.flower.local.setup import Listening, free_ports
 
 HOSTS = ["127.0.0.1", "::1"]
@@ -40,10 +40,10 @@ def host(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def network(host: str) -> Iterator[PrivateNetwork]:
-    with private_network(host) as found:
-        if isinstance(found, Unavailable):
-            pytest.skip(f"this system gives no network namespace: {found.why}")
-        yield found
+    with private_network(host) as network:
+        if isinstance(network, Unavailable):
+            pytest.skip(f"this system has no network namespaces: {network.why}")
+        yield network
 
 
 def calls(host: str, port: int, network: PrivateNetwork | None) -> bool:
@@ -69,7 +69,7 @@ def ended(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def test_who_is_not_in_it_does_not_reach_it(host: str, network: PrivateNetwork) -> None:
+def test_processes_outside_do_not_reach_it(host: str, network: PrivateNetwork) -> None:
     (port,) = free_ports(host, 1)
     server = listener(host, port, network)
     try:
@@ -79,7 +79,7 @@ def test_who_is_not_in_it_does_not_reach_it(host: str, network: PrivateNetwork) 
         ended(server)
 
 
-def test_who_is_in_it_reaches_nobody_else(host: str, network: PrivateNetwork) -> None:
+def test_processes_inside_do_not_reach_others(host: str, network: PrivateNetwork) -> None:
     (port,) = free_ports(host, 1)
     server = listener(host, port, None)
     try:
@@ -89,7 +89,7 @@ def test_who_is_in_it_reaches_nobody_else(host: str, network: PrivateNetwork) ->
         ended(server)
 
 
-def test_it_outlives_its_maker_as_long_as_it_is_held(network: PrivateNetwork) -> None:
+def test_it_exists_while_its_descriptors_are_open(network: PrivateNetwork) -> None:
     seen = ["sh", "-c", "readlink /proc/self/ns/net"]
     first = subprocess.run(network.inside(seen), pass_fds=network.descriptors, capture_output=True, check=True)
     time.sleep(0.2)
@@ -98,14 +98,14 @@ def test_it_outlives_its_maker_as_long_as_it_is_held(network: PrivateNetwork) ->
     assert first.stdout == again.stdout != ours.stdout
 
 
-def test_an_address_that_it_cannot_have_is_said() -> None:
-    """As on every system that allows none: whoever asked goes on without, and has a reason to tell."""
-    with private_network("203.0.113.9") as found:
-        assert isinstance(found, Unavailable)
-        assert found.why
+def test_an_address_that_is_not_local_has_a_reason() -> None:
+    """As on systems without network namespaces."""
+    with private_network("203.0.113.9") as network:
+        assert isinstance(network, Unavailable)
+        assert network.why
 
 
-def test_where_one_is_wanted() -> None:
+def test_when_a_private_network_is_used() -> None:
     assert Listening().may_be_private
     assert Listening("::1").may_be_private
     assert not Listening(shared_network=True).may_be_private

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr")
 
 from fedgg.cli import app
-from fedgg.flower.local.setup import Places
+from fedgg.flower.local.setup import FederationFolder
 from fedgg.lab.config import Experiment
 from fedgg.lab.runner import run
 
@@ -42,9 +42,9 @@ def test_another_experiment_in_the_folder_is_named(words: list[str], tmp_path: P
 
 
 def test_one_federation_for_one_folder(words: list[str], tmp_path: Path) -> None:
-    places = Places(tmp_path / "run")
-    places.folder.mkdir(parents=True)
-    with FileLock(places.lock):
+    paths = FederationFolder(tmp_path / "run")
+    paths.folder.mkdir(parents=True)
+    with FileLock(paths.lock):
         assert "has a federation that is up" in complaint(words)
 
 
@@ -63,7 +63,7 @@ def test_a_finished_run_is_shown_and_nothing_is_started(words: list[str], tmp_pa
         (["--set", "algorithm.name=fedfoo"], "unknown algorithm 'fedfoo'"),
         (["--set", "model.name=cnn"], "cnn needs images of 16 x 16"),
         (["--host", "203.0.113.9"], "cannot listen on 203.0.113.9"),
-        (["--min-clients", "9"], "min_clients = 9, but a round asks 2 clients"),
+        (["--min-clients", "9"], "min_clients = 9, but a round has 2 clients"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_written(

@@ -1,7 +1,6 @@
-"""The network, in memory: the one part that is not the real one here.
+"""A Flower grid in one process, in place of the network; ClientApps, messages and their serialization are real.
 
-Client apps, messages and their wire format are Flower's and ours. An office can lose, repeat, hold back and change what
-it carries, and nodes can come and go.
+It can lose, repeat, delay and change messages, and nodes can be added and removed.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from observers import Callbacks
 
 import fedgg
 from fedgg.flower import client_app, divide
-from fedgg.flower.app_config import RunSettings
-from fedgg.flower.server import run_over
+from fedgg.flower.app_project import RunConfig
+from fedgg.flower.server import run_on_grid
 from fedgg.lab.config import Experiment
 
 Deliver = Callable[[], Message]
-Carry = Callable[[Message, Deliver], list[Message]]  # (question, what gets the reply) -> what arrives
+Carry = Callable[[Message, Deliver], list[Message]]  # (message, function that delivers it) -> replies that arrive
 Record = dict[str, Any]
 
 
-def plainly(question: Message, deliver: Deliver) -> list[Message]:
+def unchanged(question: Message, deliver: Deliver) -> list[Message]:
     return [deliver()]
 
 
@@ -42,11 +41,11 @@ class Node:
 
 
 @dataclass
-class Office(Grid):
+class InProcessGrid(Grid):
     nodes: dict[int, Node]
     run_config: dict[str, Any]
-    carry: Carry = plainly
-    held: Callable[[Message], int] = lambda question: 0  # how many looks it takes until the reply is there
+    carry: Carry = unchanged
+    held: Callable[[Message], int] = lambda question: 0  # how many polls until the reply is there
     boxes: dict[str, list[Message]] = field(default_factory=dict)
     sent: list[Message] = field(default_factory=list)
     looks: dict[str, int] = field(default_factory=dict)
@@ -63,8 +62,8 @@ class Office(Grid):
             number = f"message-{len(self.sent)}"
             message.metadata.__dict__["_message_id"] = number
             self.sent.append(message)
-            question = wired(message)
-            self.boxes[number] = [wired(reply) for reply in self.carry(question, lambda q=question: self._ask(q))]  # type: ignore[misc]
+            question = serialized(message)
+            self.boxes[number] = [serialized(reply) for reply in self.carry(question, lambda q=question: self._ask(q))]  # type: ignore[misc]
             self.looks[number] = self.held(question)
             numbers.append(number)
         return numbers
@@ -82,7 +81,7 @@ class Office(Grid):
         return node.app(question, self._context(node, question))
 
     def _context(self, node: Node, question: Message) -> Context:
-        """A fresh one for every message: what a node keeps must not depend on Flower's."""
+        """A new one for each message: client state must not depend on Flower's context."""
         return Context(1, question.metadata.dst_node_id, dict(node.config), RecordDict(), dict(self.run_config))
 
     def set_run(self, run: Any) -> None:
@@ -99,8 +98,8 @@ class Office(Grid):
         return self.pull_messages(self.push_messages(messages))
 
 
-def wired(message: Message) -> Message:
-    """As it is after its way over the wire."""
+def serialized(message: Message) -> Message:
+    """Serialized and deserialized."""
     return message_from_proto(message_to_proto(message))
 
 
@@ -110,7 +109,7 @@ class Federation:
 
     experiment: Experiment
     folder: Path
-    office: Office = field(init=False)
+    grid: InProcessGrid = field(init=False)
     notices: list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -120,7 +119,7 @@ class Federation:
             divide(self.experiment, self.folder / "data")
         self.file.write_text(self.experiment.to_toml())
         clients = range(self.experiment.split.clients)
-        self.office = Office({100 + client: self.node(client) for client in clients}, {})
+        self.grid = InProcessGrid({100 + client: self.node(client) for client in clients}, {})
 
     @property
     def file(self) -> Path:
@@ -140,12 +139,12 @@ class Federation:
     def run(self, rounds: int | None = None) -> fedgg.Run:
         experiment = self.experiment if rounds is None else self.experiment.changed({"rounds": rounds})
         chosen: dict[str, Any] = {"out": self.out, "data": self.folder / "data" / "server.npz"}
-        settings = RunSettings(**(chosen | {"deadline": 0.5, "wait": 0.5} | self.settings))
-        return run_over(self.office, experiment, settings, Callbacks(notice=self.notices.append))
+        settings = RunConfig(**(chosen | {"deadline": 0.5, "wait": 0.5} | self.settings))
+        return run_on_grid(self.grid, experiment, settings, Callbacks(notice=self.notices.append))
 
 
-def forget_holdings(federation: Federation) -> None:
-    """As in a federation of owners who bring their own files: the server's says nothing of the clients' data."""
+def remove_client_summaries(federation: Federation) -> None:
+    """As with files that `divide` did not write: the server's file has no numbers of the clients' examples."""
     path = federation.folder / "data" / "server.npz"
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files if name not in ("sizes", "fingerprints")}
@@ -153,7 +152,7 @@ def forget_holdings(federation: Federation) -> None:
 
 
 def same(one: fedgg.Run, other: fedgg.Run) -> None:
-    """The same weights and the same history, bit for bit; only the time it took may differ."""
+    """The same weights and the same history, bit for bit, except for the seconds."""
     assert [line | {"seconds": 0} for line in one.rounds] == [line | {"seconds": 0} for line in other.rounds]
     assert one.weights.keys() == other.weights.keys()
     for name, tensor in one.weights.items():

@@ -1,4 +1,4 @@
-"""The driver with real processes: who is measured, crashes, never learns or is absent, and that nobody is left over."""
+"""The driver with real processes: contenders that train, crash, do not learn or are absent; no process is left."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from fedgg.bench.contenders import Contender, all_contenders
-from fedgg.bench.contest import Contest, Plan
-from fedgg.bench.processes import end_family
+from fedgg.bench.driver import BenchDriver, BenchOptions
+from fedgg.bench.process_tree import end_tree
 from fedgg.bench.results import bench_figure, bench_table, read_bench
 from fedgg.errors import UserError
 
-PLAN = Plan(repeat=2, device="cpu", source="stand-in", quick=True)
-PARROT = """
+OPTIONS = BenchOptions(repeat=2, device="cpu", source="stand-in", quick=True)
+PROGRAM = """
     import os, sys
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -36,18 +36,22 @@ PARROT = """
 """
 
 
-def parrot(folder: Path, name: str, answer: str, **settings: Any) -> Contender:
-    """A contender that says what it is told to and trains nothing."""
+def scripted(folder: Path, name: str, answer: str, **settings: Any) -> Contender:
+    """A contender with fixed replies, which trains nothing."""
     script = folder / f"{name}.py"
-    script.write_text(textwrap.dedent(PARROT).replace("ANSWER", answer))
+    script.write_text(textwrap.dedent(PROGRAM).replace("ANSWER", answer))
     return Contender(name, f"the {name} one", (sys.executable, str(script)), "peer", **settings)
 
 
-def hold(contenders: list[Contender], out: Path, plan: Plan = PLAN) -> tuple[dict[str, Any], list[str]]:
-    told: list[str] = []
-    contest = Contest(contenders, plan, out, lambda kind, contender, what: told.append(f"{kind} {contender.name}"))
-    contest.hold()
-    return json.loads(contest.record_file.read_text()), told
+def measure(
+    contenders: list[Contender], out: Path, options: BenchOptions = OPTIONS
+) -> tuple[dict[str, Any], list[str]]:
+    events: list[str] = []
+    driver = BenchDriver(
+        contenders, options, out, lambda kind, contender, what: events.append(f"{kind} {contender.name}")
+    )
+    driver.run()
+    return json.loads(driver.record_file.read_text()), events
 
 
 def entries(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -56,31 +60,31 @@ def entries(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[str]]:
-    """One real contest: fedgg's loop and the tight loop really train; beside them three that go wrong."""
+    """One measurement: fedgg's loop and the tight loop train, three others fail in different ways."""
     folder = tmp_path_factory.mktemp("contest")
     everyone = {contender.name: contender for contender in all_contenders()}
     learned = 'answers.write("accuracy 0.1\\n" if line.strip() == "score" else "done\\n")'
     contenders = [
         everyone["fedgg-loop"],
         everyone["tight-1"],
-        parrot(folder, "idle", learned),
-        parrot(folder, "broken", 'sys.exit("the disk is on fire") if number else answers.write("done\\n")'),
-        parrot(folder, "missing", "", absent="not installed; run `fedgg bench setup missing`"),
+        scripted(folder, "idle", learned),
+        scripted(folder, "broken", 'sys.exit("the disk is on fire") if number else answers.write("done\\n")'),
+        scripted(folder, "missing", "", absent="not installed; run `fedgg bench setup missing`"),
     ]
-    record, told = hold(contenders, folder / "out")
-    return folder / "out", record, told
+    record, events = measure(contenders, folder / "out")
+    return folder / "out", record, events
 
 
 def test_turns_are_taken_round_by_round(measured: tuple[Path, dict[str, Any], list[str]]) -> None:
-    _, _, told = measured
-    rounds = [line.removeprefix("round ") for line in told if line.startswith("round ")]
+    _, _, events = measured
+    rounds = [line.removeprefix("round ") for line in events if line.startswith("round ")]
     assert rounds[:8] == ["fedgg-loop", "tight-1", "idle", "broken"] * 2
     assert rounds[8:] == ["fedgg-loop", "tight-1", "idle"]
-    assert "failed broken" in told
-    assert "absent missing" in told
+    assert "failed broken" in events
+    assert "absent missing" in events
 
 
-def test_everyone_real_trains_alike(measured: tuple[Path, dict[str, Any], list[str]]) -> None:
+def test_measured_contenders_train(measured: tuple[Path, dict[str, Any], list[str]]) -> None:
     _, record, _ = measured
     assert record["finished"]
     assert record["workload"]["stand_in"]
@@ -97,7 +101,7 @@ def test_everyone_real_trains_alike(measured: tuple[Path, dict[str, Any], list[s
         assert entry["first_round_seconds"] > 0
 
 
-def test_who_goes_wrong_is_told_and_the_others_go_on(measured: tuple[Path, dict[str, Any], list[str]]) -> None:
+def test_failures_are_recorded_and_the_others_are_measured(measured: tuple[Path, dict[str, Any], list[str]]) -> None:
     out, record, _ = measured
     found = entries(record)
     assert found["broken"]["status"] == "failed"
@@ -116,31 +120,31 @@ def test_who_goes_wrong_is_told_and_the_others_go_on(measured: tuple[Path, dict[
     assert len(figure.axes[0].get_yticks()) == 3
 
 
-def test_silence_and_wrong_words_are_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedgg.bench.contest.ROUND_PATIENCE", 1.0)
-    silent = parrot(tmp_path, "silent", "pass")
-    babbling = parrot(tmp_path, "babbling", 'answers.write("forty-two\\n")')
+def test_missing_and_wrong_replies_are_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedgg.bench.driver.ROUND_TIMEOUT", 1.0)
+    silent = scripted(tmp_path, "silent", "pass")
+    babbling = scripted(tmp_path, "babbling", 'answers.write("forty-two\\n")')
     nowhere = Contender("nowhere", "nowhere", (str(tmp_path / "no-such-python"),), "peer")
-    found = entries(hold([silent, babbling, nowhere], tmp_path / "out")[0])
-    assert "said nothing for 1 s" in found["silent"]["why"]
-    assert "said 'forty-two' where 'done' was due" in found["babbling"]["why"]
+    found = entries(measure([silent, babbling, nowhere], tmp_path / "out")[0])
+    assert "no reply within 1 s" in found["silent"]["why"]
+    assert "replied 'forty-two', expected 'done'" in found["babbling"]["why"]
     assert "cannot be started" in found["nowhere"]["why"]
-    with pytest.raises(UserError, match="no engine was measured"):
+    with pytest.raises(UserError, match="no contender was measured"):
         bench_figure(read_bench(tmp_path / "out" / "bench.json"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_is_refused_where_there_is_none(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="take --device cpu"):
-        Contest([], Plan(repeat=2, device="cuda"), tmp_path, lambda kind, contender, what: None)
+        BenchDriver([], BenchOptions(repeat=2, device="cuda"), tmp_path, lambda kind, contender, what: None)
 
 
 def test_children_end_with_their_contender(tmp_path: Path) -> None:
-    """Also one that has left its parent: it bears the mark."""
+    """Also a detached one, which has the mark."""
     child = "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True); "
-    fork = parrot(tmp_path, "parent", f'{child}answers.write("done\\n"); os._exit(0)')
+    fork = scripted(tmp_path, "parent", f'{child}answers.write("done\\n"); os._exit(0)')
     before = {process.pid for process in psutil.process_iter() if process.name() == "sleep"}
-    hold([fork], tmp_path / "out")
+    measure([fork], tmp_path / "out")
     left = [p for p in psutil.process_iter(["name"]) if p.info["name"] == "sleep" and p.pid not in before]
     assert not [process for process in left if process.cmdline() == ["sleep", "1000"]]
 
@@ -177,7 +181,7 @@ def wait_for(condition: Any, what: str, seconds: float = 120) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_orphan_is_left(tmp_path: Path, how: signal.Signals) -> None:
+def test_no_process_is_left(tmp_path: Path, how: signal.Signals) -> None:
     driver = bench_command(tmp_path)
     record = tmp_path / "out" / "bench.json"
     try:
@@ -187,7 +191,7 @@ def test_no_orphan_is_left(tmp_path: Path, how: signal.Signals) -> None:
         output, _ = driver.communicate(timeout=120)
         wait_for(lambda: not contenders_of(tmp_path), "a contender outlived the driver")
     finally:
-        end_family(driver.pid, "nobody bears this mark")
+        end_tree(driver.pid, "no process has this mark")
         for process in contenders_of(tmp_path):
             process.kill()
     assert all(_seconds(record)), "what was measured is kept"

@@ -1,4 +1,4 @@
-"""The app that `fedgg flower new` writes: Flower accepts it, and nothing of anybody's is overwritten."""
+"""The app that `fedgg flower new` writes: Flower builds it, and no file is overwritten."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import fedgg
 from fedgg.cli import app as fedgg_app
 from fedgg.cli import screen
 from fedgg.errors import UserError
-from fedgg.flower.app_folder import AppNames, new_app, with_full_paths
+from fedgg.flower.app_project import AppNames, new_app, with_full_paths
 from fedgg.lab.config import Experiment, load_experiment
 
 EXPERIMENT = Experiment(rounds=2, split={"clients": 3}, algorithm={"name": "scaffold"})
@@ -38,7 +38,7 @@ def test_flower_builds_it_with_the_experiment_inside(tmp_path: Path) -> None:
     assert {"my_app/client_app.py", "my_app/server_app.py", "my_app/experiment.toml"} <= set(names)
 
 
-def test_it_says_the_experiment_and_every_setting(tmp_path: Path) -> None:
+def test_it_has_the_experiment_and_every_setting(tmp_path: Path) -> None:
     names = new_app(tmp_path / "trial", EXPERIMENT, Path("runs/trial"))
     assert load_experiment(tmp_path / "trial" / names.package / "experiment.toml") == EXPERIMENT
     whole = tomllib.loads((tmp_path / "trial" / "pyproject.toml").read_text())
@@ -54,7 +54,7 @@ def test_it_says_the_experiment_and_every_setting(tmp_path: Path) -> None:
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("years of work")
-    with pytest.raises(UserError, match="mine is there already"):
+    with pytest.raises(UserError, match="mine exists and is not empty"):
         new_app(tmp_path / "mine", EXPERIMENT, tmp_path / "runs")
     assert [file.name for file in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
