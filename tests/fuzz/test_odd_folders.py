@@ -16,7 +16,7 @@ from odd import CRAFTED, FILES, LARGE, crafted, mutated, odd_folder, patience, r
 
 from fedgg.analysis.collect import RunCollection
 from fedgg.analysis.run_columns import run_columns
-from fedgg.cli.run import _draw
+from fedgg.cli.progress import _draw
 from fedgg.errors import UserError
 from fedgg.lab.runner import run
 from fedgg.lab.store import Store

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Annotated
+
+if TYPE_CHECKING:
+    from fedgg.lab.config import Experiment
+
+
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -159,3 +165,12 @@ def name_and_settings(text: str) -> tuple[str, str]:
     """Split at the colon before the settings; a user's own class has one colon more in its name."""
     head, colon, tail = text.rpartition(":")
     return (head, tail) if colon and "=" in tail else (text, "")
+
+
+def folder_name(experiment: Experiment) -> str:
+    """Where a run lies if nobody says where."""
+    from fedgg.lab.study_folder import slug
+
+    source = experiment.data.source.rpartition("/")[2]
+    parts = [experiment.name or experiment.algorithm.name, source, f"seed-{experiment.seed}", experiment.hash()[:6]]
+    return "-".join(slug(part) for part in parts)

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.progress import Progress
 
 from fedgg.cli import choices
-from fedgg.cli.progress import DroppedClients
-from fedgg.cli.run import folder_name, show
-from fedgg.cli.screen import Heartbeat, news, note, progress, say
+from fedgg.cli.choices import folder_name
+from fedgg.cli.progress import RunProgress, show_summary
+from fedgg.cli.screen import note, progress, say
 from fedgg.errors import UserError
 
 if TYPE_CHECKING:
@@ -118,6 +119,21 @@ def resume_up(experiment: Experiment, folder: Path, data_folder: Path | None) ->
     run_up(experiment, folder, data_folder, Listening(), {})
 
 
+class FederationProgress(RunProgress):
+    """The progress bar of a federation, which names each dropped client once."""
+
+    def __init__(self, bar: Progress, rounds: int):
+        from fedgg.lab.round_record import NamedOnce
+
+        super().__init__(bar, rounds)
+        self.named = NamedOnce()
+
+    def on_round(self, run: str, record: dict[str, Any]) -> None:
+        super().on_round(run, record)
+        for sentence in self.named.sentences(record["round"], record["lost"]):
+            note(sentence)
+
+
 def run_up(
     experiment: Experiment,
     folder: Path,
@@ -127,35 +143,16 @@ def run_up(
 ) -> None:
     from fedgg.flower.local.federation import up as run_federation
     from fedgg.lab.registry import check_code
-    from fedgg.lab.round_record import NamedOnce
     from fedgg.lab.store import Store
 
     check_code(experiment)
-    named = NamedOnce()
     with progress() as bar:
-        beat, lost = Heartbeat(), DroppedClients()
-        task = bar.add_task("starting", total=experiment.rounds, news="", within="")
-
-        def tell(kind: str, what: Any) -> None:
-            if kind == "notice":
-                note(what)
-            elif kind == "done":
-                bar.update(task, completed=what, news=f"resumed after round {what}" if what else "")
-            elif kind == "phase":
-                beat(what)
-                bar.update(task, description=what)
-            else:
-                told = news(what, lost.add(what))
-                beat(f"round {what['round']} of {experiment.rounds}: {told}")
-                bar.update(task, completed=what["round"], news=told)
-                for sentence in named.sentences(what["round"], what["lost"]):
-                    note(sentence)
-
+        observer = FederationProgress(bar, experiment.rounds)
         for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(sign, signal.default_int_handler)  # all of them end it in order
         try:
             summary = run_federation(
-                experiment, folder, listening=listening, settings=settings, data_folder=data_folder, tell=tell
+                experiment, folder, listening=listening, settings=settings, data_folder=data_folder, observer=observer
             )
         except KeyboardInterrupt:
             bar.stop()
@@ -163,9 +160,9 @@ def run_up(
             again = f"fedgg resume {shlex.quote(str(folder))}" if begun else "the same command"
             note(f"stopped; nobody is left running; go on with: {again}")
             raise typer.Exit(130) from None
-    for sentence in lost.totals():
+    for sentence in observer.dropped.totals():
         note(sentence)
-    show(summary, folder)
+    show_summary(summary, folder)
 
 
 def _need_flower() -> None:

@@ -1,15 +1,17 @@
-"""Progress of several runs on a terminal: one bar for all, one for each, notices, and dropped clients."""
+"""Progress of runs on a terminal: bars, notices, dropped clients, and how a run ended."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
 from rich.progress import Progress, TaskID
 
-from fedgg.cli.screen import Heartbeat, counted, ending, news, note, progress
+from fedgg.cli.screen import Heartbeat, counted, ending, news, note, progress, say, shown_epsilon
+from fedgg.errors import missing_extra
 from fedgg.lab.observer import Observer
 
 NAMED = 5  # lines at the end of a run
@@ -57,6 +59,34 @@ def _named(clients: list[str], why: str) -> str:
 def processes_for(device: str) -> int:
     """One for each core; a GPU is driven from one."""
     return 1 if device.startswith("cuda") else os.cpu_count() or 1
+
+
+class RunProgress(Observer):
+    """The progress bar of one run."""
+
+    def __init__(self, bar: Progress, rounds: int):
+        self.bar, self.rounds = bar, rounds
+        self.heartbeat, self.dropped = Heartbeat(), DroppedClients()
+        self.task = bar.add_task("starting", total=rounds, news="", within="")
+
+    def on_phase(self, run: str, phase: str) -> None:
+        self.heartbeat(phase)
+        self.bar.update(self.task, description=phase)
+
+    def on_start(self, run: str, rounds_done: int, rounds: int) -> None:
+        news = f"resumed after round {rounds_done}" if rounds_done else ""
+        self.bar.update(self.task, completed=rounds_done, description="rounds", news=news)
+
+    def on_client(self, run: str, clients_done: int, clients: int) -> None:
+        self.bar.update(self.task, within=f"{clients_done}/{clients} clients")
+
+    def on_round(self, run: str, record: dict[str, Any]) -> None:
+        line = news(record, self.dropped.add(record))
+        self.heartbeat(f"round {record['round']} of {self.rounds}: {line}")
+        self.bar.update(self.task, completed=record["round"], news=line, within="")
+
+    def on_notice(self, run: str, message: str) -> None:
+        note(message)
 
 
 class StudyProgress(Observer):
@@ -118,3 +148,45 @@ def show_progress(runs: int, rounds: int, work: Callable[[Observer], None]) -> N
             bar.stop()
             note("stopped; run the same command again to continue: finished rounds are kept")
             raise typer.Exit(130) from None
+
+
+def show_summary(summary: dict[str, Any], folder: Path) -> None:
+    """How a run ended, with its pictures."""
+    from fedgg.analysis.conditions import shown_megabytes
+
+    _draw(folder)
+    if (why := ending(summary)) is not None:
+        note(why)
+    if summary["final_test_accuracy"] is not None:
+        say(
+            f"test accuracy {100 * summary['final_test_accuracy']:.2f}% after round {summary['rounds_done']}, "
+            f"highest {100 * summary['highest_test_accuracy']:.2f}% after round {summary['highest_at_round']}"
+        )
+    if "epsilon" in summary:
+        say(f"privacy spent: {shown_epsilon(summary)}")
+    say(f"{shown_megabytes(summary['bytes'] / 1e6)} MB sent, {summary['seconds']:.1f} s; everything is in {folder}")
+    if summary["status"] == "diverged":
+        raise typer.Exit(1)
+
+
+def _draw(folder: Path) -> None:
+    """Pictures of the split, where it is known, and of the learning curves, where a round was evaluated."""
+    from fedgg.runfolder.read import read_run
+
+    try:
+        from fedgg.report.data_figures import split_figure
+        from fedgg.report.figure_style import save
+        from fedgg.report.run_figures import curves_figure
+    except ImportError as error:
+        if (without_extra := missing_extra(error)) is None:
+            raise
+        note(f"no pictures: {without_extra}")
+        return
+
+    record = read_run(folder)
+    split = record.partition or {}
+    if split.get("counts") and split.get("classes"):
+        figure = split_figure(split["counts"], split["classes"], record.split_title(), record.client_names)
+        save(figure, folder / "split.png")
+    if len(record.accuracy()[0]):
+        save(curves_figure(record), folder / "curves.png")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import Progress
 
 from fedgg.cli import choices
-from fedgg.cli.progress import DroppedClients
-from fedgg.cli.screen import Heartbeat, described, ending, news, note, progress, say, shown_epsilon
+from fedgg.cli.choices import folder_name
+from fedgg.cli.progress import RunProgress, show_summary
+from fedgg.cli.screen import described, note, progress, say
 from fedgg.cli.typed_command import refuse_a_study
-from fedgg.errors import missing_extra
-from fedgg.lab.observer import Observer
 
 if TYPE_CHECKING:
     from fedgg.lab.config import Experiment
@@ -120,34 +118,6 @@ def _check_code_is_the_same(experiment: Experiment, folder: Path) -> None:
         check_trusted(code, doubt_about(code, Store(folder).code_files().get(part)))
 
 
-class RunProgress(Observer):
-    """The progress bar of one run."""
-
-    def __init__(self, bar: Progress, rounds: int):
-        self.bar, self.rounds = bar, rounds
-        self.heartbeat, self.dropped = Heartbeat(), DroppedClients()
-        self.task = bar.add_task("starting", total=rounds, news="", within="")
-
-    def on_phase(self, run: str, phase: str) -> None:
-        self.heartbeat(phase)
-        self.bar.update(self.task, description=phase)
-
-    def on_start(self, run: str, rounds_done: int, rounds: int) -> None:
-        news = f"resumed after round {rounds_done}" if rounds_done else ""
-        self.bar.update(self.task, completed=rounds_done, description="rounds", news=news)
-
-    def on_client(self, run: str, clients_done: int, clients: int) -> None:
-        self.bar.update(self.task, within=f"{clients_done}/{clients} clients")
-
-    def on_round(self, run: str, record: dict[str, Any]) -> None:
-        line = news(record, self.dropped.add(record))
-        self.heartbeat(f"round {record['round']} of {self.rounds}: {line}")
-        self.bar.update(self.task, completed=record["round"], news=line, within="")
-
-    def on_notice(self, run: str, message: str) -> None:
-        note(message)
-
-
 def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None:
     from fedgg.lab.registry import check_code
     from fedgg.lab.runner import run as run_experiment
@@ -164,55 +134,4 @@ def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None
             raise typer.Exit(130) from None
     for sentence in observer.dropped.totals():
         note(sentence)
-    show(finished.summary, folder)
-
-
-def show(summary: dict[str, Any], folder: Path) -> None:
-    """How a run ended, with its pictures."""
-    from fedgg.analysis.conditions import shown_megabytes
-
-    _draw(folder)
-    if (why := ending(summary)) is not None:
-        note(why)
-    if summary["final_test_accuracy"] is not None:
-        say(
-            f"test accuracy {100 * summary['final_test_accuracy']:.2f}% after round {summary['rounds_done']}, "
-            f"highest {100 * summary['highest_test_accuracy']:.2f}% after round {summary['highest_at_round']}"
-        )
-    if "epsilon" in summary:
-        say(f"privacy spent: {shown_epsilon(summary)}")
-    say(f"{shown_megabytes(summary['bytes'] / 1e6)} MB sent, {summary['seconds']:.1f} s; everything is in {folder}")
-    if summary["status"] == "diverged":
-        raise typer.Exit(1)
-
-
-def _draw(folder: Path) -> None:
-    """Pictures of the split, where it is known, and of the learning curves, where a round was evaluated."""
-    from fedgg.runfolder.read import read_run
-
-    try:
-        from fedgg.report.data_figures import split_figure
-        from fedgg.report.figure_style import save
-        from fedgg.report.run_figures import curves_figure
-    except ImportError as error:
-        if (without_extra := missing_extra(error)) is None:
-            raise
-        note(f"no pictures: {without_extra}")
-        return
-
-    record = read_run(folder)
-    split = record.partition or {}
-    if split.get("counts") and split.get("classes"):
-        figure = split_figure(split["counts"], split["classes"], record.split_title(), record.client_names)
-        save(figure, folder / "split.png")
-    if len(record.accuracy()[0]):
-        save(curves_figure(record), folder / "curves.png")
-
-
-def folder_name(experiment: Experiment) -> str:
-    """Where a run lies if nobody says where."""
-    from fedgg.lab.study_folder import slug
-
-    source = experiment.data.source.rpartition("/")[2]
-    parts = [experiment.name or experiment.algorithm.name, source, f"seed-{experiment.seed}", experiment.hash()[:6]]
-    return "-".join(slug(part) for part in parts)
+    show_summary(finished.summary, folder)

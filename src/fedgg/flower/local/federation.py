@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -36,6 +36,7 @@ from fedgg.flower.local.processes import StartedProcess, flower_environment, is_
 from fedgg.flower.local.setup import LOOPBACK, FederationFolder, Listening, free_ports, is_loopback, prepare
 from fedgg.lab.config import Experiment
 from fedgg.lab.dry_run import try_to_build
+from fedgg.lab.observer import Observer
 from fedgg.lab.store import Store
 from fedgg.output_files import writing_to
 from fedgg.runfolder.checksums import FILE, append_checked
@@ -117,8 +118,6 @@ MAX_FAILURES = 4  # in a row
 REGISTRATIONS_AT_A_TIME = 4
 SERVER_APP = "flwr-serverapp"
 
-Tell = Callable[[str, Any], None]  # kinds: done (number of rounds), phase (text), round (its record), notice (text)
-
 
 def up(
     experiment: Experiment,
@@ -127,7 +126,7 @@ def up(
     listening: Listening,
     settings: dict[str, int | float],
     data_folder: Path | None,
-    tell: Tell,
+    observer: Observer,
 ) -> dict[str, Any]:
     """Run an experiment as a federation of processes, or resume it; returns the summary of the run."""
     paths = FederationFolder(out.absolute())
@@ -141,11 +140,13 @@ def up(
     if not paths.complete(experiment.split.clients):
         try_to_build(experiment, load(experiment.data.source, data_folder))  # before anything is written
     with _locked(paths) as lock:
-        tell("phase", "dividing the data")
+        observer.on_phase(experiment.name, "dividing the data")
         prepare(paths, experiment, listening, settings, data_folder)
-        federation = LocalFederation(experiment, paths, listening, tell, lock)
+        federation = LocalFederation(experiment, paths, listening, observer, lock)
         if summary is not None:
-            tell("notice", f"the run had diverged ({summary['why']}): it is resumed from its last good model")
+            observer.on_notice(
+                experiment.name, f"the run had diverged ({summary['why']}): it is resumed from its last good model"
+            )
             federation.progress.ignore_present_summary()
         return federation.run()
 
@@ -168,9 +169,9 @@ class LocalFederation:
     server_app_failures = 0  # since the last finished round
 
     def __init__(
-        self, experiment: Experiment, paths: FederationFolder, listening: Listening, tell: Tell, lock: LockFile
+        self, experiment: Experiment, paths: FederationFolder, listening: Listening, observer: Observer, lock: LockFile
     ):
-        self.experiment, self.paths, self.listening, self.tell = experiment, paths, listening, tell
+        self.experiment, self.paths, self.listening, self.observer = experiment, paths, listening, observer
         self.lock = lock
         self.id = secrets.token_hex(8)  # marks its processes
         host = listening.reached_at
@@ -181,18 +182,24 @@ class LocalFederation:
         self.network: PrivateNetwork | None = None
         self.progress = FederationProgress(paths.out)
 
+    def _notice(self, message: str) -> None:
+        self.observer.on_notice(self.experiment.name, message)
+
+    def _phase(self, phase: str) -> None:
+        self.observer.on_phase(self.experiment.name, phase)
+
     def run(self) -> dict[str, Any]:
         """Start all processes and supervise them until the run has a summary; all of them have ended afterwards."""
-        self.tell("done", self.progress.rounds.count)
+        self.observer.on_start(self.experiment.name, self.progress.rounds.count, self.experiment.rounds)
         if not hiding_available(self.paths.nodes):
-            self.tell("notice", "this system has no mount namespaces: file permissions alone protect nodes' data")
+            self._notice("this system has no mount namespaces: file permissions alone protect nodes' data")
         with ExitStack() as stack:
             self.network = stack.enter_context(self.private_network_if_available())
             environment = flower_environment(self.paths.home, self.listening.reached_at)
             self.flwr = FlwrCommand.of(environment, self.address, self.authority, self.network)
             self.start = stack.enter_context(supervised(self.id))
             self.start_superlink()
-            self.tell("phase", f"starting {len(self.nodes)} SuperNodes")
+            self._phase(f"starting {len(self.nodes)} SuperNodes")
             with ThreadPoolExecutor(REGISTRATIONS_AT_A_TIME) as pool:
                 list(pool.map(self.start_node, self.nodes))
             self.submit_run()
@@ -208,15 +215,15 @@ class LocalFederation:
         who = "every account of this machine" if is_loopback(self.listening.host) else "every machine that reaches it"
         warning = f"{who} can submit an app to {self.address}, which runs with your rights: Flower has no password"
         if not self.listening.may_be_private:
-            self.tell("notice", warning)
+            self._notice(warning)
             yield None
             return
         with private_network(self.listening.host) as network:
             if isinstance(network, PrivateNetwork):
-                self.tell("notice", "the federation has a private network: no other account can submit an app to it")
+                self._notice("the federation has a private network: no other account can submit an app to it")
                 yield network
             else:
-                self.tell("notice", f"{warning}; a private network is not available ({network.why})")
+                self._notice(f"{warning}; a private network is not available ({network.why})")
                 yield None
 
     def check_processes(self) -> None:
@@ -234,7 +241,7 @@ class LocalFederation:
     def report_progress(self) -> None:
         for record in self.progress.rounds.new_lines():
             self.server_app_failures = 0
-            self.tell("round", record)
+            self.observer.on_round(self.experiment.name, record)
         for client, number in self.progress.clients_without_reply().items():
             self.restart_node_without_reply(self.nodes[client], number)
 
@@ -243,12 +250,12 @@ class LocalFederation:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         line = {"when": now, "after_round": self.progress.rounds.count, "who": process, "what": event}
         append_checked(self.paths.events, line)
-        self.tell("notice", f"{process}: {event}")
+        self._notice(f"{process}: {event}")
 
     # SuperLink and ServerApp ------------------------------------------------------------------------------------------
 
     def start_superlink(self) -> None:
-        self.tell("phase", "starting the SuperLink")
+        self._phase("starting the SuperLink")
         self.link = self.start(superlink(self.id, self.paths, self.listening, self.port, self.network))
         wait_until_listening(self.link, self.address, self.authority)
 
@@ -259,7 +266,7 @@ class LocalFederation:
         self.submit_run()
 
     def submit_run(self) -> None:
-        self.tell("phase", "starting the run")
+        self._phase("starting the run")
         self.run_id = self.flwr.submit(self.paths.app, self.paths.run_settings)
         self.submitted_at, self.server_app_seen = time.monotonic(), False
 
@@ -267,7 +274,7 @@ class LocalFederation:
         """A ServerApp that ended before the run was over has failed with an error, or was killed."""
         if any(is_running(process, SERVER_APP) for process in self.link.tree()):
             if not self.server_app_seen:
-                self.tell("phase", "running rounds")
+                self._phase("running rounds")
             self.server_app_seen = True
             return
         waited = time.monotonic() - self.submitted_at
