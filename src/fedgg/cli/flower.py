@@ -119,7 +119,7 @@ def resume_up(experiment: Experiment, folder: Path, data_folder: Path | None) ->
     run_up(experiment, folder, data_folder, Listening(), {})
 
 
-class FederationProgress(RunProgress):
+class UpProgress(RunProgress):
     """The progress bar of a federation, which names each dropped client once."""
 
     def __init__(self, bar: Progress, rounds: int):
@@ -147,7 +147,7 @@ def run_up(
 
     check_code(experiment)
     with progress() as bar:
-        observer = FederationProgress(bar, experiment.rounds)
+        observer = UpProgress(bar, experiment.rounds)
         for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(sign, signal.default_int_handler)  # all of them end it in order
         try:
