@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     )
     from fedgg.api import StudyResult, compare, sweep
     from fedgg.core.algorithm import Algorithm, Batch, Client, Number, Server, setting
-    from fedgg.core.plan import Work
     from fedgg.core.rows import Rows, dot, length
+    from fedgg.core.sampling import Work
     from fedgg.lab.config import Experiment
     from fedgg.lab.config_sections import (
         AlgorithmConfig,
@@ -64,7 +64,7 @@ _RENAMED = {"Site": "Client", "Hub": "Server"}
 _HOMES = {
     "fedgg.api": ("StudyResult", "compare", "sweep"),
     "fedgg.core.algorithm": ("Algorithm", "Batch", "Server", "Number", "Client", "setting"),
-    "fedgg.core.plan": ("Work",),
+    "fedgg.core.sampling": ("Work",),
     "fedgg.core.rows": ("Rows", "dot", "length"),
     "fedgg.lab.config": ("Experiment",),
     "fedgg.lab.config_sections": (

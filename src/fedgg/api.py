@@ -29,10 +29,9 @@ from fedgg.lab.study import grid as combinations
 from fedgg.lab.study_folder import Index, listed, place_of
 from fedgg.output_files import PAGE
 from fedgg.report.tables import Table, as_markdown, comparison_tables
-from fedgg.runfolder.dotted_settings import flat
 from fedgg.runfolder.locks import writing_pages
 from fedgg.runfolder.read import read_study
-from fedgg.runfolder.records import StudyRecord
+from fedgg.runfolder.records import StudyRecord, flat
 
 Variant = Algorithm | type[Algorithm] | str | Mapping[str, Any]  # an algorithm, or settings under dotted keys
 

@@ -26,7 +26,7 @@ with warnings.catch_warnings():
     import fedgg.cli
     from fedgg.cli import screen
 
-from fedgg.cli.typed_command import refuse_a_study
+from fedgg.cli.choices import refuse_a_study
 from fedgg.errors import UserError
 from fedgg.lab import trust
 from fedgg.runfolder.archive import write_archive

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Rows
-from fedgg.core.seeds import stream
+from fedgg.core.sampling import stream
 from fedgg.core.server import Lost
 
 Kind = Literal["sign_flip", "noise", "nan"]

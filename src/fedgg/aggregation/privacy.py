@@ -16,9 +16,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedgg.core.collect import Collector, Sent, all_sent_the_same
 from fedgg.core.rows import Rows
-from fedgg.core.seeds import stream
+from fedgg.core.sampling import stream
+from fedgg.core.server import Collector, Sent, all_sent_the_same
 from fedgg.errors import UserError
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedgg.core.algorithm import Algorithm
-from fedgg.core.plan import Work
+from fedgg.core.sampling import Work
 
 
 @dataclass(frozen=True)

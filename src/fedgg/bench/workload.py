@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedgg.bench.kit.bench_kit import Settings, cnn
-from fedgg.core.seeds import stream, torch_stream
+from fedgg.core.sampling import stream, torch_stream
 from fedgg.data.arrays import from_arrays
 from fedgg.data.catalog import CIFAR10, data_folder
 from fedgg.data.cifar import find_copies

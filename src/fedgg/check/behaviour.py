@@ -12,9 +12,9 @@ from torch import Tensor
 from fedgg.algorithms import FedAvg
 from fedgg.check.laws import Broken, Skipped, demand, demand_equal
 from fedgg.check.toy_problems import Quadratics
-from fedgg.core import plan
+from fedgg.core import sampling as plan
 from fedgg.core.algorithm import Algorithm
-from fedgg.core.plan import Work
+from fedgg.core.sampling import Work
 from fedgg.core.server import first_state
 from fedgg.core.sgd import SGD
 from fedgg.engines import Engine, Fused, RoundJob, Workers

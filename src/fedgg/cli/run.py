@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgg.cli import choices
-from fedgg.cli.choices import folder_name
+from fedgg.cli.choices import folder_name, refuse_a_study
 from fedgg.cli.progress import RunProgress, show_summary
 from fedgg.cli.screen import described, note, progress, say
-from fedgg.cli.typed_command import refuse_a_study
 
 if TYPE_CHECKING:
     from fedgg.lab.config import Experiment

@@ -10,10 +10,10 @@ import typer
 
 from fedgg.analysis.labels import short_names
 from fedgg.cli import choices
+from fedgg.cli.choices import called_as
 from fedgg.cli.progress import processes_for, show_progress
 from fedgg.cli.report import write_report
 from fedgg.cli.screen import described, note, print_table, say
-from fedgg.cli.typed_command import called_as
 from fedgg.errors import UserError, missing_extra
 from fedgg.lab.trust import trust_named
 from fedgg.output_files import PAGE

@@ -19,9 +19,9 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 from torch import Tensor
 
 from fedgg.core.forward import Forward
-from fedgg.core.plan import Work
-from fedgg.core.probe import Probe
+from fedgg.core.measure import Probe
 from fedgg.core.rows import Rows, dot, read_only, weighted_sum
+from fedgg.core.sampling import Work
 from fedgg.errors import UserError
 
 Number = float | Tensor  # a hyper-parameter: one value, or one for each row [K, 1]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fedgg.core.seeds import torch_seed
+from fedgg.core.sampling import torch_seed
 
 DropoutKey = tuple[int, int, int]  # seed, round, client
 

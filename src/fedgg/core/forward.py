@@ -1,23 +1,35 @@
-"""A model as a round sees it: a function of rows, with that round's statistics, dropout masks and ways to run it."""
+"""A model as a round sees it: a function of rows, with that round's statistics and dropout masks, and its loss."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from fedgg.core.criterion import cross_entropy, mean_loss
 from fedgg.core.dropout import CountedMasks
 from fedgg.core.layout import Layout
 from fedgg.core.rows import Rows
 
 if TYPE_CHECKING:
     from fedgg.core.net import Net
+
+
+Criterion = Callable[[Tensor, Tensor], Tensor]  # outputs [N, ...], targets [N] -> loss of each example [N]
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def mean_loss(criterion: Criterion, outputs: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    each = criterion(outputs.flatten(0, 1), y.flatten(0, 1)).view_as(mask)
+    return (each * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)
 
 
 class RowsForward(Protocol):

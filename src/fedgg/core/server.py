@@ -1,20 +1,67 @@
-"""The server's half of a round, shared by every engine and by real deployments."""
+"""The server's half of a round: shares, collection of what clients send, aggregation; shared by all engines and Flower.
+
+As it stands, a `Collector` hands on what was sent. Wrappers (privacy, robust rules) override it; an algorithm never
+knows. What a collector returns is all that `aggregate` sees of the clients.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Server
 from fedgg.core.buffers import BufferPolicy, close_buffers, not_finite
-from fedgg.core.collect import PLAIN, Collector, Sent, shares
 from fedgg.core.local import LocalEnd
 from fedgg.core.rows import Rows, check, read_only, stack
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What has reached the server in a round, one row per client, in ascending order of clients."""
+
+    up: Rows
+    share: Tensor  # [K, 1], sums to one
+    round: int
+    asked: int  # clients of the cohort, those included that were lost
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Hands on what was sent."""
+
+    counts_equally: ClassVar[bool] = False  # whether every client counts the same, instead of by its examples
+
+    def check(self, up: Rows, parameters: int) -> None:
+        """Complain about an algorithm whose messages cannot be treated; `parameters` is the model's length."""
+
+    def collect(self, sent: Sent) -> tuple[Rows, Tensor]:
+        """The rows and shares that `aggregate` is given."""
+        return sent.up, sent.share
+
+
+PLAIN = Collector()
+
+
+def shares(counts: list[int], like: Tensor, *, equally: bool) -> Tensor:
+    """What part each client has in the round, `[K, 1]`: by its examples, or all the same."""
+    weights = torch.tensor([[1 if equally else count] for count in counts], dtype=like.dtype, device=like.device)
+    return weights / weights.sum()
+
+
+def all_sent_the_same(one: Rows, clients: int) -> tuple[Rows, Tensor]:
+    """So many clients who all sent the same row: views, so nothing is copied.
+
+    Algorithms that add up clients, count them or take their mean then all do what they mean to.
+    """
+    up = {name: row.expand(clients, *row.shape[1:]) for name, row in one.items()}
+    first = next(iter(one.values()))
+    return up, torch.full((clients, 1), 1 / clients, dtype=first.dtype, device=first.device)
+
 
 FACTOR = 1e6  # training does not make values so many times larger in one round
 OUT_OF_PROPORTION = "out of all proportion"

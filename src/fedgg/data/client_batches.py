@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgg import kernels
-from fedgg.core import plan
+from fedgg.core import sampling as plan
 from fedgg.core.algorithm import Batch
 from fedgg.data.dataset import Dataset
 from fedgg.data.transforms import MARGIN, Augmentation, Draws, Scaling, augment, draw

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedgg.core.seeds import stream
+from fedgg.core.sampling import stream
 from fedgg.data.dataset import Dataset
 
 TEST_IMAGES = 360

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgg.core.seeds import stream
+from fedgg.core.sampling import stream
 from fedgg.errors import UserError
 
 Indices = NDArray[np.int64]

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgg.core.seeds import stream
+from fedgg.core.sampling import stream
 from fedgg.data.dataset import Dataset
 
 Normalisation = Literal["auto", "none", "unit", "standard"]

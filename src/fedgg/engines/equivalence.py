@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fedgg.core.net import Net, normal_numbers, rows_around
 from fedgg.core.rows import Rows
-from fedgg.core.seeds import unchanged_generators
+from fedgg.core.sampling import unchanged_generators
 from fedgg.engines.flops import multiply_adds
 
 EXACT = 1e-9  # relative difference allowed in float64: a thousand times more than rounding makes in a deep model

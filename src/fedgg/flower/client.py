@@ -19,18 +19,18 @@ from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.buffers import starting_buffers, travelling, travels
-from fedgg.core.evaluate import Score, evaluate
 from fedgg.core.local import LocalEnd
+from fedgg.core.measure import Score, evaluate
 from fedgg.core.net import Net
-from fedgg.core.plan import Work
 from fedgg.core.rows import Rows
+from fedgg.core.sampling import Work
 from fedgg.core.server import healthy
 from fedgg.core.sgd import learning_rate
 from fedgg.data.client_batches import Feed
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Optimiser
+from fedgg.engines.fused.cpu import fused_net
 from fedgg.engines.fused.engine import train_fused
-from fedgg.engines.fused.net import fused_net
 from fedgg.errors import UserError
 from fedgg.flower import messages
 from fedgg.flower.app_project import Configuration, NodeConfig, node_config

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedgg.kernels.products import product
+from fedgg.kernels.dense import product
 
 DEAD = tl.constexpr(4)
 

@@ -1,4 +1,4 @@
-"""A wide linear layer for many rows: forwards each weight is read once, at the memory's speed; and the way back."""
+"""A wide linear layer for many rows, forwards and backwards, and the product of two tiles in any precision."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedgg.kernels.products import product
+
+@triton.jit
+def product(a, b, total, precision: tl.constexpr):
+    """total + a b, summed in float32; bf16 operands come as such."""
+    if precision == "bf16":
+        return tl.dot(a, b, total)
+    else:  # noqa: RET505 (a branch at compile time)
+        return tl.dot(a, b, total, input_precision=precision)
+
 
 MOST_EXAMPLES = 128  # in a batch; more of them are a matter of arithmetic, not of memory
 INPUTS = 64  # read at a time; sizes must be multiples of it

@@ -13,16 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from fedgg.core.algorithm import Algorithm, arithmetic_beside_fedavg
-from fedgg.core.net import Net
-from fedgg.core.plan import Work
-from fedgg.core.representation import head_of
+from fedgg.core.net import Net, head_of
+from fedgg.core.sampling import Work
 from fedgg.data.arrays import from_arrays
 from fedgg.data.client_batches import CHUNK, Feed
 from fedgg.data.dataset import Dataset
 from fedgg.data.partition import Partition, given_partition, partition
 from fedgg.data.sources import are_own_arrays, load
 from fedgg.data.transforms import Scaling, scaling
-from fedgg.engines.fused.net import fused_net
+from fedgg.engines.fused.cpu import fused_net
 from fedgg.errors import UserError
 from fedgg.lab.client_data import Origin, WholeData, described_split, holdings
 from fedgg.lab.config import Experiment

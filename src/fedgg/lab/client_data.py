@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedgg.core.seeds import stream
+from fedgg.core.sampling import stream
 from fedgg.data.dataset import Dataset
 from fedgg.data.partition import Partition
 from fedgg.errors import UserError

@@ -32,7 +32,7 @@ from fedgg.lab.config_sections import (
     ServerConfig,
     SplitConfig,
 )
-from fedgg.runfolder.dotted_settings import flat
+from fedgg.runfolder.records import flat
 
 LARGEST = {"fp32": 3.4028234663852886e38, "fp64": sys.float_info.max}
 FOLLOW_THE_DATA = ("data.normalise", "split.clients")  # where they are not set, whichever data those will be

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 from fedgg.core.algorithm import Algorithm
-from fedgg.core.collect import PLAIN
 from fedgg.core.local import LocalEnd, end_round, open_round
+from fedgg.core.server import PLAIN
 from fedgg.engines.loop import open_client
 from fedgg.errors import UserError
 from fedgg.lab.build import DataGiven, ModelGiven, dataset_for, examined, split_of

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.net import Net
-from fedgg.core.plan import Work
+from fedgg.core.sampling import Work
 from fedgg.data.client_batches import Feed
 from fedgg.lab.client_data import Origin, Population
 from fedgg.lab.config import Experiment

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm, Number, arithmetic_beside_fedavg, what_it_must_be
 from fedgg.core.buffers import not_finite
-from fedgg.core.seeds import torch_stream
+from fedgg.core.sampling import torch_stream
 from fedgg.engines.user_modules import PREFIX, module_of
 from fedgg.errors import UserError
 from fedgg.files import check_regular

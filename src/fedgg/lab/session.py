@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.aggregation.privacy_budget import OLD_ACCOUNTANT
-from fedgg.core.evaluate import Score
+from fedgg.core.measure import Score
 from fedgg.core.rows import Rows
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Look, Scorer, score_here

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgg.core import plan
+from fedgg.core import sampling as plan
 from fedgg.core.algorithm import Server
-from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
+from fedgg.core.measure import Probe, Score
 from fedgg.core.net import Net
-from fedgg.core.probe import Probe
 from fedgg.core.rows import Rows, check_sparse, payload
 from fedgg.core.server import (
     Lost,

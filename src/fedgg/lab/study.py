@@ -17,7 +17,7 @@ from fedgg.lab.parallel_runs import run_all
 from fedgg.lab.registry import build_algorithm, check_model_name, check_needs
 from fedgg.lab.run_processes import Job
 from fedgg.lab.study_folder import Index, check_folders, listed, place_of
-from fedgg.runfolder.dotted_settings import flat
+from fedgg.runfolder.records import flat
 
 MANY = 1e6  # larger numbers are shown as they are typed
 

@@ -27,8 +27,8 @@ from fedgg.lab.run_processes import Job
 from fedgg.lab.store import Store
 from fedgg.output_files import write_json, writing_to
 from fedgg.runfolder.checksums import with_checksum, without_checksum
-from fedgg.runfolder.dotted_settings import flat
 from fedgg.runfolder.locks import FOREVER, InUse, LockFile
+from fedgg.runfolder.records import flat
 
 FORMAT = 1
 FILE = "study.json"

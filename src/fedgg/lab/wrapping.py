@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from fedgg.aggregation import Attack, Budget, ClientPrivacy, CoordinateMedian, NormClip, TrimmedMean
 from fedgg.aggregation.robust import cut_off
 from fedgg.core.algorithm import Algorithm
-from fedgg.core.collect import PLAIN, Collector
 from fedgg.core.net import Net
+from fedgg.core.server import PLAIN, Collector
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import RobustConfig

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedgg.analysis.conditions import shown_seconds
-from fedgg.core.seeds import stream
+from fedgg.core.sampling import stream
 from fedgg.data.catalog import PUBLICATIONS
 from fedgg.data.dataset import Dataset
 from fedgg.engines import Stacked

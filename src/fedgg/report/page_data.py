@@ -23,8 +23,7 @@ from fedgg.analysis.run_columns import BY_CLIENT, run_columns, six_digits, split
 from fedgg.analysis.sweep_grid import sweep_grid
 from fedgg.analysis.verdict import conclude, listed, quoted
 from fedgg.report.tables import difference_rule, privacy_notes, shown_epsilon
-from fedgg.runfolder.dotted_settings import PER_RUN, common, flat, nested
-from fedgg.runfolder.records import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
+from fedgg.runfolder.records import BYTES_PER_MEGABYTE, PER_RUN, RunRecord, StudyRecord, common, flat, nested
 
 Data = dict[str, Any]
 # Keys of versions.json under the names that the page shows.

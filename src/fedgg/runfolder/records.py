@@ -1,4 +1,4 @@
-"""What a run folder and a comparison folder hold, as plain records: settings, rounds, split, summary, versions.
+"""What a run folder and a comparison folder hold, as plain records; settings under dotted keys.
 
 `fedgg.runfolder.read` and `fedgg.runfolder.follow` make them from folders, `fedgg.runfolder.archive` from an archive.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,46 @@ from numpy.typing import NDArray
 
 from fedgg.runfolder.faults import Fault, history_faults
 from fedgg.runfolder.schema import is_number
+
+PER_RUN = ("name", "seed")  # keys that differ between runs of the same row
+
+
+def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    dotted: dict[str, Any] = {}
+    for key, value in content.items():
+        dotted |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return dotted
+
+
+def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    for key, value in dotted.items():
+        *path, last = key.split(".")
+        place: Any = content
+        for part in path:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):  # a value and a table of the same name: not a setting of fedgg
+                place, last = content, key
+                break
+        place[last] = value
+    return content
+
+
+def common(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings that all of them have with the same value."""
+    if not settings:
+        return {}
+    first, *others = settings
+    return {key: value for key, value in first.items() if all(key in o and o[key] == value for o in others)}
+
+
+def differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The keys with different values, or that only some have, in the order of their first appearance."""
+    all_settings = list(settings)
+    shared = common(all_settings)
+    keys = dict.fromkeys(key for one in all_settings for key in one)
+    return [key for key in keys if key not in shared and key not in PER_RUN]
+
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

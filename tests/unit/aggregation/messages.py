@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from fedgg.core.collect import Sent
 from fedgg.core.rows import Rows
+from fedgg.core.server import Sent
 
 
 def rows(*clients: Sequence[float]) -> torch.Tensor:

@@ -8,9 +8,8 @@ import pytest
 from fedgg.aggregation import Attack, ClientPrivacy, CoordinateMedian, NormClip, TrimmedMean
 from fedgg.algorithms import FedAvg
 from fedgg.check.toy_problems import Quadratics
-from fedgg.core.collect import PLAIN, Collector
-from fedgg.core.plan import Work
-from fedgg.core.server import first_state
+from fedgg.core.sampling import Work
+from fedgg.core.server import PLAIN, Collector, first_state
 from fedgg.engines import Loop, RoundJob
 from fedgg.engines.base import Optimiser
 from fedgg.lab.state import State, close, train

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from messages import rows, sent
 
 from fedgg.aggregation import CoordinateMedian, NormClip, TrimmedMean
-from fedgg.core.collect import Collector
+from fedgg.core.server import Collector
 from fedgg.errors import UserError
 
 ANY = st.floats(-1e300, 1e300)

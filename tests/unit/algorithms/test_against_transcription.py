@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgg.core import plan
+from fedgg.core import sampling as plan
 from fedgg.engines import Loop
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment

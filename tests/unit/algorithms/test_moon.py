@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from fedgg.algorithms import MOON, FedAvg
 from fedgg.core.algorithm import Algorithm, Batch
 from fedgg.core.local import LocalStart, open_round
-from fedgg.core.net import Net
-from fedgg.core.representation import head_of
+from fedgg.core.net import Net, head_of
 from fedgg.core.sgd import SGD
 from fedgg.engines import Engine, Loop, Stacked, Workers
 from fedgg.engines.flops import CountedProducts

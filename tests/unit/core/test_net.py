@@ -18,7 +18,7 @@ from fedgg.core.algorithm import Algorithm, Batch
 from fedgg.core.buffers import close_buffers, open_buffers, travels
 from fedgg.core.local import LocalStart, local_round
 from fedgg.core.net import Net
-from fedgg.core.seeds import torch_seed, torch_stream
+from fedgg.core.sampling import torch_seed, torch_stream
 from fedgg.core.sgd import SGD
 from fedgg.errors import UserError
 from fedgg.lab.build import build

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedgg.core.plan import Work
+from fedgg.core.sampling import Work
 from fedgg.data.arrays import from_arrays
 from fedgg.data.client_batches import Feed
 from fedgg.data.dataset import Dataset

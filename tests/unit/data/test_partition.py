@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgg.core.seeds import stream
+from fedgg.core.sampling import stream
 from fedgg.data.partition import SCHEMES, Indices, Partition, given_partition, partition
 from fedgg.errors import UserError
 

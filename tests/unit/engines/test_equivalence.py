@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedgg.core.net import Net
 from fedgg.engines.equivalence import is_plain, is_stackable, mixes_examples, parts_in_order
-from fedgg.engines.fused.net import fused_net
+from fedgg.engines.fused.cpu import fused_net
 from fedgg.engines.fused.pooling import FusedPool
 from fedgg.errors import UserError
 from fedgg.lab.build import build

@@ -25,16 +25,22 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedgg
-from fedgg.core import plan
+from fedgg.core import sampling as plan
 from fedgg.core.local import LocalEnd
+from fedgg.core.measure import Probe
 from fedgg.core.net import Net
-from fedgg.core.probe import Probe
-from fedgg.core.seeds import torch_stream
+from fedgg.core.sampling import torch_stream
 from fedgg.engines import Fused, Workers
 from fedgg.engines.equivalence import is_stackable
 from fedgg.engines.layers.layer_types import Dense, Dropout
-from fedgg.engines.layers.program import Program
-from fedgg.engines.layers.recognise import _large_convolution, large_program_of, layers_of, program_of, stands_for
+from fedgg.engines.layers.program import (
+    Program,
+    _large_convolution,
+    large_program_of,
+    layers_of,
+    program_of,
+    stands_for,
+)
 from fedgg.engines.precision import Precision
 from fedgg.errors import UserError
 from fedgg.lab.build import build

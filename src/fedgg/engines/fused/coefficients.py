@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Client
-from fedgg.engines.fused.tracing import Operand, Trace, TracedOperation, column_of, is_constant
+from fedgg.engines.fused.term_analysis import Operand, Trace, TracedOperation, column_of, is_constant
 
 Value = tuple[bool, Operand]  # as in an operation: the number of a value, or a constant
 

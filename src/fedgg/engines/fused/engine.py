@@ -1,4 +1,4 @@
-"""One client after another in this process, with the fused step: the fastest engine on one CPU core.
+"""The engine `fused`: one client after another in this process, with the fused step.
 
 On a GPU, where the fused step needs a captured graph (`stacked`, `streams`), clients take the reference step here.
 """
@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
+from fedgg.core.measure import Score
 from fedgg.engines.base import Look, RoundJob, score_here
-from fedgg.engines.fused.cpu import fused_round
-from fedgg.engines.fused.net import fused_net
+from fedgg.engines.fused.cpu import fused_net, fused_round
 from fedgg.engines.loop import forked_generators, train_client
 
 

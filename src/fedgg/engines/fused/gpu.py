@@ -17,8 +17,13 @@ from fedgg.core.local import LocalState, gradient
 from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
 from fedgg.engines.fused.coefficients import Coefficients, SplitTrace, split_trace
-from fedgg.engines.fused.terms import StepTerms, analyse_terms, refuse_other_names
-from fedgg.engines.fused.tracing import is_independent_of_values, trace_terms
+from fedgg.engines.fused.term_analysis import (
+    StepTerms,
+    analyse_terms,
+    is_independent_of_values,
+    refuse_other_names,
+    trace_terms,
+)
 from fedgg.engines.layers.program import Program
 
 if TYPE_CHECKING:

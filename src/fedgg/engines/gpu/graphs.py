@@ -1,14 +1,18 @@
-"""Steps captured once as CUDA graphs and replayed without the host.
+"""Steps captured once as CUDA graphs and replayed without the host, on several streams, with prefetched schedules.
 
 A device-side counter picks the page of the schedule, so that a whole round runs without waiting for Python. Rows stand
 longest first: as they finish, graphs of fewer rows take over. Between two sizes, rows that are done stand still. Where
 batches must not be padded (batch statistics), there is a graph for every width of a batch.
+
+Which clients train in the next round is not known yet, but schedules are a function of (seed, round, client): those of
+the same clients are prefetched, and used if these clients train again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -21,10 +25,79 @@ from fedgg.core.algorithm import Algorithm, Client
 from fedgg.core.local import LocalEnd, LocalStart, LocalState, end_round, local_step, open_round
 from fedgg.core.net import Net
 from fedgg.core.rows import each_row
+from fedgg.core.sampling import Work
 from fedgg.core.sgd import SGD
-from fedgg.engines.base import ClientData
+from fedgg.engines.base import ClientData, RoundJob
 from fedgg.engines.fused.gpu import FusedPlans, FusedStep
 from fedgg.engines.layers.program import Program, padded_rows
+
+
+class CudaStreams:
+    """As many streams as are needed, kept from round to round; on a CPU there are none, and work is done in turns."""
+
+    def __init__(self) -> None:
+        self._streams: list[torch.cuda.Stream] = []
+
+    def run(self, works: Sequence[Iterator[None]], device: torch.device) -> None:
+        """All to their ends, each on its own stream, one launch after another in turn."""
+        if device.type != "cuda":
+            _in_turn([(work, None) for work in works])
+            return
+        while len(self._streams) < len(works):
+            self._streams.append(torch.cuda.Stream(device))
+        streams, here = self._streams[: len(works)], torch.cuda.current_stream(device)
+        for stream in streams:
+            stream.wait_stream(here)
+        try:
+            _in_turn(list(zip(works, streams, strict=True)))
+        finally:
+            torch.cuda.set_stream(here)
+        for stream in streams:
+            here.wait_stream(stream)
+
+
+def _in_turn(waiting: Sequence[tuple[Iterator[None], torch.cuda.Stream | None]]) -> None:
+    while waiting:
+        still = []
+        for work, stream in waiting:
+            if stream is not None:
+                torch.cuda.set_stream(stream)  # a context would ask which one it was each time, and small steps wait
+            with suppress(StopIteration):
+                next(work)
+                still.append((work, stream))
+        waiting = still
+
+
+JobClient = tuple[RoundJob, int]  # a job and one of its clients
+Key = tuple[int, Work, int, int, int]
+
+
+class Prefetch:
+    def __init__(self) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+        self._made: dict[Key, tuple[ClientData, Future[Any]]] = {}  # data are held, so that their ids stay unique
+
+    def agendas(self, job_clients: Sequence[JobClient]) -> list[Any]:
+        """One for each of these clients, made before or made now."""
+        return [self._agenda(job, client) for job, client in job_clients]
+
+    def prepare(self, job_clients: Sequence[JobClient]) -> None:
+        """Begin with the agendas of the same clients' next round."""
+        self._threads = self._threads or ThreadPoolExecutor(2, "fedgg-schedules")
+        oldest = min(job.round for job, _ in job_clients)
+        self._made = {key: made for key, made in self._made.items() if key[3] >= oldest}  # drop what was not used
+        for job, client in job_clients:
+            future = self._threads.submit(job.data.agenda, job.seed, job.round + 1, client, job.work)
+            self._made[_key(job, client, 1)] = (job.data, future)
+
+    def _agenda(self, job: RoundJob, client: int) -> Any:
+        made = self._made.pop(_key(job, client, 0), None)
+        return job.data.agenda(job.seed, job.round, client, job.work) if made is None else made[1].result()
+
+
+def _key(job: RoundJob, client: int, later: int) -> Key:
+    return id(job.data), job.work, job.seed, job.round + later, client
+
 
 SIZES = 12  # graphs for each stack: more waste less arithmetic and take longer to capture
 WARM_UP = 2

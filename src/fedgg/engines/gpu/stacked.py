@@ -17,26 +17,21 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm
-from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd, LocalStart
+from fedgg.core.measure import Probe, Score
 from fedgg.core.net import Net
-from fedgg.core.plan import Work
-from fedgg.core.probe import Probe
 from fedgg.core.rows import Rows, each_row, stack
+from fedgg.core.sampling import Work
 from fedgg.core.sgd import SGD
 from fedgg.engines.base import Look, RoundJob, recorded_on_host, score_here
 from fedgg.engines.equivalence import is_stackable
 from fedgg.engines.flops import activations
-from fedgg.engines.fused.cpu import fused_round
+from fedgg.engines.fused.cpu import fused_net, fused_round
 from fedgg.engines.fused.engine import Fused, with_fused_net
-from fedgg.engines.fused.net import fused_net
-from fedgg.engines.gpu.cuda_streams import CudaStreams
-from fedgg.engines.gpu.graphs import Form, GraphCache, steps_of_stack
+from fedgg.engines.gpu.graphs import CudaStreams, Form, GraphCache, Prefetch, steps_of_stack
 from fedgg.engines.gpu.module_content import varying_tensors
-from fedgg.engines.gpu.prefetch import Prefetch
 from fedgg.engines.layers.layer_types import ConvolutionReluPool, WideDense
-from fedgg.engines.layers.program import Program
-from fedgg.engines.layers.recognise import program_of
+from fedgg.engines.layers.program import Program, program_of
 from fedgg.engines.precision import Precision
 
 T = TypeVar("T")

@@ -13,19 +13,16 @@ from typing import Any
 
 from torch import Tensor
 
-from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd, LocalStart
+from fedgg.core.measure import Score
 from fedgg.core.net import Net
 from fedgg.core.rows import Rows
 from fedgg.engines.base import Look, RoundJob, recorded_on_host, score_here
 from fedgg.engines.equivalence import mixes_examples
+from fedgg.engines.fused.cpu import fused_net
 from fedgg.engines.fused.engine import Fused
-from fedgg.engines.fused.net import fused_net
-from fedgg.engines.gpu.cuda_streams import CudaStreams
-from fedgg.engines.gpu.graphs import Form, GraphCache, Step
-from fedgg.engines.gpu.prefetch import Prefetch
-from fedgg.engines.layers.program import Program
-from fedgg.engines.layers.recognise import large_program_of
+from fedgg.engines.gpu.graphs import CudaStreams, Form, GraphCache, Prefetch, Step
+from fedgg.engines.layers.program import Program, large_program_of
 from fedgg.engines.loop import open_client
 
 LANES = 6  # clients in flight: more gain little and cost memory

@@ -14,8 +14,8 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
-from fedgg.core.evaluate import Score
 from fedgg.core.local import LocalEnd
+from fedgg.core.measure import Score
 from fedgg.core.net import Net
 from fedgg.core.server import Lost
 from fedgg.engines.base import Look, RoundJob

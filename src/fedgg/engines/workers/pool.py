@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedgg.child_process import child_process, fork_server_modules
-from fedgg.engines.workers.process import Done, TorchSettings, Unreadable
+from fedgg.engines.workers.process import Done, PackedObject, TorchSettings, Unreadable, pack, receive, send, unpack
 from fedgg.engines.workers.requests import Task
-from fedgg.engines.workers.transfer import PackedObject, pack, receive, send, unpack
 from fedgg.errors import UserError
 
 try:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from fedgg.core.evaluate import Score, Tally, tally, total
 from fedgg.core.local import LocalEnd
+from fedgg.core.measure import Score, Tally, tally, total
 from fedgg.core.net import Net
 from fedgg.core.rows import Rows
 from fedgg.core.server import Lost
 from fedgg.engines.base import Look, RoundJob
+from fedgg.engines.fused.cpu import fused_net
 from fedgg.engines.fused.engine import Fused, train_fused
-from fedgg.engines.fused.net import fused_net
 
 Key = int | tuple[int, int]  # a client, or a look and a chunk
 Rank = tuple[int, ...]  # the smallest is done first

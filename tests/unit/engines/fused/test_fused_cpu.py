@@ -13,11 +13,11 @@ from fedgg.core.algorithm import Algorithm, Batch, Client, Number
 from fedgg.core.local import LocalEnd, LocalStart, local_round, open_round
 from fedgg.core.net import Net
 from fedgg.core.rows import each_row
-from fedgg.core.seeds import torch_stream
+from fedgg.core.sampling import torch_stream
 from fedgg.core.sgd import SGD
 from fedgg.engines.fused import cpu
 from fedgg.engines.fused.cpu import fused_round
-from fedgg.engines.fused.terms import analyse_terms, refuse_other_names
+from fedgg.engines.fused.term_analysis import analyse_terms, refuse_other_names
 from fedgg.errors import UserError
 
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedgg.core.measure import Probe
 from fedgg.core.net import Net
-from fedgg.core.probe import Probe
-from fedgg.core.seeds import torch_stream
-from fedgg.engines.fused.net import fused_net
+from fedgg.core.sampling import torch_stream
+from fedgg.engines.fused.cpu import fused_net
 from fedgg.engines.fused.per_example_gradients import (
     examples_at_once,
     layers_of,

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgg.core.net import Net
-from fedgg.engines.layers.program import Program
-from fedgg.engines.layers.recognise import layers_of
+from fedgg.engines.layers.program import Program, layers_of
 
 CLIENTS, EXAMPLES = 3, 5
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedgg.engines.workers.transfer import ALIGNED, INLINE, PackedObject, pack, receive, send, unpack
+from fedgg.engines.workers.process import ALIGNED, INLINE, PackedObject, pack, receive, send, unpack
 
 LARGE = INLINE // 4 + 1  # numbers of four bytes
 
