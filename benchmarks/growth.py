@@ -60,8 +60,8 @@ def play(point: Point, engine: str, warm_up: int, rounds: int, folder: Path) -> 
     import torch
 
     from fedgg.lab.config import Experiment
+    from fedgg.lab.observer import Observer
     from fedgg.lab.runner import run
-    from fedgg.lab.session import Watcher
 
     torch.set_num_threads(1)
     numbers = np.random.default_rng(0)
@@ -82,21 +82,24 @@ def play(point: Point, engine: str, warm_up: int, rounds: int, folder: Path) -> 
     )
     marks, work, build_peak = list[float](), list[float](), list[int]()
 
-    def mark(*_: Any) -> None:
-        marks.append(time.perf_counter())
-        work.append(time.process_time())
+    class Timing(Observer):
+        def on_start(self, run: str, rounds_done: int, rounds: int) -> None:
+            build_peak.append(highest(os.getpid()))
+            forget_highest()
+            print("built", flush=True)
+            self.mark()
 
-    def started(done: int, of: int) -> None:
-        build_peak.append(highest(os.getpid()))
-        forget_highest()
-        print("built", flush=True)
-        mark()
+        def on_round(self, run: str, record: dict[str, Any]) -> None:
+            self.mark()
 
-    watcher = Watcher(started=started, round=mark)
+        def mark(self) -> None:
+            marks.append(time.perf_counter())
+            work.append(time.process_time())
+
     forget_highest()
     began = time.perf_counter()
     data = (x[:held], y[:held], x[:TEST_EXAMPLES], y[:TEST_EXAMPLES])
-    run(experiment, data=data, out=folder, watcher=watcher)
+    run(experiment, data=data, out=folder, observer=Timing())
     del ballast
     return {
         "build_seconds": marks[0] - began,

@@ -9,9 +9,8 @@ import re
 from pathlib import Path
 
 from fedgg.errors import UserError
-from fedgg.paper.catalog import DATASETS, ITEMS
 from fedgg.paper.output import ItemOutput, block, make_items
-from fedgg.paper.plan import ReproductionPlan
+from fedgg.paper.plan import DATASETS, ITEMS, ReproductionPlan
 from fedgg.paper.results import ArchivedRuns, NoRuns, Results
 from fedgg.report.figure_style import save
 

@@ -22,8 +22,7 @@ import scipy.io
 from safetensors.torch import save
 
 from fedgg.data.arrays import load_npz
-from fedgg.data.cifar import load_cifar10
-from fedgg.data.svhn import load_svhn
+from fedgg.data.readers import load_cifar10, load_svhn
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.registry import build_model, load_start

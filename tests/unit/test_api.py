@@ -159,25 +159,25 @@ def _lost() -> fedgg.Algorithm:
 @pytest.mark.parametrize(
     ("ask", "complaint"),
     [
-        (lambda: fedgg.compare(fedgg.FedAvg()), "rows must be several"),  # type: ignore[arg-type]
-        (lambda: fedgg.compare("fedavg"), "rows must be several"),
+        (lambda: fedgg.compare(fedgg.FedAvg()), "variants must be several"),  # type: ignore[arg-type]
+        (lambda: fedgg.compare("fedavg"), "variants must be several"),
         (lambda: fedgg.compare({" ": "fedavg"}), "a label that can be read"),
         (lambda: fedgg.compare(["fedgg:mu=0.3"]), r"as in fedgg\.FedGG\(mu=0\.1\)"),
         (lambda: fedgg.compare(["fedavg"], "exp.toml"), "experiment must be"),  # type: ignore[arg-type]
         (lambda: fedgg.compare(["fedavg"], seeds="0-2"), "seeds must be whole numbers"),  # type: ignore[arg-type]
         (lambda: fedgg.compare(["fedavg"], seeds=3), "seeds must be whole numbers"),  # type: ignore[arg-type]
         (lambda: fedgg.compare(["fedavg"], seeds=[True]), "seeds must be whole numbers"),
-        (lambda: fedgg.compare({"a": {"model.name": "cnn"}}, model=model), "a: a row cannot set model.name"),
-        (lambda: fedgg.compare({"a": {"data.source": "digits"}}, data=table()), "a row cannot set data.source"),
+        (lambda: fedgg.compare({"a": {"model.name": "cnn"}}, model=model), "a: a variant cannot set model.name"),
+        (lambda: fedgg.compare({"a": {"data.source": "digits"}}, data=table()), "a variant cannot set data.source"),
         (lambda: fedgg.compare([]), "at least one variant"),
         (
             lambda: fedgg.compare([fedgg.FedGG(mu=0.1), fedgg.FedGG(mu=1.0)]),
-            "two rows are called FedGG: give them labels",
+            "two variants have the label FedGG: give them labels",
         ),
         (lambda: fedgg.compare([{"local.lr": 1}]), "settings need a label"),
         (lambda: fedgg.compare({"a": "fedavg"}, reference="b"), "the reference 'b' is none"),
         (lambda: fedgg.compare({"a": "fedavg"}, seeds=(1, 1)), "name each seed once"),
-        (lambda: fedgg.compare({"a": "fedavg", "b": {"seed": 3}}), "b: a row cannot set seed"),
+        (lambda: fedgg.compare({"a": "fedavg", "b": {"seed": 3}}), "b: a variant cannot set seed"),
         (lambda: fedgg.compare({"a": "fedavg", "b": "fedcl"}), "FedCL needs examples at the server"),
         (lambda: fedgg.compare({"a": "fedavg", "b": {"local.lrr": 3}}), "did you mean 'local.lr'"),
     ],

@@ -228,7 +228,7 @@ ALONE = {
     "bench/kit/bench_kit.py",  # goes into the environments of other frameworks
 }
 REASONS = {  # by file, the calls that are in order there
-    "report/html.py": {"read_text"},  # our own assets
+    "report/page.py": {"read_text"},  # our own assets
     "engines/user_modules.py": {"read_text"},  # the user's code, which is to be run anyway
     "bench/machine.py": {"read_text"},  # /proc/cpuinfo
     "flower/local/flower_commands.py": {"json.loads"},  # what a program of ours prints
@@ -237,7 +237,7 @@ REASONS = {  # by file, the calls that are in order there
     "lab/checkpoint.py": {"json.loads"},  # facts that a checksum covers
     "flower/node_state.py": {"json.loads"},
     "cli/screen.py": {"open"},  # /dev/null, in place of a standard error that is closed
-    "data/cifar.py": {"gzip.open", "tarfile.open"},  # on a file that was opened here
+    "data/readers.py": {"gzip.open", "tarfile.open"},  # on a file that was opened here
 }
 CALLS = {"write_text", "write_bytes", "read_text", "read_bytes", "copyfile", "copy2", "fdopen"}
 NAMED = {"json.load", "json.loads", "tomllib.load", "tomllib.loads", "open", "gzip.open", "tarfile.open"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedgg.algorithms.fedacg import FedACG
-from fedgg.algorithms.fedavg import FedAvg
+from fedgg.algorithms.fedavg import FedAvg, FedSGD
 from fedgg.algorithms.fedavgm import FedAvgM
 from fedgg.algorithms.fedcl import FedCL
 from fedgg.algorithms.fedcm import FedCM
@@ -14,7 +14,6 @@ from fedgg.algorithms.fedgg import FedGG
 from fedgg.algorithms.fednova import FedNova
 from fedgg.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedgg.algorithms.fedprox import FedProx
-from fedgg.algorithms.fedsgd import FedSGD
 from fedgg.algorithms.moon import MOON
 from fedgg.algorithms.scaffold import SCAFFOLD
 from fedgg.core.algorithm import Algorithm

@@ -15,8 +15,8 @@ from fedgg.bench.kit.bench_kit import Settings, cnn
 from fedgg.core.sampling import stream, torch_stream
 from fedgg.data.arrays import from_arrays
 from fedgg.data.catalog import CIFAR10, data_folder
-from fedgg.data.cifar import find_copies
 from fedgg.data.dataset import Dataset
+from fedgg.data.readers import find_copies
 from fedgg.data.sources import load
 from fedgg.data.transforms import scaling
 from fedgg.files import replacing

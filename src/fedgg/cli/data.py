@@ -109,8 +109,8 @@ def show(
     """
     from fedgg.data.sources import load
     from fedgg.lab.build import split_of, with_given_clients
-    from fedgg.lab.client_data import names_of
     from fedgg.lab.config import Experiment
+    from fedgg.lab.federation import names_of
     from fedgg.output_files import writing_to
     from fedgg.report.data_figures import samples_figure, split_figure
     from fedgg.report.figure_style import save

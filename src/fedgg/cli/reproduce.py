@@ -71,8 +71,7 @@ def reproduce(
     - `fedgg reproduce table1 table3 fig2 --reading text --reading epsilon --out runs/paper`
     - `fedgg reproduce all --from results/paper --out runs/shown`
     """
-    from fedgg.paper.catalog import QUICK, chosen_datasets, chosen_items
-    from fedgg.paper.plan import ReproductionPlan
+    from fedgg.paper.plan import QUICK, ReproductionPlan, chosen_datasets, chosen_items
     from fedgg.paper.time_estimate import items_table, readings_table
 
     if accuracy not in ("highest", "final"):

@@ -16,7 +16,8 @@ import urllib3
 from filelock import FileLock
 from torch import Tensor
 
-from fedgg.data import cifar, svhn
+from fedgg.data import readers as cifar
+from fedgg.data import readers as svhn
 from fedgg.data.catalog import PUBLICATIONS, Publication, PublishedFile, find_publication
 from fedgg.data.dataset import Dataset
 from fedgg.data.sources import check_name, load

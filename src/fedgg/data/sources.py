@@ -31,7 +31,7 @@ def load(name: str, folder: Path | None = None) -> Dataset:
     """The data set called `name`, from `folder` where it has files (without it, the folder `data_folder()` names)."""
     # Each source brings its own libraries; only the one asked for is imported.
     if name == "digits":
-        from fedgg.data.digits import load_digits
+        from fedgg.data.readers import load_digits
 
         return load_digits()
     if name.startswith("npz:"):
@@ -46,10 +46,10 @@ def load(name: str, folder: Path | None = None) -> Dataset:
 
     where = data_folder(folder)
     if name == "svhn":
-        from fedgg.data.svhn import load_svhn
+        from fedgg.data.readers import load_svhn
 
         return load_svhn(where)
-    from fedgg.data.cifar import load_cifar10, load_cifar100
+    from fedgg.data.readers import load_cifar10, load_cifar100
 
     return load_cifar10(where) if name == "cifar10" else load_cifar100(where)
 

@@ -26,8 +26,8 @@ from fedgg.data.transforms import Scaling, scaling
 from fedgg.errors import UserError
 from fedgg.files import open_regular, write_atomically
 from fedgg.lab.build import split_of, with_given_clients
-from fedgg.lab.client_data import Positions, holdings, names_of
 from fedgg.lab.config import Experiment
+from fedgg.lab.federation import Positions, holdings, names_of
 from fedgg.lab.torch_settings import DTYPES
 from fedgg.output_files import writing_to
 

@@ -31,10 +31,9 @@ from fedgg.flower.exchange import Exchange, ExchangeLog
 from fedgg.flower.membership import Membership, SavedMembership
 from fedgg.flower.messages import ClientInfo
 from fedgg.lab.build import assemble, build, chosen_device
-from fedgg.lab.client_data import Keeper, WholeData
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.dry_run import rehearsed
-from fedgg.lab.federation import Federation
+from fedgg.lab.federation import Federation, Keeper, WholeData
 from fedgg.lab.observer import Observer
 from fedgg.lab.registry import build_algorithm, check_needs
 from fedgg.lab.run_result import Run

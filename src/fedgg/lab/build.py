@@ -23,10 +23,9 @@ from fedgg.data.sources import are_own_arrays, load
 from fedgg.data.transforms import Scaling, scaling
 from fedgg.engines.fused.cpu import fused_net
 from fedgg.errors import UserError
-from fedgg.lab.client_data import Origin, WholeData, described_split, holdings
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_choice import Choice, channels_last, choose, products
-from fedgg.lab.federation import Federation
+from fedgg.lab.federation import Federation, Origin, WholeData, described_split, holdings
 from fedgg.lab.registry import build_algorithm, build_model, check_needs, load_start
 from fedgg.lab.torch_settings import DTYPES
 from fedgg.lab.wrapping import Wrappers, wrappers_of

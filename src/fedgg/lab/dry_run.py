@@ -12,9 +12,8 @@ from fedgg.core.server import PLAIN
 from fedgg.engines.loop import open_client
 from fedgg.errors import UserError
 from fedgg.lab.build import DataGiven, ModelGiven, dataset_for, examined, split_of
-from fedgg.lab.client_data import holdings
 from fedgg.lab.config import Experiment
-from fedgg.lab.federation import Federation
+from fedgg.lab.federation import Federation, holdings
 from fedgg.lab.registry import build_algorithm
 from fedgg.lab.state import begin, next_job
 from fedgg.lab.torch_settings import DTYPES

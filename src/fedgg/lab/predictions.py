@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedgg.data.arrays import input_tensor
 from fedgg.data.transforms import Normalisation, Scaling
 from fedgg.errors import UserError
-from fedgg.lab.client_data import Origin
+from fedgg.lab.federation import Origin
 
 if TYPE_CHECKING:
     pass

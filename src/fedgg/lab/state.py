@@ -33,10 +33,9 @@ from fedgg.core.sgd import learning_rate
 from fedgg.engines import Engine, RoundJob
 from fedgg.engines.base import ClientData, Look, Optimiser, Scorer, score_here
 from fedgg.errors import UserError
-from fedgg.lab.client_data import Population
 from fedgg.lab.client_state import FILES, ClientRows, Places, RowsOnDisk, Shelf, identity
 from fedgg.lab.config_sections import ServerConfig
-from fedgg.lab.federation import Federation
+from fedgg.lab.federation import Federation, Population
 from fedgg.lab.round_record import Played, is_finite, looks_due, round_record
 from fedgg.lab.wrapping import NOTHING, Wrappers
 

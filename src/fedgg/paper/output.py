@@ -8,13 +8,12 @@ from pathlib import Path
 
 from fedgg.files import write_text
 from fedgg.output_files import writing_to
-from fedgg.paper.catalog import ITEMS, Item, shown_dataset
 from fedgg.paper.figures import PaperFigure, paper_figure
-from fedgg.paper.plan import ReproductionPlan
+from fedgg.paper.plan import ITEMS, Item, ReproductionPlan, shown_dataset
 from fedgg.paper.results import Results
 from fedgg.paper.tables import Accuracy, paper_table, study_table, titled
 from fedgg.report.figure_style import save
-from fedgg.report.html import Picture, Section, page
+from fedgg.report.page import Picture, Section, page
 from fedgg.report.tables import Table, as_csv, as_markdown
 
 TITLE = "Global Update Guided Federated Learning: the paper's tables and figures, run again"

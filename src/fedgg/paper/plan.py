@@ -1,19 +1,168 @@
-"""Which runs the items of `fedgg reproduce` need. Items share runs of equal settings; a run folder is named by them."""
+"""The items of a reproduction (tables, figures, studies of ours), their readings, and the runs they need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
+from fedgg.lab.config_errors import nearest
 from fedgg.lab.study import Study, load_study
 from fedgg.lab.study_folder import slug
-from fedgg.paper.catalog import METHODS, QUICK, READINGS, Item, check_readings
+
+DATASETS = {"svhn": "SVHN", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}  # in the paper's order, under its names
+QUICK = "digits"  # the data set of the quick version
+METHODS = ("FedAvg", "FedProx", "SCAFFOLD", "FedGG")
+REFERENCE = "FedAvg"
+ROUNDS = 100
+
+
+@dataclass(frozen=True)
+class Item:
+    """A table or figure of the paper, or a study of ours."""
+
+    name: str
+    title: str
+    kind: Literal["accuracy", "rounds", "split", "curves", "weights", "study", "inner"]
+    betas: tuple[float, ...]
+    datasets: tuple[str, ...] = tuple(DATASETS)
+    study: str = ""  # the study file with its variants (may contain {dataset}); without one, the methods of the tables
+    rows: tuple[str, ...] = ()  # the variants that are shown; empty: all
+    ours: bool = False  # a study of ours, not in the paper
+    costs: bool = False  # whether the table has columns for traffic and computation
+
+    @property
+    def is_table(self) -> bool:
+        return self.kind in ("accuracy", "rounds", "study")
+
+
+_ITEMS = (
+    Item("table1", "Table 1: test accuracy, Dirichlet 0.5", "accuracy", (0.5,)),
+    Item("table2", "Table 2: test accuracy, Dirichlet 0.1", "accuracy", (0.1,)),
+    Item("table3", "Table 3: rounds to FedAvg's last accuracy, Dirichlet 0.5", "rounds", (0.5,)),
+    Item("table4", "Table 4: rounds to FedAvg's last accuracy, Dirichlet 0.1", "rounds", (0.1,)),
+    Item("fig1", "Fig. 1: the split of the data over clients", "split", (0.5, 0.1)),
+    Item("fig2", "Fig. 2: test accuracy against rounds", "curves", (0.5, 0.1)),
+    Item("fig3", "Fig. 3: adaptive against fixed weights", "weights", (0.5,), ("cifar10",), "fig3"),
+    Item(
+        "readings", "Ours: the readings of FedGG side by side", "study", (0.5, 0.1), ("cifar10",), "readings", ours=True
+    ),
+    Item(
+        "inner",
+        "Ours: diagnostics of FedGG over the rounds",
+        "inner",
+        (0.5, 0.1),
+        ("cifar10",),
+        "readings",
+        ("FedGG mu 0.01", "FedGG mu 0.1", "FedGG mu 1", "FedGG lambda 5e-8 epsilon"),
+        ours=True,
+    ),
+    Item("scaffold", "Ours: SCAFFOLD under momentum", "study", (0.1,), ("cifar10",), "scaffold-modes", ours=True),
+    Item(
+        "scaffold-small",
+        "Ours: SCAFFOLD without very small clients",
+        "study",
+        (0.1,),
+        ("cifar10",),
+        "scaffold-small-clients",
+        ours=True,
+    ),
+    Item(
+        "comparison",
+        "Ours: every algorithm, each with the best setting of a small grid",
+        "study",
+        (0.5, 0.1),
+        ("cifar10",),
+        "tuned",
+        ours=True,
+        costs=True,
+    ),
+    Item("push", "Ours: how far to push", "study", (0.5, 0.1), ("cifar10",), "push-cifar10", ours=True),
+    Item("push-svhn", "Ours: how far to push", "study", (0.5, 0.1), ("svhn",), "push-svhn", ours=True),
+    Item("push-cifar100", "Ours: how far to push", "study", (0.5, 0.1), ("cifar100",), "push-cifar100", ours=True),
+    Item(
+        "pushes",
+        "Ours: pushes against rounds",
+        "curves",
+        (0.5, 0.1),
+        study="push-{dataset}",
+        rows=("FedAvg", "push 0.5", "relative push 0.3", "relative push 0.6"),
+        ours=True,
+    ),
+)
+ITEMS: dict[str, Item] = {item.name: item for item in _ITEMS}
+
+
+def chosen_items(names: Sequence[str]) -> tuple[Item, ...]:
+    """Items by name, each once and in the paper's order; `all` are those of the paper, `ours` our studies."""
+    for name in names:
+        if name not in (*ITEMS, "all", "ours"):
+            raise UserError(f"the paper has no {name!r}{nearest(name, [*ITEMS, 'all', 'ours'])}")
+    return tuple(item for item in _ITEMS if item.name in names or ("ours" if item.ours else "all") in names)
+
+
+def chosen_datasets(text: str | None) -> tuple[str, ...]:
+    """Data sets from a comma-separated list, in the paper's order; all three without one."""
+    names = [name.strip() for name in text.split(",")] if text else list(DATASETS)
+    for name in names:
+        if name not in DATASETS:
+            raise UserError(f"the paper has no data set {name!r}{nearest(name.lower().replace('-', ''), DATASETS)}")
+    return tuple(name for name in DATASETS if name in names)
+
+
+def shown_dataset(name: str) -> str:
+    return DATASETS.get(name, name)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """An interpretation of the paper: settings of FedGG, and what they mean. docs/readings.md explains them."""
+
+    settings: dict[str, Any]
+    description: str
+
+
+def _fixed(first_step: str, **more: Any) -> dict[str, Any]:
+    """The paper's best fixed weight."""
+    return {"weight": "fixed", "lam": 5e-8, "first_step": first_step, **more}
+
+
+# At the paper's mu of 0.01 the term is too small for sign or scope to make a difference: those readings have mu 0.1.
+READINGS: dict[str, Reading] = {
+    "text": Reading(
+        {"mu": 0.01}, "the paper's text: adaptive weight, mu 0.01, exact gradient, from the second step on"
+    ),
+    "mu-0.1": Reading({"mu": 0.1}, "the text with ten times the paper's best mu"),
+    "mu-1": Reading({"mu": 1.0}, "the text with a hundred times the paper's best mu"),
+    "skip": Reading(
+        _fixed("skip"), "fixed weight 5e-8 from the second step on, as Algorithm 1 has it: too small to act"
+    ),
+    "epsilon": Reading(
+        _fixed("epsilon"), "fixed weight 5e-8, the first step as PyTorch's clamped cosine has it: a push of 5"
+    ),
+    "printed": Reading({"mu": 0.1, "gradient": "printed"}, "mu 0.1 with the sign that Eq. 9 and 11 print"),
+    "layer": Reading({"mu": 0.1, "scope": "layer"}, "mu 0.1 with one cosine for each layer"),
+    "layer-epsilon": Reading(_fixed("epsilon", scope="layer"), "`epsilon` with one cosine for each layer"),
+    "push": Reading(
+        {"mu": 0.0, "first_step": "push", "push": 0.5},
+        "the effect of `epsilon` as its own setting: move each client 0.5 along the last global update",
+    ),
+    "relative-push": Reading(
+        {"mu": 0.0, "first_step": "relative_push", "push": 0.3},
+        "move each client by 0.3 of the last global update: ours, not the paper's",
+    ),
+}
+
+
+def check_readings(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in READINGS:
+            raise UserError(f"unknown reading {name!r}{nearest(name, READINGS)}")
 
 
 @cache

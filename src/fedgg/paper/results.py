@@ -18,8 +18,7 @@ from fedgg.lab.registry import build_algorithm
 from fedgg.lab.run_processes import Job
 from fedgg.lab.trust import names_code
 from fedgg.output_files import writing_to
-from fedgg.paper.catalog import shown_dataset
-from fedgg.paper.plan import PlannedMethod, ReproductionPlan
+from fedgg.paper.plan import PlannedMethod, ReproductionPlan, shown_dataset
 from fedgg.runfolder.archive import read_archive
 from fedgg.runfolder.read import read_run
 from fedgg.runfolder.records import RunRecord

@@ -9,8 +9,7 @@ from fedgg.analysis.compare import WINDOW, Comparison, ComparisonRow, Reach, Spr
 from fedgg.analysis.conditions import conditions, shown_megabytes
 from fedgg.analysis.verdict import shown_percent
 from fedgg.lab.registry import extra_work
-from fedgg.paper.catalog import READINGS, REFERENCE, ROUNDS, Item, shown_dataset
-from fedgg.paper.plan import PlannedMethod, ReproductionPlan
+from fedgg.paper.plan import READINGS, REFERENCE, ROUNDS, Item, PlannedMethod, ReproductionPlan, shown_dataset
 from fedgg.paper.results import Results
 from fedgg.report.tables import NONE, VERDICTS, Table, shown_difference
 from fedgg.runfolder.records import RunRecord, StudyRecord

@@ -20,8 +20,7 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.runner import make_engine
 from fedgg.lab.state import begin, next_job, synchronise
 from fedgg.lab.torch_settings import arithmetic
-from fedgg.paper.catalog import QUICK, READINGS, Item, shown_dataset
-from fedgg.paper.plan import PlannedMethod, ReproductionPlan
+from fedgg.paper.plan import QUICK, READINGS, Item, PlannedMethod, ReproductionPlan, shown_dataset
 from fedgg.paper.results import RunFolders
 from fedgg.report.tables import NONE, Table
 from fedgg.runfolder.read import read_run

@@ -16,8 +16,7 @@ from urllib.parse import parse_qs
 
 from fedgg.analysis.collect import Group, Problem, RunCollection
 from fedgg.errors import UserError
-from fedgg.report.html import as_json
-from fedgg.report.page import page_html
+from fedgg.report.page import as_json, page_html
 from fedgg.report.page_data import Data, PageGroup, page_group, page_groups, run_data
 from fedgg.runfolder.records import RunRecord
 

@@ -1,22 +1,184 @@
-"""The report page: one HTML file with charts and their data, and static tables for browsers without JavaScript."""
+"""The report: one HTML file with charts and their data, static tables without JavaScript, escaping of all data."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
+import json
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from matplotlib.figure import Figure
+
 from fedgg.analysis.collect import Group, Problem, RunCollection
 from fedgg.errors import UserError
+from fedgg.files import as_unicode
 from fedgg.output_files import write_text
-from fedgg.report.figure_style import COLOURS, COLOURS_ON_DARK
-from fedgg.report.html import asset, document, html_notes, html_table
+from fedgg.report.figure_style import COLOURS, COLOURS_ON_DARK, figure_style
 from fedgg.report.page_data import Data, PageGroup, page_group, page_groups, runs_data
-from fedgg.report.tables import VERDICTS, comparison_tables
+from fedgg.report.tables import VERDICTS, Table, comparison_tables
+
+ASSETS = Path(__file__).parent / "assets"
+
+
+@cache
+def asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+def document(title: str, body: str, *, scripts: Sequence[str] = (), data: Any = None, live: bool = False) -> str:
+    """A whole document, with `data` as JSON in the element `data`; the browser runs these scripts and no others."""
+    block = "" if data is None else f'<script type="application/json" id="data">{as_json(data)}</script>\n'
+    code = "".join(f"<script>{script}</script>\n" for script in scripts)
+    page = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy(scripts, live)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{asset('page.css')}</style>\n</head>\n"
+        f"<body>\n{body}{block}{code}</body>\n</html>\n"
+    )
+    return as_unicode(page)
+
+
+def as_json(data: Any) -> str:
+    """JSON that can stand within a page: no character in it can end the element or start a tag."""
+    try:
+        text = _compact(data)
+    except ValueError:  # JSON has no NaN, though Python writes one
+        text = _compact(_finite(data))
+    return as_unicode(re.sub("[<>&\u2028\u2029]", lambda character: f"\\u{ord(character[0]):04x}", text))
+
+
+def _compact(data: Any) -> str:
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str)
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def policy(scripts: Sequence[str], live: bool) -> str:
+    """The content-security policy: these scripts and no others, nothing loaded; a live page requests its own server."""
+    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts) or "'none'"
+    requests = "'self'" if live else "'none'"
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"connect-src {requests}; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def html_table(table: Table, heading: str = "") -> str:
+    """A table with a caption, row and column headings, and its notes below.
+
+    A caption that repeats the heading above the table is hidden, except for screen readers.
+    """
+    text = [all(_is_text(row[at]) for row in table.rows) for at in range(len(table.columns))]
+    head = "".join(_cell("th", name, text[at], ' scope="col"') for at, name in enumerate(table.columns))
+    # The first cell of a row is its heading; the first two where the first is not unique.
+    heads = 1 if len({row[0] for row in table.rows}) == len(table.rows) else 2
+    unseen = ' class="unseen"' if table.title == heading else ""
+    rows = []
+    for row in table.rows:
+        cells = [
+            _cell("th", cell, text[at], ' scope="row"') if at < heads else _cell("td", cell, text[at])
+            for at, cell in enumerate(row)
+        ]
+        rows.append(f"<tr>{''.join(cells)}</tr>\n")
+    return (
+        f'<div class="scroll">\n<table>\n<caption{unseen}>{escape(table.title)}</caption>\n'
+        f"<thead><tr>{head}</tr></thead>\n"
+        f"<tbody>\n{''.join(rows)}</tbody>\n</table>\n</div>\n{html_notes(table.notes)}"
+    )
+
+
+def html_notes(notes: Sequence[str]) -> str:
+    items = "".join(f"<li>{escape(note)}</li>\n" for note in notes)
+    return f'<ul class="notes">\n{items}</ul>\n' if notes else ""
+
+
+def _cell(tag: str, content: str, is_text: bool, more: str = "") -> str:
+    kind = ' class="text"' if is_text else ""
+    return f"<{tag}{kind}{more}>{escape(content)}</{tag}>"
+
+
+def _is_text(cell: str) -> bool:
+    """Words, rather than a number with its spread."""
+    return bool(re.match(r"[A-Za-z]", cell)) and cell not in ("missing", "never", "reference", "diverged")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with its caption, and a description for screen readers."""
+
+    figure: Figure
+    shows: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with the tables and figures under it; `name` is its fragment in the page's address."""
+
+    name: str
+    heading: str
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
+    notes: Sequence[str] = ()
+
+
+def page(title: str, lead: Sequence[str], sections: Sequence[Section], beside: Mapping[str, str] | None = None) -> str:
+    """A static page; `beside` are files in the same folder to link to, with the text of the link."""
+    beside = beside or {}
+    links = "".join(f'<li><a href="#{escape(s.name)}">{escape(s.heading)}</a></li>\n' for s in sections)
+    paragraphs = "".join(f'<p class="lead">{escape(text)}</p>\n' for text in lead)
+    body = "".join(map(_section, sections))
+    see_also = "".join(f'<li><a href="{escape(file)}">{escape(text)}</a></li>\n' for file, text in beside.items())
+    return document(
+        title,
+        f'<header>\n<h1>{escape(title)}</h1>\n{paragraphs}<nav aria-label="Contents">\n<ul>\n{links}{see_also}</ul>\n'
+        f"</nav>\n</header>\n<main>\n{body}</main>\n",
+    )
+
+
+def inline_svg(picture: Picture, name: str) -> str:
+    """The figure as SVG, its identifiers prefixed with `name` so that a page can hold several."""
+    file = io.StringIO()
+    with figure_style():
+        picture.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = file.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r'(href="|url\()#', rf"\1#{name}-", svg)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(picture.shows)}" ', 1)
+
+
+def _section(section: Section) -> str:
+    tables = "".join(html_table(table, section.heading) for table in section.tables)
+    pictures = "".join(
+        f"<figure>\n{inline_svg(picture, f'{section.name}-{at}')}<figcaption>{escape(picture.caption)}</figcaption>\n"
+        "</figure>\n"
+        for at, picture in enumerate(section.pictures)
+    )
+    name, heading = escape(section.name), escape(section.heading)
+    notes = html_notes(section.notes)
+    return f'<section id="{name}" aria-label="{heading}">\n<h2>{heading}</h2>\n{pictures}{tables}{notes}</section>\n'
+
 
 SCRIPTS = (
     "elements",

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits as published
 
-from fedgg.data.digits import load_digits
+from fedgg.data.readers import load_digits
 
 
 def test_shapes_and_values() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.io import savemat
 
-from fedgg.data.svhn import load_svhn
+from fedgg.data.readers import load_svhn
 from fedgg.errors import UserError
 
 

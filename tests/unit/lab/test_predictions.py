@@ -154,7 +154,7 @@ def test_predict_says_what_is_wrong_with_inputs(x: Any, word: str) -> None:
 
 
 def test_a_library_model_needs_no_argument(tmp_path: Path) -> None:
-    from fedgg.data.digits import load_digits
+    from fedgg.data.readers import load_digits
 
     digits = load_digits()
     settings = SETTINGS | {"model": {"name": "mlp", "hidden": 8}}

@@ -19,7 +19,7 @@ from torch import nn
 from fedgg.algorithms import FedAvg
 from fedgg.core.algorithm import Client, Server
 from fedgg.core.rows import Rows
-from fedgg.data.digits import load_digits
+from fedgg.data.readers import load_digits
 from fedgg.engines import Loop, Stacked, Workers
 from fedgg.errors import UserError
 from fedgg.lab.build import build

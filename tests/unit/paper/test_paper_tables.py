@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedgg.paper.catalog import DATASETS, ITEMS, QUICK
 from fedgg.paper.figures import paper_figure
 from fedgg.paper.output import html, make_items, markdown
-from fedgg.paper.plan import PlannedMethod, ReproductionPlan
+from fedgg.paper.plan import DATASETS, ITEMS, QUICK, PlannedMethod, ReproductionPlan
 from fedgg.paper.results import ArchivedRuns, NoRuns
 from fedgg.paper.tables import paper_table
 from fedgg.runfolder.archive import write_archive

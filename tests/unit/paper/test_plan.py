@@ -8,8 +8,17 @@ import pytest
 
 from fedgg.errors import UserError
 from fedgg.lab.registry import build_algorithm
-from fedgg.paper.catalog import DATASETS, ITEMS, METHODS, READINGS, chosen_datasets, chosen_items
-from fedgg.paper.plan import PlannedMethod, ReproductionPlan, preset
+from fedgg.paper.plan import (
+    DATASETS,
+    ITEMS,
+    METHODS,
+    READINGS,
+    PlannedMethod,
+    ReproductionPlan,
+    chosen_datasets,
+    chosen_items,
+    preset,
+)
 from fedgg.paper.results import identity
 from fedgg.paper.tables import PRINTED_ACCURACY, PRINTED_ROUNDS
 

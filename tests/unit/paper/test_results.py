@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedgg.paper.catalog import chosen_items
-from fedgg.paper.plan import PlannedMethod, ReproductionPlan
+from fedgg.paper.plan import PlannedMethod, ReproductionPlan, chosen_items
 from fedgg.paper.results import ArchivedRuns
 from fedgg.runfolder.archive import write_archive
 from fedgg.runfolder.records import RunRecord

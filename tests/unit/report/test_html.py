@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgg.report.figure_style import COLOURS, COLOURS_ON_DARK
-from fedgg.report.html import as_json, document
+from fedgg.report.page import as_json, document
 
 EVIL = "</script><script>alert(1)</script><!-- & \u2028\u2029 ]]>"
 

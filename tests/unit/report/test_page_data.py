@@ -19,8 +19,7 @@ from fedgg.analysis.collect import Group, RunCollection
 from fedgg.analysis.run_columns import CLIENTS, HISTORY_ROUNDS, SPLIT_ROWS, client_columns, run_columns, split_data
 from fedgg.lab.config import Experiment
 from fedgg.lab.study import Study, load_study
-from fedgg.report.html import as_json
-from fedgg.report.page import report_html, write_page
+from fedgg.report.page import as_json, report_html, write_page
 from fedgg.report.page_data import about, command_again, page_group, place, runs_data, title
 from fedgg.runfolder.read import read_run
 from fedgg.runfolder.records import RunRecord, StudyRecord

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from matplotlib.figure import Figure
 
 from fedgg.report.figure_style import blank, styled
-from fedgg.report.html import Picture, Section, page
+from fedgg.report.page import Picture, Section, page
 from fedgg.report.tables import Table
 
 VOID = {"meta", "br", "link", "img", "input"}

@@ -11,7 +11,7 @@ from observers import Events
 from step_cases import RULES, named, played, proxy_for
 
 from fedgg.data.arrays import from_arrays
-from fedgg.data.digits import load_digits
+from fedgg.data.readers import load_digits
 from fedgg.engines import Fused, Loop, Stacked
 from fedgg.engines.gpu.graphs import prefix_sizes
 from fedgg.engines.gpu.stacked import stack_bytes

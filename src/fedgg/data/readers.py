@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from whichever published form is at hand: extracted or archived, pickled or binary."""
+"""Readers of the data sets: CIFAR-10 and CIFAR-100 and SVHN in their publishers' formats, and scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from fedgg.core.sampling import stream
 from fedgg.data.catalog import (
     CIFAR10,
     CIFAR100,
     CIFAR100_SUPERCLASSES,
     CIFAR_FORMS,
+    SVHN,
     CifarForm,
     Publication,
     places_to_look,
@@ -205,3 +208,83 @@ def _class_names(raw: bytes, key: str | None, expected: int, where: str) -> tupl
     if len(names) != expected:
         raise UserError(f"{where}: names {len(names)} classes, expected {expected}; extract it again or delete it")
     return names
+
+
+TRAIN, TEST = (file.name for file in SVHN.files)
+
+
+def load_svhn(folder: str | Path) -> Dataset:
+    """SVHN from train_32x32.mat and test_32x32.mat in `folder` or one level below."""
+    files = find_files(Path(folder))
+    for name in (TRAIN, TEST):
+        if name not in files:
+            raise UserError(
+                f"svhn: {name} is not in {folder} or one level below; "
+                "run `fedgg data fetch svhn` or say with --data-folder or FEDGG_DATA which folder holds it"
+            )
+    x_train, y_train = read_split(files[TRAIN])
+    x_test, y_test = read_split(files[TEST])
+    return Dataset("svhn", x_train, y_train, x_test, y_test, SVHN.classes, peak=255.0)
+
+
+def find_files(folder: Path) -> dict[str, Path]:
+    """Where the two files are, those of the two that are there."""
+    try:
+        places = places_to_look(folder)
+        found = {name: [place / name for place in places if (place / name).is_file()] for name in (TRAIN, TEST)}
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read ({error.strerror}); choose another folder or its rights") from error
+    return {name: paths[0] for name, paths in found.items() if paths}
+
+
+def read_split(path: Path) -> tuple[Tensor, Tensor]:
+    """Images [N, 3, 32, 32] and labels [N] of one file; the publisher labels the digit 0 as 10."""
+    from scipy.io import loadmat
+
+    try:
+        with open_regular(path) as file:
+            content = loadmat(file, variable_names=["X", "y"])
+    except Exception as error:  # damaged bytes make scipy fail in any of a dozen ways
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{path}: damaged or not a MATLAB file ({reason}); fetch svhn again") from error
+    for key in ("X", "y"):
+        if not isinstance(content.get(key), np.ndarray):
+            raise UserError(f"{path}: no array {key!r}, it is cut short or not SVHN; fetch svhn again")
+    images, labels = content["X"], content["y"].reshape(-1)
+    if images.ndim != 4 or images.shape[:3] != (32, 32, 3) or images.dtype != np.uint8:
+        raise UserError(f"{path}: X is {images.dtype} of shape {images.shape}, expected uint8 [32, 32, 3, N]")
+    if len(labels) != images.shape[3] or labels.dtype.kind not in "iuf":
+        raise UserError(f"{path}: {images.shape[3]} images but {len(labels)} labels of type {labels.dtype}")
+    wrong = labels[~np.isin(labels, np.arange(11))]
+    if len(wrong):
+        raise UserError(f"{path}: label {wrong[0]} is not a digit (1 to 9, and 10 for 0); fetch svhn again")
+    pixels = np.ascontiguousarray(images.transpose(3, 2, 0, 1))
+    return torch.from_numpy(pixels), torch.from_numpy(labels.astype(np.int64) % 10)
+
+
+TEST_IMAGES = 360
+
+
+def load_digits() -> Dataset:
+    """The digits, always split the same way into 1,437 training and 360 test images, whatever the seed of a run.
+
+    The split is stratified: every class gives its share of the 360 (rounded by largest remainder), drawn from the
+    stream (0, "digits split"), class after class. Within both splits the images keep scikit-learn's order.
+    """
+    from sklearn.datasets import load_digits as read
+
+    images, labels = read(return_X_y=True)
+    counts = np.bincount(labels)
+    share = counts * TEST_IMAGES / len(labels)
+    quota = np.floor(share).astype(int)
+    quota[np.argsort(quota - share, kind="stable")[: TEST_IMAGES - quota.sum()]] += 1
+
+    draw = stream(0, "digits split")
+    in_test = np.zeros(len(labels), bool)
+    for label, chosen in enumerate(quota):
+        in_test[draw.permutation(np.flatnonzero(labels == label))[:chosen]] = True
+
+    x = torch.from_numpy(images.astype(np.float32).reshape(-1, 1, 8, 8))
+    y = torch.from_numpy(labels.astype(np.int64))
+    test = torch.from_numpy(in_test)
+    return Dataset("digits", x[~test], y[~test], x[test], y[test], tuple("0123456789"), peak=16.0)
