@@ -172,7 +172,7 @@ def _lost() -> fedgg.Algorithm:
         (lambda: fedgg.compare([]), "at least one variant"),
         (
             lambda: fedgg.compare([fedgg.FedGG(mu=0.1), fedgg.FedGG(mu=1.0)]),
-            "two variants have the label FedGG: give them labels",
+            "two variants have the label FedGG",
         ),
         (lambda: fedgg.compare([{"local.lr": 1}]), "settings need a label"),
         (lambda: fedgg.compare({"a": "fedavg"}, reference="b"), "the reference 'b' is none"),

@@ -67,4 +67,4 @@ def test_the_loop_takes_no_other_step() -> None:
     steps = sum(chosen.experiment.local.epochs * -(-count // 27) for count in federation.examples)
     assert entered.count((fedgg.core.local.__file__, "local_step")) == steps
     files = {file.replace("\\", "/").partition("/fedgg/engines/")[2] for file, _ in entered}
-    assert files <= {"", "loop.py", "job.py"}
+    assert files <= {"", "loop.py", "base.py"}

@@ -20,7 +20,7 @@ from fedgg.algorithms import FedAvg
 from fedgg.core.algorithm import Client, Server
 from fedgg.core.rows import Rows
 from fedgg.data.readers import load_digits
-from fedgg.engines import Loop, Stacked, Workers
+from fedgg.engines import Fused, Loop, Stacked, Workers
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
@@ -76,8 +76,10 @@ def test_every_engine_has_the_loops_numbers(name: str) -> None:
     alone = played(experiment, Loop())
     assert not torch.equal(alone.server.w, played(BASE.changed({"engine.precision": "fp64"}), Loop()).server.w)
     same(played(experiment, Stacked()), alone, 1e-10)
+    fused = played(experiment, Fused())
+    same(fused, alone, 1e-10)
     with Workers(2) as workers:
-        same(played(experiment, workers), alone)
+        same(played(experiment, workers), fused)
 
 
 @pytest.mark.parametrize("name", EACH)
