@@ -42,7 +42,7 @@ def test_of_very_many_a_few_are_told() -> None:
     ]
     for _ in range(20):
         lost.add(record(9))
-    assert lost.totals()[-1] == "more clients were dropped, less often: rounds.jsonl has them all"
+    assert lost.totals()[-1] == "more clients were dropped, less often: rounds.jsonl lists all"
 
 
 def test_the_line_of_a_round() -> None:
