@@ -186,7 +186,7 @@ def _study_file(file: str) -> Path:
     raise UserError(f"experiments/{file} is not where fedgg is installed: install it again, or run from its repository")
 
 
-# Settings that items decide themselves, and the option to use instead of --set.
+# Settings that --set cannot change, and what decides them instead.
 _FIXED = {
     "seed": "--seeds",
     "name": "the item",
@@ -235,7 +235,7 @@ class ReproductionPlan:
         for key in self.changes:
             owner = _FIXED.get(key) or _FIXED.get(key.partition(".")[0])
             if owner is not None and key != "rounds":
-                raise UserError(f"--set {key} is not possible here: use {owner} instead")
+                raise UserError(f"--set {key} is not possible here: it is decided by {owner}")
 
     def base(self, dataset: str) -> Experiment:
         return preset("quick" if dataset == QUICK else dataset).base.changed(dict(self.changes))

@@ -32,7 +32,7 @@ _DIGITS = ((1, 8, 8), 10, 1437)  # shape, classes, training examples
 
 
 def steps_a_round(experiment: Experiment) -> int:
-    """Local steps of all clients together; incomplete last batches are not counted."""
+    """Local steps of all clients together, as if no client had an incomplete last batch."""
     _, _, examples = _facts(experiment.data.source)
     return -(-experiment.local.epochs * examples // experiment.local.batch)
 
