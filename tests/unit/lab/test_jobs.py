@@ -33,12 +33,12 @@ def jobs(folder: Path, count: int = 3, **changes: Any) -> list[Job]:
 
 
 class Ear:
-    """Hears what is told, and kills a worker when it hears a certain thing."""
+    """Records what is reported, and kills all workers at certain reports: the first of each kind, or every one."""
 
-    def __init__(self, kill_at: tuple[str, int] | None = None, always: bool = False) -> None:
+    def __init__(self, *kill_at: tuple[str, int], always: bool = False) -> None:
         self.ended: list[str] = []
         self.notices: list[str] = []
-        self.kill_at, self.always, self.killed = kill_at, always, 0
+        self.kill_at, self.always = {*kill_at}, always
 
     def __call__(self, job: Job, kind: str, what: Any) -> None:
         if kind == "ended":
@@ -46,27 +46,22 @@ class Ear:
         if kind == "notice":
             self.notices.append(what)
         number = what["round"] if kind == "round" else 0
-        if self.kill_at == (kind, number) and (self.always or not self.killed):
-            self.killed += 1
+        if (kind, number) in self.kill_at:
+            self.kill_at -= set() if self.always else {(kind, number)}
             for child in multiprocessing.active_children():
                 os.kill(child.pid or 0, signal.SIGKILL)
                 child.join()
 
 
 def test_killed_workers_are_replaced_and_runs_go_on(tmp_path: Path) -> None:
-    ear = Ear(("round", 2))
-    run_jobs(jobs(tmp_path), 2, ear)
-    assert sorted(ear.ended) == [f"job {n} finished" for n in range(3)]
-    assert any("killed" in sentence for sentence in ear.notices)
-    for n in range(3):
-        assert len((tmp_path / str(n) / "rounds.jsonl").read_text().splitlines()) == 4
-
-
-def test_a_worker_killed_between_two_jobs(tmp_path: Path) -> None:
-    """The worker that has just ended a job is idle: nobody listens to it when it dies."""
-    ear = Ear(("ended", 0))
+    """Killed in a round, and between two jobs, when a worker is idle and nothing is read from it."""
+    ear = Ear(("round", 2), ("ended", 0))
     run_jobs(jobs(tmp_path, 4), 2, ear)
+    assert not ear.kill_at, "both happened"
     assert sorted(ear.ended) == [f"job {n} finished" for n in range(4)]
+    assert any("killed" in sentence for sentence in ear.notices)
+    for n in range(4):
+        assert len((tmp_path / str(n) / "rounds.jsonl").read_text().splitlines()) == 4
 
 
 @pytest.mark.slow
