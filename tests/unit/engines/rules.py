@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from fedgg.algorithms import ALGORITHMS
 from fedgg.engines import Engine
 from fedgg.lab.build import Federation
@@ -36,8 +38,25 @@ RULES: list[Rule] = [
 assert {rule["name"] for rule in RULES} == set(ALGORITHMS)
 
 
+IN_ALL = ("fedavg", "scaffold-exact", "moon-2.0", "fedgg-0.5")  # rules that the fast suite tries in every combination
+
+
 def named(rule: Rule) -> str:
     return "-".join(map(str, rule.values()))
+
+
+def cases(*combinations: tuple[Any, ...]) -> list[Any]:
+    """Every rule in every combination; of most rules the fast suite has the first one, the slow suite the others."""
+    return [
+        pytest.param(
+            rule,
+            *combination,
+            id="-".join([named(rule), *(getattr(part, "__name__", str(part)) for part in combination)]),
+            marks=() if at == 0 or named(rule) in IN_ALL else pytest.mark.slow,
+        )
+        for rule in RULES
+        for at, combination in enumerate(combinations)
+    ]
 
 
 def proxy_for(rule: Rule) -> int:

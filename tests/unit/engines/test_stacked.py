@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from rules import RULES, named, played, proxy_for
+from rules import RULES, cases, named, played, proxy_for
 
 from fedgg.data.arrays import from_arrays
 from fedgg.data.digits import load_digits
@@ -42,8 +42,7 @@ def experiment(rule: dict[str, Any], device: str, cohort: int | None, **more: An
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("cohort", [None, 3])
-@pytest.mark.parametrize("rule", RULES, ids=named)
+@pytest.mark.parametrize(("rule", "cohort"), cases((3,), (None,)))
 def test_the_loop_and_the_stack_agree(rule: dict[str, Any], cohort: int | None, device: str) -> None:
     chosen = experiment(rule, device, cohort)
     loop, stacked = (played(build(chosen), engine) for engine in (Loop(), Stacked()))

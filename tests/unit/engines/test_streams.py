@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from rules import RULES, named, played, proxy_for
+from rules import cases, played, proxy_for
 from torch import nn
 
 from fedgg.engines import Loop, Streams
@@ -41,9 +41,10 @@ def experiment(rule: dict[str, Any], device: str, cohort: int | None, **more: An
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("cohort", [None, 3])
-@pytest.mark.parametrize("model", [with_statistics, with_dropout])
-@pytest.mark.parametrize("rule", RULES, ids=named)
+@pytest.mark.parametrize(
+    ("rule", "model", "cohort"),
+    cases((with_statistics, 3), (with_statistics, None), (with_dropout, 3), (with_dropout, None)),
+)
 def test_the_loop_and_the_streams_agree(
     rule: dict[str, Any], model: Callable[[], nn.Module], cohort: int | None, device: str
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rules import RULES, named, proxy_for
+from rules import cases, proxy_for
 from torch import nn
 from travellers import Raising, WithALambda, WithDropout, WithStatistics
 
@@ -80,9 +80,9 @@ def assert_as_the_loop(chosen: Experiment, workers: Workers, model: ModelGiven |
     assert told == ours_told  # losses, readings, scores: every number of the history
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp64"])
-@pytest.mark.parametrize("cohort", [None, 3])
-@pytest.mark.parametrize("rule", RULES, ids=named)
+@pytest.mark.parametrize(
+    ("rule", "cohort", "precision"), cases((3, "fp32"), (None, "fp32"), (3, "fp64"), (None, "fp64"))
+)
 def test_the_loop_and_the_workers_have_the_same_bits(
     rule: dict[str, Any], cohort: int | None, precision: str, workers: Workers
 ) -> None:
