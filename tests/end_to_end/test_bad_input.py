@@ -152,7 +152,7 @@ def test_nothing_else_is_on_standard_error(monkeypatch: pytest.MonkeyPatch) -> N
         assert_only_line(call(CASES[case][0], monkeypatch)[2])
 
 
-@pytest.mark.parametrize("case", ["unknown data set", "resume nothing"])
+@pytest.mark.parametrize("case", ["unknown data set", pytest.param("resume nothing", marks=pytest.mark.slow)])
 def test_the_real_command_does_the_same(case: str, tmp_path: Path) -> None:
     words, expected = CASES[case]
     (tmp_path / "file").write_text("a regular file")

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calling import call
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer uses names that click is about to drop
@@ -111,8 +112,8 @@ def test_a_diverged_run_says_so() -> None:
 
 def test_compare_and_again() -> None:
     words = ["--algorithm", "fedavg", "--algorithm", "fedgg:mu=0.1", "--seeds", "0-1", "--rounds", "2"]
-    words += [*QUICK, "--jobs", "2", "--out", "both"]
-    text = fedgg_("compare", *words)
+    words += [*QUICK, "--out", "both"]
+    text = fedgg_("compare", *words, "--jobs", "2")
     assert "3 clients, dirichlet 0.1, mlp, 2 rounds, 1 epoch a round, seeds 0, 1\n" in text
     assert "fedgg mu=0.1" in text
     folder = Path("both")
@@ -123,7 +124,7 @@ def test_compare_and_again() -> None:
     runs = [folder / name / f"seed-{seed}" for name in ("fedavg", "fedgg-mu=0.1") for seed in (0, 1)]
     assert all(len(lines(run)) == 2 for run in runs)
     stamps = [(run / "model.safetensors").stat().st_mtime_ns for run in runs]
-    fedgg_("compare", *words)
+    fedgg_("compare", *words, "--jobs", "1")
     assert [(run / "model.safetensors").stat().st_mtime_ns for run in runs] == stamps
     splits = [json.loads((run / "partition.json").read_text())["hash"] for run in runs]
     assert splits[0] == splits[2]
@@ -131,28 +132,25 @@ def test_compare_and_again() -> None:
     assert splits[0] != splits[1]
 
 
-def test_resume_of_a_comparison_says_what_to_call() -> None:
+def test_resume_of_a_comparison_says_what_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command stands in the folder, quoted for a shell, and does go on; without it there is advice."""
-    words = ["compare", "--algorithm", "a b@fedavg", "--rounds", "1", *QUICK, "--seeds", "0", "--out", "my runs"]
-
-    def called(*command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "fedgg", *command], capture_output=True, text=True, timeout=120)
-
-    assert called(*words).returncode == 0
-    refused = called("resume", "my runs")
-    assert refused.returncode == 2
-    assert refused.stderr.count("\n") == 1
-    assert refused.stderr.startswith("error: my runs holds a comparison or sweep, which needs no resume")
-    said = re.search(r"call again: fedgg (.*) \(finished runs are kept", refused.stderr)
-    assert said, refused.stderr
+    words = ["compare", "--algorithm", "a b@fedavg", "--rounds", "1", *QUICK, "--seeds", "0", "--jobs", "1"]
+    words += ["--out", "my runs"]
+    assert call(words, monkeypatch)[0] == 0
+    code, _, errors = call(["resume", "my runs"], monkeypatch)
+    assert code == 2
+    assert errors.count("\n") == 1
+    assert errors.startswith("error: my runs holds a comparison or sweep, which needs no resume")
+    said = re.search(r"call again: fedgg (.*) \(finished runs are kept", errors)
+    assert said, errors
     assert shlex.split(said[1]) == words
     model = Path("my runs/a-b/seed-0/model.safetensors")
     before = model.stat().st_mtime_ns
-    assert called(*shlex.split(said[1])).returncode == 0
+    assert call(shlex.split(said[1]), monkeypatch)[0] == 0
     assert model.stat().st_mtime_ns == before
     for content in ('{"format": 1}', "{", "[]"):
         Path("my runs/study.json").write_text(content)
-        assert "`fedgg sweep` again, with --out 'my runs'" in called("resume", "my runs").stderr
+        assert "`fedgg sweep` again, with --out 'my runs'" in call(["resume", "my runs"], monkeypatch)[2]
 
 
 def test_an_axis_is_named_once_and_folders_are_no_options() -> None:
@@ -222,7 +220,10 @@ def test_open_shows_the_page() -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows always has one")
-@pytest.mark.parametrize("browser", ["/nowhere/a-browser", "a-browser-that-is-not %s", ""])
+@pytest.mark.parametrize(
+    "browser",
+    ["", *(pytest.param(name, marks=pytest.mark.slow) for name in ("/nowhere/a-browser", "a-browser-that-is-not %s"))],
+)
 def test_open_without_a_browser_says_so(browser: str) -> None:
     fedgg_("run", "--rounds", "1", *QUICK, "--out", "a run")
     done = told_to_open(BROWSER=browser, PATH="")

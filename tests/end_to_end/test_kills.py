@@ -90,17 +90,15 @@ def kill_and_resume(
     return hit
 
 
-def test_five_kills(tmp_path: Path) -> None:
-    kill_and_resume(tmp_path, rounds=20, kills=5, seed=0)
-
-
-def test_four_kills_with_the_clients_memory_in_a_file(tmp_path: Path) -> None:
-    kill_and_resume(tmp_path, rounds=20, kills=4, seed=2, more=IN_A_FILE)
-
-
 @pytest.mark.usefixtures("attacked")
-def test_three_kills_under_attack(tmp_path: Path) -> None:
-    kill_and_resume(tmp_path, rounds=20, kills=3, seed=3)
+def test_three_kills_under_attack_with_the_clients_memory_in_a_file(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, rounds=20, kills=3, seed=3, more=IN_A_FILE)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("attacked")
+def test_ten_kills_under_attack(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, rounds=20, kills=10, seed=3)
 
 
 @pytest.mark.slow

@@ -139,9 +139,8 @@ def _as_many_as_fit(
             free = room(federation.net.start.device) if free is None else free
             needed = stack_bytes(federation.net, federation.work, federation.cohort_size)
             if taken and used + needed > free:
-                observer.on_notice(
-                    job.name, f"the GPU's memory holds {len(taken)} runs of this sweep at a time: it waits"
-                )
+                message = f"waiting: the GPU's memory holds {len(taken)} runs of this study at a time"
+                observer.on_notice(job.name, message)
                 return taken
             used += needed
             taken.append(session)

@@ -34,13 +34,13 @@ def jobs(folder: Path, count: int = 3, **changes: Any) -> list[Job]:
 
 
 class KillingObserver(Events):
-    """Records what happens, and kills all workers at a certain event."""
+    """Records what happens, and kills all workers at certain events: the first of each kind, or every one."""
 
-    def __init__(self, kill_at: tuple[str, int] | None = None, always: bool = False) -> None:
+    def __init__(self, *kill_at: tuple[str, int], always: bool = False) -> None:
         super().__init__(self.hear)
         self.ended: list[str] = []
         self.notices: list[str] = []
-        self.kill_at, self.always, self.killed = kill_at, always, 0
+        self.kill_at, self.always = {*kill_at}, always
 
     def hear(self, run: str, kind: str, what: Any) -> None:
         if kind == "ended":
@@ -48,27 +48,22 @@ class KillingObserver(Events):
         if kind == "notice":
             self.notices.append(what)
         number = what["round"] if kind == "round" else 0
-        if self.kill_at == (kind, number) and (self.always or not self.killed):
-            self.killed += 1
+        if (kind, number) in self.kill_at:
+            self.kill_at -= set() if self.always else {(kind, number)}
             for child in multiprocessing.active_children():
                 os.kill(child.pid or 0, signal.SIGKILL)
                 child.join()
 
 
 def test_killed_workers_are_replaced_and_runs_go_on(tmp_path: Path) -> None:
-    observer = KillingObserver(("round", 2))
-    run_jobs(jobs(tmp_path), 2, observer)
-    assert sorted(observer.ended) == [f"job {n} finished" for n in range(3)]
-    assert any("killed" in sentence for sentence in observer.notices)
-    for n in range(3):
-        assert len((tmp_path / str(n) / "rounds.jsonl").read_text().splitlines()) == 4
-
-
-def test_a_worker_killed_between_two_jobs(tmp_path: Path) -> None:
-    """The worker that has just ended a job is idle: nobody listens to it when it dies."""
-    observer = KillingObserver(("ended", 0))
+    """Killed in a round, and between two jobs, when a worker is idle and nothing is read from it."""
+    observer = KillingObserver(("round", 2), ("ended", 0))
     run_jobs(jobs(tmp_path, 4), 2, observer)
+    assert not observer.kill_at, "both happened"
     assert sorted(observer.ended) == [f"job {n} finished" for n in range(4)]
+    assert any("killed" in sentence for sentence in observer.notices)
+    for n in range(4):
+        assert len((tmp_path / str(n) / "rounds.jsonl").read_text().splitlines()) == 4
 
 
 @pytest.mark.slow

@@ -205,11 +205,11 @@ def test_a_pool_of_processes_leaves_it_for_last_too(tmp_path: Path) -> None:
     assert sorted(ended) == ["run 0", "run 1", "run 2"]
 
 
-LABELS, ROUNDS = "ab", 12
+LABELS = "ab"
 CALLS = ((0, 1), (1, 2), (2, 0))  # two calls have every seed, so that they meet
 
 
-def one_call(folder: str, seeds: tuple[int, ...]) -> None:
+def one_call(folder: str, seeds: tuple[int, ...], rounds: int) -> None:
     """In a process of its own; says what it begins and plays."""
 
     def heard(run: str, kind: str, what: Any) -> None:
@@ -218,7 +218,7 @@ def one_call(folder: str, seeds: tuple[int, ...]) -> None:
             with (Path(folder).parent / "events.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
-    go(Path(folder), LABELS, seeds, heard, rounds=ROUNDS)
+    go(Path(folder), LABELS, seeds, heard, rounds=rounds)
 
 
 def killed_at_random(kills: int, chance: random.Random, start: Callable[[tuple[int, ...]], Any], look: Any) -> int:
@@ -243,15 +243,15 @@ def killed_at_random(kills: int, chance: random.Random, start: Callable[[tuple[i
     return done
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.slow)])
-def test_three_calls_in_one_folder_killed_at_random(kills: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kills", "rounds"), [(1, 4), pytest.param(60, 12, marks=pytest.mark.slow)])
+def test_three_calls_in_one_folder_killed_at_random(kills: int, rounds: int, tmp_path: Path) -> None:
     folder = tmp_path / "study"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fedgg.engines.workers.process", "fedgg.lab.study", "fedgg.analysis.collect"])
     collection = RunCollection([folder])
 
     def start(seeds: tuple[int, ...]) -> Any:
-        process = context.Process(target=one_call, args=(str(folder), seeds))
+        process = context.Process(target=one_call, args=(str(folder), seeds, rounds))
         process.start()
         return process
 
@@ -269,11 +269,11 @@ def test_three_calls_in_one_folder_killed_at_random(kills: int, tmp_path: Path) 
         for seed in study.seeds:
             record = study.runs[label][seed]
             assert record.status == "finished"
-            assert [line["round"] for line in record.rounds] == [*range(1, ROUNDS + 1)]
+            assert [line["round"] for line in record.rounds] == [*range(1, rounds + 1)]
     assert [row.finished for row in compare(study).rows] == [3, 3]
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     # A kill costs one round at most: no run was played a second time.
-    assert sum(kind == "round" for _, kind, _ in events) <= len(LABELS) * 3 * ROUNDS + done
+    assert sum(kind == "round" for _, kind, _ in events) <= len(LABELS) * 3 * rounds + done
     for name in {name for name, _, _ in events}:
         begun = [number for of, kind, number in events if of == name and kind == "started"]
         assert begun == sorted(begun), f"{name} began again at an earlier round"

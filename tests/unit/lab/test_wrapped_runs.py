@@ -439,7 +439,7 @@ DIGITS = Experiment(
 )
 
 
-@pytest.mark.parametrize("attackers", [2, 3])
+@pytest.mark.parametrize("attackers", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_on_digits_fedavg_breaks_and_the_rules_hold(attackers: int) -> None:
     attacked = DIGITS.changed({"attack.kind": "sign_flip", "attack.clients": attackers, "attack.scale": 10.0})
     broken = run(attacked)
