@@ -9,12 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from fedgg.analysis.labels import short_names
+from fedgg.data import DATASETS
 from fedgg.errors import UserError
 from fedgg.files import parse_toml
 from fedgg.lab.trust import trust, trust_named
+from fedgg.models import MODELS
 
-DataOption = Annotated[str | None, typer.Option(help="digits, cifar10, cifar100, svhn or npz:FILE.")]
-ModelOption = Annotated[str | None, typer.Option(help="linear, mlp, cnn, vgg16, or FILE.py:CLASS.")]
+DataOption = Annotated[str | None, typer.Option(help=f"{DATASETS.choices()}.")]
+ModelOption = Annotated[str | None, typer.Option(help=f"{MODELS.choices()}.")]
 ClientsOption = Annotated[int | None, typer.Option(help="Number of clients.")]
 BetaOption = Annotated[float | None, typer.Option(help="Dirichlet concentration; smaller is more skewed.")]
 RoundsOption = Annotated[int | None, typer.Option(help="Communication rounds.")]

@@ -32,12 +32,18 @@ PIXELS = 3 * 32 * 32
 
 
 def load_cifar10(folder: str | Path, publication: Publication = CIFAR10) -> Dataset:
-    """CIFAR-10 from `folder` or one level below; an archive must have the publication's checksum."""
+    """CIFAR-10, 60,000 images 3x32x32 in 10 classes; a download of 170 MB.
+
+    From `folder` or one level below; an archive must have the publication's checksum.
+    """
     return _load(Path(folder), publication, "fine")
 
 
 def load_cifar100(folder: str | Path, labels: str = "fine", publication: Publication = CIFAR100) -> Dataset:
-    """CIFAR-100 from `folder` or one level below, with its 100 "fine" classes or its 20 "coarse" ones."""
+    """CIFAR-100, 60,000 images 3x32x32 in 100 classes; a download of 169 MB.
+
+    From `folder` or one level below, with its 100 "fine" classes or its 20 "coarse" ones.
+    """
     if labels not in ("fine", "coarse"):
         raise UserError(f'cifar100: labels={labels!r} is unknown, choose "fine" (100 classes) or "coarse" (20)')
     return _load(Path(folder), publication, labels)

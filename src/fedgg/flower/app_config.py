@@ -10,7 +10,7 @@ from typing import Any
 
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
-from fedgg.lab.config_errors import nearest
+from fedgg.registry import nearest
 
 Configuration = Mapping[str, Any]
 MAX_EXAMPLES = 1_000_000

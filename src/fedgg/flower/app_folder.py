@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -15,9 +16,11 @@ from fedgg.errors import UserError
 from fedgg.files import make_folder, write_text
 from fedgg.flower.app_config import MAX_EXAMPLES
 from fedgg.lab.config import Experiment
-from fedgg.lab.registry import build_algorithm, check_model_name, check_needs
-from fedgg.lab.trust import VARIABLE, names_code
+from fedgg.lab.config_sections import PartConfig
+from fedgg.lab.registry import check_parts, named_parts
+from fedgg.lab.trust import VARIABLE
 from fedgg.output_files import writing_to
+from fedgg.registry import ARRAYS_IN_FILE, NAMED_PARTS, names_code
 
 LONGEST_NAME = 32  # letters that Flower allows
 SETTINGS: dict[str, str | int | float] = {
@@ -33,6 +36,7 @@ SETTINGS: dict[str, str | int | float] = {
 SIDE = '''"""{what}: everything else is in experiment.toml beside this file."""
 
 from pathlib import Path
+from typing import Any
 
 from fedgg.flower import {maker}
 
@@ -58,8 +62,7 @@ class AppNames:
 
 def new_app(folder: Path, experiment: Experiment, out: Path) -> AppNames:
     """Write the app into a folder that is not there yet, or empty."""
-    check_needs(build_algorithm(experiment.algorithm.name, experiment.algorithm.settings), experiment)
-    check_model_name(experiment.model.name)
+    check_parts(experiment)
     with writing_to(folder, "name another folder"):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder} is there already: nothing is overwritten; name a folder that is not")
@@ -81,22 +84,22 @@ def write_app(folder: Path, experiment: Experiment, settings: Mapping[str, str |
 
 def with_full_paths(experiment: Experiment) -> Experiment:
     """Files the experiment names are found from wherever Flower starts its processes."""
-    changes: dict[str, str] = {}
-    kind, colon, file = experiment.data.source.partition(":")
-    if kind == "npz" and colon:
-        changes["data.source"] = f"npz:{Path(file).absolute()}"
+    changes: dict[str, Any] = {}
+    if experiment.data.source.startswith(ARRAYS_IN_FILE):
+        file = Path(experiment.data.source.removeprefix(ARRAYS_IN_FILE))
+        changes["data.source"] = f"{ARRAYS_IN_FILE}{file.absolute()}"
+    names = named_parts(experiment)
+    for key in NAMED_PARTS:
+        section, _, last = key.partition(".")
+        place, _, name = names.get(section, "").rpartition(":")
+        if place.endswith(".py"):
+            config = getattr(experiment, section)
+            # Another name drops a section's settings: they are set again.
+            settings = config.model_dump(exclude={last}, exclude_none=True) if isinstance(config, PartConfig) else {}
+            changes |= {f"{section}.{setting}": value for setting, value in settings.items()}
+            changes[key] = f"{Path(place).absolute()}:{name}"
     if experiment.model.start is not None:
         changes["model.start"] = str(Path(experiment.model.start).absolute())
-    both: tuple[tuple[str, str, Mapping[str, object]], ...] = (
-        ("model", experiment.model.name, experiment.model.settings),
-        ("algorithm", experiment.algorithm.name, experiment.algorithm.settings),
-    )
-    for section, name, settings in both:
-        place, colon, kind = name.rpartition(":")
-        if place.endswith(".py"):
-            # Another name drops a section's settings: they are said again.
-            changes[f"{section}.name"] = f"{Path(place).absolute()}:{kind}"
-            changes |= {f"{section}.{key}": value for key, value in settings.items()}  # type: ignore[misc]
     return experiment.changed(changes) if changes else experiment
 
 
@@ -131,8 +134,7 @@ def _project(names: AppNames, settings: Mapping[str, str | int | float]) -> str:
 
 def _code_section(experiment: Experiment) -> str:
     """On which machines somebody must allow what; empty where the experiment is all the library's."""
-    names = (experiment.model.name, experiment.algorithm.name)
-    places = [name.rpartition(":")[0] for name in names if names_code(name)]
+    places = [name.rpartition(":")[0] for name in named_parts(experiment).values() if names_code(name)]
     if not places:
         return ""
     return f"""## Code of your own

@@ -15,7 +15,7 @@ from fedgg.core.plan import Work
 from fedgg.data.client_batches import Feed
 from fedgg.lab.client_data import Origin, Population
 from fedgg.lab.config import Experiment
-from fedgg.lab.engine_choice import Choice, EngineName
+from fedgg.lab.engine_choice import Choice
 from fedgg.lab.wrapping import NOTHING, Wrappers
 
 
@@ -34,8 +34,8 @@ class Federation:
     wrappers: Wrappers = NOTHING  # what happens between clients and algorithm
 
     @property
-    def engine(self) -> EngineName:
-        """Who trains it."""
+    def engine(self) -> str:
+        """The name of the engine that trains it."""
         return self.choice.name
 
     def named(self, client: int) -> dict[str, Any]:

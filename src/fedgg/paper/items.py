@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedgg.errors import UserError
-from fedgg.lab.config_errors import nearest
+from fedgg.registry import nearest
 
 DATASETS = {"svhn": "SVHN", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}  # in the paper's order, under its names
 QUICK = "digits"  # what stands in for all of them in the quick version

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgg.errors import UserError
-from fedgg.lab.config_errors import nearest
+from fedgg.registry import nearest
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_all
 from fedgg.lab.registry import build_algorithm
 from fedgg.lab.run_processes import Job
-from fedgg.lab.trust import names_code
 from fedgg.output_files import writing_to
 from fedgg.paper.items import shown_dataset
 from fedgg.paper.plan import Line, Plan
+from fedgg.registry import names_code
 from fedgg.runfolder.archive import read_folded
 from fedgg.runfolder.read import RunRecord, read_run
 

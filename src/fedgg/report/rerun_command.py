@@ -8,11 +8,11 @@ from typing import Any
 import tomli_w
 
 from fedgg.analysis.labels import FROM_PYTHON
+from fedgg.registry import NAMED_PARTS, names_code
 from fedgg.runfolder.read import StudyRecord
 from fedgg.runfolder.settings import OWN, common, flat, nested
 
 FILE = "again.toml"
-NAMES = ("model.name", "algorithm.name")  # what can name code: FILE.py:CLASS or MODULE:CLASS
 ALLOWED_BY = "Read it first; fedgg asks before it runs it, or takes --trust."
 
 
@@ -22,7 +22,8 @@ def command_again(study: StudyRecord) -> str | None:
     if not settings or any(str(v).startswith(FROM_PYTHON) for own in settings.values() for v in own.values()):
         return None
     # ascii() so that no name can end the comment.
-    code = sorted({str(own.get(key)) for own in settings.values() for key in NAMES if ":" in str(own.get(key))})
+    names = {str(own.get(key)) for own in settings.values() for key in NAMED_PARTS}
+    code = sorted(name for name in names if names_code(name))
     warning = f"# It runs code from outside fedgg: {', '.join(map(ascii, code))}. {ALLOWED_BY}\n" if code else ""
     shared = tuple(seed for seed in study.seeds if all(seed in study.seeds_of(label) for label in settings))
     rest = {label: tuple(seed for seed in study.seeds_of(label) if seed not in shared) for label in settings}

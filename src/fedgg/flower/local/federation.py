@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedgg.data.sources import load
 from fedgg.errors import UserError
 from fedgg.files import make_folder, parse_lines, read_bytes, read_json, write_text
 from fedgg.flower.app_config import settings_fit
@@ -33,6 +32,7 @@ from fedgg.flower.local.flower_commands import (
 from fedgg.flower.local.private_network import PrivateNetwork, private_network
 from fedgg.flower.local.processes import Running, is_running, surroundings, watched_over
 from fedgg.flower.local.setup import LOOPBACK, Listening, Places, free_ports, is_loopback, prepare
+from fedgg.lab.build import load_data
 from fedgg.lab.config import Experiment
 from fedgg.lab.dry_run import try_to_build
 from fedgg.lab.store import Store
@@ -138,7 +138,7 @@ def up(
     settings_fit(experiment, int(settings.get("min_clients", 0)))
     free_ports(listening.reached_at, 1)
     if not places.complete(experiment.split.clients):
-        try_to_build(experiment, load(experiment.data.source, data_folder))  # before anything is begun
+        try_to_build(experiment, load_data(experiment.data.source, data_folder))  # before anything is begun
     with _held(places) as lock:
         tell("phase", "dividing the data")
         prepare(places, experiment, listening, settings, data_folder)
