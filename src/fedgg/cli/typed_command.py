@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 from fedgg.cli import choices
 from fedgg.errors import UserError
 from fedgg.files import read_json
+from fedgg.registry import names_code
 from fedgg.runfolder.checksums import without_checksum
 
 NAMED = 3  # calls that are shown
@@ -57,11 +57,7 @@ def _again(command: str, folder: Path) -> str | None:
 
 
 def _names_code(words: list[str]) -> bool:
-    """Whether a command line says FILE.py:CLASS or MODULE:CLASS, which then runs without a question."""
-    data = ("--data=npz:", "data.source=npz:")
-    named = [
-        word
-        for before, word in pairwise(words)
-        if before != "--data" and not word.startswith(data) and ":" in choices.name_and_settings(word)[0]
-    ]
-    return bool(named) or any(word.partition("=")[0] == "--trust" for word in words)
+    """Whether a command line says FILE.py:NAME or MODULE:NAME, which then runs without a question."""
+    values = [choices.name_and_settings(word)[0].rpartition("=")[2] for word in words]
+    named = any(names_code(name) for value in values for name in value.split(","))
+    return named or any(word.partition("=")[0] == "--trust" for word in words)
