@@ -56,7 +56,8 @@ from fedgg.engines import Loop
 def load() -> tuple:
     Path("CANARY").touch()
     import numpy
-    return numpy.ones((400, 1, 8, 8), "f"), numpy.arange(400) % 10, numpy.ones((20, 1, 8, 8), "f"), numpy.arange(20) % 10
+    x, y = numpy.ones((400, 1, 8, 8), "f"), numpy.arange(400) % 10
+    return x, y, x[:20], y[:20]
 
 def cut(labels, clients):
     Path("CANARY").touch()
@@ -409,7 +410,8 @@ def test_processes_of_a_comparison_run_what_was_allowed_and_nothing_of_the_folde
     """`multiprocessing` starts Python with the current folder before the standard library."""
     harmless()
     Path("multiprocessing.py").write_text("open('CANARY', 'w')\nraise SystemExit(3)\n")
-    variants = {"a": {"algorithm": {"name": "fedavg"}}, "b": {"algorithm": {"name": "evil.py:Own"}}}
+    names = {f"{section}.{KEYS.get(section, 'name')}": f"evil.py:{name}" for section, name in ONE_OF_EACH.items()}
+    variants = {"a": {"algorithm": {"name": "fedavg"}}, "b": names, "c": {**names, "engine.name": "workers"}}
     study = {"seeds": [0], "experiment": {"rounds": 1, "split": {"clients": 2}}, "variants": variants}
     command = [str(Path(sys.executable).with_name("fedgg")), "compare", write("study.toml", study), "--jobs", "2"]
     done = subprocess.run([*command, "--out", "runs"], capture_output=True, text=True, env=environment(), timeout=120)
