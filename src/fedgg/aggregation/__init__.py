@@ -1,6 +1,6 @@
-"""What works around any algorithm: client-level differential privacy, robust aggregation, and clients that attack.
+"""Between the clients' messages and an algorithm's `aggregate`: privacy, robust aggregation rules, and attacks.
 
-They sit between what clients send up and `aggregate` (`core.collect`), so engines and algorithms know nothing of them.
+They work with every algorithm and every engine (`core.collect`).
 """
 
 from __future__ import annotations
@@ -9,5 +9,13 @@ from fedgg.aggregation.attack import Attack
 from fedgg.aggregation.privacy import ClientPrivacy
 from fedgg.aggregation.privacy_budget import Budget
 from fedgg.aggregation.robust import CoordinateMedian, NormClip, TrimmedMean
+from fedgg.core.server import Collector
+from fedgg.registry import Registry
 
-__all__ = ["Attack", "Budget", "ClientPrivacy", "CoordinateMedian", "NormClip", "TrimmedMean"]
+RULES: Registry[type[Collector]] = Registry(
+    "aggregation rule",
+    {"median": CoordinateMedian, "trimmed_mean": TrimmedMean, "norm_clip": NormClip},
+    code="CLASS",
+)
+
+__all__ = ["RULES", "Attack", "Budget", "ClientPrivacy", "CoordinateMedian", "NormClip", "TrimmedMean"]

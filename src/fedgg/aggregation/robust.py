@@ -36,11 +36,11 @@ class TrimmedMean(Collector):
 
     counts_equally: ClassVar[bool] = True
 
-    trim: float  # the part of the clients that is cut off at either end
+    trim: float = 0.2  # share of the clients that is removed at either end
 
     def collect(self, sent: Sent) -> tuple[Rows, Tensor]:
         clients = len(sent.share)
-        cut = cut_off(self.trim, clients)
+        cut = trimmed_clients(self.trim, clients)
         trimmed = {
             name: rows.sort(dim=0).values[cut : clients - cut].mean(0, keepdim=True) for name, rows in sent.up.items()
         }
@@ -54,7 +54,7 @@ class NormClip(Collector):
     Entry by entry: under one bound for all of them together, a short one would leave room for a long other.
     """
 
-    clip: float | None
+    clip: float | None = None
 
     def check(self, up: Rows, parameters: int) -> None:
         way_out = "take robust.rule = 'median' or 'trimmed_mean', or another algorithm"
@@ -68,8 +68,8 @@ class NormClip(Collector):
         return rows * within(median(length) if self.clip is None else self.clip, length).to(rows.dtype)
 
 
-def cut_off(trim: float, clients: int) -> int:
-    """How many go at either end."""
+def trimmed_clients(trim: float, clients: int) -> int:
+    """How many are removed at either end."""
     return int(trim * clients + 1e-9)  # 0.29 of 100 is 29, though not in binary
 
 

@@ -17,26 +17,31 @@ from fedgg.algorithms.fedprox import FedProx
 from fedgg.algorithms.moon import MOON
 from fedgg.algorithms.scaffold import SCAFFOLD
 from fedgg.core.algorithm import Algorithm
+from fedgg.registry import Registry
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
-    "fedsgd": FedSGD,
-    "fedavg": FedAvg,
-    "fedavgm": FedAvgM,
-    "fedprox": FedProx,
-    "fednova": FedNova,
-    "fedadagrad": FedAdagrad,
-    "fedadam": FedAdam,
-    "fedyogi": FedYogi,
-    "fedcm": FedCM,
-    "fedexp": FedExP,
-    "fedacg": FedACG,
-    "feddyn": FedDyn,
-    "scaffold": SCAFFOLD,
-    "fedcl": FedCL,
-    "fedcurv": FedCurv,
-    "moon": MOON,
-    "fedgg": FedGG,
-}
+ALGORITHMS: Registry[type[Algorithm]] = Registry(
+    "algorithm",
+    {
+        "fedsgd": FedSGD,
+        "fedavg": FedAvg,
+        "fedavgm": FedAvgM,
+        "fedprox": FedProx,
+        "fednova": FedNova,
+        "fedadagrad": FedAdagrad,
+        "fedadam": FedAdam,
+        "fedyogi": FedYogi,
+        "fedcm": FedCM,
+        "fedexp": FedExP,
+        "fedacg": FedACG,
+        "feddyn": FedDyn,
+        "scaffold": SCAFFOLD,
+        "fedcl": FedCL,
+        "fedcurv": FedCurv,
+        "moon": MOON,
+        "fedgg": FedGG,
+    },
+    code="CLASS",
+)
 
 __all__ = [
     "ALGORITHMS",

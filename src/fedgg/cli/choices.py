@@ -5,17 +5,18 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Collection
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedgg.analysis.labels import short_names
-from fedgg.cli import choices
+from fedgg.data import DATASETS
 from fedgg.errors import UserError
 from fedgg.files import parse_toml, read_json
 from fedgg.lab.trust import trust, trust_named
+from fedgg.models import MODELS
+from fedgg.registry import names_code
 from fedgg.runfolder.checksums import without_checksum
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def refuse_a_study(folder: Path) -> None:
 def _again(command: str, folder: Path) -> str | None:
     """What the folder says was called, if it is such a call and nothing else: folders also come from other people."""
     if command.startswith("fedgg.compare("):
-        return f"call again: fedgg.compare(..., out={str(folder)!r}), from Python, with the same rows"
+        return f"call again: fedgg.compare(..., out={str(folder)!r}), from Python, with the same variants"
     try:
         words = shlex.split(command)
     except ValueError:
@@ -67,18 +68,14 @@ def _again(command: str, folder: Path) -> str | None:
 
 
 def _names_code(words: list[str]) -> bool:
-    """Whether a command line says FILE.py:CLASS or MODULE:CLASS, which then runs without a question."""
-    data = ("--data=npz:", "data.source=npz:")
-    named = [
-        word
-        for before, word in pairwise(words)
-        if before != "--data" and not word.startswith(data) and ":" in choices.name_and_settings(word)[0]
-    ]
-    return bool(named) or any(word.partition("=")[0] == "--trust" for word in words)
+    """Whether a command line names code, FILE.py:NAME or MODULE:NAME, which then runs without a question."""
+    values = [name_and_settings(word)[0].rpartition("=")[2] for word in words]
+    named = any(names_code(name) for value in values for name in value.split(","))
+    return named or any(word.partition("=")[0] == "--trust" for word in words)
 
 
-DataOption = Annotated[str | None, typer.Option(help="digits, cifar10, cifar100, svhn or npz:FILE.")]
-ModelOption = Annotated[str | None, typer.Option(help="linear, mlp, cnn, vgg16, or FILE.py:CLASS.")]
+DataOption = Annotated[str | None, typer.Option(help=f"{DATASETS.choices()}.")]
+ModelOption = Annotated[str | None, typer.Option(help=f"{MODELS.choices()}.")]
 ClientsOption = Annotated[int | None, typer.Option(help="Number of clients.")]
 BetaOption = Annotated[float | None, typer.Option(help="Dirichlet concentration; smaller is more skewed.")]
 RoundsOption = Annotated[int | None, typer.Option(help="Communication rounds.")]

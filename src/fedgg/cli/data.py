@@ -10,6 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from fedgg.cli import choices
 from fedgg.cli.screen import Words, errors, say
+from fedgg.data import DATASETS, SPLITS
 from fedgg.errors import UserError
 
 app = typer.Typer(
@@ -19,7 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 NAMED = 30  # clients in a line
-NameArgument = Annotated[str, typer.Argument(help="digits, cifar10, cifar100, svhn or npz:FILE.")]
+NameArgument = Annotated[str, typer.Argument(help=f"{', '.join(DATASETS)}.")]
 
 
 @app.command()
@@ -87,11 +88,9 @@ def check(
 
 @app.command()
 def show(
-    name: NameArgument,
+    name: Annotated[str, typer.Argument(help=f"{DATASETS.choices()}.")],
     clients: choices.ClientsOption = None,
-    scheme: Annotated[
-        str | None, typer.Option(help="dirichlet, dirichlet_unbalanced, dirichlet_client, iid, shards, given.")
-    ] = None,
+    scheme: Annotated[str | None, typer.Option(help=f"{SPLITS.choices()}.")] = None,
     beta: choices.BetaOption = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the split.")] = None,
     min_examples: Annotated[int | None, typer.Option(help="The smallest client holds at least this many.")] = None,
@@ -107,22 +106,23 @@ def show(
     - `fedgg data show cifar10 --clients 20 --scheme dirichlet_client`
     - `fedgg data show digits --set split.scheme=shards --set split.shards_per_client=3`
     """
-    from fedgg.data.sources import load
-    from fedgg.lab.build import split_of, with_given_clients
+    from fedgg.lab.build import load_data, split_of, with_given_clients
     from fedgg.lab.config import Experiment
     from fedgg.lab.federation import names_of
+    from fedgg.lab.trust import trust_named
     from fedgg.output_files import writing_to
     from fedgg.report.data_figures import samples_figure, split_figure
     from fedgg.report.figure_style import save
 
     short = {"split.scheme": scheme, "seed": seed, "split.min_examples": min_examples}
     changed = {key: value for key, value in short.items() if value is not None}
+    trust_named(changed)
     experiment = Experiment().changed(
         changed | choices.changes(data=name, clients=clients, beta=beta, settings=settings)
     )
     if experiment.data.source != name:
         raise UserError(f"--set data.source={experiment.data.source}: the data set to show is {name}")
-    dataset = load(name, data_folder)
+    dataset = load_data(name, data_folder)
     experiment = with_given_clients(experiment, dataset)
     split, chosen = split_of(experiment, dataset), experiment.split
     labels, names = dataset.y_train.numpy(), names_of(split, dataset)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -16,11 +16,13 @@ from rich.text import Text
 from fedgg.cli.screen import console, print_table, printable, progress, say
 from fedgg.errors import UserError
 from fedgg.lab.trust import trust_named
+from fedgg.registry import first_line
 from fedgg.report.tables import Table
 
 if TYPE_CHECKING:
     from fedgg.check.cost import Price
     from fedgg.core.algorithm import Algorithm
+    from fedgg.registry import Registry
 
 
 def show_algorithm(name: str) -> None:
@@ -125,7 +127,7 @@ def list_parts(
         str | None, typer.Argument(help="Show this one in full: a name from the list, FILE.py:CLASS or MODULE:CLASS.")
     ] = None,
 ) -> None:
-    """Show every setting of an experiment, the algorithms with theirs, models, data sets and splits; or one algorithm.
+    """Show every setting of an experiment and every registered part: algorithms, models, data sets, splits, engines.
 
     Examples:
 
@@ -137,10 +139,7 @@ def list_parts(
         show_algorithm(algorithm)
         return
     from fedgg.algorithms import ALGORITHMS
-    from fedgg.data.partition import SCHEMES
-    from fedgg.data.sources import SOURCES
     from fedgg.lab.config import described_settings
-    from fedgg.models import MODELS
 
     settings = tuple(described_settings())
     print_table(
@@ -157,12 +156,31 @@ def list_parts(
         if own:
             print_table(Table(f"algorithm.* of {name}", ("key", "default", "meaning"), own), numbers=False)
     print_table(_wrappers(), numbers=False)
-    models = tuple((name, _first_line(maker)) for name, maker in MODELS.items())
-    for title, rows in (("models", models), ("data sets", tuple(SOURCES.items())), ("splits", tuple(SCHEMES.items()))):
-        print_table(Table(title, ("name", "what it is"), rows), numbers=False)
+    for table in part_tables():
+        print_table(table, numbers=False)
 
 
-def _cost_table(algorithms: dict[str, type[Algorithm]]) -> Table:
+def part_tables() -> list[Table]:
+    """The registered parts beside the algorithms, with their descriptions."""
+    from fedgg.aggregation import RULES
+    from fedgg.data import DATASETS, SPLITS
+    from fedgg.engines import ENGINES
+    from fedgg.models import MODELS
+
+    registries: dict[str, tuple[str, Registry[Any]]] = {
+        "aggregation rules": ("robust.rule", RULES),
+        "models": ("model.name", MODELS),
+        "data sets": ("data.source", DATASETS),
+        "splits": ("split.scheme", SPLITS),
+        "engines": ("engine.name", ENGINES),
+    }
+    return [
+        Table(f"{title}: {setting}", ("name", "description"), tuple(registry.descriptions().items()))
+        for title, (setting, registry) in registries.items()
+    ]
+
+
+def _cost_table(algorithms: Mapping[str, type[Algorithm]]) -> Table:
     """What each sends, keeps and computes, seen by letting it play two rounds."""
     from fedgg.check.cost import EPOCHS, price
 
@@ -181,7 +199,7 @@ def _cost_table(algorithms: dict[str, type[Algorithm]]) -> Table:
     return Table("what they cost", columns, rows, notes)
 
 
-def _counting_clients_equally(algorithms: dict[str, type[Algorithm]]) -> Iterator[tuple[str, str]]:
+def _counting_clients_equally(algorithms: Mapping[str, type[Algorithm]]) -> Iterator[tuple[str, str]]:
     """The settings under which an algorithm solves the problem in which every client is the same."""
     for name, kind in algorithms.items():
         for own, type_ in get_type_hints(kind).items():
@@ -191,7 +209,7 @@ def _counting_clients_equally(algorithms: dict[str, type[Algorithm]]) -> Iterato
 
 
 def _difference(kind: type[Algorithm]) -> str:
-    return _first_line(kind).removeprefix("Differs from FedAvg: ")
+    return first_line(kind).removeprefix("Differs from FedAvg: ")
 
 
 def _wrappers() -> Table:
@@ -200,10 +218,6 @@ def _wrappers() -> Table:
     sections = {"privacy": PrivacyConfig, "robust": RobustConfig, "attack": AttackConfig}
     rows = tuple((f"[{name}]", " ".join((kind.__doc__ or "").split())) for name, kind in sections.items())
     return Table("around any algorithm; off unless a key of the section is set", ("section", "what it does"), rows)
-
-
-def _first_line(thing: object) -> str:
-    return next(iter((thing.__doc__ or "").splitlines()), "")
 
 
 def check(

@@ -1,0 +1,40 @@
+"""Data sets and how their examples are split over clients.
+
+A data set is a function that returns a `fedgg.data.dataset.Dataset`; one with a parameter `folder` is given the folder
+of data files. A split is a function of `labels` and `clients` (`fedgg.data.partition` says what it may return).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fedgg.registry import Registry
+
+if TYPE_CHECKING:
+    from fedgg.data.dataset import Dataset
+
+DATASETS: Registry[Callable[..., Dataset]] = Registry(
+    "data set",
+    {
+        "digits": "fedgg.data.readers:load_digits",
+        "cifar10": "fedgg.data.readers:load_cifar10",
+        "cifar100": "fedgg.data.readers:load_cifar100",
+        "svhn": "fedgg.data.readers:load_svhn",
+        "npz:FILE": "fedgg.data.arrays:load_npz",
+    },
+    code="FUNCTION",
+)
+
+SPLITS: Registry[Callable[..., Any]] = Registry(
+    "split",
+    {
+        "dirichlet": "fedgg.data.partition:dirichlet",
+        "dirichlet_unbalanced": "fedgg.data.partition:dirichlet_unbalanced",
+        "dirichlet_client": "fedgg.data.partition:dirichlet_client",
+        "iid": "fedgg.data.partition:iid",
+        "shards": "fedgg.data.partition:shards",
+        "given": "fedgg.data.partition:given",
+    },
+    code="FUNCTION",
+)

@@ -69,7 +69,7 @@ def from_arrays(
 
 
 def load_npz(path: str | Path) -> Dataset:
-    """A data set from an .npz file with the arrays x_train, y_train, x_test and y_test, and clients if it likes."""
+    """Your own arrays: an .npz file with x_train, y_train, x_test, y_test; with `clients` for the split `given`."""
     path = Path(path).expanduser()
     key = ""
     try:

@@ -1,4 +1,10 @@
-"""Splits of a labelled training set over clients: every example goes to exactly one client."""
+"""Splits of a labelled training set over clients: every example goes to exactly one client.
+
+A split is a function whose parameters are chosen, by name, among `labels` (of the training examples), `clients` (their
+number), `rng`, `owners` (the clients that the data name, or None) and settings of the section [split]. It returns the
+client of each example as an array `[N]`, or a list with the example numbers of each client. A function with the
+parameter `rng` is called again, with another generator, while it returns None or a client has less than `min_examples`.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +13,19 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedgg.core.sampling import stream
+from fedgg.data import SPLITS
 from fedgg.errors import UserError
+from fedgg.registry import accepted_settings
 
 Indices = NDArray[np.int64]
-Draw = Callable[[np.random.Generator], Indices | None]  # the owner of each example
-
-SCHEMES: dict[str, str] = {
-    "dirichlet": "each class is cut over the clients by Dirichlet(beta); full clients get no more (usual benchmark)",
-    "dirichlet_unbalanced": "each class is cut over the clients by Dirichlet(beta); sizes differ freely",
-    "dirichlet_client": "each client draws its class distribution from Dirichlet(beta); sizes are equal (FedGG paper)",
-    "iid": "shuffled and dealt evenly; sizes differ by at most one",
-    "shards": "sorted by label, cut into equal shards, dealt at random (McMahan et al. 2017)",
-    "given": "as the data say: an array `clients` beside y_train names the client of each example",
-}
 MAX_ATTEMPTS = 1000
+OFFERED = ("labels", "clients", "rng", "owners")  # parameters of a split that are not settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,58 +57,124 @@ class Partition:
         return digest.hexdigest()
 
 
-def given_partition(owners: Indices, clients: int) -> Partition:
-    """The split the data bring with them."""
-    found = int(owners.max()) + 1
-    if found != clients:
-        raise UserError(f"the data name {found} clients, and split.clients = {clients}: set it to {found}")
-    return _by_owner("given", owners, np.bincount(owners, minlength=clients))
-
-
 def partition(
     scheme: str,
     labels: Indices,
     clients: int,
     seed: int,
     *,
-    beta: float = 0.5,
     min_examples: int = 10,
-    shards_per_client: int = 2,
     allow_empty: bool = False,
+    owners: Indices | None = None,
+    function: Callable[..., Any] | None = None,
+    **settings: Any,
 ) -> Partition:
-    """Split the examples over the clients, drawing again until every client has `min_examples`.
+    """Split the examples over the clients by a registered scheme, or by the user's `function`.
 
-    With `min_examples=0` a client still gets at least one example, unless `allow_empty`.
+    A split that is drawn is drawn again until every client has `min_examples`. Without `allow_empty` a client has at
+    least one example. Settings that the scheme has no parameter for are ignored.
     """
-    _check(scheme, labels, clients, seed, beta, min_examples, shards_per_client)
-    draw = _drawer(scheme, labels, clients, beta, shards_per_client)
+    if function is None:
+        SPLITS.check(scheme)
+        function = SPLITS[scheme]
+    _check(labels, clients, seed)
+    accepted = accepted_settings(function)
+    arguments = {"labels": labels, "clients": clients, "owners": owners, **settings}
+    arguments = {name: value for name, value in arguments.items() if name in accepted}
+    used = {name: value for name, value in settings.items() if name in accepted}
+    if "rng" not in accepted:
+        return _by_owner(scheme, _called_once(scheme, function, arguments, len(labels), clients, allow_empty), clients)
+    _check_min_examples(min_examples, clients, len(labels))
     needed = min_examples if allow_empty else max(min_examples, 1)
     best = -1
     for attempt in range(MAX_ATTEMPTS):
-        owners = draw(stream(seed, "partition", attempt))
-        if owners is None:
+        result = function(**arguments, rng=stream(seed, "partition", attempt))
+        if result is None:
             continue
-        sizes = np.bincount(owners, minlength=clients)
-        smallest = int(sizes.min())
+        drawn = owners_of(scheme, result, len(labels), clients)
+        smallest = int(np.bincount(drawn, minlength=clients).min())
         if smallest >= needed:
-            return _by_owner(scheme, owners, sizes)
+            return _by_owner(scheme, drawn, clients)
         best = max(best, smallest)
-    raise UserError(_exhausted(scheme, clients, beta, min_examples, best))
+    raise UserError(_exhausted(scheme, clients, used, min_examples, best))
 
 
-def _by_owner(scheme: str, owners: Indices, sizes: Indices) -> Partition:
+def _called_once(
+    scheme: str, function: Callable[..., Any], arguments: dict[str, Any], examples: int, clients: int, allow_empty: bool
+) -> Indices:
+    """A split without randomness: it decides itself how small a client may be."""
+    drawn = owners_of(scheme, function(**arguments), examples, clients)
+    empty = np.flatnonzero(np.bincount(drawn, minlength=clients) == 0)
+    if len(empty) and not allow_empty:
+        raise UserError(
+            f"split {scheme!r} gives client {empty[0]} no examples: take fewer split.clients, or let clients have no "
+            f"examples: split.allow_empty = true"
+        )
+    return drawn
+
+
+def owners_of(scheme: str, result: Any, examples: int, clients: int) -> Indices:
+    """The client of each example, from what a split returned; UserError unless every example has exactly one."""
+    if isinstance(result, np.ndarray):
+        if result.shape != (examples,) or result.dtype.kind not in "iu":
+            raise UserError(
+                f"split {scheme!r} returned {result.dtype} of shape {result.shape}: return the client of each of the "
+                f"{examples} examples, or a list with the example numbers of each client"
+            )
+        if len(wrong := np.flatnonzero((result < 0) | (result >= clients))):
+            first = int(wrong[0])
+            raise UserError(
+                f"split {scheme!r} gives example {first} to client {result[first]}: clients are numbered from 0 to "
+                f"{clients - 1}"
+            )
+        return result.astype(np.int64)
+    if not isinstance(result, list | tuple):
+        raise UserError(
+            f"split {scheme!r} returned a {type(result).__name__}: return an array with the client of each example, or "
+            f"a list with the example numbers of each client"
+        )
+    if len(result) != clients:
+        raise UserError(f"split {scheme!r} returned examples of {len(result)} clients, and split.clients = {clients}")
+    held = [_example_numbers(scheme, client, numbers, examples) for client, numbers in enumerate(result)]
+    times = np.bincount(np.concatenate(held), minlength=examples)
+    if len(wrong := np.flatnonzero(times != 1)):
+        first = int(wrong[0])
+        count = f"{times[first]} times" if times[first] else "to no client"
+        raise UserError(f"split {scheme!r} gives example {first} {count}: every example goes to exactly one client")
+    drawn = np.empty(examples, dtype=np.int64)
+    drawn[np.concatenate(held)] = np.repeat(np.arange(clients), [len(numbers) for numbers in held])
+    return drawn
+
+
+def _example_numbers(scheme: str, client: int, numbers: Any, examples: int) -> Indices:
+    try:
+        array = np.asarray(numbers)
+    except (ValueError, TypeError):
+        array = np.empty((0, 0))
+    array = array.astype(np.int64) if array.shape == (0,) else array
+    if (
+        array.ndim != 1
+        or array.dtype.kind not in "iu"
+        or (len(array) and not 0 <= array.min() <= array.max() < examples)
+    ):
+        raise UserError(
+            f"split {scheme!r}: client {client} must have a list of example numbers from 0 to {examples - 1}"
+        )
+    return array.astype(np.int64)
+
+
+def _by_owner(scheme: str, owners: Indices, clients: int) -> Partition:
     order = np.argsort(owners, kind="stable")  # so that each client's examples come out ascending
-    return Partition(scheme, tuple(np.split(order, np.cumsum(sizes)[:-1])))
+    return Partition(scheme, tuple(np.split(order, np.cumsum(np.bincount(owners, minlength=clients))[:-1])))
 
 
-def _exhausted(scheme: str, clients: int, beta: float, min_examples: int, best: int) -> str:
+def _exhausted(scheme: str, clients: int, settings: dict[str, Any], min_examples: int, best: int) -> str:
     reached = f"the best smallest client had {best}" if best >= 0 else "no attempt gave a whole split"
-    setting, remedy = (
-        (f" with beta={beta:g}", "a larger beta, fewer clients") if scheme != "shards" else ("", "fewer clients")
-    )
+    shown = " with " + ", ".join(f"{name}={value}" for name, value in settings.items()) if settings else ""
+    remedy = "a larger beta, fewer clients" if "beta" in settings else "fewer clients"
     examples = f"{min_examples} examples" if min_examples > 1 else "an example"
     return (
-        f"split {scheme!r}{setting} over {clients} clients never gave every client {examples} in {MAX_ATTEMPTS} "
+        f"split {scheme!r}{shown} over {clients} clients never gave every client {examples} in {MAX_ATTEMPTS} "
         f"attempts ({reached}); take {remedy}{_smaller_clients(min_examples, best)}"
     )
 
@@ -124,24 +189,18 @@ def _smaller_clients(min_examples: int, best: int) -> str:
     return f", or let clients have no examples: {also}split.allow_empty = true"
 
 
-def _check(
-    scheme: str, labels: Indices, clients: int, seed: int, beta: float, min_examples: int, shards_per_client: int
-) -> None:
-    if scheme == "given":
-        raise UserError("the split 'given' is not drawn: it needs data that name their clients")
-    if scheme not in SCHEMES:
-        raise UserError(f"unknown split {scheme!r}; choose one of {', '.join(SCHEMES)}")
+def _check(labels: Indices, clients: int, seed: int) -> None:
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise UserError(f"labels must be one whole number an example, not {labels.dtype} of shape {labels.shape}")
-    examples = len(labels)
     if seed < 0:
         raise UserError(f"seed={seed} is negative; give a whole number from 0 up")
     if clients < 1:
         raise UserError(f"clients={clients} is too few; give at least 1")
-    if clients > examples:
-        raise UserError(f"clients={clients} is more than the {examples} examples; give fewer clients or more data")
-    if scheme.startswith("dirichlet") and not (math.isfinite(beta) and beta > 0):
-        raise UserError(f"beta={beta} is no Dirichlet parameter; give a finite number above 0, for instance 0.5")
+    if clients > len(labels):
+        raise UserError(f"clients={clients} is more than the {len(labels)} examples; give fewer clients or more data")
+
+
+def _check_min_examples(min_examples: int, clients: int, examples: int) -> None:
     if min_examples < 0:
         raise UserError(f"min_examples={min_examples} is negative; give 0 or more")
     if min_examples * clients > examples:
@@ -149,76 +208,28 @@ def _check(
             f"min_examples={min_examples} for {clients} clients needs {min_examples * clients} examples and there are "
             f"{examples}; give fewer clients or a smaller min_examples"
         )
-    if scheme == "shards" and not 1 <= shards_per_client <= examples // clients:
-        raise UserError(
-            f"shards_per_client={shards_per_client} does not suit {examples} examples over {clients} clients; "
-            f"give 1 to {examples // clients}"
-        )
 
 
-def _drawer(scheme: str, labels: Indices, clients: int, beta: float, shards_per_client: int) -> Draw:
-    if scheme == "iid":
-        return partial(_iid, len(labels), clients)
-    if scheme == "shards":
-        return partial(_shards, labels, clients, shards_per_client)
-    pools = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    if scheme == "dirichlet_client":
-        return partial(_dirichlet_client, pools, clients, beta)
-    return partial(_dirichlet, pools, clients, beta, scheme == "dirichlet")
+# The registered splits -----------------------------------------------------------------------------------------------
 
 
-def _iid(examples: int, clients: int, rng: np.random.Generator) -> Indices:
-    return _dealt(rng.permutation(examples), _even(examples, clients))
+def dirichlet(labels: Indices, clients: int, rng: np.random.Generator, beta: float = 0.5) -> Indices | None:
+    """Each class is cut over the clients by Dirichlet(beta); full clients get no more (usual benchmark)."""
+    return _dirichlet(labels, clients, rng, beta, balanced=True)
 
 
-def _shards(labels: Indices, clients: int, shards_per_client: int, rng: np.random.Generator) -> Indices:
-    # Shuffling first makes which examples of a class share a shard random too, not an effect of the file's order.
-    shuffled = rng.permutation(len(labels))
-    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    shards = clients * shards_per_client
-    hands = rng.permutation(shards).reshape(clients, shards_per_client)
-    holder = np.empty(shards, dtype=np.int64)
-    holder[hands] = np.arange(clients)[:, None]
-    return holder[_dealt(by_label, _even(len(labels), shards))]
+def dirichlet_unbalanced(labels: Indices, clients: int, rng: np.random.Generator, beta: float = 0.5) -> Indices | None:
+    """Each class is cut over the clients by Dirichlet(beta); sizes differ freely."""
+    return _dirichlet(labels, clients, rng, beta, balanced=False)
 
 
-def _even(examples: int, parts: int) -> Indices:
-    """Sizes that differ by at most one, the larger ones first."""
-    return examples // parts + (np.arange(parts) < examples % parts)
+def dirichlet_client(labels: Indices, clients: int, rng: np.random.Generator, beta: float = 0.5) -> Indices | None:
+    """Each client draws its class distribution from Dirichlet(beta); sizes are equal (FedGG paper).
 
-
-def _dealt(order: Indices, sizes: Indices) -> Indices:
-    """The owner of each example, when consecutive stretches of `order` go to one part after the other."""
-    owners = np.empty(len(order), dtype=np.int64)
-    owners[order] = np.repeat(np.arange(len(sizes)), sizes)
-    return owners
-
-
-def _dirichlet(
-    pools: list[Indices], clients: int, beta: float, balanced: bool, rng: np.random.Generator
-) -> Indices | None:
-    """Cut every class over the clients; None when nobody could take a class."""
-    examples = sum(len(pool) for pool in pools)
-    fair_share = examples / clients
-    owners = np.empty(examples, dtype=np.int64)
-    held = np.zeros(clients, dtype=np.int64)
-    for pool in pools:
-        proportions = rng.dirichlet(np.full(clients, beta))
-        if balanced:
-            proportions[held >= fair_share] = 0.0
-        mass = proportions.sum()
-        if not (np.isfinite(mass) and mass > 0):
-            return None
-        cuts = (np.cumsum(proportions / mass)[:-1] * len(pool)).astype(np.int64)
-        sizes = np.diff(cuts, prepend=0, append=len(pool))
-        owners[rng.permutation(pool)] = np.repeat(np.arange(clients), sizes)
-        held += sizes
-    return owners
-
-
-def _dirichlet_client(pools: list[Indices], clients: int, beta: float, rng: np.random.Generator) -> Indices | None:
-    """Clients with class distributions of their own take turns, one example at a time, until all are dealt."""
-    preferences = rng.dirichlet(np.full(len(pools), beta), size=clients)
+    Clients take turns, one example at a time, until all are dealt.
+    """
+    pools = _by_class(labels)
+    preferences = rng.dirichlet(np.full(len(pools), _checked_beta(beta)), size=clients)
     if not np.isfinite(preferences).all():
         return None
     supply = [rng.permutation(pool).tolist() for pool in pools]
@@ -240,6 +251,86 @@ def _dirichlet_client(pools: list[Indices], clients: int, beta: float, rng: np.r
             left[chosen] -= 1
             if not supply[chosen]:
                 ladders = _ladders(preferences, left)
+    return owners
+
+
+def iid(labels: Indices, clients: int, rng: np.random.Generator) -> Indices:
+    """Shuffled and dealt evenly; sizes differ by at most one."""
+    return _dealt(rng.permutation(len(labels)), _even(len(labels), clients))
+
+
+def shards(labels: Indices, clients: int, rng: np.random.Generator, shards_per_client: int = 2) -> Indices:
+    """Sorted by label, cut into equal shards, dealt at random (McMahan et al. 2017)."""
+    if not 1 <= shards_per_client <= len(labels) // clients:
+        raise UserError(
+            f"shards_per_client={shards_per_client} does not suit {len(labels)} examples over {clients} clients; "
+            f"give 1 to {len(labels) // clients}"
+        )
+    # Shuffling first makes which examples of a class share a shard random too, not an effect of the file's order.
+    shuffled = rng.permutation(len(labels))
+    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    count = clients * shards_per_client
+    hands = rng.permutation(count).reshape(clients, shards_per_client)
+    holder = np.empty(count, dtype=np.int64)
+    holder[hands] = np.arange(clients)[:, None]
+    return holder[_dealt(by_label, _even(len(labels), count))]
+
+
+def given(clients: int, owners: Indices | None) -> Indices:
+    """The clients that the data name: an array `clients` beside y_train has the client of each example."""
+    if owners is None:
+        raise UserError("the split 'given' is not drawn: it needs data that name their clients")
+    named = int(owners.max()) + 1
+    if named != clients:
+        raise UserError(f"the data name {named} clients, and split.clients = {clients}: set it to {named}")
+    return owners
+
+
+def _even(examples: int, parts: int) -> Indices:
+    """Sizes that differ by at most one, the larger ones first."""
+    return examples // parts + (np.arange(parts) < examples % parts)
+
+
+def _dealt(order: Indices, sizes: Indices) -> Indices:
+    """The owner of each example, when consecutive stretches of `order` go to one part after the other."""
+    owners = np.empty(len(order), dtype=np.int64)
+    owners[order] = np.repeat(np.arange(len(sizes)), sizes)
+    return owners
+
+
+def _by_class(labels: Indices) -> list[Indices]:
+    """The example numbers of each class that occurs, ascending."""
+    order = np.argsort(labels, kind="stable")
+    _, first = np.unique(labels[order], return_index=True)
+    return np.split(order, first[1:])
+
+
+def _checked_beta(beta: float) -> float:
+    if not (math.isfinite(beta) and beta > 0):
+        raise UserError(f"beta={beta} is not a Dirichlet parameter; give a finite number above 0, for instance 0.5")
+    return beta
+
+
+def _dirichlet(
+    labels: Indices, clients: int, rng: np.random.Generator, beta: float, *, balanced: bool
+) -> Indices | None:
+    """Cut every class over the clients; None when no client could take a class."""
+    pools, concentration = _by_class(labels), np.full(clients, _checked_beta(beta))
+    examples = sum(len(pool) for pool in pools)
+    fair_share = examples / clients
+    owners = np.empty(examples, dtype=np.int64)
+    held = np.zeros(clients, dtype=np.int64)
+    for pool in pools:
+        proportions = rng.dirichlet(concentration)
+        if balanced:
+            proportions[held >= fair_share] = 0.0
+        mass = proportions.sum()
+        if not (np.isfinite(mass) and mass > 0):
+            return None
+        cuts = (np.cumsum(proportions / mass)[:-1] * len(pool)).astype(np.int64)
+        sizes = np.diff(cuts, prepend=0, append=len(pool))
+        owners[rng.permutation(pool)] = np.repeat(np.arange(clients), sizes)
+        held += sizes
     return owners
 
 

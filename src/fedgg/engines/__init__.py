@@ -1,4 +1,8 @@
-"""Engines train the clients of a round and score models; they differ in speed, and in the order of rounding."""
+"""Engines train the clients of a round and score models; they differ in speed, and in the order of rounding.
+
+`ENGINES` names those that an experiment can choose (`engine.name`). The constructor's parameters are chosen, by name,
+among the settings of the section [engine]; `devices`, where a class has it, are the devices it works on.
+"""
 
 from __future__ import annotations
 
@@ -8,5 +12,12 @@ from fedgg.engines.gpu.stacked import Stacked
 from fedgg.engines.gpu.streams import Streams
 from fedgg.engines.loop import Loop
 from fedgg.engines.workers.engine import Workers
+from fedgg.registry import Registry
 
-__all__ = ["Engine", "Fused", "Loop", "RoundJob", "Stacked", "Streams", "Workers"]
+ENGINES: Registry[type[Engine]] = Registry(
+    "engine",
+    {"loop": Loop, "fused": Fused, "workers": Workers, "stacked": Stacked, "streams": Streams},
+    code="CLASS",
+)
+
+__all__ = ["ENGINES", "Engine", "Fused", "Loop", "RoundJob", "Stacked", "Streams", "Workers"]

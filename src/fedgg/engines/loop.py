@@ -22,7 +22,7 @@ LocalRound = Callable[[Algorithm, Net, SGD, LocalStart, Iterable[Batch]], LocalE
 
 
 class Loop:
-    """Trains the clients of a round one by one."""
+    """The reference: one client after another."""
 
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd]]:
         with forked_generators(job):

@@ -19,10 +19,11 @@ import tomli_w
 from fedgg.errors import UserError
 from fedgg.files import make_folder, write_text
 from fedgg.lab.config import Experiment
-from fedgg.lab.config_errors import nearest
-from fedgg.lab.registry import build_algorithm, check_model_name, check_needs
-from fedgg.lab.trust import VARIABLE, names_code
+from fedgg.lab.config_sections import PartConfig
+from fedgg.lab.registry import check_parts, named_parts
+from fedgg.lab.trust import VARIABLE
 from fedgg.output_files import writing_to
+from fedgg.registry import ARRAYS_IN_FILE, NAMED_PARTS, names_code, nearest
 
 Configuration = Mapping[str, Any]
 MAX_EXAMPLES = 1_000_000
@@ -163,8 +164,7 @@ class AppNames:
 
 def new_app(folder: Path, experiment: Experiment, out: Path) -> AppNames:
     """Write the app into a folder that does not exist or is empty."""
-    check_needs(build_algorithm(experiment.algorithm.name, experiment.algorithm.settings), experiment)
-    check_model_name(experiment.model.name)
+    check_parts(experiment)
     with writing_to(folder, "name another folder"):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder} exists and is not empty: name another folder")
@@ -187,22 +187,22 @@ def write_app(folder: Path, experiment: Experiment, config: Mapping[str, str | i
 
 def with_full_paths(experiment: Experiment) -> Experiment:
     """Relative paths in the experiment made absolute: Flower starts its processes in other folders."""
-    changes: dict[str, str] = {}
-    kind, colon, file = experiment.data.source.partition(":")
-    if kind == "npz" and colon:
-        changes["data.source"] = f"npz:{Path(file).absolute()}"
+    changes: dict[str, Any] = {}
+    if experiment.data.source.startswith(ARRAYS_IN_FILE):
+        file = Path(experiment.data.source.removeprefix(ARRAYS_IN_FILE))
+        changes["data.source"] = f"{ARRAYS_IN_FILE}{file.absolute()}"
     if experiment.model.start is not None:
         changes["model.start"] = str(Path(experiment.model.start).absolute())
-    sections: tuple[tuple[str, str, Mapping[str, object]], ...] = (
-        ("model", experiment.model.name, experiment.model.settings),
-        ("algorithm", experiment.algorithm.name, experiment.algorithm.settings),
-    )
-    for section, name, settings in sections:
-        path, colon, class_name = name.rpartition(":")
+    names = named_parts(experiment)
+    for key in NAMED_PARTS:
+        section, _, last = key.partition(".")
+        path, _, name = names.get(section, "").rpartition(":")
         if path.endswith(".py"):
+            config = getattr(experiment, section)
             # A change of the name removes the section's settings, so they are set again.
-            changes[f"{section}.name"] = f"{Path(path).absolute()}:{class_name}"
-            changes |= {f"{section}.{key}": value for key, value in settings.items()}  # type: ignore[misc]
+            settings = config.model_dump(exclude={last}, exclude_none=True) if isinstance(config, PartConfig) else {}
+            changes |= {f"{section}.{setting}": value for setting, value in settings.items()}
+            changes[key] = f"{Path(path).absolute()}:{name}"
     return experiment.changed(changes) if changes else experiment
 
 
@@ -299,8 +299,7 @@ The settings under `[tool.flwr.app.config]` in `pyproject.toml`; `--run-config` 
 
 def _code_section(experiment: Experiment) -> str:
     """How to allow the experiment's own code on each machine; empty where it names none."""
-    names = (experiment.model.name, experiment.algorithm.name)
-    paths = [name.rpartition(":")[0] for name in names if names_code(name)]
+    paths = [name.rpartition(":")[0] for name in named_parts(experiment).values() if names_code(name)]
     if not paths:
         return ""
     return f"""## Your own code

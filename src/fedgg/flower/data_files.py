@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgg.data.dataset import Dataset
-from fedgg.data.sources import load
 from fedgg.data.transforms import Scaling, scaling
 from fedgg.errors import UserError
 from fedgg.files import open_regular, write_atomically
-from fedgg.lab.build import split_of, with_given_clients
+from fedgg.lab.build import load_data, split_of, with_given_clients
 from fedgg.lab.config import Experiment
 from fedgg.lab.federation import Positions, holdings, names_of
 from fedgg.lab.torch_settings import DTYPES
@@ -197,7 +196,7 @@ def _scaling(path: Path, arrays: Arrays, experiment: Experiment, examples: Examp
 
 def divide(experiment: Experiment, folder: Path, data_folder: Path | None = None) -> list[Path]:
     """Write `server.npz`, `client-0.npz`, `client-1.npz`, ... for the experiment's split; returns their paths."""
-    dataset = load(experiment.data.source, data_folder)
+    dataset = load_data(experiment.data.source, data_folder)
     experiment = with_given_clients(experiment, dataset)
     split = split_of(experiment, dataset)
     division = holdings(experiment, split)

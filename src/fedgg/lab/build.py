@@ -18,17 +18,26 @@ from fedgg.core.sampling import Work
 from fedgg.data.arrays import from_arrays
 from fedgg.data.client_batches import CHUNK, Feed
 from fedgg.data.dataset import Dataset
-from fedgg.data.partition import Partition, given_partition, partition
-from fedgg.data.sources import are_own_arrays, load
+from fedgg.data.partition import Partition, partition
+from fedgg.data.sources import are_own_arrays, call_loader, load
 from fedgg.data.transforms import Scaling, scaling
 from fedgg.engines.fused.cpu import fused_net
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_choice import Choice, channels_last, choose, products
 from fedgg.lab.federation import Federation, Origin, WholeData, described_split, holdings
-from fedgg.lab.registry import build_algorithm, build_model, check_needs, load_start
+from fedgg.lab.registry import (
+    build_algorithm,
+    build_model,
+    check_needs,
+    data_function,
+    engine_class,
+    load_start,
+    split_function,
+)
 from fedgg.lab.torch_settings import DTYPES
 from fedgg.lab.wrapping import Wrappers, wrappers_of
+from fedgg.registry import accepted_settings, names_code
 
 
 def check_batches(experiment: Experiment, work: Work, sizes: list[int], names: Sequence[str]) -> list[str]:
@@ -159,6 +168,7 @@ def assemble(
         notices.append(f"model.statistics = {experiment.model.statistics!r} has no effect: the model keeps none")
     notices += _extra_arithmetic(algorithm, work)
     choice = choose(experiment, net, work.epochs * sum(sizes), engine_reason)
+    engine_class(choice.name)  # user code must be an engine, before anything is written
     net.channels_last = channels_last(experiment, choice)
     if choice.notice is not None and origin.keeper == "here":  # else the clients' nodes train
         notices.append(choice.notice)
@@ -231,7 +241,8 @@ def examined_net(
     net.examine(sample, classes)
     if algorithm.needs_representation:
         net.head = head_of(net, sample)
-    return net if experiment.engine.name == "loop" else fused_net(net)
+    # Engines of user code get the model that the reference engine has.
+    return net if experiment.engine.name == "loop" or names_code(experiment.engine.name) else fused_net(net)
 
 
 def under_fused(federation: Federation, reason: str) -> Federation:
@@ -266,12 +277,7 @@ def chosen_device(experiment: Experiment) -> torch.device:
 
 
 def dataset_for(experiment: Experiment, given: DataGiven | None, folder: Path | None) -> Dataset:
-    if given is None:
-        dataset = load(experiment.data.source, folder)
-    elif isinstance(given, Dataset):
-        dataset = given
-    else:
-        dataset = dataset_of(given)
+    dataset = load_data(experiment.data.source, folder) if given is None else dataset_of(given)
     if experiment.data.augment != "none" and len(dataset.shape) != 3:
         raise UserError(
             f"data.augment = {experiment.data.augment!r} needs images [C, H, W], "
@@ -280,8 +286,21 @@ def dataset_for(experiment: Experiment, given: DataGiven | None, folder: Path | 
     return dataset
 
 
-def dataset_of(given: DataGiven) -> Dataset:
-    """A data set as it was handed in from Python."""
+def load_data(source: str, folder: Path | None = None) -> Dataset:
+    """The data set that `data.source` names: a registered one, or what a function of user code returns."""
+    if not names_code(source):
+        return load(source, folder)
+    function = data_function(source)
+    try:
+        return dataset_of(call_loader(function, folder), source.rpartition(":")[2])
+    except UserError as error:
+        raise UserError(f"data.source = {source!r}: {error}") from error
+    except Exception as error:  # user code can raise anything
+        raise UserError(f"data.source = {source!r} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def dataset_of(given: DataGiven, name: str = "arrays") -> Dataset:
+    """A data set as it was handed in from Python, or returned by user code."""
     if isinstance(given, Dataset):
         return given
     if not isinstance(given, tuple | list) or len(given) not in (4, 5):
@@ -289,7 +308,7 @@ def dataset_of(given: DataGiven) -> Dataset:
             "data must be (x_train, y_train, x_test, y_test), and fifth, if you like, the client of each training "
             "example; a data set's name goes into the experiment"
         )
-    return from_arrays(*given[:4], clients=given[4] if len(given) == 5 else None)
+    return from_arrays(*given[:4], name=name, clients=given[4] if len(given) == 5 else None)
 
 
 def with_given_clients(
@@ -298,7 +317,7 @@ def with_given_clients(
     """Under split.scheme = 'given' the data say how many clients there are, where split.clients does not."""
     if experiment.clients_are_known:
         return experiment
-    dataset = load(experiment.data.source, data_folder) if given is None else dataset_of(given)
+    dataset = load_data(experiment.data.source, data_folder) if given is None else dataset_of(given)
     if dataset.owners is None:
         return experiment  # the split says what is missing
     return experiment.changed({"split.clients": int(dataset.owners.max()) + 1})
@@ -306,35 +325,40 @@ def with_given_clients(
 
 def split_of(experiment: Experiment, dataset: Dataset) -> Partition:
     """Which example goes to which client."""
-    s = experiment.split
-    if s.scheme == "given":
-        if dataset.owners is None:
-            raise UserError(
-                f"split.scheme = 'given': {dataset.name} does not say which client holds what; put an array `clients` "
-                f"beside y_train into the .npz file, or hand it in as the fifth of data=(...)"
-            )
-        return given_partition(dataset.owners.numpy(), s.clients)
-    return partition(
-        s.scheme,
-        dataset.y_train.cpu().numpy(),
-        s.clients,
-        experiment.seed,
-        beta=s.beta,
-        min_examples=s.min_examples,
-        shards_per_client=s.shards_per_client,
-        allow_empty=s.allow_empty,
-    )
+    split = experiment.split
+    if split.scheme == "given" and dataset.owners is None:
+        raise UserError(
+            f"split.scheme = 'given': {dataset.name} does not say which client holds what; put an array `clients` "
+            f"beside y_train into the .npz file, or hand it in as the fifth of data=(...)"
+        )
+    try:
+        return partition(
+            split.scheme,
+            dataset.y_train.cpu().numpy(),
+            split.clients,
+            experiment.seed,
+            min_examples=split.min_examples,
+            allow_empty=split.allow_empty,
+            owners=None if dataset.owners is None else dataset.owners.numpy(),
+            function=split_function(split),
+            **split.scheme_settings,
+        )
+    except Exception as error:
+        if isinstance(error, UserError) or not names_code(split.scheme):
+            raise
+        # User code can raise anything.
+        raise UserError(f"split.scheme = {split.scheme!r} failed: {type(error).__name__}: {error}") from error
 
 
 def splits_alone(experiments: Sequence[Experiment], data_folder: Path | None = None) -> list[dict[str, Any]]:
     """The splits of experiments on one data set, without anything else of them."""
-    dataset = load(experiments[0].data.source, data_folder)
+    dataset = load_data(experiments[0].data.source, data_folder)
     return [described_split(split_of(experiment, dataset), dataset) for experiment in experiments]
 
 
 def check_data(source: str, data_folder: Path | None = None) -> None:
     """Complain now about a data set that is not there, rather than hours later."""
-    load(source, data_folder)
+    load_data(source, data_folder)
 
 
 def _unused_owners(experiment: Experiment, dataset: Dataset) -> list[str]:
@@ -391,12 +415,12 @@ def _about_scale(experiment: Experiment, dataset: Dataset, scaling: Scaling, mod
 
 def _without_effect(experiment: Experiment) -> list[str]:
     """Settings of the split that its scheme does not read, where they are not left as they come."""
-    split, usual = experiment.split, type(experiment.split)()
-    readers = {"beta": split.scheme.startswith("dirichlet"), "shards_per_client": split.scheme == "shards"}
+    split, default = experiment.split, type(experiment.split)()
+    accepted = accepted_settings(split_function(split))
     return [
-        f"split.{key} = {getattr(split, key)} has no effect under split.scheme = {split.scheme!r}"
-        for key, read in readers.items()
-        if not read and getattr(split, key) != getattr(usual, key)
+        f"split.{key} = {value} has no effect under split.scheme = {split.scheme!r}"
+        for key, value in split.scheme_settings.items()
+        if key not in accepted and value != default.scheme_settings.get(key)
     ]
 
 

@@ -27,11 +27,13 @@ from fedgg.lab.config_sections import (
     EngineConfig,
     LocalConfig,
     ModelConfig,
+    PartConfig,
     PrivacyConfig,
     RobustConfig,
     ServerConfig,
     SplitConfig,
 )
+from fedgg.registry import NAMED_PARTS
 from fedgg.runfolder.records import flat
 
 LARGEST = {"fp32": 3.4028234663852886e38, "fp64": sys.float_info.max}
@@ -44,8 +46,8 @@ HANDS = {"threads", "workers", "lost_clients"}
 class Experiment(ConfigSection):
     """One run, complete: the same experiment gives the same bits again on the same machine."""
 
-    name: str = Field("", max_length=10_000, description="a label for people; moves no number")
-    seed: int = Field(0, ge=0, description="everything random is a function of it")
+    name: str = Field("", max_length=10_000, description="a label; does not change results")
+    seed: int = Field(0, ge=0, description="random seed: split, initial weights, client sampling, batch order")
     rounds: int = Field(100, ge=1, description="communication rounds")
     data: DataConfig = DataConfig()
     split: SplitConfig = SplitConfig()
@@ -87,8 +89,9 @@ class Experiment(ConfigSection):
     @model_validator(mode="after")
     def _settings_can_be_kept(self) -> Experiment:
         """A NaN differs from itself, TOML has no None, and its dates are text in JSON: none of them would come back."""
-        for section in ("model", "algorithm"):
-            for key, value in getattr(self, section).settings.items():
+        for section in ("model", "algorithm", "split", "robust"):
+            part: PartConfig | None = getattr(self, section)
+            for key, value in (part.settings if part else {}).items():
                 if _holds(value, lambda one: one is not None and not isinstance(one, str | int | float)):
                     kinds = "a number, a text, true or false, or a list of those"
                     raise ValueError(f"{section}.{key} is a {type(value).__name__}: a setting is {kinds}")
@@ -204,7 +207,7 @@ class Experiment(ConfigSection):
         So does the split `given` with the number of clients of another one.
         """
         content = _without_none(self.plain())
-        for key, value in sorted(changes.items(), key=lambda change: not change[0].endswith((".name", ".rule"))):
+        for key, value in sorted(changes.items(), key=lambda change: change[0] not in NAMED_PARTS):
             place = content
             *path, last = key.split(".")
             for part in path:
@@ -215,6 +218,9 @@ class Experiment(ConfigSection):
                 place.clear() if path == ["algorithm"] else [place.pop(k) for k in set(place) - {"start", "statistics"}]
             if key == "robust.rule" and place.get("rule") != value:
                 place.clear()
+            if key == "split.scheme" and place.get("scheme") != value:
+                for setting in self.split.settings:
+                    place.pop(setting)
             place[last] = value
         is_given_now = changes.get("split.scheme") == "given" != self.split.scheme  # by clients of its own
         for key in FOLLOW_THE_DATA:

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from fedgg.algorithms import ALGORITHMS
-
-
-def nearest(word: str, choices: Iterable[str], section: str = "") -> str:
-    """`: did you mean 'x'?`, or the list of choices when nothing is near; with the section they are keys of."""
-    choices = list(choices)
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    within = f"{section}." if section else ""
-    if close:
-        return f": did you mean {within + close[0]!r}?"
-    return f": choose from {', '.join(within + choice for choice in choices)}"
+from fedgg.registry import nearest
 
 
 def one_line(error: ValidationError, model: type[BaseModel]) -> str:
@@ -125,8 +115,9 @@ def _keys(model: type[BaseModel], path: list[str]) -> list[str]:
 
 def _names_for(model: type[BaseModel], place: list[str]) -> list[str]:
     """What there is to choose from, where the value is one of some names."""
-    annotation = _section_at(model, place[:-1]).model_fields[place[-1]].annotation
-    return [str(name) for name in get_args(annotation)] if get_origin(annotation) is Literal else []
+    field = _section_at(model, place[:-1]).model_fields[place[-1]]
+    names = get_args(field.annotation) if get_origin(field.annotation) is Literal else field.examples or ()
+    return [str(name) for name in names]
 
 
 def _section_at(model: type[BaseModel], path: list[str]) -> type[BaseModel]:

@@ -1,15 +1,23 @@
-"""The sections of an experiment that are off unless they are there: wrappers around any algorithm."""
+"""The sections of an experiment: their keys, types, defaults and descriptions."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import InitErrorDetails
 
+from fedgg.aggregation import RULES
+from fedgg.algorithms import ALGORITHMS
 from fedgg.core.buffers import BufferPolicy
+from fedgg.data import DATASETS, SPLITS
+from fedgg.data.partition import OFFERED
 from fedgg.data.sources import are_own_arrays
 from fedgg.data.transforms import Augmentation, Normalisation
+from fedgg.engines import ENGINES
 from fedgg.engines.precision import Precision
+from fedgg.models import MODELS
+from fedgg.registry import Registry, accepted_settings, names_code
 
 
 class ConfigSection(BaseModel):
@@ -17,6 +25,31 @@ class ConfigSection(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants", strict=False
     )
+
+
+class PartConfig(ConfigSection):
+    """A section that names a part; keys beside the declared ones are settings of that part."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keys that are not declared here."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+def _refuse_unknown_keys(settings: dict[str, Any]) -> None:
+    """As pydantic refuses them in sections without settings."""
+    if settings:
+        details = [InitErrorDetails(type="extra_forbidden", loc=(key,), input=settings[key]) for key in settings]
+        raise ValidationError.from_exception_data("unknown keys", details)
+
+
+def _checked_name(registry: Registry[Any], name: str, *others: str) -> str:
+    """The name, if it is registered or that of user code, which is not looked at here."""
+    if name not in registry and name not in others and not names_code(name):
+        raise ValueError(registry.suggestion(name, *others))
+    return name
 
 
 class PrivacyConfig(ConfigSection):
@@ -37,34 +70,42 @@ class PrivacyConfig(ConfigSection):
         return self
 
 
-class RobustConfig(ConfigSection):
+class RobustConfig(PartConfig):
     """Robust aggregation: a minority of bad clients cannot carry the model away."""
 
-    rule: Literal["median", "trimmed_mean", "norm_clip"] = Field(
-        description="median, trimmed_mean (of each coordinate; clients count the same) or norm_clip (by examples); "
-        "none: no such section"
-    )
+    rule: str = Field(description=f"{RULES.choices()}; none: no such section", examples=list(RULES))
     trim: float | None = Field(
-        None, ge=0, lt=0.5, description="trimmed_mean: part of the clients cut off at either end; 0.2 by default"
+        None, ge=0, lt=0.5, description="trimmed_mean: share of the clients removed at either end; 0.2 by default"
     )
     clip: float | None = Field(
         None, gt=0, description="norm_clip: the longest update; by default the median of the cohort's lengths"
     )
 
-    @model_validator(mode="before")
+    @field_validator("rule")
     @classmethod
-    def _usual_trim(cls, content: Any) -> Any:
-        if isinstance(content, dict) and content.get("rule") == "trimmed_mean" and content.get("trim") is None:
-            return {**content, "trim": 0.2}
-        return content
+    def _known_rule(cls, rule: str) -> str:
+        return _checked_name(RULES, rule)
 
     @model_validator(mode="after")
-    def _own_settings(self) -> RobustConfig:
-        if self.trim is not None and self.rule != "trimmed_mean":
-            raise ValueError(f"robust.trim belongs to rule = 'trimmed_mean', not to {self.rule!r}: leave it out")
-        if self.clip is not None and self.rule != "norm_clip":
-            raise ValueError(f"robust.clip belongs to rule = 'norm_clip', not to {self.rule!r}: leave it out")
+    def _settings_of_the_rule(self) -> RobustConfig:
+        """Defaults of a registered rule become part of the experiment; settings of another rule are refused."""
+        if self.rule not in RULES:
+            return self
+        accepted = accepted_settings(RULES[self.rule])
+        _refuse_unknown_keys({key: value for key, value in self.settings.items() if key not in accepted})
+        for key in ("trim", "clip"):
+            if key in accepted and getattr(self, key) is None:
+                self.__dict__[key] = accepted[key].default
+            elif key not in accepted and getattr(self, key) is not None:
+                rules = " or ".join(repr(name) for name, rule in RULES.items() if key in accepted_settings(rule))
+                raise ValueError(f"robust.{key} belongs to rule = {rules}, not to {self.rule!r}: leave it out")
         return self
+
+    @property
+    def rule_settings(self) -> dict[str, Any]:
+        """What the rule is made with."""
+        declared = {"trim": self.trim, "clip": self.clip}
+        return {key: value for key, value in declared.items() if value is not None} | self.settings
 
 
 class AttackConfig(ConfigSection):
@@ -89,25 +130,14 @@ OFF_UNLESS_THERE = ("privacy", "robust", "attack")
 SWITCHES = {"robust": "rule", "attack": "kind"}  # the key whose "none" switches a section off
 
 
-class NamedConfig(ConfigSection):
-    """A part chosen by name; every other key is one of its own settings, checked when the part is built."""
-
-    model_config = ConfigDict(extra="allow")
-    name: str
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return dict(self.__pydantic_extra__ or {})
-
-
 class DataConfig(ConfigSection):
-    source: str = Field("digits", description="digits, cifar10, cifar100, svhn or npz:FILE")
+    source: str = Field("digits", description=DATASETS.choices())
     normalise: Normalisation = Field(
-        "auto", description="none, unit (pixels in 0..1), standard, or auto: none for your own arrays, else standard"
+        "auto", description="none, unit (pixels in 0..1), standard, or auto: none for your own data, else standard"
     )
     augment: Augmentation = Field("none", description="none, flip, crop or crop_flip; images only")
-    proxy: int = Field(0, ge=0, description="training examples the server keeps; no client has them, nor the test set")
-    holdout: float = Field(0.0, ge=0, lt=1, description="share of its examples each client keeps back to test on")
+    proxy: int = Field(0, ge=0, description="training examples that the server holds instead of a client")
+    holdout: float = Field(0.0, ge=0, lt=1, description="share of its examples that each client holds out for testing")
 
     @model_validator(mode="after")
     def _name_the_normalisation(self) -> DataConfig:
@@ -118,25 +148,42 @@ class DataConfig(ConfigSection):
         return self
 
 
-class SplitConfig(ConfigSection):
-    scheme: Literal["dirichlet", "dirichlet_unbalanced", "dirichlet_client", "iid", "shards", "given"] = Field(
-        "dirichlet", description="dirichlet, dirichlet_unbalanced, dirichlet_client, iid, shards, or given by the data"
-    )
-    clients: int = Field(10, ge=1, description="how many there are; under the scheme given as many as the data name")
+class SplitConfig(PartConfig):
+    scheme: str = Field("dirichlet", description=SPLITS.choices())
+    clients: int = Field(10, ge=1, description="number of clients; for the scheme given, the data's")
     beta: float = Field(0.5, gt=0, description="Dirichlet concentration: smaller is more skewed")
-    min_examples: int = Field(10, ge=0, description="the smallest client holds at least this many; unless given")
+    min_examples: int = Field(
+        10, ge=0, description="the fewest examples of a client; splits with randomness are drawn until all have them"
+    )
     shards_per_client: int = Field(2, ge=1, description="for the scheme shards")
-    allow_empty: bool = Field(False, description="whether min_examples = 0 may leave a client with nothing")
+    allow_empty: bool = Field(False, description="whether min_examples = 0 may leave a client without examples")
+
+    @field_validator("scheme")
+    @classmethod
+    def _known_scheme(cls, scheme: str) -> str:
+        return _checked_name(SPLITS, scheme)
+
+    @model_validator(mode="after")
+    def _settings_of_the_scheme(self) -> SplitConfig:
+        if self.scheme in SPLITS:
+            accepted = accepted_settings(SPLITS[self.scheme]).keys() - set(OFFERED)
+            _refuse_unknown_keys({key: value for key, value in self.settings.items() if key not in accepted})
+        return self
+
+    @property
+    def scheme_settings(self) -> dict[str, Any]:
+        """What the scheme may read."""
+        return {"beta": self.beta, "shards_per_client": self.shards_per_client, **self.settings}
 
 
-class ModelConfig(NamedConfig):
-    name: str = Field("mlp", description="linear, mlp, cnn, vgg16, or MODULE:CLASS or FILE.py:CLASS")
-    start: str | None = Field(None, description="a safetensors file with the starting weights")
+class ModelConfig(PartConfig):
+    name: str = Field("mlp", description=MODELS.choices())
+    start: str | None = Field(None, description="a safetensors file with the initial weights")
     statistics: BufferPolicy = Field("average", description="BatchNorm's: average, local or frozen")
 
 
-class AlgorithmConfig(NamedConfig):
-    name: str = Field("fedgg", description="a name from `fedgg list`, or MODULE:CLASS or FILE.py:CLASS")
+class AlgorithmConfig(PartConfig):
+    name: str = Field("fedgg", description=ALGORITHMS.choices())
 
 
 class LocalConfig(ConfigSection):
@@ -156,9 +203,11 @@ class ServerConfig(ConfigSection):
         None, description="clients drawn each round: a number, or a share such as 0.1; all of them by default"
     )
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations on the server's test set")
-    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints; a resume repeats what lies between")
+    checkpoint_every: int = Field(
+        1, ge=1, description="rounds between checkpoints; a resume repeats those since the last"
+    )
     memory_limit_mb: int = Field(
-        1024, ge=0, description="what all clients may keep between rounds before it lies in a file; moves no number"
+        1024, ge=0, description="MB of client state kept in memory; above it, state is stored in a file"
     )
 
     @field_validator("cohort", mode="before")
@@ -170,12 +219,7 @@ class ServerConfig(ConfigSection):
 
 
 class EngineConfig(ConfigSection):
-    name: Literal["auto", "loop", "fused", "workers", "stacked", "streams"] = Field(
-        "auto",
-        description="loop: the reference, one client after another; fused: the same with faster steps; workers: fused, "
-        "in parallel processes; stacked: small models as one program; streams: large ones, several in flight; auto: "
-        "the fastest of them",
-    )
+    name: str = Field("auto", description=f"{ENGINES.choices('auto')}; auto: the fastest that fits")
     device: str = Field("cpu", description="cpu, cuda or cuda:N")
     precision: Precision = Field(
         "fp32", description="fp32 (without TF32) or fp64; on a GPU also tf32 and bf16, for products only"
@@ -191,6 +235,11 @@ class EngineConfig(ConfigSection):
         "stop", description="a client on which three workers died: stop the run, or leave it out of the round"
     )
 
+    @field_validator("name")
+    @classmethod
+    def _known_engine(cls, name: str) -> str:
+        return _checked_name(ENGINES, name, "auto")
+
     @field_validator("device")
     @classmethod
     def _known_device(cls, device: str) -> str:
@@ -203,10 +252,12 @@ class EngineConfig(ConfigSection):
     def _fits_the_device(self) -> EngineConfig:
         if self.precision in ("tf32", "bf16") and self.device == "cpu":
             raise ValueError(f"engine.precision = {self.precision!r} needs a GPU: set engine.device = 'cuda'")
-        if self.name == "streams" and self.device == "cpu":
-            raise ValueError("engine 'streams' needs a GPU: set engine.device = 'cuda', or take 'workers'")
-        if self.name == "workers" and self.device != "cpu":
-            raise ValueError(f"engine 'workers' works on the cpu, not on {self.device}: take 'stacked' or 'fused'")
+        device, devices = self.device.partition(":")[0], _devices(self.name)
+        if device not in devices:
+            others = ", ".join(name for name in ENGINES if device in _devices(name))
+            problem = "needs a GPU" if device == "cpu" else f"does not work on {self.device}"
+            remedy = f"set engine.device = {' or '.join(map(repr, devices))}, or take one of the engines {others}"
+            raise ValueError(f"engine {self.name!r} {problem}: {remedy}")
         return self
 
     @property
@@ -224,3 +275,9 @@ class EngineConfig(ConfigSection):
     def threads_in_use(self) -> int:
         """Every process of the engine `workers` has one thread, the one that aggregates included."""
         return 1 if self.name == "workers" else self.threads
+
+
+def _devices(engine: str) -> tuple[str, ...]:
+    """The kinds of devices that a registered engine works on."""
+    anywhere = ("cpu", "cuda")
+    return getattr(ENGINES[engine], "devices", anywhere) if engine in ENGINES else anywhere

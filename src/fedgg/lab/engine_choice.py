@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
@@ -13,15 +12,13 @@ from fedgg.engines.equivalence import is_stackable, mixes_examples
 from fedgg.engines.flops import multiply_adds
 from fedgg.lab.config import Experiment
 
-EngineName = Literal["loop", "fused", "workers", "stacked", "streams"]
-
 LARGE = 20e6  # multiply-adds an example: one client of such a model keeps a GPU busy, stacking gains nothing
 LONG = 3e12  # multiply-adds a run: below this, starting worker processes takes longer than they save
 
 
 @dataclass(frozen=True)
 class Choice:
-    name: EngineName
+    name: str
     reason: str
     notice: str | None = None  # one line for the user where the engine is not the one that was named
 
@@ -37,7 +34,7 @@ def choose(experiment: Experiment, net: Net, examples: int, chosen_because: str 
         best, reason = _best_on_gpu(net) if on_gpu else _best_on_cpu(experiment, net, examples)
         return Choice(best, reason, f"engine: {best} ({reason})")
     if wanted == "stacked" and not is_stackable(net):
-        instead: EngineName = "streams" if on_gpu and not net.draws_random_numbers else "fused"
+        instead = "streams" if on_gpu and not net.draws_random_numbers else "fused"
         reason = f"this model cannot be stacked ({_obstacle(net)})"
         return Choice(instead, reason, f"{reason}: the engine {instead} trains it")
     if wanted == "streams" and net.draws_random_numbers:
@@ -48,7 +45,7 @@ def choose(experiment: Experiment, net: Net, examples: int, chosen_because: str 
     return Choice(wanted, "named in the experiment")
 
 
-def _best_on_gpu(net: Net) -> tuple[EngineName, str]:
+def _best_on_gpu(net: Net) -> tuple[str, str]:
     if net.draws_random_numbers:
         return "fused", _obstacle(net)
     large = multiply_adds(net) >= LARGE
@@ -57,7 +54,7 @@ def _best_on_gpu(net: Net) -> tuple[EngineName, str]:
     return "streams", f"{'a large model' if large else _obstacle(net)}: several clients in flight"
 
 
-def _best_on_cpu(experiment: Experiment, net: Net, examples: int) -> tuple[EngineName, str]:
+def _best_on_cpu(experiment: Experiment, net: Net, examples: int) -> tuple[str, str]:
     """Both have the same bits; processes pay when there is more than a few seconds' work."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cores == 1:

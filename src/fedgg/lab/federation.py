@@ -19,7 +19,7 @@ from fedgg.data.dataset import Dataset
 from fedgg.data.partition import Partition
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
-from fedgg.lab.engine_choice import Choice, EngineName
+from fedgg.lab.engine_choice import Choice
 from fedgg.lab.wrapping import NOTHING, Wrappers
 
 Positions = NDArray[np.int64]
@@ -202,8 +202,8 @@ class Federation:
     wrappers: Wrappers = NOTHING  # what happens between clients and algorithm
 
     @property
-    def engine(self) -> EngineName:
-        """Who trains it."""
+    def engine(self) -> str:
+        """The name of the engine that trains it."""
         return self.choice.name
 
     def named(self, client: int) -> dict[str, Any]:

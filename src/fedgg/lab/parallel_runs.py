@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedgg.data.dataset import Dataset
-from fedgg.data.sources import load
 from fedgg.engines import Stacked
 from fedgg.engines.base import Look
 from fedgg.engines.gpu.stacked import room, stack_bytes
 from fedgg.engines.workers.engine import TooManyDeaths
 from fedgg.engines.workers.requests import RequestStream
 from fedgg.errors import UserError
-from fedgg.lab.build import build, chosen_device
+from fedgg.lab.build import build, chosen_device, load_data
 from fedgg.lab.federation import Federation
 from fedgg.lab.observer import Observer
 from fedgg.lab.run_processes import Job, run_jobs
@@ -59,7 +58,7 @@ def run_interleaved(jobs: list[Job], processes: int, observer: Observer) -> list
     @cache
     def data_set(source: str) -> Dataset:
         """One copy, however many experiments train on it."""
-        return load(source, jobs[0].data_folder)
+        return load_data(source, jobs[0].data_folder)
 
     with arithmetic(jobs[0].experiment), ExitStack() as folders:
         sessions: list[Session] = []
@@ -100,7 +99,7 @@ def run_together(jobs: list[Job], observer: Observer) -> list[Job]:
     @cache
     def data_set(source: str) -> Dataset:
         """One copy on the device, however many experiments train on it."""
-        return load(source, jobs[0].data_folder).to(chosen_device(first))
+        return load_data(source, jobs[0].data_folder).to(chosen_device(first))
 
     waiting, engine, in_use = deque(jobs), Stacked(first.engine.precision), list[Job]()
     with arithmetic(first):

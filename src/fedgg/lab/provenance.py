@@ -27,8 +27,9 @@ def structure_of(module: nn.Module) -> str:
 
 
 def code_of(thing: Any) -> str | None:
-    """Of the source of its class and of that one's bases; None for our own, and for what was typed at a prompt."""
-    kinds = [kind for kind in type(thing).__mro__ if kind.__module__.partition(".")[0] not in OURS]
+    """Of the source of a class, or of an object's class, with its bases; None for the library's, or without a file."""
+    bases = (thing if isinstance(thing, type) else type(thing)).__mro__
+    kinds = [kind for kind in bases if kind.__module__.partition(".")[0] not in OURS]
     try:
         return fingerprint("\n".join(inspect.getsource(kind) for kind in kinds)) if kinds else None
     except (OSError, TypeError):

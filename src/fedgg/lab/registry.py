@@ -1,29 +1,46 @@
-"""From names to objects: algorithms and models, the library's own or a user's `MODULE:NAME` or `FILE.py:NAME`."""
+"""From the names in an experiment to its parts: registered ones, or user code `FILE.py:NAME` or `MODULE:NAME`.
+
+User code is imported only if the user allows it, and an object is called only if it is what its section needs.
+"""
 
 from __future__ import annotations
 
 import copy
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, cast, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
+from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm, Number, arithmetic_beside_fedavg, what_it_must_be
 from fedgg.core.buffers import not_finite
 from fedgg.core.sampling import torch_stream
+from fedgg.core.server import Collector
+from fedgg.data import DATASETS, SPLITS
+from fedgg.data.dataset import Dataset
+from fedgg.data.partition import OFFERED
+from fedgg.engines import ENGINES, Engine
 from fedgg.engines.user_modules import PREFIX, module_of
 from fedgg.errors import UserError
 from fedgg.files import check_regular
 from fedgg.lab.config import Experiment
-from fedgg.lab.config_errors import elsewhere, nearest
-from fedgg.lab.trust import HANDED_IN, Code, check_trusted, code_at, names_code, note_use
+from fedgg.lab.config_errors import elsewhere
+from fedgg.lab.config_sections import EngineConfig, RobustConfig, SplitConfig
+from fedgg.lab.trust import HANDED_IN, Code, check_trusted, code_at, note_use
 from fedgg.models import MODELS
+from fedgg.registry import NAMED_PARTS, Registry, accepted_settings, names_code, nearest
+
+Part = TypeVar("Part")
+REGISTRIES: tuple[Registry[Any], ...] = (ALGORITHMS, MODELS, DATASETS, SPLITS, RULES, ENGINES)
+
+
+# User code -----------------------------------------------------------------------------------------------------------
 
 
 def find_object(address: str) -> Any:
@@ -36,7 +53,7 @@ def find_object(address: str) -> Any:
         raise UserError(f"{code.place} cannot be imported: {type(error).__name__}: {error}") from error
     note_use(code, allowed)
     if not hasattr(module, name):
-        public = [n for n, thing in vars(module).items() if isinstance(thing, type) and not n.startswith("_")]
+        public = [n for n, thing in vars(module).items() if callable(thing) and not n.startswith("_")]
         raise UserError(f"{code.place} has no {name!r}{nearest(name, public)}")
     return getattr(module, name)
 
@@ -44,17 +61,27 @@ def find_object(address: str) -> Any:
 def _code_and_name(address: str) -> tuple[Code, str]:
     """Found without running any of it."""
     place, _, name = address.rpartition(":")
-    if place in ALGORITHMS or place in MODELS:
+    if any(place in registry for registry in REGISTRIES):
         raise UserError(f"{address!r}: a setting needs a value, as in {address}=1")
     if address.startswith(f"{HANDED_IN}:"):
         raise UserError(f"{address} was handed in as an object from Python: hand it in again, as to fedgg.run")
     return code_at(place), name
 
 
+def named_parts(experiment: Experiment) -> dict[str, str]:
+    """The names of the experiment's parts, by section."""
+    names: dict[str, str] = {}
+    for setting in NAMED_PARTS:
+        section, _, key = setting.partition(".")
+        config = getattr(experiment, section)
+        if config is not None:
+            names[section] = getattr(config, key)
+    return names
+
+
 def code_of_parts(experiment: Experiment) -> dict[str, Code]:
-    """The code that the experiment's model and algorithm would run, where they are not the library's."""
-    names = {"model": experiment.model.name, "algorithm": experiment.algorithm.name}
-    return {part: _code_and_name(name)[0] for part, name in names.items() if names_code(name)}
+    """The user code that the experiment's parts would run, by section."""
+    return {part: _code_and_name(name)[0] for part, name in named_parts(experiment).items() if names_code(name)}
 
 
 def check_code(experiment: Experiment) -> None:
@@ -63,17 +90,106 @@ def check_code(experiment: Experiment) -> None:
         check_trusted(code)
 
 
+def check_parts(experiment: Experiment) -> None:
+    """UserError where a name is unknown, code is not allowed, or an object is not what its section needs."""
+    check_code(experiment)
+    check_needs(build_algorithm(experiment.algorithm.name, experiment.algorithm.settings), experiment)
+    MODELS.check(experiment.model.name)
+    split_function(experiment.split)
+    if names_code(experiment.data.source):
+        data_function(experiment.data.source)
+    if experiment.robust is not None:
+        build_rule(experiment.robust)
+    if experiment.engine.name != "auto":
+        engine_class(experiment.engine.name)
+
+
+def _part(registry: Registry[Part], name: str) -> Part | Any:
+    """The registered part, or the object behind the name of user code, whatever it is."""
+    registry.check(name)
+    return registry[name] if name in registry else find_object(name)
+
+
+def _is_function_of(place: str, thing: Any) -> bool:
+    """Whether it is a function that the named file or package defines: what these import was not allowed with them."""
+    if not inspect.isfunction(thing):
+        return False
+    home = thing.__module__ or ""
+    return home.startswith(PREFIX) if place.endswith(".py") else home.partition(".")[0] == place.partition(".")[0]
+
+
+def _returned_type(function: Callable[..., Any]) -> Any:
+    """The class that a function is annotated to return, without what it contains."""
+    try:
+        annotation = get_type_hints(function).get("return")
+    except Exception:  # a user's annotations can name anything
+        return None
+    return get_origin(annotation) or annotation
+
+
+# Settings ------------------------------------------------------------------------------------------------------------
+
+
+def _check_settings(
+    section: str, name: str, part: Callable[..., Any], settings: Mapping[str, Any], offered: Iterable[str] = ()
+) -> None:
+    """UserError for settings that a class or function has no parameter for, or of another type than it declares.
+
+    `offered`: parameters that are not settings.
+    """
+    try:
+        parameters = inspect.signature(part).parameters
+    except (TypeError, ValueError):
+        raise UserError(f"{section} {name} is a {type(part).__name__}, which cannot be called with settings") from None
+    known = [key for key in parameters if key not in offered]
+    takes_any = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
+    for key in settings:
+        if key not in known and not takes_any:
+            raise UserError(_unknown_setting(section, name, key, known))
+    limits = {field.name: field.metadata for field in fields(part)} if is_dataclass(part) else {}
+    for key, kind in _plain_hints(part).items():
+        if key in settings:
+            _check_setting(f"{section}.{key}", settings[key], kind, limits.get(key))
+
+
+def _check_required(section: str, name: str, part: Callable[..., Any], available: Iterable[str]) -> None:
+    """UserError where a parameter has neither a default nor a value."""
+    parameters = inspect.signature(part).parameters.values()
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [one.name for one in parameters if one.default is one.empty and one.kind not in several]
+    if missing := [parameter for parameter in required if parameter not in set(available)]:
+        raise UserError(f"{section} {name} has a parameter {missing[0]!r} without a value: give it a default")
+
+
+def _plain_hints(part: Any) -> dict[str, Any]:
+    """The parameters whose annotation says what they must be: numbers, switches and words."""
+    try:
+        hints = get_type_hints(part if inspect.isfunction(part) else part.__init__)
+    except (NameError, TypeError, AttributeError):  # a user's annotations need not be importable
+        return {}
+    return {key: hint for key, hint in hints.items() if hint in (int, float, bool, str) or get_origin(hint) is Literal}
+
+
+def _unknown_setting(section: str, name: str, key: str, known: list[str]) -> str:
+    suggestion = nearest(key, known, section) if known else ": it has none"
+    others = elsewhere(Experiment, f"{section}.{key}")
+    return f"{section} {name} has no setting {key!r}{suggestion}" + (f"; elsewhere: {others}" if others else "")
+
+
+def _check_setting(key: str, value: Any, kind: Any, limits: Mapping[str, Any] | None = None) -> None:
+    wrong = what_it_must_be(value, kind, limits)
+    if wrong is not None:
+        raise UserError(f"{key} = {value!r}: {wrong}")
+
+
+# Algorithms ----------------------------------------------------------------------------------------------------------
+
+
 def algorithm_class(name: str) -> type[Algorithm]:
-    if ":" not in name:
-        if name.endswith(".py"):
-            raise UserError(f"{name}: name the class too, as in {name}:MyAlgorithm")
-        if name not in ALGORITHMS:
-            raise UserError(f"unknown algorithm {name!r}{nearest(name, ALGORITHMS)}")
-        return ALGORITHMS[name]
-    found = find_object(name)
-    if not (isinstance(found, type) and issubclass(found, Algorithm)):
-        raise UserError(f"{name} is no algorithm: it must be a subclass of fedgg.Algorithm")
-    return found
+    kind = _part(ALGORITHMS, name)
+    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+        raise UserError(f"{name} is not an algorithm: it must be a subclass of fedgg.Algorithm")
+    return kind
 
 
 def build_algorithm(name: str, settings: dict[str, Any]) -> Algorithm:
@@ -108,18 +224,6 @@ def _checked(kind: type[Algorithm], values: dict[str, Any]) -> dict[str, Any]:
     return values | {key: float(values[key]) for key in numbers}
 
 
-def _unknown_setting(section: str, name: str, key: str, known: list[str]) -> str:
-    suggestion = nearest(key, known, section) if known else ": it has none"
-    others = elsewhere(Experiment, f"{section}.{key}")
-    return f"{section} {name} has no setting {key!r}{suggestion}" + (f"; elsewhere: {others}" if others else "")
-
-
-def _check_setting(key: str, value: Any, kind: Any, limits: Mapping[str, Any] | None = None) -> None:
-    wrong = what_it_must_be(value, kind, limits)
-    if wrong is not None:
-        raise UserError(f"{key} = {value!r}: {wrong}")
-
-
 def extra_work(experiment: Experiment) -> float:
     """Local passes over examples, as many times FedAvg's."""
     chosen = experiment.algorithm
@@ -135,40 +239,82 @@ def check_needs(algorithm: Algorithm, experiment: Experiment) -> None:
         )
 
 
-def check_model_name(name: str) -> None:
-    if name.endswith(".py"):
-        raise UserError(f"{name}: name the class too, as in {name}:MyModel")
-    if names_code(name):
-        check_trusted(_code_and_name(name)[0])
-    elif name not in MODELS:
-        raise UserError(f"unknown model {name!r}{nearest(name, MODELS)}")
+# Data sets and splits ------------------------------------------------------------------------------------------------
+
+
+def data_function(name: str) -> Callable[..., Any]:
+    """The function of user code that returns a data set."""
+    function, place = find_object(name), name.rpartition(":")[0]
+    kind = _returned_type(function) if _is_function_of(place, function) else None
+    if not (isinstance(kind, type) and issubclass(kind, tuple | list | Dataset)):
+        raise UserError(
+            f"data.source = {name!r} must be a function of {place} that is annotated to return a tuple (x_train, "
+            f"y_train, x_test, y_test), optionally with the client of each training example, or a Dataset"
+        )
+    _check_required("data", name, function, ("folder",))
+    return cast("Callable[..., Any]", function)
+
+
+def split_function(split: SplitConfig) -> Callable[..., Any]:
+    """The registered split, or a user's function of `labels` and `clients`, its settings checked."""
+    function, place = _part(SPLITS, split.scheme), split.scheme.rpartition(":")[0]
+    if split.scheme in SPLITS:
+        return cast("Callable[..., Any]", function)
+    if not (_is_function_of(place, function) and {"labels", "clients"} <= accepted_settings(function).keys()):
+        raise UserError(
+            f"split.scheme = {split.scheme!r} must be a function of {place} with the parameters `labels` and `clients`"
+        )
+    _check_settings("split", split.scheme, function, split.settings, OFFERED)
+    _check_required("split", split.scheme, function, (*OFFERED, *split.scheme_settings))
+    return cast("Callable[..., Any]", function)
+
+
+# Aggregation rules and engines ---------------------------------------------------------------------------------------
+
+
+def build_rule(robust: RobustConfig) -> Collector:
+    kind = _part(RULES, robust.rule)
+    if not (isinstance(kind, type) and issubclass(kind, Collector)):
+        raise UserError(f"robust.rule = {robust.rule!r} must be a subclass of fedgg.core.server.Collector")
+    settings = robust.rule_settings
+    _check_settings("robust", robust.rule, kind, settings)
+    _check_required("robust", robust.rule, kind, settings)
+    try:
+        return kind(**settings)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"robust.rule = {robust.rule!r} cannot be made with {settings}: {error}") from error
+
+
+def engine_class(name: str) -> type[Engine]:
+    kind = _part(ENGINES, name)
+    if not (isinstance(kind, type) and all(callable(getattr(kind, method, None)) for method in ("train", "score"))):
+        raise UserError(f"engine.name = {name!r} must be a class with the methods train and score")
+    if name not in ENGINES:
+        _check_required("engine", name, kind, EngineConfig.model_fields)
+    return cast("type[Engine]", kind)
+
+
+def build_engine(name: str, config: EngineConfig) -> Engine:
+    """An engine, made with those settings of the section [engine] that its constructor has parameters for."""
+    kind = engine_class(name)
+    accepted, settings = accepted_settings(kind), config.model_dump(exclude={"name"})
+    return kind(**{key: value for key, value in settings.items() if key in accepted})
+
+
+# Models --------------------------------------------------------------------------------------------------------------
 
 
 def model_maker(name: str) -> Callable[..., nn.Module]:
-    """The library's model, or a user's class; nothing of another type is called with an experiment's settings."""
-    check_model_name(name)
-    if name in MODELS:
-        return MODELS[name]
-    maker = find_object(name)
-    if isinstance(maker, type) and issubclass(maker, nn.Module):
-        return maker
-    if inspect.isfunction(maker) and _is_factory(maker, name.rpartition(":")[0]):
-        return maker
+    """The registered model, or a user's class or annotated function."""
+    maker, place = _part(MODELS, name), name.rpartition(":")[0]
+    if name in MODELS or (isinstance(maker, type) and issubclass(maker, nn.Module)):
+        return cast("Callable[..., nn.Module]", maker)
+    made = _returned_type(maker) if _is_function_of(place, maker) else None
+    if isinstance(made, type) and issubclass(made, nn.Module):
+        return cast("Callable[..., nn.Module]", maker)
     raise UserError(
-        f"model {name} must be a subclass of torch.nn.Module, or a function of {name.rpartition(':')[0]} that is "
-        f"annotated to return one"
+        f"model {name} must be a subclass of torch.nn.Module, or a function of {place} that is annotated to return one"
     )
-
-
-def _is_factory(function: Callable[..., Any], place: str) -> bool:
-    """Whether a function belongs to the named file or package, and its annotation says that it makes modules."""
-    home = function.__module__ or ""
-    own = home.startswith(PREFIX) if place.endswith(".py") else home.partition(".")[0] == place.partition(".")[0]
-    try:
-        made = get_type_hints(function).get("return")
-    except Exception:  # annotations of a user's own can name anything
-        return False
-    return own and isinstance(made, type) and issubclass(made, nn.Module)
 
 
 def build_model(
@@ -189,36 +335,18 @@ def build_model(
             ) from error
     maker = model_maker(name) if isinstance(name, str) else name
     title = name if isinstance(name, str) else getattr(name, "__name__", "model")
-    offered = {"shape": shape, "classes": classes}
-    try:
-        accepted = inspect.signature(maker).parameters
-    except (TypeError, ValueError):
-        raise UserError(f"model {title} is a {type(maker).__name__}, nothing that makes a torch.nn.Module") from None
-    for key in settings:
-        if key not in accepted and not any(p.kind == p.VAR_KEYWORD for p in accepted.values()):
-            known = [own for own in accepted if own not in offered]
-            raise UserError(_unknown_setting("model", title, key, known))
-    for key, kind in _plain_hints(maker).items():
-        if key in settings:
-            _check_setting(f"model.{key}", settings[key], kind)
-    given = {key: value for key, value in offered.items() if key in accepted}
+    offered: dict[str, Any] = {"shape": shape, "classes": classes}
+    _check_settings("model", title, maker, settings, offered)
+    accepted = inspect.signature(maker).parameters
+    offered = {key: value for key, value in offered.items() if key in accepted}
     with torch_stream(seed, "model"):
         try:
-            module = maker(**given, **settings)
+            module = maker(**offered, **settings)
         except (TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"model {title} cannot be built with {settings or 'its defaults'}: {error}") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model {title} is a {type(module).__name__}, not a torch.nn.Module")
     return module
-
-
-def _plain_hints(maker: Callable[..., Any]) -> dict[str, Any]:
-    """The parameters whose annotation says what they must be: numbers, switches and words."""
-    try:
-        hints = get_type_hints(maker if inspect.isfunction(maker) else maker.__init__)
-    except (NameError, TypeError, AttributeError):  # a user's annotations need not be importable
-        return {}
-    return {key: hint for key, hint in hints.items() if hint in (int, float, bool, str) or get_origin(hint) is Literal}
 
 
 def load_start(module: nn.Module, path: Path) -> None:

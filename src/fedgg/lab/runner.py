@@ -10,8 +10,8 @@ from typing import Any
 
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm
-from fedgg.engines import Engine, Fused, Loop, Stacked, Streams
-from fedgg.engines.workers.engine import TooManyDeaths, Workers
+from fedgg.engines import Engine, Workers
+from fedgg.engines.workers.engine import TooManyDeaths
 from fedgg.engines.workers.requests import Request, RequestStream, Scored, Trained
 from fedgg.errors import UserError
 from fedgg.lab.build import DataGiven, ModelGiven, build, with_given_clients
@@ -19,7 +19,7 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import EngineConfig
 from fedgg.lab.federation import Federation
 from fedgg.lab.observer import Observer
-from fedgg.lab.registry import given_algorithm
+from fedgg.lab.registry import build_engine, given_algorithm
 from fedgg.lab.run_result import Run
 from fedgg.lab.session import Session, opened
 from fedgg.lab.state import train
@@ -137,18 +137,7 @@ def requests_of(session: Session, *, alone: bool = False) -> RequestStream:
 
 def make_engine(federation: Federation) -> Engine:
     """The engine chosen for this federation; `Workers` ends its processes when it is closed."""
-    engine = federation.experiment.engine
-    match federation.engine:
-        case "stacked":
-            return Stacked(engine.precision)
-        case "streams":
-            return Streams()
-        case "workers":
-            return make_workers(engine)
-        case "fused":
-            return Fused()
-        case "loop":
-            return Loop()
+    return build_engine(federation.engine, federation.experiment.engine)
 
 
 def make_workers(engine: EngineConfig, processes: int | None = None) -> Workers:

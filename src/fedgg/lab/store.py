@@ -52,6 +52,7 @@ from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.federation import Federation
 from fedgg.lab.predictions import Inputs
 from fedgg.lab.provenance import code_of, commit, structure_of
+from fedgg.lab.registry import engine_class, named_parts
 from fedgg.lab.state import State
 from fedgg.lab.trust import used_code
 from fedgg.output_files import check_reachable, write_json, writing_to
@@ -563,9 +564,16 @@ def _changed_code(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     ]
 
 
+def _code(federation: Federation) -> dict[str, str | None]:
+    """Fingerprints of the user code that trains and aggregates; data and split are known by their content."""
+    parts = {"algorithm": code_of(federation.algorithm), "model": code_of(federation.net.module)}
+    younger = {"robust": code_of(federation.wrappers.collector), "engine": code_of(engine_class(federation.engine))}
+    return parts | {part: code for part, code in younger.items() if code is not None}
+
+
 def _code_files(experiment: Experiment) -> dict[str, Any]:
     """The files of code that the experiment names, where it does."""
-    files = used_code({"algorithm": experiment.algorithm.name, "model": experiment.model.name})
+    files = used_code(named_parts(experiment))
     return {"code_files": files} if files else {}
 
 
@@ -586,7 +594,7 @@ def _versions(federation: Federation) -> dict[str, Any]:
         "keeper": federation.origin.keeper,
         "model": _shape_of(federation.net.layout),
         "structure": structure_of(federation.net.module),
-        "code": {"algorithm": code_of(federation.algorithm), "model": code_of(federation.net.module)},
+        "code": _code(federation),
         **_code_files(federation.experiment),
         "fedgg": __version__,
         **commit(),

@@ -14,7 +14,7 @@ from fedgg.lab.build import with_given_clients
 from fedgg.lab.config import Experiment, read_toml
 from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_all
-from fedgg.lab.registry import build_algorithm, check_model_name, check_needs
+from fedgg.lab.registry import check_parts
 from fedgg.lab.run_processes import Job
 from fedgg.lab.study_folder import Index, check_folders, listed, place_of
 from fedgg.runfolder.records import flat
@@ -38,10 +38,7 @@ class Study:
                 said = "seeds (--seeds)" if own == ["seed"] else "labels"
                 raise UserError(f"{label}: a variant cannot set {own[0]}; a study has {said} for that")
         for label, seed in itertools.product(self.variants, self.seeds):
-            experiment = self.experiment(label, seed)
-            algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
-            check_needs(algorithm, experiment)  # all mistakes before the first run
-            check_model_name(experiment.model.name)
+            check_parts(self.experiment(label, seed))  # all mistakes before the first run
 
     def experiment(self, label: str, seed: int) -> Experiment:
         return self.base.changed({**self.variants[label], "name": label, "seed": seed})

@@ -17,9 +17,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedgg.data.dataset import Dataset
-from fedgg.data.sources import load
 from fedgg.errors import UserError
 from fedgg.files import check_folder, read_json
+from fedgg.lab.build import load_data
 from fedgg.lab.config import Experiment
 from fedgg.lab.dry_run import try_to_build
 from fedgg.lab.registry import build_algorithm
@@ -290,7 +290,7 @@ def build_on_trial(jobs: Sequence[Job]) -> None:
     for source in dict.fromkeys(job.experiment.data.source for job in kinds.values()):
         own = [job for job in kinds.values() if job.experiment.data.source == source]
         given = own[0].given.data
-        dataset = load(source, own[0].data_folder) if given is None else given
+        dataset = load_data(source, own[0].data_folder) if given is None else given
         for job in own:
             if Store(job.folder).rounds():
                 continue  # it was built before

@@ -1,4 +1,4 @@
-"""Which code an experiment may run. A name such as `FILE.py:CLASS` is data: nothing runs until the user allows it.
+"""Which code an experiment may run. A name such as `FILE.py:NAME` is data: nothing runs until the user allows it.
 
 Allowed is what the user names in this call (on the command line, with `--trust`, or by `fedgg.trust`), in the variable
 FEDGG_TRUST, or has allowed before with the same content (a file of the user's own remembers path and SHA-256).
@@ -21,10 +21,10 @@ from typing import Any
 
 from fedgg.errors import UserError
 from fedgg.files import MEGABYTE, open_regular, read_bytes
+from fedgg.registry import NAMED_PARTS, names_code
 
 VARIABLE = "FEDGG_TRUST"
 HANDED_IN = "python"  # names of objects from Python begin with `python:`
-NAMED_PARTS = ("model.name", "algorithm.name")  # the settings that can name code
 LIBRARY = ("fedgg.algorithms", "fedgg.models")  # loaded with the library, whatever an experiment says
 
 IN_THIS_CALL, IN_ENVIRONMENT, BEFORE = "this call", VARIABLE, "an earlier permission"
@@ -49,11 +49,6 @@ class Code:
 # What a name stands for ----------------------------------------------------------------------------------------------
 
 
-def names_code(name: str) -> bool:
-    """Whether a model or algorithm of this name is code outside the library."""
-    return ":" in name
-
-
 def code_at(place: str) -> Code:
     """The file behind FILE.py or PACKAGE.MODULE. Neither it nor a package around it is imported."""
     if not place.isprintable():
@@ -62,9 +57,9 @@ def code_at(place: str) -> Code:
         return _file(place)
     words = place.split(".")
     if not all(word.isidentifier() for word in words):
-        raise UserError(f"{place!r} is neither a FILE.py nor a module: write FILE.py:CLASS or MODULE:CLASS")
+        raise UserError(f"{place!r} is neither a FILE.py nor a module: write FILE.py:NAME or MODULE:NAME")
     if words[0] in sys.stdlib_module_names or words[0] == "__main__":
-        raise UserError(f"{place} is part of Python, which has no models or algorithms: name a FILE.py or a package")
+        raise UserError(f"{place} is part of Python, not of an experiment: name a FILE.py or a package")
     path = _module_file(words)
     if path is None:
         raise UserError(f"{place} cannot be imported: no such module is installed, or it has no file of its own")
@@ -108,7 +103,7 @@ def trust(*places: str | os.PathLike[str]) -> None:
 
 
 def trust_named(settings: Mapping[str, Any]) -> None:
-    """The same for code that somebody typed as the value of a setting; a mistake in it is found where it is used."""
+    """The same for code that the user typed as the value of a setting; a mistake in it is reported where it is used."""
     for key in NAMED_PARTS:
         name = settings.get(key)
         if isinstance(name, str) and names_code(name):
@@ -162,7 +157,7 @@ def check_trusted(code: Code, doubt: str = "") -> str:
 
 
 def _allowed_by(code: Code) -> str | None:
-    if code.text is None and any(f"{code.place}.".startswith(f"{own}.") for own in LIBRARY):
+    if code.text is None and any(f"{code.place}.".startswith(f"{package}.") for package in LIBRARY):
         return "the library"
     if _names(code, _trusted):
         return IN_THIS_CALL
@@ -179,7 +174,7 @@ def _names(code: Code, places: set[str]) -> bool:
 
 
 def _full_name(place: str) -> str:
-    """FILE.py as a full path, which must be there; a package as it is; `:CLASS` behind either is left out."""
+    """FILE.py as a full path, which must exist; a package as it is; `:NAME` behind either is left out."""
     place = place if place.endswith(".py") else place.rpartition(":")[0] or place
     if place.endswith(".py"):
         if not _is_file(Path(place)):
@@ -253,9 +248,9 @@ def note_use(code: Code, allowed: str) -> None:
 
 def used_code(names: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """By part, for versions.json: the file as it was named, its SHA-256, and what allowed it."""
-    found = {part: _used.get(name.rpartition(":")[0]) for part, name in names.items() if names_code(name)}
+    uses = {part: _used.get(name.rpartition(":")[0]) for part, name in names.items() if names_code(name)}
     return {
-        part: {"path": use[0].place, "sha256": use[0].sha256, "allowed": use[1]} for part, use in found.items() if use
+        part: {"path": use[0].place, "sha256": use[0].sha256, "allowed": use[1]} for part, use in uses.items() if use
     }
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgg.aggregation import Attack, Budget, ClientPrivacy, CoordinateMedian, NormClip, TrimmedMean
-from fedgg.aggregation.robust import cut_off
+from fedgg.aggregation import RULES, Attack, Budget, ClientPrivacy, NormClip, TrimmedMean
+from fedgg.aggregation.robust import trimmed_clients
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.net import Net
 from fedgg.core.server import PLAIN, Collector
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
-from fedgg.lab.config_sections import RobustConfig
+from fedgg.lab.registry import build_rule
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ def wrappers_of(
         several = "s" if attack.clients > 1 else ""
         notices.append(f"attack: {attack.kind} by client{several} {', '.join(map(str, sorted(attackers.clients)))}")
     if robust is not None:
-        collector = _rule(robust)
-        notices += _too_weak(robust, attack.clients if attack else 0, cohort)
+        collector = build_rule(robust)
+        notices += _too_weak(robust.rule, collector, attack.clients if attack else 0, cohort)
         if _sends_statistics(experiment, net):
             notices.append(
                 f"robust.rule = {robust.rule!r} covers the updates, not batch statistics, which are averaged as ever: "
@@ -62,24 +62,13 @@ def wrappers_of(
     return Wrappers(collector, attackers, budget), notices
 
 
-def _too_weak(robust: RobustConfig, attackers: int, cohort: int) -> list[str]:
-    """What a rule cannot withstand, whoever is drawn."""
-    if robust.rule == "trimmed_mean" and cut_off(robust.trim or 0.0, cohort) == 0:
-        return [f"robust.trim = {robust.trim:g} of {cohort} clients cuts nobody off: this is a plain mean"]
-    if robust.rule != "norm_clip" and 2 * attackers >= cohort:
+def _too_weak(rule: str, collector: Collector, attackers: int, cohort: int) -> list[str]:
+    """What a registered rule cannot withstand, whichever clients are drawn."""
+    if isinstance(collector, TrimmedMean) and trimmed_clients(collector.trim, cohort) == 0:
+        return [f"robust.trim = {collector.trim:g} of {cohort} clients removes none: this is a plain mean"]
+    if rule in RULES and not isinstance(collector, NormClip) and 2 * attackers >= cohort:
         return [f"{attackers} attackers may be half of a cohort of {cohort}: no rule holds against a majority"]
     return []
-
-
-def _rule(robust: RobustConfig) -> Collector:
-    match robust.rule:
-        case "median":
-            return CoordinateMedian()
-        case "trimmed_mean":
-            assert robust.trim is not None
-            return TrimmedMean(robust.trim)
-        case _:
-            return NormClip(robust.clip)
 
 
 def _sends_statistics(experiment: Experiment, net: Net) -> bool:

@@ -1,15 +1,22 @@
-"""Ordinary `nn.Module`s, by name: each takes the shape of an example and the number of classes."""
+"""Ordinary `nn.Module`s by name: each takes the shape of an example and the number of classes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from torch import nn
+from fedgg.registry import Registry
 
-from fedgg.models.cnn import cnn
-from fedgg.models.mlp import linear, mlp
-from fedgg.models.vgg import vgg16
+if TYPE_CHECKING:
+    from torch import nn
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"linear": linear, "mlp": mlp, "cnn": cnn, "vgg16": vgg16}
-
-__all__ = ["MODELS", "cnn", "linear", "mlp", "vgg16"]
+MODELS: Registry[Callable[..., nn.Module]] = Registry(
+    "model",
+    {
+        "linear": "fedgg.models.mlp:linear",
+        "mlp": "fedgg.models.mlp:mlp",
+        "cnn": "fedgg.models.cnn:cnn",
+        "vgg16": "fedgg.models.vgg:vgg16",
+    },
+    code="CLASS",
+)

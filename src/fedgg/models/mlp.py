@@ -16,7 +16,7 @@ def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def mlp(shape: tuple[int, ...], classes: int, hidden: int = 512, projection: int = 0) -> nn.Module:
-    """One hidden layer with ReLU: the paper's "three-layer MLP" counts input, hidden and output."""
+    """One hidden layer with ReLU: the paper's "three-layer MLP", which counts input, hidden and output."""
     if hidden < 1:
         raise UserError(f"the mlp needs a hidden layer of at least one unit, got hidden = {hidden}")
     body = (nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU())

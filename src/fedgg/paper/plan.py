@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
-from fedgg.lab.config_errors import nearest
 from fedgg.lab.study import Study, load_study
 from fedgg.lab.study_folder import slug
+from fedgg.registry import nearest
 
 DATASETS = {"svhn": "SVHN", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}  # in the paper's order, under its names
 QUICK = "digits"  # the data set of the quick version

@@ -16,9 +16,9 @@ from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_all
 from fedgg.lab.registry import build_algorithm
 from fedgg.lab.run_processes import Job
-from fedgg.lab.trust import names_code
 from fedgg.output_files import writing_to
 from fedgg.paper.plan import PlannedMethod, ReproductionPlan, shown_dataset
+from fedgg.registry import names_code
 from fedgg.runfolder.archive import read_archive
 from fedgg.runfolder.read import read_run
 from fedgg.runfolder.records import RunRecord

@@ -22,6 +22,7 @@ from fedgg.analysis.labels import FROM_PYTHON, short_name
 from fedgg.analysis.run_columns import BY_CLIENT, run_columns, six_digits, split_data
 from fedgg.analysis.sweep_grid import sweep_grid
 from fedgg.analysis.verdict import conclude, listed, quoted
+from fedgg.registry import NAMED_PARTS, names_code
 from fedgg.report.tables import difference_rule, privacy_notes, shown_epsilon
 from fedgg.runfolder.records import BYTES_PER_MEGABYTE, PER_RUN, RunRecord, StudyRecord, common, flat, nested
 
@@ -36,7 +37,6 @@ VERSION_NAMES = {
 }
 KEEPERS = {"here": "kept by the server", "nodes": "kept by the clients"}
 RERUN_FILE = "again.toml"
-CODE_SETTINGS = ("model.name", "algorithm.name")  # those that can name code: FILE.py:CLASS or MODULE:CLASS
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,8 @@ def command_again(study: StudyRecord) -> str | None:
     if not settings or any(str(v).startswith(FROM_PYTHON) for row in settings.values() for v in row.values()):
         return None
     # ascii() so that no name can end the comment.
-    code = sorted({str(row.get(key)) for row in settings.values() for key in CODE_SETTINGS if ":" in str(row.get(key))})
+    names = {str(row.get(key)) for row in settings.values() for key in NAMED_PARTS}
+    code = sorted(name for name in names if names_code(name))
     way = "Read it first; fedgg asks before it runs it, or takes --trust."
     warning = f"# It runs code from outside fedgg: {', '.join(map(ascii, code))}. {way}\n" if code else ""
     shared = tuple(seed for seed in study.seeds if all(seed in study.seeds_of(label) for label in settings))

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgg.core.sampling import stream
-from fedgg.data.partition import SCHEMES, Indices, Partition, given_partition, partition
+from fedgg.data import SPLITS
+from fedgg.data.partition import Indices, Partition, partition
 from fedgg.errors import UserError
 
-DRAWN = sorted(set(SCHEMES) - {"given"})
+DRAWN = sorted(set(SPLITS) - {"given"})
 
 
 def balanced_labels(examples: int, classes: int) -> Indices:
@@ -209,10 +210,57 @@ def test_beta_is_not_asked_of_schemes_without_it() -> None:
 
 def test_a_split_that_is_given() -> None:
     owners = np.array([2, 0, 2, 1, 0, 2])
-    split = given_partition(owners, 3)
+    labels = np.zeros(6, np.int64)
+    split = partition("given", labels, 3, 0, owners=owners)
     assert [held.tolist() for held in split.indices] == [[1, 4], [3], [0, 2, 5]]
     assert split.scheme == "given"
     with pytest.raises(UserError, match=r"the data name 3 clients, and split\.clients = 10: set it to 3"):
-        given_partition(owners, 10)
+        partition("given", np.zeros(20, np.int64), 10, 0, owners=owners)
     with pytest.raises(UserError, match="needs data that name their clients"):
-        partition("given", owners, 3, 0)
+        partition("given", labels, 3, 0)
+
+
+def test_a_users_split_is_checked_as_those_of_the_library() -> None:
+    labels = balanced_labels(20, 2)
+
+    def split_by(result: Any, clients: int = 2, **settings: Any) -> Partition:
+        return partition("mine.py:split", labels, clients, 0, function=lambda labels, clients: result, **settings)
+
+    expected = [list(range(12)), list(range(12, 20))]
+    owners = np.repeat([0, 1], [12, 8])
+    for result in (expected, tuple(map(np.array, expected)), [expected[0][::-1], expected[1]], owners):
+        assert [held.tolist() for held in split_by(result).indices] == expected
+    assert split_by([range(20), []], allow_empty=True).sizes.tolist() == [20, 0]
+    refused: list[tuple[Any, str]] = [
+        (None, "returned a NoneType"),
+        ({0: [1]}, "returned a dict"),
+        (expected[:1], "examples of 1 clients, and split.clients = 2"),
+        ([[0], [0, *range(1, 20)]], "gives example 0 2 times"),
+        ([[0], range(2, 20)], "gives example 1 to no client"),
+        ([[0], range(1, 21)], "from 0 to 19"),
+        ([[-1], range(1, 20)], "from 0 to 19"),
+        ([[0.5], range(1, 20)], "a list of example numbers"),
+        ([["a"], range(1, 20)], "a list of example numbers"),
+        ([range(20), []], "client 1 no examples"),
+        (owners[1:], "the client of each of the 20 examples"),
+        (owners + 1, "gives example 12 to client 2"),
+        (owners - 1, "gives example 0 to client -1"),
+        (owners * 1.0, "returned float64"),
+    ]
+    for wrong, words in refused:
+        with pytest.raises(UserError) as caught:
+            split_by(wrong)
+        assert words in str(caught.value)
+
+
+def test_a_users_split_that_draws_is_drawn_until_clients_are_large_enough() -> None:
+    labels, sizes = balanced_labels(40, 2), list[int]()
+
+    def split(labels: Indices, clients: int, rng: np.random.Generator, least: int) -> Indices:
+        sizes.append(int(rng.integers(1, 20)))
+        return np.repeat([0, 1], [40 - sizes[-1], sizes[-1]])
+
+    smallest = partition("mine.py:split", labels, 2, 0, function=split, min_examples=15, least=3, beta=0.5).sizes.min()
+    assert len(sizes) > 1
+    assert all(size < 15 for size in sizes[:-1])
+    assert smallest == sizes[-1] >= 15

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedgg.data import DATASETS
 from fedgg.data.catalog import data_folder
-from fedgg.data.sources import SOURCES, load
+from fedgg.data.sources import load
 from fedgg.errors import UserError
 
 
@@ -36,7 +37,7 @@ def test_npz_by_name(tmp_path: Path) -> None:
     ],
 )
 def test_an_unknown_name_meets_its_neighbour(name: str, hint: str) -> None:
-    with pytest.raises(UserError, match=rf"unknown data set '{name}': did you mean {hint}\? choose from digits, "):
+    with pytest.raises(UserError, match=rf"unknown data set '{name}': did you mean '{hint}'\?"):
         load(name)
 
 
@@ -44,7 +45,7 @@ def test_a_name_like_nothing_lists_what_there_is() -> None:
     with pytest.raises(UserError) as caught:
         load("zzz")
     assert "did you mean" not in str(caught.value)
-    assert all(name in str(caught.value) for name in SOURCES)
+    assert all(name in str(caught.value) for name in DATASETS)
 
 
 def test_npz_without_a_file() -> None:

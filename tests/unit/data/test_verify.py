@@ -138,5 +138,5 @@ def test_sources_without_a_publisher(tmp_path: Path) -> None:
     assert "1,437 training and 360 test images" in digits.what
     (absent,) = check(f"npz:{tmp_path}/absent.npz", tmp_path)
     assert not absent.ok
-    with pytest.raises(UserError, match="did you mean svhn"):
+    with pytest.raises(UserError, match="did you mean 'svhn'"):
         check("svnh", tmp_path)

@@ -78,6 +78,9 @@ def test_files_are_found_from_everywhere() -> None:
         data={"source": "npz:mine.npz"},
         model={"name": "nets.py:Mine", "width": 3, "start": "first.safetensors"},
         algorithm={"name": "rules.py:Own", "mu": 0.5},
+        split={"scheme": "splits.py:by_ward", "wards": 4, "clients": 3},
+        robust={"rule": "rules.py:Rule", "trim": 0.1, "depth": 2},
+        engine={"name": "engines.py:Mine", "threads": 2},
     )
     here, full = Path.cwd(), with_full_paths(named)
     assert full.data.source == f"npz:{here / 'mine.npz'}"
@@ -86,6 +89,10 @@ def test_files_are_found_from_everywhere() -> None:
     assert full.model.start == str(here / "first.safetensors")
     assert full.algorithm.name == f"{here / 'rules.py'}:Own"
     assert full.algorithm.settings == {"mu": 0.5}
+    assert full.split == named.split.model_copy(update={"scheme": f"{here / 'splits.py'}:by_ward"})
+    assert full.robust is not None
+    assert (full.robust.rule, full.robust.rule_settings) == (f"{here / 'rules.py'}:Rule", {"trim": 0.1, "depth": 2})
+    assert (full.engine.name, full.engine.threads) == (f"{here / 'engines.py'}:Mine", 2)
     assert with_full_paths(EXPERIMENT) == EXPERIMENT
 
 

@@ -153,10 +153,10 @@ def test_threads_are_part_of_a_runs_identity_unless_workers_have_one_each() -> N
         ({"mu": 3}, ("did you mean 'algorithm.mu' of fedprox, ",)),
         ({"momentum": 0.5}, ("did you mean 'local.momentum' or 'algorithm.momentum' of fedavgm, fedacg?",)),
         ({"optimizer.lr": 3}, ("'optimizer.lr'", "did you mean 'local.lr'?")),
-        ({"split.seed": 3}, ("[split] has scheme, clients, ", "elsewhere: 'seed' (everything random")),
+        ({"split.seed": 3}, ("[split] has scheme, clients, ", "elsewhere: 'seed' (random seed: split")),
         (
             {"local.clients": 3},
-            ("did you mean 'local.small_clients'? Elsewhere: 'split.clients' (how many there are)",),
+            ("did you mean 'local.small_clients'? Elsewhere: 'split.clients' (number of clients)",),
         ),
         ({"local.mu": 3}, ("[local] has epochs, ", "elsewhere: 'algorithm.mu' of fedprox, ")),
         (

@@ -349,7 +349,7 @@ def test_client_state_must_be_declared_where_epsilon_depends_on_it() -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"robust.rule": "trimmed_mean", "robust.trim": 0.2}, "cuts nobody off"),
+        ({"robust.rule": "trimmed_mean", "robust.trim": 0.2}, "removes none"),
         ({"robust.rule": "median", "attack.kind": "noise", "attack.clients": 2}, "no rule holds against a majority"),
     ],
 )

@@ -16,7 +16,7 @@ from fedgg.engines.loop import forked_generators, train_client
 
 
 class Fused:
-    """Trains the clients of a round one by one."""
+    """One client after another, with a faster step."""
 
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd]]:
         with forked_generators(job):

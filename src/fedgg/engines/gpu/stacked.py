@@ -53,7 +53,10 @@ class StackRow:
 
 
 class Stacked:
-    """Trains the clients of one round, or of one round of each of several experiments, together."""
+    """Small models: all clients as one program.
+
+    Trains the clients of one round, or of one round of each of several experiments, together.
+    """
 
     def __init__(self, precision: Precision = "fp32") -> None:
         self._precision = precision

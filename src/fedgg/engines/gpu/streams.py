@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -29,7 +29,12 @@ LANES = 6  # clients in flight: more gain little and cost memory
 
 
 class Streams:
-    """Trains the clients of a round, a few at a time, longest first."""
+    """On a GPU, large models: several clients in flight.
+
+    Trains the clients of a round, a few at a time, longest first.
+    """
+
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
 
     def __init__(self, lanes: int = LANES) -> None:
         self._most = lanes

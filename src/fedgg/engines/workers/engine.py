@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fedgg.core.local import LocalEnd
 from fedgg.core.measure import Score
@@ -31,17 +31,22 @@ class TooManyDeaths(Exception):
 
 
 class Workers:
-    """Use it as a context: its processes end with it. They start when there is work for them."""
+    """On a CPU: the fused step in parallel processes.
+
+    Use it as a context: its processes end with it. They start when there is work for them.
+    """
+
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def __init__(
         self,
-        size: int | None = None,
+        workers: int | None = None,
         *,
         lost_clients: LostClients = "stop",
         notice: Callable[[str], None] = lambda sentence: None,
         start: StartMethod | None = None,
     ):
-        self.size = size or cores()
+        self.size = workers or cores()
         self._lost_clients, self._notice = lost_clients, notice
         self._pool = Pool(self.size, start)
         self._numbers = itertools.count()

@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedgg.data.sources import load
 from fedgg.errors import UserError
 from fedgg.files import make_folder, parse_lines, read_bytes, read_json, write_text
 from fedgg.flower.app_project import check_min_clients
@@ -34,6 +33,7 @@ from fedgg.flower.local.flower_commands import (
 from fedgg.flower.local.isolation import PrivateNetwork, hiding_available, private_network
 from fedgg.flower.local.processes import StartedProcess, flower_environment, is_running, supervised
 from fedgg.flower.local.setup import LOOPBACK, FederationFolder, Listening, free_ports, is_loopback, prepare
+from fedgg.lab.build import load_data
 from fedgg.lab.config import Experiment
 from fedgg.lab.dry_run import try_to_build
 from fedgg.lab.observer import Observer
@@ -138,7 +138,7 @@ def up(
     check_min_clients(experiment, int(settings.get("min_clients", 0)))
     free_ports(listening.reached_at, 1)
     if not paths.complete(experiment.split.clients):
-        try_to_build(experiment, load(experiment.data.source, data_folder))  # before anything is written
+        try_to_build(experiment, load_data(experiment.data.source, data_folder))  # before anything is written
     with _locked(paths) as lock:
         observer.on_phase(experiment.name, "dividing the data")
         prepare(paths, experiment, listening, settings, data_folder)

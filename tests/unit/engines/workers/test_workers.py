@@ -200,7 +200,7 @@ def test_the_number_of_workers_is_no_other_experiment() -> None:
     for change in ({"engine.workers": 7}, {"engine.lost_clients": "leave_out"}):
         assert base.changed(change).hash() == base.hash()
         assert base.changed(change).trajectory() == base.trajectory()
-    with pytest.raises(UserError, match="works on the cpu"):
+    with pytest.raises(UserError, match=r"does not work on cuda: set engine\.device = 'cpu'"):
         base.changed({"engine.device": "cuda"})
 
 

@@ -1,0 +1,68 @@
+"""The documents list every registered part: docs/parts.md by generated text, others by name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedgg.aggregation import RULES
+from fedgg.algorithms import ALGORITHMS
+from fedgg.cli.listing import part_tables
+from fedgg.data import DATASETS, SPLITS
+from fedgg.engines import ENGINES
+from fedgg.lab.config import described_settings
+from fedgg.models import MODELS
+from fedgg.registry import NAMED_PARTS, Registry
+
+ROOT = Path(__file__).parents[2]
+BEGIN, END = "<!-- parts: begin (this is generated) -->\n", "<!-- parts: end -->\n"
+REGISTRIES: dict[str, Registry[Any]] = {
+    "model.name": MODELS,
+    "algorithm.name": ALGORITHMS,
+    "data.source": DATASETS,
+    "split.scheme": SPLITS,
+    "robust.rule": RULES,
+    "engine.name": ENGINES,
+}
+
+
+def generated() -> str:
+    """The tables of `fedgg list` as Markdown."""
+    lines = []
+    for table in part_tables():
+        title, _, setting = table.title.partition(": ")
+        lines += ["", f"### {title.capitalize()}: `{setting}`", "", "| name | description |", "| --- | --- |"]
+        lines += [f"| `{name}` | {description} |" for name, description in table.rows]
+    return "\n".join([*lines, "", ""])
+
+
+def test_the_tables_are_those_of_the_registries() -> None:
+    """On failure: put the output of `python tests/unit/test_documented_parts.py` between the marks in docs/parts.md."""
+    text = (ROOT / "docs" / "parts.md").read_text(encoding="utf-8")
+    assert text.partition(BEGIN)[2].partition(END)[0] == generated()
+
+
+@pytest.mark.parametrize(
+    ("document", "registry"),
+    [("docs/wrappers.md", RULES), ("docs/engines.md", ENGINES), ("README.md", ENGINES), ("docs/parts.md", MODELS)],
+)
+def test_documents_name_every_part(document: str, registry: Registry[Any]) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    assert [name for name in registry if not re.search(rf"`{name}`", text)] == []
+
+
+def test_every_part_has_a_description_and_every_setting_its_choices() -> None:
+    assert REGISTRIES.keys() == set(NAMED_PARTS)
+    meanings = {key: meaning for key, _, meaning in described_settings()}
+    for setting, registry in REGISTRIES.items():
+        for name, description in registry.descriptions().items():
+            assert name in meanings[setting]
+            assert len(description) > 10, name
+        assert f"FILE.py:{registry.code}" in meanings[setting]
+
+
+if __name__ == "__main__":
+    print(generated(), end="")
