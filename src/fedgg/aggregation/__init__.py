@@ -6,8 +6,7 @@ They work with every algorithm and every engine (`core.collect`).
 from __future__ import annotations
 
 from fedgg.aggregation.attack import Attack
-from fedgg.aggregation.privacy import ClientPrivacy
-from fedgg.aggregation.privacy_budget import Budget
+from fedgg.aggregation.privacy import Budget, ClientPrivacy
 from fedgg.aggregation.robust import CoordinateMedian, NormClip, TrimmedMean
 from fedgg.core.server import Collector
 from fedgg.registry import Registry

@@ -18,8 +18,7 @@ from fedgg.analysis.labels import labelled
 from fedgg.analysis.run_columns import run_columns
 from fedgg.errors import UserError
 from fedgg.runfolder.archive import is_archive, read_archive
-from fedgg.runfolder.follow import FollowedRun, Stamp, stamp
-from fedgg.runfolder.read import read_study_plan
+from fedgg.runfolder.read import FollowedRun, Stamp, read_study_plan, stamp
 from fedgg.runfolder.records import PER_RUN, RunRecord, StudyPlan, StudyRecord, differing, flat
 
 DATA_SETTINGS = ("data.", "split.")  # what is learned from, rather than how

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedgg.aggregation.privacy_budget import OLD_ACCOUNTANT
+from fedgg.aggregation.privacy import OLD_ACCOUNTANT
 from fedgg.core.measure import Score
 from fedgg.core.rows import Rows
 from fedgg.engines import RoundJob

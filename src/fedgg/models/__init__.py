@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 MODELS: Registry[Callable[..., nn.Module]] = Registry(
     "model",
     {
-        "linear": "fedgg.models.mlp:linear",
-        "mlp": "fedgg.models.mlp:mlp",
-        "cnn": "fedgg.models.cnn:cnn",
-        "vgg16": "fedgg.models.vgg:vgg16",
+        "linear": "fedgg.models.paper_models:linear",
+        "mlp": "fedgg.models.paper_models:mlp",
+        "cnn": "fedgg.models.paper_models:cnn",
+        "vgg16": "fedgg.models.paper_models:vgg16",
     },
     code="CLASS",
 )

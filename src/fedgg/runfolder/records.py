@@ -1,6 +1,6 @@
 """What a run folder and a comparison folder hold, as plain records; settings under dotted keys.
 
-`fedgg.runfolder.read` and `fedgg.runfolder.follow` make them from folders, `fedgg.runfolder.archive` from an archive.
+`fedgg.runfolder.read` and `fedgg.runfolder.read` make them from folders, `fedgg.runfolder.archive` from an archive.
 """
 
 from __future__ import annotations

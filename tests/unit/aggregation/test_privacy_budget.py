@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from fedgg.aggregation import Budget
-from fedgg.aggregation.privacy_budget import _losses, _one_round, _one_round_of_renyi, _renyi
+from fedgg.aggregation.privacy import _losses, _one_round, _one_round_of_renyi, _renyi
 from fedgg.errors import UserError
 
 accounting = pytest.importorskip(

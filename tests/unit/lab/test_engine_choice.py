@@ -25,9 +25,7 @@ from fedgg.lab.run_processes import Job
 from fedgg.lab.runner import run
 from fedgg.lab.study import Study, run_study
 from fedgg.lab.torch_settings import arithmetic
-from fedgg.models.cnn import cnn
-from fedgg.models.mlp import mlp
-from fedgg.models.vgg import vgg16
+from fedgg.models.paper_models import cnn, mlp, vgg16
 from fedgg.runfolder.read import read_run
 
 IMAGE = (3, 32, 32)

@@ -24,11 +24,10 @@ from fedgg.lab.runner import run
 from fedgg.lab.session import Session
 from fedgg.lab.store import Store
 from fedgg.runfolder import checksums
-from fedgg.runfolder import follow as following
+from fedgg.runfolder import read as following
 from fedgg.runfolder.archive import archive_of
 from fedgg.runfolder.checksums import LineChecksums, checkpoint_checksums, known_checksums
-from fedgg.runfolder.follow import FollowedRun
-from fedgg.runfolder.read import read_run, read_study
+from fedgg.runfolder.read import FollowedRun, read_run, read_study
 
 ROUNDS, STOPPED = 5, 3
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from written_folders import write_run
 
-from fedgg.runfolder.follow import FollowedRun
-from fedgg.runfolder.read import read_bytes
+from fedgg.runfolder.read import FollowedRun, read_bytes
 
 
 def line(number: int) -> str:
@@ -37,7 +36,7 @@ def test_only_what_is_new_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     with (folder / "rounds.jsonl").open("a") as file:
         file.write(line(3))
-    monkeypatch.setattr("fedgg.runfolder.follow.read_bytes", counting)
+    monkeypatch.setattr("fedgg.runfolder.read.read_bytes", counting)
     assert followed.refresh()
     assert rounds(followed) == [1, 2, 3]
     assert read == [len(line(3))]

@@ -1,4 +1,4 @@
-"""VGG-16 for 32 x 32 images: thirteen 3x3 convolutions (Simonyan and Zisserman 2015, configuration D), a classifier.
+"""The paper's models: a linear one, the MLP for SVHN, the CNN for CIFAR-10 and VGG-16 for 32 x 32 images.
 
 The paper says "VGG-16" and no more. Two classifiers are in use on CIFAR: `hidden` (dropout, 512, ReLU, dropout, 512,
 ReLU, classes), which without batch normalisation fits the paper's accuracies, and `linear` (one layer). Convolutions
@@ -13,6 +13,54 @@ from typing import Literal
 from torch import nn
 
 from fedgg.errors import UserError
+
+
+def ending(features: int, classes: int, projection: int) -> list[nn.Module]:
+    """The last layer; with `projection` behind two more that lead to so many numbers (256 in Li et al. 2021)."""
+    if projection < 0:
+        raise UserError(f"projection = {projection}: give the size of the projection head, or 0 for none")
+    if not projection:
+        return [nn.Linear(features, classes)]
+    head = (nn.Linear(features, features), nn.ReLU(), nn.Linear(features, projection))
+    return [*head, nn.Linear(projection, classes)]
+
+
+def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """One linear layer on the flattened input."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+def mlp(shape: tuple[int, ...], classes: int, hidden: int = 512, projection: int = 0) -> nn.Module:
+    """One hidden layer with ReLU: the paper's "three-layer MLP", which counts input, hidden and output."""
+    if hidden < 1:
+        raise UserError(f"the mlp needs a hidden layer of at least one unit, got hidden = {hidden}")
+    body = (nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU())
+    return nn.Sequential(*body, *ending(hidden, classes, projection))
+
+
+def cnn(shape: tuple[int, ...], classes: int, projection: int = 0) -> nn.Module:
+    """5x5 convolutions of 6 and 16 channels with max-pools, then 120 and 84: the paper's for CIFAR-10."""
+    if len(shape) == 3 and shape[2] <= 4 < shape[0]:
+        raise UserError(f"examples of shape {shape} look like [H, W, C]: put the channels first, as [C, H, W]")
+    if len(shape) != 3 or min(shape[1:]) < 16:
+        raise UserError(f"the cnn needs images of 16 x 16 pixels or more, got examples of shape {shape}: take mlp")
+    channels, height, width = shape
+    rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * rows * columns, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        *ending(84, classes, projection),
+    )
+
 
 CHANNELS = (64, 64, "pool", 128, 128, "pool", 256, 256, 256, "pool", 512, 512, 512, "pool", 512, 512, 512, "pool")
 
