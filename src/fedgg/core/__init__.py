@@ -1,1 +1,1 @@
-"""What a round is: rows, the one algorithm interface, the one training loop."""
+"""What a round is: rows, the algorithm interface, the reference step, the server's half. No code for speed."""
