@@ -1,6 +1,6 @@
 """Between what clients send up and `aggregate`: whatever has to happen for any algorithm, in any engine.
 
-As it stands, a `Collector` hands on what was sent. Wrappers (privacy, robust rules) override it; an algorithm never
+As it stands, a `Collector` hands on what was sent. Privacy and robust rules override it; an algorithm never
 knows. What a collector returns is all that `aggregate` sees of the clients.
 """
 

@@ -195,7 +195,7 @@ def _engine(session: Session, roll: Roll, exchange: Exchange, settings: RunSetti
         settled=session.store.settled,
         log=ExchangeLog(settings.out, session.store.check_lock),
         notice=session.notice,
-        private=session.federation.wrappers.budget is not None,
+        private=session.federation.aggregation.budget is not None,
     )
 
 
