@@ -50,7 +50,7 @@ def aggregation_of(
         notices += _too_weak(robust.rule, collector, attack.clients if attack else 0, cohort)
         if _sends_statistics(experiment, net):
             notices.append(
-                f"robust.rule = {robust.rule!r} covers the updates, not batch statistics, which are averaged as always: "
+                f"robust.rule = {robust.rule!r} covers the updates, not batch statistics, which are averaged: "
                 f"model.statistics = 'frozen' keeps them out of attackers' hands"
             )
     if privacy is not None:

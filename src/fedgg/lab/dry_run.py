@@ -23,7 +23,7 @@ FEW = 32
 
 
 def rehearse(federation: Federation) -> None:
-    """Refuse an algorithm whose messages the experiment's privacy or robust rule cannot treat, before anything is written."""
+    """Refuse an algorithm whose messages privacy or a robust rule cannot treat, before anything is written."""
     collector = federation.aggregation.collector
     if collector is PLAIN:
         return

@@ -228,10 +228,11 @@ def test_a_users_split_is_checked_as_those_of_the_library() -> None:
 
     expected = [list(range(12)), list(range(12, 20))]
     owners = np.repeat([0, 1], [12, 8])
-    for result in (expected, tuple(map(np.array, expected)), [expected[0][::-1], expected[1]], owners):
+    right: list[Any] = [expected, tuple(map(np.array, expected)), [expected[0][::-1], expected[1]], owners]
+    for result in right:
         assert [held.tolist() for held in split_by(result).indices] == expected
     assert split_by([range(20), []], allow_empty=True).sizes.tolist() == [20, 0]
-    for result, words in (
+    wrong: list[tuple[Any, str]] = [
         (None, "returned a NoneType"),
         ({0: [1]}, "returned a dict"),
         (expected[:1], "examples of 1 clients, and split.clients = 2"),
@@ -246,7 +247,8 @@ def test_a_users_split_is_checked_as_those_of_the_library() -> None:
         (owners + 1, "gives example 12 to client 2"),
         (owners - 1, "gives example 0 to client -1"),
         (owners * 1.0, "returned float64"),
-    ):
+    ]
+    for result, words in wrong:
         with pytest.raises(UserError) as caught:
             split_by(result)
         assert words in str(caught.value)
