@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import fedgg
@@ -14,7 +15,7 @@ from fedgg.models import MODELS
 
 TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 HOME = Path(fedgg.__file__).parent
-REGISTRIES = {
+REGISTRIES: dict[str, tuple[str, Iterable[str]]] = {
     "algorithm": ("algorithms/__init__.py", ALGORITHMS),
     "data set": ("data/__init__.py", DATASETS),
     "model": ("models/__init__.py", MODELS),

@@ -155,7 +155,7 @@ def list_parts(
         )
         if own:
             print_table(Table(f"algorithm.* of {name}", ("key", "default", "meaning"), own), numbers=False)
-    print_table(_wrappers(), numbers=False)
+    print_table(_optional_sections(), numbers=False)
     for table in part_tables():
         print_table(table, numbers=False)
 
@@ -212,12 +212,12 @@ def _difference(kind: type[Algorithm]) -> str:
     return first_line(kind).removeprefix("Differs from FedAvg: ")
 
 
-def _wrappers() -> Table:
+def _optional_sections() -> Table:
     from fedgg.lab.config_sections import AttackConfig, PrivacyConfig, RobustConfig
 
     sections = {"privacy": PrivacyConfig, "robust": RobustConfig, "attack": AttackConfig}
     rows = tuple((f"[{name}]", " ".join((kind.__doc__ or "").split())) for name, kind in sections.items())
-    return Table("around any algorithm; off unless a key of the section is set", ("section", "what it does"), rows)
+    return Table("with any algorithm; off unless a key of the section is set", ("section", "what it does"), rows)
 
 
 def check(

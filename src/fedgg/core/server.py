@@ -1,6 +1,6 @@
 """The server's half of a round: shares, collection of what clients send, aggregation; shared by all engines and Flower.
 
-As it stands, a `Collector` hands on what was sent. Wrappers (privacy, robust rules) override it; an algorithm never
+As it stands, a `Collector` hands on what was sent. Privacy and robust rules override it; an algorithm never
 knows. What a collector returns is all that `aggregate` sees of the clients.
 """
 

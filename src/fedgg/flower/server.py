@@ -116,7 +116,7 @@ def _engine(session: Session, membership: Membership, exchange: Exchange, config
         settled=session.store.settled,
         log=ExchangeLog(config.out, session.store.check_lock),
         notice=session.notice,
-        private=session.federation.wrappers.budget is not None,
+        private=session.federation.aggregation.budget is not None,
     )
 
 

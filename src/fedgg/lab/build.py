@@ -23,6 +23,7 @@ from fedgg.data.sources import are_own_arrays, call_loader, load
 from fedgg.data.transforms import Scaling, scaling
 from fedgg.engines.fused.cpu import fused_net
 from fedgg.errors import UserError
+from fedgg.lab.aggregation import Aggregation, aggregation_of
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_choice import Choice, channels_last, choose, products
 from fedgg.lab.federation import Federation, Origin, WholeData, described_split, holdings
@@ -36,7 +37,6 @@ from fedgg.lab.registry import (
     split_function,
 )
 from fedgg.lab.torch_settings import DTYPES
-from fedgg.lab.wrapping import Wrappers, wrappers_of
 from fedgg.registry import accepted_settings, names_code
 
 
@@ -183,7 +183,7 @@ def assemble(
             f"scores depend on which examples share one"
         )
     notices += found.about
-    return Federation(experiment, algorithm, net, feed, origin, work, choice, tuple(notices), found.wrappers)
+    return Federation(experiment, algorithm, net, feed, origin, work, choice, tuple(notices), found.aggregation)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,9 +192,9 @@ class Examined:
 
     net: Net
     work: Work
-    wrappers: Wrappers
+    aggregation: Aggregation
     batches: list[str]
-    about: list[str]  # the wrappers
+    about: list[str]  # notices on privacy, robust rule and attack
 
 
 def examined(
@@ -214,8 +214,8 @@ def examined(
     batches = check_batches(experiment, work, sizes, names)
     net = examined_net(experiment, algorithm, shape, classes, sample, model)
     check_single_examples(net, work, sizes, names)
-    wrappers, about = wrappers_of(experiment, algorithm, net, np.flatnonzero(sizes))
-    return Examined(net, work, wrappers, batches, about)
+    aggregation, about = aggregation_of(experiment, algorithm, net, np.flatnonzero(sizes))
+    return Examined(net, work, aggregation, batches, about)
 
 
 def work_of(algorithm: Algorithm, experiment: Experiment) -> Work:

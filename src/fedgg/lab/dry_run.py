@@ -22,8 +22,8 @@ FEW = 32
 
 
 def rehearse(federation: Federation) -> None:
-    """Refuse an algorithm whose messages the experiment's wrappers cannot treat, before anything is written."""
-    collector = federation.wrappers.collector
+    """Refuse an algorithm whose messages privacy or a robust rule cannot treat, before anything is written."""
+    collector = federation.aggregation.collector
     if collector is PLAIN:
         return
     end, name = rehearsed(federation), type(federation.algorithm).__name__
@@ -31,7 +31,7 @@ def rehearse(federation: Federation) -> None:
         collector.check(end.up, federation.net.layout.total)
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
-    budget = federation.wrappers.budget
+    budget = federation.aggregation.budget
     if budget is not None and end.memory and not budget.client_state:
         raise UserError(
             f"{name}.finish() returns client state ({', '.join(end.memory)}) that client_memory() does not have: give "

@@ -18,9 +18,9 @@ from fedgg.data.client_batches import Feed
 from fedgg.data.dataset import Dataset
 from fedgg.data.partition import Partition
 from fedgg.errors import UserError
+from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_choice import Choice
-from fedgg.lab.wrapping import NOTHING, Wrappers
 
 Positions = NDArray[np.int64]
 
@@ -199,7 +199,7 @@ class Federation:
     work: Work
     choice: Choice  # of the engine, and why
     notices: tuple[str, ...]
-    wrappers: Wrappers = NOTHING  # what happens between clients and algorithm
+    aggregation: Aggregation = PLAIN_AGGREGATION  # privacy, robust rule and attack
 
     @property
     def engine(self) -> str:
@@ -218,7 +218,7 @@ class Federation:
     @cached_property
     def last_round(self) -> int:
         """The one asked for, or an earlier one where privacy allows no more."""
-        rounds, budget = self.experiment.rounds, self.wrappers.budget
+        rounds, budget = self.experiment.rounds, self.aggregation.budget
         return rounds if budget is None else budget.affordable(rounds)
 
     # Counted once: a round asks for its cohort's alone, and must not cost more where the population is larger.

@@ -71,7 +71,7 @@ def round_record(
     return {
         "round": rounds_done,
         **_shown_scores(scores),
-        **spent(federation.wrappers.budget, rounds_done),
+        **spent(federation.aggregation.budget, rounds_done),
         "train_loss": _finite(sum(share[c] * float(end.loss) for c, end in kept.items())),
         "readings": _mean_readings(kept, share),
         "bytes_down": sum(bytes_down(job, client) for client in job.cohort),
@@ -136,7 +136,7 @@ def _notes(federation: Federation, kept: dict[int, LocalEnd]) -> dict[str, Any]:
 
 
 def _attackers(federation: Federation, job: RoundJob) -> dict[str, Any]:
-    attack = federation.wrappers.attack
+    attack = federation.aggregation.attack
     return {} if attack is None else {"attackers": [client for client in job.cohort if client in attack.clients]}
 
 
@@ -188,13 +188,13 @@ def summary_of(federation: Federation, rounds: list[dict[str, Any]], why: str | 
         "bytes": sum(record["bytes_up"] + record["bytes_down"] for record in rounds),
         "seconds": round(sum(sum(record["seconds"].values()) for record in rounds), 3),
         "clients_lost": sum(len(record["lost"]) for record in rounds),
-        **spent(federation.wrappers.budget, len(rounds)),
+        **spent(federation.aggregation.budget, len(rounds)),
     }
 
 
 def _out_of_budget(federation: Federation, rounds_done: int) -> str | None:
     """Why a run that was asked for more rounds is over."""
-    budget = federation.wrappers.budget
+    budget = federation.aggregation.budget
     if budget is None or budget.limit is None or rounds_done >= federation.experiment.rounds:
         return None
     return (

@@ -235,7 +235,7 @@ def _open(
 
 def _another_accountant(federation: Federation, rounds: list[dict[str, Any]]) -> list[str]:
     """That epsilon is bounded in another way from now on, where the history has it by an older accountant."""
-    budget, done = federation.wrappers.budget, len(rounds)
+    budget, done = federation.aggregation.budget, len(rounds)
     if budget is None or not rounds or rounds[-1].get("epsilon") is None or done >= federation.last_round:
         return []
     before, now = rounds[-1].get("accountant", OLD_ACCOUNTANT), budget.accountant(done)
@@ -249,7 +249,7 @@ def _another_accountant(federation: Federation, rounds: list[dict[str, Any]]) ->
 
 
 def _refuse_a_broken_limit(federation: Federation, rounds_done: int, summary: dict[str, Any] | None) -> None:
-    budget = federation.wrappers.budget
+    budget = federation.aggregation.budget
     if budget is None or budget.limit is None:
         return
     recorded = (summary or {}).get("epsilon")

@@ -33,11 +33,11 @@ from fedgg.core.sgd import learning_rate
 from fedgg.engines import Engine, RoundJob
 from fedgg.engines.base import ClientData, Look, Optimiser, Scorer, score_here
 from fedgg.errors import UserError
+from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation
 from fedgg.lab.client_state import FILES, ClientRows, Places, RowsOnDisk, Shelf, identity
 from fedgg.lab.config_sections import ServerConfig
 from fedgg.lab.federation import Federation, Population
 from fedgg.lab.round_record import Played, is_finite, looks_due, round_record
-from fedgg.lab.wrapping import NOTHING, Wrappers
 
 MEGABYTE = 1_000_000
 SMALL = 4 * MEGABYTE  # a checkpoint of this size costs nothing worth saving
@@ -79,7 +79,7 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     drawn = plan.cohort(experiment.seed, number, len(filled), experiment.cohort_of(len(filled)))
     cohort = [int(client) for client in filled[drawn]]
     examples, population = federation.examples, federation.population
-    server = server_of(state, federation.net, federation.feed, examples, cohort, population, federation.wrappers)
+    server = server_of(state, federation.net, federation.feed, examples, cohort, population, federation.aggregation)
     algorithm = federation.algorithm
     down = algorithm.send_down(state.server.w, server)
     check_sparse(down, algorithm.sparse_down(state.server.w.shape[1]), f"{type(algorithm).__name__}.sparse_down()")
@@ -118,24 +118,24 @@ def close(
     ends: Ends,
     train_seconds: float = 0.0,
     population: Population | None = None,
-    wrappers: Wrappers = NOTHING,
+    aggregation: Aggregation = PLAIN_AGGREGATION,
 ) -> tuple[State, Played]:
     """Leave out what is not finite or out of all proportion, aggregate the rest.
 
     `population` saves counting all clients.
     """
     started = time.perf_counter()
-    if wrappers.attack is not None:
-        ends = wrappers.attack.act(ends, job.round)
+    if aggregation.attack is not None:
+        ends = aggregation.attack.act(ends, job.round)
     kept, lost = healthy(ends, job.buffers_before)
     number = state.rounds_done + 1
-    if wrappers.budget is not None:
+    if aggregation.budget is not None:
         _refuse_changed_buffers(job, kept)
     if not kept:
         raise Diverged(f"no client of round {number} sent a finite update", lost)
-    _check_messages(job, kept, wrappers)
+    _check_messages(job, kept, aggregation)
     # Where clients are private, whether one is in the sum must not depend on the others: each is clipped instead.
-    private = wrappers.budget is not None
+    private = aggregation.budget is not None
     if not private:
         kept, too_large = in_proportion(kept, job.w)
         lost += too_large
@@ -143,9 +143,9 @@ def close(
     def aggregated(part: dict[int, LocalEnd]) -> tuple[ServerState, dict[int, float]]:
         # Who was lost is known of clients one by one: where that is private, the server is told of those asked.
         there = job.cohort if private else list(part)
-        server_view = server_of(state, job.net, job.data, examples, there, population, wrappers)
+        server_view = server_of(state, job.net, job.data, examples, there, population, aggregation)
         counts = {client: examples[client] for client in part}
-        collector, asked = wrappers.collector, len(job.cohort)
+        collector, asked = aggregation.collector, len(job.cohort)
         return close_round(job.algorithm, state.server, server_view, part, counts, job.policy, collector, asked)
 
     server, share = aggregated(kept)
@@ -181,10 +181,10 @@ def _refuse_changed_buffers(job: RoundJob, ends: Mapping[int, LocalEnd]) -> None
             )
 
 
-def _check_messages(job: RoundJob, kept: Mapping[int, LocalEnd], wrappers: Wrappers) -> None:
+def _check_messages(job: RoundJob, kept: Mapping[int, LocalEnd], aggregation: Aggregation) -> None:
     """Clients send what the algorithm declares, those that attack excepted."""
     sparse = job.algorithm.sparse_up(job.w.shape[1])
-    honest = [client for client in kept if wrappers.attack is None or client not in wrappers.attack.clients]
+    honest = [client for client in kept if aggregation.attack is None or client not in aggregation.attack.clients]
     for client in honest if sparse else ():
         who = f"{type(job.algorithm).__name__}.sparse_up()"
         check_sparse(kept[client].up, sparse, who, f" from client {client}")
@@ -220,8 +220,8 @@ class Closed:
 def close_before_looking(
     federation: Federation, state: State, job: RoundJob, ends: Ends, train_seconds: float
 ) -> Closed:
-    wrappers = federation.wrappers
-    new, played = close(state, job, federation.examples, ends, train_seconds, federation.population, wrappers)
+    aggregation = federation.aggregation
+    new, played = close(state, job, federation.examples, ends, train_seconds, federation.population, aggregation)
     looks = looks_due(federation, new.rounds_done, new.server, new.kept_buffers)
     return Closed(job, played, new, looks, time.perf_counter(), ends)
 
@@ -241,7 +241,7 @@ def close_without_offender(
     federation: Federation, state: State, closed: Closed, score: Scorer
 ) -> tuple[Closed, list[Score]] | None:
     """The round without the one client with which the test loss is not finite, and its scores, if there is such."""
-    if federation.wrappers.budget is not None or not closed.looks or not is_ordinary(state.server):
+    if federation.aggregation.budget is not None or not closed.looks or not is_ordinary(state.server):
         return None
     everybody, why = closed.played.kept, "the test loss is not finite with its update"
 
@@ -285,11 +285,11 @@ def server_of(
     examples: Sequence[int],
     cohort: list[int],
     population: Population | None = None,
-    wrappers: Wrappers = NOTHING,
+    aggregation: Aggregation = PLAIN_AGGREGATION,
 ) -> Server:
     """What the server may read: nothing is measured until an algorithm asks for it."""
     population = population or Population(sum(count > 0 for count in examples), sum(examples))
-    if wrappers.collector.counts_equally:
+    if aggregation.collector.counts_equally:
         coverage = len(cohort) / population.clients
     else:
         coverage = sum(examples[client] for client in cohort) / population.examples

@@ -212,12 +212,12 @@ class Store:
             write_atomically(self.folder / "partition.json", json.dumps(origin.described()).encode() + b"\n")
             inputs = Inputs.of(origin, federation.experiment.data.normalise, federation.feed.scaling)
             write_json(self.folder / "inputs.json", inputs.to_json())
-            if (attack := federation.wrappers.attack) is not None:
+            if (attack := federation.aggregation.attack) is not None:
                 write_json(self.folder / "attackers.json", {"kind": attack.kind, "clients": sorted(attack.clients)})
             with replacing(self.folder / "partition.npz") as file:
                 np.savez_compressed(file, allow_pickle=False, **origin.positions())
             names = ["versions.json", "partition.json", "inputs.json", "partition.npz"]
-            names += ["attackers.json"] if federation.wrappers.attack is not None else []
+            names += ["attackers.json"] if federation.aggregation.attack is not None else []
             config = federation.experiment.to_toml().encode()
             files = {name: checksums.sha256_of(self.folder / name) for name in names}
             self._manifest, self._lines = Manifest(files | {"config.toml": sha256(config)}), LineChecksums()
@@ -567,8 +567,8 @@ def _changed_code(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def _code(federation: Federation) -> dict[str, str | None]:
     """Fingerprints of the user code that trains and aggregates; data and split are known by their content."""
     parts = {"algorithm": code_of(federation.algorithm), "model": code_of(federation.net.module)}
-    younger = {"robust": code_of(federation.wrappers.collector), "engine": code_of(engine_class(federation.engine))}
-    return parts | {part: code for part, code in younger.items() if code is not None}
+    rule, engine = code_of(federation.aggregation.collector), code_of(engine_class(federation.engine))
+    return parts | ({} if rule is None else {"robust": rule}) | ({} if engine is None else {"engine": engine})
 
 
 def _code_files(experiment: Experiment) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from fedgg.core.sampling import Work
 from fedgg.core.server import PLAIN, Collector, first_state
 from fedgg.engines import Loop, RoundJob
 from fedgg.engines.base import Optimiser
+from fedgg.lab.aggregation import Aggregation
 from fedgg.lab.state import State, close, train
-from fedgg.lab.wrapping import Wrappers
 
 WORLD = Quadratics.draw(clients=10, disagreement=0.1)
 GOAL = WORLD.optimum()
@@ -41,7 +41,7 @@ def left(collector: Collector, attackers: int, kind: str = "sign_flip", rounds: 
             memory={},
             kept_buffers={},
         )
-        state, _ = close(state, job, examples, train(job, Loop()), wrappers=Wrappers(collector, attack))
+        state, _ = close(state, job, examples, train(job, Loop()), aggregation=Aggregation(collector, attack))
         if float(state.server.w.norm()) > 1e6:
             return float("inf")
     return float((state.server.w - GOAL).norm() / GOAL.norm())

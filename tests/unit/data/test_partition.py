@@ -228,7 +228,8 @@ def test_a_users_split_is_checked_as_those_of_the_library() -> None:
 
     expected = [list(range(12)), list(range(12, 20))]
     owners = np.repeat([0, 1], [12, 8])
-    for result in (expected, tuple(map(np.array, expected)), [expected[0][::-1], expected[1]], owners):
+    right: list[Any] = [expected, tuple(map(np.array, expected)), [expected[0][::-1], expected[1]], owners]
+    for result in right:
         assert [held.tolist() for held in split_by(result).indices] == expected
     assert split_by([range(20), []], allow_empty=True).sizes.tolist() == [20, 0]
     refused: list[tuple[Any, str]] = [

@@ -189,7 +189,7 @@ def test_clients_without_examples_change_no_result(changes: dict[str, Any]) -> N
 def test_attackers_are_drawn_from_clients_that_take_part() -> None:
     asked, data, filled = sparse(**{"attack.kind": "sign_flip", "attack.clients": 1})
     for count in range(1, len(filled) + 1):
-        attack = build(asked.changed({"attack.clients": count}), data=data[:4]).wrappers.attack
+        attack = build(asked.changed({"attack.clients": count}), data=data[:4]).aggregation.attack
         assert attack is not None
         assert len(attack.clients) == count
         assert attack.clients <= set(filled)

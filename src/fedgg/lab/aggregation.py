@@ -1,4 +1,4 @@
-"""From an experiment's sections to the wrappers around its algorithm, and whether they go with it."""
+"""The sections [privacy], [robust] and [attack]: what they make of the clients' messages before `aggregate`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from fedgg.lab.registry import build_rule
 
 
 @dataclass(frozen=True)
-class Wrappers:
-    """What happens between clients and algorithm; as it stands, nothing."""
+class Aggregation:
+    """Attack, privacy and robust rule of an experiment; by default none."""
 
     collector: Collector = PLAIN
     attack: Attack | None = None
     budget: Budget | None = None
 
 
-NOTHING = Wrappers()
+PLAIN_AGGREGATION = Aggregation()
 
 
-def wrappers_of(
+def aggregation_of(
     experiment: Experiment, algorithm: Algorithm, net: Net, clients: NDArray[np.int64]
-) -> tuple[Wrappers, list[str]]:
-    """The wrappers and what is worth knowing of them; `clients` are those that hold examples and can be drawn."""
+) -> tuple[Aggregation, list[str]]:
+    """As the experiment says, with notices for the user; `clients` are those that hold examples and can be drawn."""
     privacy, robust, attack = experiment.privacy, experiment.robust, experiment.attack
     cohort = experiment.cohort_of(len(clients))
     collector, attackers, budget, notices = PLAIN, None, None, list[str]()
@@ -50,7 +50,7 @@ def wrappers_of(
         notices += _too_weak(robust.rule, collector, attack.clients if attack else 0, cohort)
         if _sends_statistics(experiment, net):
             notices.append(
-                f"robust.rule = {robust.rule!r} covers the updates, not batch statistics, which are averaged as ever: "
+                f"robust.rule = {robust.rule!r} covers the updates, not batch statistics, which are averaged: "
                 f"model.statistics = 'frozen' keeps them out of attackers' hands"
             )
     if privacy is not None:
@@ -58,8 +58,8 @@ def wrappers_of(
         collector = ClientPrivacy(privacy.clip, privacy.noise, experiment.seed)
         state = bool(algorithm.client_memory(net.start))
         budget = Budget(len(clients), cohort, privacy.noise, privacy.delta, state, privacy.epsilon_limit)
-        notices += _about(budget, experiment.rounds)
-    return Wrappers(collector, attackers, budget), notices
+        notices += _privacy_notices(budget, experiment.rounds)
+    return Aggregation(collector, attackers, budget), notices
 
 
 def _too_weak(rule: str, collector: Collector, attackers: int, cohort: int) -> list[str]:
@@ -83,8 +83,8 @@ def _refuse_statistics(experiment: Experiment, net: Net) -> None:
         )
 
 
-def _about(budget: Budget, rounds: int) -> list[str]:
-    """What the run will spend, and what makes that worth little."""
+def _privacy_notices(budget: Budget, rounds: int) -> list[str]:
+    """What the run will spend, and what weakens the guarantee."""
     if budget.noise == 0:
         return ["privacy.noise = 0: updates are clipped and counted equally, but nothing is protected"]
     affordable = budget.affordable(rounds)
@@ -95,12 +95,14 @@ def _about(budget: Budget, rounds: int) -> list[str]:
         )
     spent = f"privacy: {affordable} rounds spend epsilon {budget.epsilon(affordable):.2f} at delta {budget.delta:g}"
     spent += f" (accountant: {budget.accountant(affordable)})"
-    told = [spent if affordable == rounds else f"{spent}, which is all that epsilon_limit allows of {rounds}"]
+    notices = [spent if affordable == rounds else f"{spent}, which is all that epsilon_limit allows of {rounds}"]
     if budget.client_state and budget.cohort < budget.clients:
-        told.append(
+        notices.append(
             "privacy: clients of this algorithm keep state between rounds, from which later updates may tell who was "
             "drawn: epsilon counts cohorts as known, and is larger than where clients keep nothing"
         )
     if budget.delta * budget.clients > 1:
-        told.append(f"privacy.delta = {budget.delta:g} is more than 1 / {budget.clients} clients: it promises little")
-    return told
+        notices.append(
+            f"privacy.delta = {budget.delta:g} is more than 1 / {budget.clients} clients: it promises little"
+        )
+    return notices
