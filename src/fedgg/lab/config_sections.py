@@ -94,9 +94,10 @@ class RobustConfig(PartConfig):
         accepted = accepted_settings(RULES[self.rule])
         _refuse_unknown_keys({key: value for key, value in self.settings.items() if key not in accepted})
         for key in ("trim", "clip"):
-            if key in accepted and getattr(self, key) is None:
-                self.__dict__[key] = accepted[key].default
-            elif key not in accepted and getattr(self, key) is not None:
+            if key in accepted:
+                default = None if accepted[key].default is accepted[key].empty else accepted[key].default
+                self.__dict__[key] = default if getattr(self, key) is None else getattr(self, key)
+            elif getattr(self, key) is not None:
                 rules = " or ".join(repr(name) for name, rule in RULES.items() if key in accepted_settings(rule))
                 raise ValueError(f"robust.{key} belongs to rule = {rules}, not to {self.rule!r}: leave it out")
         return self
