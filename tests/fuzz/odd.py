@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import tomllib
@@ -283,3 +284,9 @@ def odd_folder(whole: Path, folder: Path, chance: random.Random) -> Path:
         else:
             file.write_text(json.dumps(mutated(json.loads(file.read_text()), chance)))
     return folder
+
+
+def limit_memory(more: int) -> None:
+    """Of this process, to what it has and so many bytes more: some builds of torch take much address space."""
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + more, size + more))

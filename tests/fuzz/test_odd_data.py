@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import random
-import resource
 import signal
 import struct
 import traceback
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.io
+from odd import limit_memory
 from safetensors.torch import save
 
 from fedgg.data.arrays import load_npz
@@ -90,12 +90,12 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
 
 
 def outcomes(kinds: Kinds, cases: Sequence[Case]) -> list[str]:
-    """What comes of each, read in a process of its own with 4 GB; a case on which it ends is the last."""
+    """What comes of each, read in a process of its own with 4 GB more; a case on which it ends is the last."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:  # pragma: no cover
         os.close(reading)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        limit_memory(MEMORY)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import signal
 import tomllib
 import traceback
@@ -12,7 +11,8 @@ import warnings
 from pathlib import Path
 
 import pytest
-from odd import patience
+import torch
+from odd import limit_memory, patience
 
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment, described_settings, load_experiment
@@ -136,12 +136,13 @@ def read(text: str, file: Path) -> Experiment | None:
 
 
 def played(experiment: Experiment) -> str:
-    """How one round of it ends, in a process of its own that has 5 GB and 30 seconds; unfinished is in order."""
+    """How one round of it ends, in a process of its own that has 5 GB more and 30 seconds; unfinished is in order."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:  # pragma: no cover
         os.close(reading)
-        resource.setrlimit(resource.RLIMIT_AS, (5 << 30, 5 << 30))
+        limit_memory(5 << 30)
+        torch.cuda.device_count = lambda: 0  # a fork cannot use a GPU that its parent has used
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(30)
         quiet = os.open(os.devnull, os.O_WRONLY)
