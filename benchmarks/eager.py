@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedgg.data.transforms import MARGIN
 from fedgg.lab.federation import Federation
-from fedgg.lab.registry import build_model
+from fedgg.lab.name_resolution import build_model
 
 
 class EagerLoop:

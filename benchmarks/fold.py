@@ -2,7 +2,7 @@
 
     python benchmarks/fold.py runs/STUDY results/NAME.json --note "what else a reader should know"
 
-Every undamaged run that has ended below the folder is in it; `fedgg.runfolder.archive` documents and reads the file.
+Every undamaged run that has ended below the folder is in it; `fedgg.runfolder.json_archive` reads the file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedgg.runfolder.archive import write_archive
+from fedgg.runfolder.json_archive import write_archive
 from fedgg.runfolder.read import read_run
 
 

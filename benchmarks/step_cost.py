@@ -39,7 +39,7 @@ from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.federation import Federation
-from fedgg.lab.state import State, begin, close, next_job, train
+from fedgg.lab.run_state import State, begin, close, next_job, train
 from fedgg.lab.torch_settings import arithmetic
 
 BATCH = 64

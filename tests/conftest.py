@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fedgg.lab import trust
+from fedgg.lab import trusted_code as trust
 
 pytest_plugins = ["browsing"]
 collect_ignore_glob = (

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
     from fedgg.api import StudyResult, compare, sweep
     from fedgg.core.algorithm import Algorithm, Batch, Client, Number, Server, setting
-    from fedgg.core.rows import Rows, dot, length
+    from fedgg.core.client_rows import Rows, dot, length
     from fedgg.core.sampling import Work
     from fedgg.lab.config import Experiment
     from fedgg.lab.config_sections import (
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from fedgg.lab.run_result import Run
     from fedgg.lab.runner import run
     from fedgg.lab.study import Study, run_study
-    from fedgg.lab.trust import trust
+    from fedgg.lab.trusted_code import trust
 
 __version__ = "0.1.0"
 OLDEST_NUMPY = (2, 0)
@@ -65,7 +65,7 @@ _HOMES = {
     "fedgg.api": ("StudyResult", "compare", "sweep"),
     "fedgg.core.algorithm": ("Algorithm", "Batch", "Server", "Number", "Client", "setting"),
     "fedgg.core.sampling": ("Work",),
-    "fedgg.core.rows": ("Rows", "dot", "length"),
+    "fedgg.core.client_rows": ("Rows", "dot", "length"),
     "fedgg.lab.config": ("Experiment",),
     "fedgg.lab.config_sections": (
         "AlgorithmConfig",
@@ -83,7 +83,7 @@ _HOMES = {
     "fedgg.lab.run_result": ("Run",),
     "fedgg.lab.runner": ("run",),
     "fedgg.lab.study": ("Study", "run_study"),
-    "fedgg.lab.trust": ("trust",),
+    "fedgg.lab.trusted_code": ("trust",),
 }
 
 

@@ -19,9 +19,9 @@ from fedgg.core.algorithm import Algorithm
 from fedgg.errors import UserError, missing_extra
 from fedgg.lab.build import DataGiven, ModelGiven, chosen_device, dataset_of, with_given_clients
 from fedgg.lab.config import Experiment
+from fedgg.lab.name_resolution import build_algorithm, check_needs, given_algorithm
 from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_here
-from fedgg.lab.registry import build_algorithm, check_needs, given_algorithm
 from fedgg.lab.run_processes import Given, Job
 from fedgg.lab.runner import with_names
 from fedgg.lab.study import check_labels
@@ -31,7 +31,7 @@ from fedgg.output_files import PAGE
 from fedgg.report.tables import Table, as_markdown, comparison_tables
 from fedgg.runfolder.locks import writing_pages
 from fedgg.runfolder.read import read_study
-from fedgg.runfolder.records import StudyRecord, flat
+from fedgg.runfolder.run_records import StudyRecord, flat
 
 Variant = Algorithm | type[Algorithm] | str | Mapping[str, Any]  # an algorithm, or settings under dotted keys
 

@@ -26,10 +26,10 @@ with warnings.catch_warnings():
     import fedgg.cli
     from fedgg.cli import screen
 
-from fedgg.cli.choices import refuse_a_study
+from fedgg.cli.options import refuse_a_study
 from fedgg.errors import UserError
-from fedgg.lab import trust
-from fedgg.runfolder.archive import write_archive
+from fedgg.lab import trusted_code as trust
+from fedgg.runfolder.json_archive import write_archive
 from fedgg.runfolder.read import read_run
 
 CANARY = Path("CANARY")

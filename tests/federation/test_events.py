@@ -20,7 +20,7 @@ pytest.importorskip("flwr")
 from federations import PATIENCE, Up, assert_as_embedded, events, lost, members, start
 
 import fedgg
-from fedgg.analysis.run_columns import run_columns
+from fedgg.analysis.chart_data import run_columns
 from fedgg.flower.local.certificates import make_node_key
 from fedgg.flower.local.processes import ProcessSpec, flower_environment, supervised
 from fedgg.flower.local.setup import FederationFolder, free_ports

@@ -16,15 +16,15 @@ import pytest
 from damage import damage_one_file
 from observers import Callbacks
 
+from fedgg.analysis.chart_data import run_columns
 from fedgg.analysis.collect import RunCollection
-from fedgg.analysis.run_columns import run_columns
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.run_result import Run
+from fedgg.lab.run_session import Session
 from fedgg.lab.runner import run
-from fedgg.lab.session import Session
 from fedgg.lab.store import Store
-from fedgg.runfolder.records import RunRecord
+from fedgg.runfolder.run_records import RunRecord
 
 ROUNDS, STOPPED = 6, 4
 SECONDS = 60.0  # nothing here takes one

@@ -25,7 +25,7 @@ from fedgg.data.arrays import load_npz
 from fedgg.data.readers import load_cifar10, load_svhn
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
-from fedgg.lab.registry import build_model, load_start
+from fedgg.lab.name_resolution import build_model, load_start
 
 files = pytest.importorskip("fedgg.flower.data_files", reason="a client's file is read by the extra `flower`")
 

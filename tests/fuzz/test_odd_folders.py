@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from odd import CRAFTED, FILES, LARGE, crafted, mutated, odd_folder, patience, reference
 
+from fedgg.analysis.chart_data import run_columns
 from fedgg.analysis.collect import RunCollection
-from fedgg.analysis.run_columns import run_columns
 from fedgg.cli.progress import _draw
 from fedgg.errors import UserError
 from fedgg.lab.runner import run
@@ -24,7 +24,7 @@ from fedgg.output_files import write_text
 from fedgg.report.export import write_figures, write_tables
 from fedgg.report.live import LiveData
 from fedgg.report.page import report_html
-from fedgg.runfolder.archive import archive_of, read_archive
+from fedgg.runfolder.json_archive import archive_of, read_archive
 from fedgg.runfolder.read import read_run
 
 

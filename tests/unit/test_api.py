@@ -15,7 +15,7 @@ import pytest
 from torch import nn
 
 import fedgg
-from fedgg.cli.choices import refuse_a_study
+from fedgg.cli.options import refuse_a_study
 from fedgg.core.algorithm import Client, Number
 from fedgg.errors import UserError
 from fedgg.runfolder.read import read_study

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedgg.core.client_rows import Rows
 from fedgg.core.local import LocalEnd
-from fedgg.core.rows import Rows
 from fedgg.core.sampling import stream
 from fedgg.core.server import Lost
 

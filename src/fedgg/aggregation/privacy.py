@@ -43,7 +43,7 @@ from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom
 from torch import Tensor
 
-from fedgg.core.rows import Rows
+from fedgg.core.client_rows import Rows
 from fedgg.core.sampling import stream
 from fedgg.core.server import Collector, Sent, all_sent_the_same
 from fedgg.errors import UserError

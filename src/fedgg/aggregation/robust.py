@@ -16,7 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedgg.aggregation.privacy import lengths, refuse_what_is_no_vector, within
-from fedgg.core.rows import Rows
+from fedgg.core.client_rows import Rows
 from fedgg.core.server import Collector, Sent, all_sent_the_same
 
 

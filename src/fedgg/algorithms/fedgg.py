@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Client, Number, Server, setting
-from fedgg.core.rows import Rows, dot, length
+from fedgg.core.client_rows import Rows, dot, length
 
 EPSILON = 1e-8  # the floor under both lengths in torch.nn.functional.cosine_similarity
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedgg.analysis.chart_data import run_columns
 from fedgg.analysis.labels import labelled
-from fedgg.analysis.run_columns import run_columns
 from fedgg.errors import UserError
-from fedgg.runfolder.archive import is_archive, read_archive
+from fedgg.runfolder.json_archive import is_archive, read_archive
 from fedgg.runfolder.read import FollowedRun, Stamp, read_study_plan, stamp
-from fedgg.runfolder.records import PER_RUN, RunRecord, StudyPlan, StudyRecord, differing, flat
+from fedgg.runfolder.run_records import PER_RUN, RunRecord, StudyPlan, StudyRecord, differing, flat
 
 DATA_SETTINGS = ("data.", "split.")  # what is learned from, rather than how
 MOST_DEPTH = 5  # folders below the one named that are searched; those of `fedgg reproduce` are three deep

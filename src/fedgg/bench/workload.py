@@ -16,8 +16,8 @@ from fedgg.core.sampling import stream, torch_stream
 from fedgg.data.arrays import from_arrays
 from fedgg.data.catalog import CIFAR10, data_folder
 from fedgg.data.dataset import Dataset
+from fedgg.data.load import load
 from fedgg.data.readers import find_copies
-from fedgg.data.sources import load
 from fedgg.data.transforms import scaling
 from fedgg.files import replacing
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedgg.algorithms import FedAvg
 from fedgg.check.laws import Broken, Skipped, demand, demand_equal
 from fedgg.check.toy_problems import Quadratics
-from fedgg.core import sampling as plan
+from fedgg.core import sampling
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.sampling import Work
 from fedgg.core.server import first_state
@@ -25,9 +25,9 @@ from fedgg.lab.build import build
 from fedgg.lab.checkpoint import read_checkpoint, write_checkpoint
 from fedgg.lab.config import Experiment
 from fedgg.lab.federation import Federation
-from fedgg.lab.registry import given_algorithm
+from fedgg.lab.name_resolution import given_algorithm
+from fedgg.lab.run_state import State, begin, close, play_round, server_of, train
 from fedgg.lab.runner import with_names
-from fedgg.lab.state import State, begin, close, play_round, server_of, train
 
 
 def digits(algorithm: Algorithm, rounds: int, cohort: int | None = None, precision: str = "fp32") -> Experiment:
@@ -87,7 +87,7 @@ def clients_may_miss_rounds(algorithm: Algorithm) -> None:
     federation = build(digits(algorithm, 5, cohort=2), algorithm=algorithm)
     state, called = begin(federation), set[int]()
     for number in range(5):
-        called |= set(plan.cohort(0, number, 5, 2))
+        called |= set(sampling.cohort(0, number, 5, 2))
         state, record = play_round(federation, state, Fused())
         demand(not record["lost"], f"round {number + 1}: {record['lost']}")
         demand(
@@ -141,7 +141,7 @@ def on_quadratics(
     state = State(0, first_state(algorithm, net.start, {}), {}, {})
     worth = SGD.of(lr, momentum, 0.0, net.start).effective_steps(torch.full((1, 1), float(work.epochs)))
     for number in range(steps // work.epochs):
-        invited = plan.cohort(0, number, len(examples), cohort)
+        invited = sampling.cohort(0, number, len(examples), cohort)
         server = server_of(state, net, feed, examples, invited)
         job = RoundJob(
             algorithm=algorithm,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedgg.check.toy_problems import Standing, ToyClient, play, server_of, small_net
 from fedgg.core.algorithm import Algorithm, arithmetic_beside_fedavg
-from fedgg.core.rows import Rows
+from fedgg.core.client_rows import Rows
 
 MANY = 1_000_000  # parameters of a model whose sparse messages are measured
 EPOCHS = 5  # an experiment's default; what is computed once a round weighs the less, the more there are

@@ -15,7 +15,7 @@ from fedgg import __version__, check_numpy
 from fedgg.cli import bench, data, flower, listing, report, reproduce, run, study
 from fedgg.cli.screen import OutputLost, close_output, complain, confirm, prepare_output, say
 from fedgg.errors import UserError, missing_extra
-from fedgg.lab.trust import ask_with
+from fedgg.lab.trusted_code import ask_with
 
 app = typer.Typer(
     name="fedgg",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedgg.cli import choices
+from fedgg.cli import options
 from fedgg.cli.screen import Heartbeat, note, print_table, progress, say
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def bench(
         Literal["auto", "cifar10", "stand-in"],
         typer.Option(help="auto: CIFAR-10 where it is on this machine, else generated images of its shape."),
     ] = "auto",
-    data_folder: choices.DataFolderOption = None,
+    data_folder: options.DataFolderOption = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A twentieth of the images: to see that everything works.")
     ] = False,

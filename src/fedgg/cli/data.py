@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-from fedgg.cli import choices
+from fedgg.cli import options
 from fedgg.cli.screen import Words, errors, say
 from fedgg.data import DATASETS, SPLITS
 from fedgg.errors import UserError
@@ -26,7 +26,7 @@ NameArgument = Annotated[str, typer.Argument(help=f"{', '.join(DATASETS)}.")]
 @app.command()
 def fetch(
     name: NameArgument,
-    data_folder: choices.DataFolderOption = None,
+    data_folder: options.DataFolderOption = None,
     mirror: Annotated[str | None, typer.Option(help="An address that holds the publisher's files.")] = None,
 ) -> None:
     """Download a data set from its publisher; checked by checksum, and resumed if it was interrupted.
@@ -68,7 +68,7 @@ def fetch(
 @app.command()
 def check(
     name: NameArgument,
-    data_folder: choices.DataFolderOption = None,
+    data_folder: options.DataFolderOption = None,
     strict: Annotated[bool, typer.Option(help="Accept the publisher's own bytes only.")] = False,
 ) -> None:
     """Verify what is on this machine: checksums, and the content read to the end.
@@ -89,13 +89,13 @@ def check(
 @app.command()
 def show(
     name: Annotated[str, typer.Argument(help=f"{DATASETS.choices()}.")],
-    clients: choices.ClientsOption = None,
+    clients: options.ClientsOption = None,
     scheme: Annotated[str | None, typer.Option(help=f"{SPLITS.choices()}.")] = None,
-    beta: choices.BetaOption = None,
+    beta: options.BetaOption = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the split.")] = None,
     min_examples: Annotated[int | None, typer.Option(help="The smallest client holds at least this many.")] = None,
-    settings: choices.SetOption = None,
-    data_folder: choices.DataFolderOption = None,
+    settings: options.SetOption = None,
+    data_folder: options.DataFolderOption = None,
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("runs/data"),
 ) -> None:
     """Draw samples of a data set and how it splits over clients (the paper's Fig. 1), as `fedgg run` would split it.
@@ -109,7 +109,7 @@ def show(
     from fedgg.lab.build import load_data, split_of, with_given_clients
     from fedgg.lab.config import Experiment
     from fedgg.lab.federation import names_of
-    from fedgg.lab.trust import trust_named
+    from fedgg.lab.trusted_code import trust_named
     from fedgg.output_files import writing_to
     from fedgg.report.data_figures import samples_figure, split_figure
     from fedgg.report.figure_style import save
@@ -118,7 +118,7 @@ def show(
     changed = {key: value for key, value in short.items() if value is not None}
     trust_named(changed)
     experiment = Experiment().changed(
-        changed | choices.changes(data=name, clients=clients, beta=beta, settings=settings)
+        changed | options.changes(data=name, clients=clients, beta=beta, settings=settings)
     )
     if experiment.data.source != name:
         raise UserError(f"--set data.source={experiment.data.source}: the data set to show is {name}")

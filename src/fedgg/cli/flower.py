@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import Progress
 
-from fedgg.cli import choices
-from fedgg.cli.choices import folder_name
+from fedgg.cli import options
+from fedgg.cli.options import folder_name
 from fedgg.cli.progress import RunProgress, show_summary
 from fedgg.cli.screen import note, progress, say
 from fedgg.errors import UserError
@@ -34,9 +34,9 @@ ExperimentArgument = Annotated[Path, typer.Argument(help="A TOML file.")]
 def new(
     folder: Annotated[Path, typer.Argument(help="The folder to write; it must not be there yet.")],
     experiment: ExperimentArgument,
-    settings: choices.SetOption = None,
-    out: choices.OutOption = None,
-    trust: choices.TrustOption = None,
+    settings: options.SetOption = None,
+    out: options.OutOption = None,
+    trust: options.TrustOption = None,
 ) -> None:
     """Write a Flower app that runs an experiment: in Flower's simulation at once, and against any deployment.
 
@@ -50,8 +50,8 @@ def new(
     from fedgg.lab.build import with_given_clients
     from fedgg.lab.config import load_experiment
 
-    choices.trust_all(trust)
-    chosen = with_given_clients(load_experiment(experiment).changed(choices.changes(settings=settings)))
+    options.trust_all(trust)
+    chosen = with_given_clients(load_experiment(experiment).changed(options.changes(settings=settings)))
     names = new_app(folder, chosen, out or Path("runs") / folder.name)
     say(f"written: {folder / 'pyproject.toml'}, {folder / names.package}, {folder / 'README.md'}")
     say(f"run it in Flower's simulation: flwr run {shlex.quote(str(folder))} --stream")
@@ -60,13 +60,13 @@ def new(
 @app.command()
 def up(
     experiment: ExperimentArgument,
-    clients: choices.ClientsOption = None,
-    rounds: choices.RoundsOption = None,
-    settings: choices.SetOption = None,
+    clients: options.ClientsOption = None,
+    rounds: options.RoundsOption = None,
+    settings: options.SetOption = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds that clients have for an answer.", min=1)] = None,
     min_clients: Annotated[int | None, typer.Option(help="The fewest answers a round may stand on.", min=1)] = None,
-    data_folder: choices.DataFolderOption = None,
-    out: choices.OutOption = None,
+    data_folder: options.DataFolderOption = None,
+    out: options.OutOption = None,
     host: Annotated[str, typer.Option(help="Where the SuperLink listens.")] = "127.0.0.1",
     no_tls: Annotated[bool, typer.Option("--no-tls", help="Without encryption.")] = False,
     no_authentication: Annotated[
@@ -84,7 +84,7 @@ def up(
             "one of its own where the system allows it.",
         ),
     ] = False,
-    trust: choices.TrustOption = None,
+    trust: options.TrustOption = None,
 ) -> None:
     """Start a whole federation on this machine, run an experiment on it, and take everything down again.
 
@@ -102,9 +102,9 @@ def up(
     from fedgg.lab.build import with_given_clients
     from fedgg.lab.config import load_experiment
 
-    choices.trust_all(trust)
+    options.trust_all(trust)
     listening = Listening(host, not no_tls, not (no_authentication or no_tls), insecure_beyond_loopback, shared_network)
-    changed = choices.changes(clients=clients, rounds=rounds, settings=settings)
+    changed = options.changes(clients=clients, rounds=rounds, settings=settings)
     chosen = with_given_clients(load_experiment(experiment).changed(changed), data_folder=data_folder)
     given = {"deadline": deadline, "min_clients": min_clients}
     run_settings = {key: value for key, value in given.items() if value is not None}
@@ -142,7 +142,7 @@ def run_up(
     settings: dict[str, int | float],
 ) -> None:
     from fedgg.flower.local.federation import up as run_federation
-    from fedgg.lab.registry import check_code
+    from fedgg.lab.name_resolution import check_code
     from fedgg.lab.store import Store
 
     check_code(experiment)

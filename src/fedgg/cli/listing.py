@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fedgg.cli.screen import console, print_table, printable, progress, say
 from fedgg.errors import UserError
-from fedgg.lab.trust import trust_named
+from fedgg.lab.trusted_code import trust_named
 from fedgg.registry import first_line
 from fedgg.report.tables import Table
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def show_algorithm(name: str) -> None:
     """Paper and equation, how it differs and when to use it, its settings, what it costs."""
     from fedgg.algorithms import ALGORITHMS
-    from fedgg.lab.registry import algorithm_class
+    from fedgg.lab.name_resolution import algorithm_class
 
     name = name.lower() if name.lower() in ALGORITHMS else name
     kind = algorithm_class(name)
@@ -233,7 +233,7 @@ def check(
     import torch
 
     from fedgg.check import PROPERTIES, Broken, Skipped
-    from fedgg.lab.registry import algorithm_class
+    from fedgg.lab.name_resolution import algorithm_class
 
     torch.set_num_threads(1)
     trust_named({"algorithm.name": algorithm})

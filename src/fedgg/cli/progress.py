@@ -152,7 +152,7 @@ def show_progress(runs: int, rounds: int, work: Callable[[Observer], None]) -> N
 
 def show_summary(summary: dict[str, Any], folder: Path) -> None:
     """How a run ended, with its pictures."""
-    from fedgg.analysis.conditions import shown_megabytes
+    from fedgg.analysis.run_environment import shown_megabytes
 
     _draw(folder)
     if (why := ending(summary)) is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgg.cli import choices
+from fedgg.cli import options
 from fedgg.cli.progress import processes_for, show_progress
 from fedgg.cli.report import BESIDE_PAPER, write_report
 from fedgg.cli.screen import note, print_table, say
@@ -46,17 +46,17 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="A small version on the embedded digits: no download, no GPU.")
     ] = False,
-    device: choices.DeviceOption = None,
-    settings: choices.SetOption = None,
-    jobs: choices.JobsOption = None,
-    data_folder: choices.DataFolderOption = None,
+    device: options.DeviceOption = None,
+    settings: options.SetOption = None,
+    jobs: options.JobsOption = None,
+    data_folder: options.DataFolderOption = None,
     source: Annotated[
         Path | None, typer.Option("--from", help="Run nothing: show the runs in archives that --fold wrote.")
     ] = None,
     fold: Annotated[
         Path | None, typer.Option(help="Also write all runs shown to an archive (JSON).", metavar="FILE.json")
     ] = None,
-    out: choices.OutOption = None,
+    out: options.OutOption = None,
 ) -> None:
     """Reproduce the paper's tables and figures, and show them beside the printed values.
 
@@ -87,10 +87,10 @@ def reproduce(
     plan = ReproductionPlan(
         items=chosen_items(items or ["all", "ours"]),
         datasets=(QUICK,) if quick else chosen_datasets(datasets),
-        seeds=choices.seeds_or_count(seeds) if seeds else ((0, 1) if quick else (0, 1, 2)),
+        seeds=options.seeds_or_count(seeds) if seeds else ((0, 1) if quick else (0, 1, 2)),
         readings=tuple(dict.fromkeys(reading or ["text"])),
         quick=quick,
-        changes=choices.changes(rounds=rounds, device=device, settings=settings),
+        changes=options.changes(rounds=rounds, device=device, settings=settings),
     )
     folder = out or Path("runs") / ("paper-shown" if source else "paper-quick" if quick else "paper")
     processes = jobs or processes_for(plan.base(plan.datasets[0]).engine.device)
@@ -112,7 +112,7 @@ def _make(
 ) -> None:
     from fedgg.paper.output import make_items, page_name, write_items
     from fedgg.paper.results import ArchivedRuns, RunFolders, all_records
-    from fedgg.runfolder.archive import write_archive
+    from fedgg.runfolder.json_archive import write_archive
 
     for item in plan.items:
         if not plan.datasets_of(item):

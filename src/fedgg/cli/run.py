@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgg.cli import choices
-from fedgg.cli.choices import folder_name, refuse_a_study
+from fedgg.cli import options
+from fedgg.cli.options import folder_name, refuse_a_study
 from fedgg.cli.progress import RunProgress, show_summary
 from fedgg.cli.screen import described, note, progress, say
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 def run(
     experiment: Annotated[Path | None, typer.Argument(help="A TOML file; without one, the defaults.")] = None,
     algorithm: Annotated[str | None, typer.Option(help="NAME[:KEY=VALUE,...], for instance fedgg:mu=0.1.")] = None,
-    data: choices.DataOption = None,
-    model: choices.ModelOption = None,
-    clients: choices.ClientsOption = None,
-    beta: choices.BetaOption = None,
-    rounds: choices.RoundsOption = None,
+    data: options.DataOption = None,
+    model: options.ModelOption = None,
+    clients: options.ClientsOption = None,
+    beta: options.BetaOption = None,
+    rounds: options.RoundsOption = None,
     seed: Annotated[
         int | None, typer.Option(help="Random seed: split, initial weights, client sampling, batch order.")
     ] = None,
-    device: choices.DeviceOption = None,
-    settings: choices.SetOption = None,
-    data_folder: choices.DataFolderOption = None,
-    out: choices.OutOption = None,
-    trust: choices.TrustOption = None,
+    device: options.DeviceOption = None,
+    settings: options.SetOption = None,
+    data_folder: options.DataFolderOption = None,
+    out: options.OutOption = None,
+    trust: options.TrustOption = None,
 ) -> None:
     """Run one experiment; with a folder that holds a part of it, resume it.
 
@@ -46,13 +46,13 @@ def run(
     from fedgg.lab.build import with_given_clients
     from fedgg.lab.config import Experiment, load_experiment
 
-    choices.trust_all(trust)
+    options.trust_all(trust)
     base = load_experiment(experiment) if experiment else Experiment()
-    changed = choices.changes(
+    changed = options.changes(
         data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
     )
     if algorithm:
-        changed = choices.algorithm_settings(algorithm) | changed
+        changed = options.algorithm_settings(algorithm) | changed
     if seed is not None:
         changed["seed"] = seed
     chosen = with_given_clients(base.changed(changed), data_folder=data_folder)
@@ -65,8 +65,8 @@ def resume(
     epsilon_limit: Annotated[
         float | None, typer.Option(help="A larger privacy.epsilon_limit than at the start.")
     ] = None,
-    data_folder: choices.DataFolderOption = None,
-    trust: choices.TrustOption = None,
+    data_folder: options.DataFolderOption = None,
+    trust: options.TrustOption = None,
 ) -> None:
     """Resume a run that was stopped or killed; the result has the same bits as without the interruption.
 
@@ -80,7 +80,7 @@ def resume(
     from fedgg.lab.store import Store
 
     refuse_a_study(folder)
-    choices.trust_all(trust)
+    options.trust_all(trust)
     if (folder / "federation").is_dir() and not Store(folder).holds_a_run():
         raise UserError(
             f"{folder} holds a federation that never began: call `fedgg flower up` again with the same experiment and "
@@ -109,16 +109,16 @@ def resume(
 
 def _check_code_is_the_same(experiment: Experiment, folder: Path) -> None:
     """A folder may come from somebody else: its code runs if the user allows it, and has not changed or is named."""
-    from fedgg.lab.registry import code_of_parts
+    from fedgg.lab.name_resolution import code_of_parts
     from fedgg.lab.store import Store
-    from fedgg.lab.trust import check_trusted, doubt_about
+    from fedgg.lab.trusted_code import check_trusted, doubt_about
 
     for part, code in code_of_parts(experiment).items():
         check_trusted(code, doubt_about(code, Store(folder).code_files().get(part)))
 
 
 def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None:
-    from fedgg.lab.registry import check_code
+    from fedgg.lab.name_resolution import check_code
     from fedgg.lab.runner import run as run_experiment
 
     check_code(experiment)

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgg.analysis.labels import short_names
-from fedgg.cli import choices
-from fedgg.cli.choices import called_as
+from fedgg.cli import options
+from fedgg.cli.options import called_as
 from fedgg.cli.progress import processes_for, show_progress
 from fedgg.cli.report import write_report
 from fedgg.cli.screen import described, note, print_table, say
 from fedgg.errors import UserError, missing_extra
-from fedgg.lab.trust import trust_named
+from fedgg.lab.trusted_code import trust_named
 from fedgg.output_files import PAGE
 from fedgg.runfolder.locks import writing_pages
 
 if TYPE_CHECKING:
     from fedgg.lab.study import Study
-    from fedgg.runfolder.records import StudyRecord
+    from fedgg.runfolder.run_records import StudyRecord
 
 
 def compare(
@@ -31,18 +31,18 @@ def compare(
     algorithm: Annotated[
         list[str] | None, typer.Option(help="[LABEL@]NAME[:KEY=VALUE,...]; repeat it. The first is the reference.")
     ] = None,
-    seeds: choices.SeedsOption = None,
-    data: choices.DataOption = None,
-    model: choices.ModelOption = None,
-    clients: choices.ClientsOption = None,
-    beta: choices.BetaOption = None,
-    rounds: choices.RoundsOption = None,
-    device: choices.DeviceOption = None,
-    settings: choices.SetOption = None,
-    jobs: choices.JobsOption = None,
-    data_folder: choices.DataFolderOption = None,
-    out: choices.OutOption = None,
-    trust: choices.TrustOption = None,
+    seeds: options.SeedsOption = None,
+    data: options.DataOption = None,
+    model: options.ModelOption = None,
+    clients: options.ClientsOption = None,
+    beta: options.BetaOption = None,
+    rounds: options.RoundsOption = None,
+    device: options.DeviceOption = None,
+    settings: options.SetOption = None,
+    jobs: options.JobsOption = None,
+    data_folder: options.DataFolderOption = None,
+    out: options.OutOption = None,
+    trust: options.TrustOption = None,
 ) -> None:
     """Compare algorithms on the same splits, with a verdict on each difference over the seeds.
 
@@ -59,16 +59,16 @@ def compare(
     """
     from fedgg.lab.study import Study, demo_study, load_study
 
-    choices.trust_all(trust)
+    options.trust_all(trust)
     chosen = load_study(study) if study else demo_study()
-    variants = choices.variants(algorithm, _labels_in(out)) if algorithm else chosen.variants
-    changed = choices.changes(
+    variants = options.variants(algorithm, _labels_in(out)) if algorithm else chosen.variants
+    changed = options.changes(
         data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
     )
     chosen = Study(
         chosen.base.changed(changed),
         variants,
-        choices.seeds(seeds) if seeds else chosen.seeds,
+        options.seeds(seeds) if seeds else chosen.seeds,
         next(iter(variants)) if algorithm else chosen.reference,
     )
     _run(chosen, out or _folder(study.stem if study else "compare", chosen), jobs, data_folder)
@@ -78,18 +78,18 @@ def sweep(
     experiment: Annotated[Path | None, typer.Argument(help="A TOML file; without one, the defaults.")] = None,
     grid: Annotated[list[str] | None, typer.Option(help="KEY=VALUE,VALUE,...; repeat it for more axes.")] = None,
     algorithm: Annotated[str | None, typer.Option(help="NAME[:KEY=VALUE,...] under every combination.")] = None,
-    seeds: choices.SeedsOption = None,
-    data: choices.DataOption = None,
-    model: choices.ModelOption = None,
-    clients: choices.ClientsOption = None,
-    beta: choices.BetaOption = None,
-    rounds: choices.RoundsOption = None,
-    device: choices.DeviceOption = None,
-    settings: choices.SetOption = None,
-    jobs: choices.JobsOption = None,
-    data_folder: choices.DataFolderOption = None,
-    out: choices.OutOption = None,
-    trust: choices.TrustOption = None,
+    seeds: options.SeedsOption = None,
+    data: options.DataOption = None,
+    model: options.ModelOption = None,
+    clients: options.ClientsOption = None,
+    beta: options.BetaOption = None,
+    rounds: options.RoundsOption = None,
+    device: options.DeviceOption = None,
+    settings: options.SetOption = None,
+    jobs: options.JobsOption = None,
+    data_folder: options.DataFolderOption = None,
+    out: options.OutOption = None,
+    trust: options.TrustOption = None,
 ) -> None:
     """Run every combination of some settings; the first combination is the reference of the table.
 
@@ -110,19 +110,19 @@ def sweep(
             raise UserError(f"--grid {text!r} is not of the form KEY=VALUE,VALUE, for instance algorithm.mu=0.01,0.1")
         if key in axes:
             raise UserError(f"--grid {key} is named twice: put all its values into one, {key}=VALUE,VALUE")
-        axes[key] = [choices.parsed(value.strip()) for value in choices.split_values(values)]
+        axes[key] = [options.parsed(value.strip()) for value in options.split_values(values)]
         for value in axes[key]:
             trust_named({key: value})
-    choices.trust_all(trust)
-    changed = choices.changes(
+    options.trust_all(trust)
+    changed = options.changes(
         data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
     )
     if algorithm:
-        changed = choices.algorithm_settings(algorithm) | changed
+        changed = options.algorithm_settings(algorithm) | changed
     base = (load_experiment(experiment) if experiment else Experiment()).changed(changed)
     classes = [str(name) for key in ("algorithm.name", "model.name") for name in axes.get(key, [])]
     variants = study.grid(axes, short_names(classes))
-    chosen = study.Study(base, variants, choices.seeds(seeds) if seeds else (base.seed,), next(iter(variants)))
+    chosen = study.Study(base, variants, options.seeds(seeds) if seeds else (base.seed,), next(iter(variants)))
     _run(chosen, out or _folder("sweep", chosen), jobs, data_folder)
 
 

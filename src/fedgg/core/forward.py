@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from fedgg.core.client_rows import Rows
 from fedgg.core.dropout import CountedMasks
 from fedgg.core.layout import Layout
-from fedgg.core.rows import Rows
 
 if TYPE_CHECKING:
     from fedgg.core.net import Net

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch, Client
+from fedgg.core.client_rows import Rows, check, each_row
 from fedgg.core.dropout import DropoutKey, mask_keys
 from fedgg.core.forward import RowsForward
 from fedgg.core.measure import Probe
 from fedgg.core.net import Net
-from fedgg.core.rows import Rows, check, each_row
 from fedgg.core.sgd import SGD
 from fedgg.errors import UserError
 

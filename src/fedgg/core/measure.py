@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedgg.core.client_rows import Rows
 from fedgg.core.forward import mean_loss
 from fedgg.core.net import Net
-from fedgg.core.rows import Rows
 from fedgg.errors import UserError
 
 

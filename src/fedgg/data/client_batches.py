@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgg import kernels
-from fedgg.core import sampling as plan
+from fedgg.core import sampling
 from fedgg.core.algorithm import Batch
 from fedgg.data.dataset import Dataset
 from fedgg.data.transforms import MARGIN, Augmentation, Draws, Scaling, augment, draw
@@ -43,22 +43,22 @@ class Feed:
     y: Tensor
     x_test: Tensor
     y_test: Tensor
-    clients: tuple[plan.Positions, ...]  # training examples of each client
-    held_out: tuple[plan.Positions, ...]  # what each keeps back to test on; empty without a hold-out
+    clients: tuple[sampling.Positions, ...]  # training examples of each client
+    held_out: tuple[sampling.Positions, ...]  # what each keeps back to test on; empty without a hold-out
     scaling: Scaling
     augmentation: Augmentation
-    proxy: plan.Positions = field(default_factory=lambda: np.empty(0, np.int64))  # what the server has of its own
+    proxy: sampling.Positions = field(default_factory=lambda: np.empty(0, np.int64))  # what the server has of its own
 
     @classmethod
     def of(
         cls,
         dataset: Dataset,
-        clients: Sequence[plan.Positions],
-        held_out: Sequence[plan.Positions],
+        clients: Sequence[sampling.Positions],
+        held_out: Sequence[sampling.Positions],
         scaling: Scaling,
         augmentation: Augmentation,
         device: torch.device,
-        proxy: plan.Positions | None = None,
+        proxy: sampling.Positions | None = None,
     ) -> Feed:
         return cls(
             x=dataset.x_train.to(device),
@@ -85,10 +85,10 @@ class Feed:
             and other.scaling.numbers == self.scaling.numbers
         )
 
-    def batches(self, seed: int, round_: int, client: int, work: plan.Work) -> Iterator[Batch]:
+    def batches(self, seed: int, round_: int, client: int, work: sampling.Work) -> Iterator[Batch]:
         """One client's batches of one round, `[1, B, ...]` each, the short ones short."""
         own = self.clients[client]
-        positions = plan.batches(seed, round_, client, len(own), work)
+        positions = sampling.batches(seed, round_, client, len(own), work)
         draws = draw(self.augmentation, seed, round_, client, work.epochs * len(own))
         start = 0
         for part in positions:
@@ -99,10 +99,10 @@ class Feed:
             start += len(part)
             yield Batch(x, y, torch.ones(1, len(where), dtype=x.dtype, device=x.device))
 
-    def agenda(self, seed: int, round_: int, client: int, work: plan.Work) -> Agenda:
+    def agenda(self, seed: int, round_: int, client: int, work: sampling.Work) -> Agenda:
         """The same batches as positions to be gathered later, together with those of other clients."""
         own = self.clients[client]
-        positions = plan.schedule(seed, round_, client, len(own), work)
+        positions = sampling.schedule(seed, round_, client, len(own), work)
         where = np.where(positions >= 0, own[positions], -1).astype(np.int32)
         draws = draw(self.augmentation, seed, round_, client, work.epochs * len(own))
         if draws is None:
@@ -187,11 +187,11 @@ class Feed:
             return self._inputs(self.x_test[part], None), self.y_test[part]
         return self._chunk(self.x, self.y, self.held_out[client][part])
 
-    def _chunks(self, where: plan.Positions) -> Iterator[tuple[Tensor, Tensor]]:
+    def _chunks(self, where: sampling.Positions) -> Iterator[tuple[Tensor, Tensor]]:
         for start in range(0, len(where), CHUNK):
             yield self._chunk(self.x, self.y, where[start : start + CHUNK])
 
-    def _chunk(self, x: Tensor, y: Tensor, where: plan.Positions) -> tuple[Tensor, Tensor]:
+    def _chunk(self, x: Tensor, y: Tensor, where: sampling.Positions) -> tuple[Tensor, Tensor]:
         part = torch.from_numpy(where).to(x.device)
         return self._inputs(x.index_select(0, part), None), y.index_select(0, part)
 

@@ -16,11 +16,10 @@ import urllib3
 from filelock import FileLock
 from torch import Tensor
 
-from fedgg.data import readers as cifar
-from fedgg.data import readers as svhn
+from fedgg.data import readers
 from fedgg.data.catalog import PUBLICATIONS, Publication, PublishedFile, find_publication
 from fedgg.data.dataset import Dataset
-from fedgg.data.sources import check_name, load
+from fedgg.data.load import check_name, load
 from fedgg.errors import UserError
 from fedgg.files import check_lock, open_to_append
 
@@ -209,7 +208,7 @@ def _check_source(name: str) -> Finding:
 
 
 def _check_cifar(folder: Path, publication: Publication, strict: bool) -> Iterator[Finding]:
-    for copy in cifar.find_copies(folder, publication):
+    for copy in readers.find_copies(folder, publication):
         try:
             copy.check_archive()
             dataset = copy.read("fine")
@@ -228,15 +227,15 @@ def _check_cifar(folder: Path, publication: Publication, strict: bool) -> Iterat
 
 
 def _check_svhn(folder: Path, publication: Publication, strict: bool) -> Iterator[Finding]:
-    present = svhn.find_files(folder)
-    counts = {svhn.TRAIN: publication.train_counts, svhn.TEST: publication.test_counts}
+    present = readers.find_files(folder)
+    counts = {readers.TRAIN: publication.train_counts, readers.TEST: publication.test_counts}
     for name, path in present.items():
         try:
-            images, labels = svhn.read_split(path)
+            images, labels = readers.read_split(path)
         except UserError as error:
             yield Finding(str(path), False, str(error))
             continue
-        gaps = _gaps("training" if name == svhn.TRAIN else "test", labels, counts[name])
+        gaps = _gaps("training" if name == readers.TRAIN else "test", labels, counts[name])
         summary = f"{len(images):,} images {_shape(images)}"
         original = _hash(path, "sha256") == publication.file(name).sha256
         yield _judge(path, summary, gaps, original, _REWRITTEN.format(publication.name), strict)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch
 from fedgg.core.buffers import BufferPolicy, starting_buffers, travelling, travels
+from fedgg.core.client_rows import Rows
 from fedgg.core.local import LocalEnd
 from fedgg.core.measure import Score, evaluate
 from fedgg.core.net import Net
-from fedgg.core.rows import Rows
 from fedgg.core.sampling import Work
 from fedgg.core.server import Lost
 

@@ -20,8 +20,8 @@ from fedgg.errors import UserError
 from fedgg.files import make_folder, write_text
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import PartConfig
-from fedgg.lab.registry import check_parts, named_parts
-from fedgg.lab.trust import VARIABLE
+from fedgg.lab.name_resolution import check_parts, named_parts
+from fedgg.lab.trusted_code import VARIABLE
 from fedgg.output_files import writing_to
 from fedgg.registry import ARRAYS_IN_FILE, NAMED_PARTS, names_code, nearest
 

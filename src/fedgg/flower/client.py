@@ -19,17 +19,17 @@ from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.buffers import starting_buffers, travelling, travels
+from fedgg.core.client_rows import Rows
 from fedgg.core.local import LocalEnd
 from fedgg.core.measure import Score, evaluate
 from fedgg.core.net import Net
-from fedgg.core.rows import Rows
 from fedgg.core.sampling import Work
 from fedgg.core.server import healthy
 from fedgg.core.sgd import learning_rate
 from fedgg.data.client_batches import Feed
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Optimiser
-from fedgg.engines.fused.cpu import fused_net
+from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.engines.fused.engine import train_fused
 from fedgg.errors import UserError
 from fedgg.flower import messages
@@ -50,7 +50,7 @@ from fedgg.flower.messages import (
 from fedgg.flower.node_state import NodeStateFolder, SavedClientState, StaleMessage
 from fedgg.lab.build import build, chosen_device, examined_net, work_of
 from fedgg.lab.config import Experiment, load_experiment
-from fedgg.lab.registry import build_algorithm
+from fedgg.lab.name_resolution import build_algorithm
 from fedgg.lab.torch_settings import arithmetic
 
 LOG = logging.getLogger("flwr")

@@ -22,9 +22,9 @@ from fedgg.engines.base import Look, score_here
 from fedgg.errors import UserError
 from fedgg.flower import messages
 from fedgg.flower.app_project import RunConfig
-from fedgg.flower.exchange import Exchange, ExchangeLog, OutgoingMessage, Reply, one_line
 from fedgg.flower.membership import Membership
 from fedgg.flower.messages import NO_ROUND, InvalidMessage, MessageHeader, diagnostic_key, from_record, to_record
+from fedgg.flower.send_and_receive import Exchange, ExchangeLog, OutgoingMessage, Reply, one_line
 
 NOT_FINITE = "not finite"
 NO_SCORE = Score(0.0, 0.0, 0)  # of no examples: a client that did not reply is not part of the mean

@@ -27,12 +27,12 @@ from torch.optim.optimizer import (
 )
 
 from fedgg.core.algorithm import Algorithm, Client
+from fedgg.core.client_rows import Rows
 from fedgg.core.net import Net
-from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
 from fedgg.errors import UserError
 from fedgg.flower.messages import from_record, to_record
-from fedgg.lab.registry import given_algorithm
+from fedgg.lab.name_resolution import given_algorithm
 
 DOWN, UP, BUFFERS, MEMORY = "fedgg.down", "fedgg.up", "fedgg.buffers", "fedgg.memory"
 ROUND, ALGORITHM = "server-round", "fedgg-algorithm"

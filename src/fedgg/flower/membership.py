@@ -15,7 +15,6 @@ from typing import Any
 
 from fedgg.errors import UserError
 from fedgg.files import read_json
-from fedgg.flower.exchange import POLL_SECONDS, Exchange, OutgoingMessage, one_line
 from fedgg.flower.messages import (
     ANY_CLIENT,
     FORMAT,
@@ -26,6 +25,7 @@ from fedgg.flower.messages import (
     client_info_of,
     message_content,
 )
+from fedgg.flower.send_and_receive import POLL_SECONDS, Exchange, OutgoingMessage, one_line
 from fedgg.output_files import write_json, writing_to
 from fedgg.runfolder.checksums import with_checksum, without_checksum
 

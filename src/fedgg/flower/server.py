@@ -27,18 +27,18 @@ from fedgg.errors import UserError
 from fedgg.flower.app_project import Configuration, RunConfig, check_min_clients, run_config
 from fedgg.flower.data_files import ClientFileSummary, Examples, ServerFile, read_server_file
 from fedgg.flower.engine import FlowerEngine
-from fedgg.flower.exchange import Exchange, ExchangeLog
 from fedgg.flower.membership import Membership, SavedMembership
 from fedgg.flower.messages import ClientInfo
+from fedgg.flower.send_and_receive import Exchange, ExchangeLog
 from fedgg.lab.build import assemble, build, chosen_device
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.dry_run import rehearsed
 from fedgg.lab.federation import Federation, Keeper, WholeData
+from fedgg.lab.name_resolution import build_algorithm, check_needs
 from fedgg.lab.observer import Observer
-from fedgg.lab.registry import build_algorithm, check_needs
 from fedgg.lab.run_result import Run
+from fedgg.lab.run_session import Session, opened
 from fedgg.lab.runner import run_rounds_with
-from fedgg.lab.session import Session, opened
 from fedgg.lab.torch_settings import arithmetic
 
 LOG = logging.getLogger("flwr")

@@ -22,9 +22,9 @@ from torch import nn
 
 from fedgg.core.algorithm import Algorithm, Server
 from fedgg.core.buffers import close_buffers
+from fedgg.core.client_rows import Rows, read_only, stack
 from fedgg.core.layout import Layout
 from fedgg.core.local import LocalEnd
-from fedgg.core.rows import Rows, read_only, stack
 from fedgg.core.server import ServerState, in_proportion, shares, spoilt
 from fedgg.errors import UserError
 from fedgg.flower.app_project import MAX_EXAMPLES

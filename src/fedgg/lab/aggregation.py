@@ -14,7 +14,7 @@ from fedgg.core.net import Net
 from fedgg.core.server import PLAIN, Collector
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
-from fedgg.lab.registry import build_rule
+from fedgg.lab.name_resolution import build_rule
 
 
 @dataclass(frozen=True)

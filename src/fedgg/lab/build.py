@@ -18,16 +18,16 @@ from fedgg.core.sampling import Work
 from fedgg.data.arrays import from_arrays
 from fedgg.data.client_batches import CHUNK, Feed
 from fedgg.data.dataset import Dataset
+from fedgg.data.load import are_own_arrays, call_loader, load
 from fedgg.data.partition import Partition, partition
-from fedgg.data.sources import are_own_arrays, call_loader, load
 from fedgg.data.transforms import Scaling, scaling
-from fedgg.engines.fused.cpu import fused_net
+from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.errors import UserError
 from fedgg.lab.aggregation import Aggregation, aggregation_of
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_choice import Choice, channels_last, choose, products
 from fedgg.lab.federation import Federation, Origin, WholeData, described_split, holdings
-from fedgg.lab.registry import (
+from fedgg.lab.name_resolution import (
     build_algorithm,
     build_model,
     check_needs,

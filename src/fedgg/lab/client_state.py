@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgg.core.rows import Rows
+from fedgg.core.client_rows import Rows
 from fedgg.errors import UserError
 from fedgg.files import open_existing, open_new, sync_folder
 from fedgg.output_files import writing_to

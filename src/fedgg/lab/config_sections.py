@@ -11,8 +11,8 @@ from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.buffers import BufferPolicy
 from fedgg.data import DATASETS, SPLITS
+from fedgg.data.load import are_own_arrays
 from fedgg.data.partition import OFFERED
-from fedgg.data.sources import are_own_arrays
 from fedgg.data.transforms import Augmentation, Normalisation
 from fedgg.engines import ENGINES
 from fedgg.engines.precision import Precision

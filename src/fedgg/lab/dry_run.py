@@ -14,8 +14,8 @@ from fedgg.errors import UserError
 from fedgg.lab.build import DataGiven, ModelGiven, dataset_for, examined, split_of
 from fedgg.lab.config import Experiment
 from fedgg.lab.federation import Federation, holdings
-from fedgg.lab.registry import build_algorithm
-from fedgg.lab.state import begin, next_job
+from fedgg.lab.name_resolution import build_algorithm
+from fedgg.lab.run_state import begin, next_job
 from fedgg.lab.torch_settings import DTYPES
 
 FEW = 32

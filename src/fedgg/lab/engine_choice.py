@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from fedgg.core.net import Net
-from fedgg.engines.equivalence import is_stackable, mixes_examples
 from fedgg.engines.flops import multiply_adds
+from fedgg.engines.module_equivalence import is_stackable, mixes_examples
 from fedgg.lab.config import Experiment
 
 LARGE = 20e6  # multiply-adds an example: one client of such a model keeps a GPU busy, stacking gains nothing

@@ -30,15 +30,15 @@ from fedgg.lab.build import build, chosen_device, load_data
 from fedgg.lab.federation import Federation
 from fedgg.lab.observer import Observer
 from fedgg.lab.run_processes import Job, run_jobs
+from fedgg.lab.run_session import Session, opened
+from fedgg.lab.run_state import synchronise
 from fedgg.lab.runner import FEWER_WORKERS, make_workers, requests_of, run_rounds
-from fedgg.lab.session import Session, opened
-from fedgg.lab.state import synchronise
 from fedgg.lab.store import Store
 from fedgg.lab.torch_settings import arithmetic
 from fedgg.runfolder.locks import InUse, LockFile
 
 if TYPE_CHECKING:
-    from fedgg.lab.session import Session, opened
+    from fedgg.lab.run_session import Session, opened
 
 
 def run_interleaved(jobs: list[Job], processes: int, observer: Observer) -> list[Job]:

@@ -23,7 +23,7 @@ from fedgg.lab.build import DataGiven, ModelGiven
 from fedgg.lab.config import Experiment
 from fedgg.lab.observer import Observer
 from fedgg.lab.runner import run_under
-from fedgg.lab.trust import inherit, trusted_here
+from fedgg.lab.trusted_code import inherit, trusted_here
 from fedgg.runfolder.locks import InUse
 
 ATTEMPTS = 3  # a run whose worker died this often is given up

@@ -14,15 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedgg.core.rows import Rows
+from fedgg.core.client_rows import Rows
 from fedgg.errors import UserError
 from fedgg.lab.build import ModelGiven
 from fedgg.lab.config import Experiment
 from fedgg.lab.federation import Federation
+from fedgg.lab.name_resolution import build_model, load_weights, read_tensors
 from fedgg.lab.predictions import Inputs, Output, RawInputModel, predict
 from fedgg.lab.provenance import structure_of
-from fedgg.lab.registry import build_model, load_weights, read_tensors
-from fedgg.lab.state import (
+from fedgg.lab.run_state import (
     State,
 )
 from fedgg.lab.store import Store

@@ -18,11 +18,11 @@ from fedgg.lab.build import DataGiven, ModelGiven, build, with_given_clients
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import EngineConfig
 from fedgg.lab.federation import Federation
+from fedgg.lab.name_resolution import build_engine, given_algorithm
 from fedgg.lab.observer import Observer
-from fedgg.lab.registry import build_engine, given_algorithm
 from fedgg.lab.run_result import Run
-from fedgg.lab.session import Session, opened
-from fedgg.lab.state import train
+from fedgg.lab.run_session import Session, opened
+from fedgg.lab.run_state import train
 from fedgg.lab.torch_settings import arithmetic
 
 FEWER_WORKERS = "set a smaller engine.workers, or engine.lost_clients = 'leave_out' to drop such clients"

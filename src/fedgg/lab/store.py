@@ -33,8 +33,8 @@ import torch
 from safetensors.torch import save
 
 from fedgg import __version__
+from fedgg.core.client_rows import Rows
 from fedgg.core.layout import Layout
-from fedgg.core.rows import Rows
 from fedgg.errors import UserError
 from fedgg.files import (
     LARGE,
@@ -50,11 +50,11 @@ from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint, write_chec
 from fedgg.lab.client_state import RowsOnDisk
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.federation import Federation
+from fedgg.lab.name_resolution import engine_class, named_parts
 from fedgg.lab.predictions import Inputs
 from fedgg.lab.provenance import code_of, commit, structure_of
-from fedgg.lab.registry import engine_class, named_parts
-from fedgg.lab.state import State
-from fedgg.lab.trust import used_code
+from fedgg.lab.run_state import State
+from fedgg.lab.trusted_code import used_code
 from fedgg.output_files import check_reachable, write_json, writing_to
 from fedgg.runfolder import checksums
 from fedgg.runfolder.checksums import HISTORY, LineChecksums, Manifest, known_checksums, newest_checkpoint, sha256

@@ -12,12 +12,12 @@ from typing import Any
 from fedgg.errors import UserError
 from fedgg.lab.build import with_given_clients
 from fedgg.lab.config import Experiment, read_toml
+from fedgg.lab.name_resolution import check_parts
 from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_all
-from fedgg.lab.registry import check_parts
 from fedgg.lab.run_processes import Job
 from fedgg.lab.study_folder import Index, check_folders, listed, place_of
-from fedgg.runfolder.records import flat
+from fedgg.runfolder.run_records import flat
 
 MANY = 1e6  # larger numbers are shown as they are typed
 

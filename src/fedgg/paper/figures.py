@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedgg.analysis.compare import Spread, shown_seeds
-from fedgg.analysis.conditions import conditions
+from fedgg.analysis.run_environment import conditions
 from fedgg.analysis.verdict import shown_percent
 from fedgg.lab.build import splits_alone
 from fedgg.paper.panels import Panel, SplitPanel, ValuePanel, curve_panels, split_panels, value_panels
@@ -20,7 +20,7 @@ from fedgg.paper.results import Results
 from fedgg.paper.tables import MISSING, about_runs, spread_of, titled
 from fedgg.report.run_figures import common_rounds
 from fedgg.report.tables import Table
-from fedgg.runfolder.records import Floats, RunRecord
+from fedgg.runfolder.run_records import Floats, RunRecord
 
 BAND = "Line: mean over seeds, band: lowest to highest; diverged runs are not shown."
 DIAGNOSTICS = ("cosine", "weight", "drift", "step")

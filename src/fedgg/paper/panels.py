@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from fedgg.report.data_figures import compact
 from fedgg.report.figure_style import COLOURS, LINE_STYLES, blank, styled
 from fedgg.report.run_figures import common_rounds
-from fedgg.runfolder.records import Floats, RunRecord
+from fedgg.runfolder.run_records import Floats, RunRecord
 
 
 @dataclass(frozen=True)

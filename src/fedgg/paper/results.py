@@ -12,16 +12,16 @@ from fedgg.errors import UserError
 from fedgg.files import check_folder
 from fedgg.lab.build import check_data
 from fedgg.lab.config import Experiment
+from fedgg.lab.name_resolution import build_algorithm
 from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_all
-from fedgg.lab.registry import build_algorithm
 from fedgg.lab.run_processes import Job
 from fedgg.output_files import writing_to
 from fedgg.paper.plan import PlannedMethod, ReproductionPlan, shown_dataset
 from fedgg.registry import names_code
-from fedgg.runfolder.archive import read_archive
+from fedgg.runfolder.json_archive import read_archive
 from fedgg.runfolder.read import read_run
-from fedgg.runfolder.records import RunRecord
+from fedgg.runfolder.run_records import RunRecord
 
 
 class Results(Protocol):

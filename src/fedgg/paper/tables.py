@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Literal
 
 from fedgg.analysis.compare import WINDOW, Comparison, ComparisonRow, Reach, Spread, compare, paired_difference, spread
-from fedgg.analysis.conditions import conditions, shown_megabytes
+from fedgg.analysis.run_environment import conditions, shown_megabytes
 from fedgg.analysis.verdict import shown_percent
-from fedgg.lab.registry import extra_work
+from fedgg.lab.name_resolution import extra_work
 from fedgg.paper.plan import READINGS, REFERENCE, ROUNDS, Item, PlannedMethod, ReproductionPlan, shown_dataset
 from fedgg.paper.results import Results
 from fedgg.report.tables import NONE, VERDICTS, Table, shown_difference
-from fedgg.runfolder.records import RunRecord, StudyRecord
+from fedgg.runfolder.run_records import RunRecord, StudyRecord
 
 Accuracy = Literal["highest", "final"]
 MISSING = "missing"

@@ -10,21 +10,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedgg.analysis.conditions import shown_seconds
+from fedgg.analysis.run_environment import shown_seconds
 from fedgg.core.sampling import stream
 from fedgg.data.catalog import PUBLICATIONS
 from fedgg.data.dataset import Dataset
 from fedgg.engines import Stacked
 from fedgg.lab.build import build, chosen_device
 from fedgg.lab.config import Experiment
+from fedgg.lab.run_state import begin, next_job, synchronise
 from fedgg.lab.runner import make_engine
-from fedgg.lab.state import begin, next_job, synchronise
 from fedgg.lab.torch_settings import arithmetic
 from fedgg.paper.plan import QUICK, READINGS, Item, PlannedMethod, ReproductionPlan, shown_dataset
 from fedgg.paper.results import RunFolders
 from fedgg.report.tables import NONE, Table
 from fedgg.runfolder.read import read_run
-from fedgg.runfolder.records import RunRecord
+from fedgg.runfolder.run_records import RunRecord
 
 PROBE_STEPS = 3  # of each client in each of two rounds, the first of which is a warm-up
 MOST_TOGETHER = 24  # runs that are probed together: more cost memory and change little

@@ -17,7 +17,7 @@ from fedgg.analysis.labels import shortened
 from fedgg.errors import UserError
 from fedgg.output_files import file_name
 from fedgg.report.figure_style import blank, styled
-from fedgg.runfolder.records import Floats, Ints, StudyRecord
+from fedgg.runfolder.run_records import Floats, Ints, StudyRecord
 
 
 def split_figures(study: StudyRecord) -> Iterator[tuple[str, Figure]]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from fedgg.analysis.chart_data import six_digits
 from fedgg.analysis.collect import Group
 from fedgg.analysis.compare import compare
-from fedgg.analysis.run_columns import six_digits
 from fedgg.analysis.sweep_grid import sweep_grid
 from fedgg.errors import UserError
 from fedgg.files import make_folder
@@ -21,7 +21,7 @@ from fedgg.report.figure_style import save
 from fedgg.report.page_data import title
 from fedgg.report.run_figures import accuracy_figure, clients_by_label, clients_figure, diagnostics_figure, sweep_figure
 from fedgg.report.tables import Table, accuracy_table, as_csv, as_latex, as_markdown, runs_table, target_table
-from fedgg.runfolder.records import RunRecord
+from fedgg.runfolder.run_records import RunRecord
 
 SCALARS = ("test_accuracy", "test_loss", "holdout_accuracy", "train_loss", "bytes_up", "bytes_down")
 INSTALL = "pip install 'fedgg[tensorboard]'"

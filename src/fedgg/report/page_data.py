@@ -15,16 +15,16 @@ from typing import Any
 
 import tomli_w
 
+from fedgg.analysis.chart_data import BY_CLIENT, run_columns, six_digits, split_data
 from fedgg.analysis.collect import CONTENT_ERRORS, Group, Problem
 from fedgg.analysis.compare import WINDOW, Comparison, ComparisonRow, compare, shown_seeds
-from fedgg.analysis.conditions import conditions
 from fedgg.analysis.labels import FROM_PYTHON, short_name
-from fedgg.analysis.run_columns import BY_CLIENT, run_columns, six_digits, split_data
+from fedgg.analysis.run_environment import conditions
 from fedgg.analysis.sweep_grid import sweep_grid
 from fedgg.analysis.verdict import conclude, listed, quoted
 from fedgg.registry import NAMED_PARTS, names_code
 from fedgg.report.tables import difference_rule, privacy_notes, shown_epsilon
-from fedgg.runfolder.records import BYTES_PER_MEGABYTE, PER_RUN, RunRecord, StudyRecord, common, flat, nested
+from fedgg.runfolder.run_records import BYTES_PER_MEGABYTE, PER_RUN, RunRecord, StudyRecord, common, flat, nested
 
 Data = dict[str, Any]
 # Keys of versions.json under the names that the page shows.

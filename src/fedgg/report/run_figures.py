@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from fedgg.analysis.chart_data import HISTORIES, client_columns
 from fedgg.analysis.compare import Spread, spread
 from fedgg.analysis.labels import short_name, shortened
-from fedgg.analysis.run_columns import HISTORIES, client_columns
 from fedgg.analysis.sweep_grid import SweepGrid
 from fedgg.report.figure_style import COLOURS, LINE_STYLES, blank, legend_name, styled
-from fedgg.runfolder.records import Floats, Ints, RunRecord, StudyRecord
+from fedgg.runfolder.run_records import Floats, Ints, RunRecord, StudyRecord
 
 MOST_ROWS = 100  # lines in a figure: more cannot be distinguished, and a legend of thousands takes minutes
 MOST_BANDS = 8  # rows up to which lines have bands

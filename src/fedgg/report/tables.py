@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass
 
 from fedgg.analysis.compare import FEWEST_SEEDS, WINDOW, Comparison, ComparisonRow, PairedDifference, Reach, Spread
-from fedgg.analysis.conditions import shown_megabytes
+from fedgg.analysis.run_environment import shown_megabytes
 from fedgg.analysis.verdict import shown_percent
-from fedgg.runfolder.records import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
+from fedgg.runfolder.run_records import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
 
 NONE = "–"
 VERDICTS = (

@@ -24,7 +24,7 @@ from fedgg.runfolder.checksums import (
     sha256,
     without_checksum,
 )
-from fedgg.runfolder.faults import (
+from fedgg.runfolder.damage import (
     Fault,
     checksum_faults,
     event_faults,
@@ -33,8 +33,8 @@ from fedgg.runfolder.faults import (
     summary_by_history,
     summary_fault,
 )
-from fedgg.runfolder.records import RunRecord, StudyPlan, StudyRecord
 from fedgg.runfolder.rounds import RoundsReader
+from fedgg.runfolder.run_records import RunRecord, StudyPlan, StudyRecord
 from fedgg.runfolder.schema import check_config, check_partition, summary_in
 
 PROCESSES = "federation/events.jsonl"

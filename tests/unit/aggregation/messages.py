@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fedgg.core.rows import Rows
+from fedgg.core.client_rows import Rows
 from fedgg.core.server import Sent
 
 

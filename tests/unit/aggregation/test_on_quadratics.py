@@ -13,7 +13,7 @@ from fedgg.core.server import PLAIN, Collector, first_state
 from fedgg.engines import Loop, RoundJob
 from fedgg.engines.base import Optimiser
 from fedgg.lab.aggregation import Aggregation
-from fedgg.lab.state import State, close, train
+from fedgg.lab.run_state import State, close, train
 
 WORLD = Quadratics.draw(clients=10, disagreement=0.1)
 GOAL = WORLD.optimum()

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgg.core import sampling as plan
+from fedgg.core import sampling
 from fedgg.engines import Loop
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.federation import Federation
-from fedgg.lab.state import begin, play_round
+from fedgg.lab.run_state import begin, play_round
 
 TOLERANCE = 1e-10
 CLIENTS, BATCH, SEED, CLASSES = 4, 8, 4, 4
@@ -124,12 +124,12 @@ def problem(case: Case) -> paper.Federated:
     owned = [(x[own], y[own]) for own in built.feed.clients]
 
     def batches(round_: int, client: int) -> list[Tensor]:
-        return [torch.from_numpy(b) for b in plan.batches(SEED, round_, client, len(owned[client][1]), built.work)]
+        return [torch.from_numpy(b) for b in sampling.batches(SEED, round_, client, len(owned[client][1]), built.work)]
 
     return paper.Federated(
         module=network(case.model),
         clients=owned,
-        cohorts=[plan.cohort(SEED, r, CLIENTS, case.cohort or CLIENTS) for r in range(case.rounds)],
+        cohorts=[sampling.cohort(SEED, r, CLIENTS, case.cohort or CLIENTS) for r in range(case.rounds)],
         batches=batches,
         lr=0.05,
         momentum=case.momentum,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedgg.cli.choices import algorithm_settings, parsed, split_values, variants
+from fedgg.cli.options import algorithm_settings, parsed, split_values, variants
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 

@@ -14,7 +14,7 @@ import fedgg
 from fedgg.algorithms import ALGORITHMS, FedExP, FedProx
 from fedgg.core.algorithm import Algorithm, Number, setting
 from fedgg.errors import UserError
-from fedgg.lab.registry import build_algorithm
+from fedgg.lab.name_resolution import build_algorithm
 
 
 @dataclass(frozen=True)

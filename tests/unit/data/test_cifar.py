@@ -19,8 +19,8 @@ import torch
 from fedgg.data.catalog import CIFAR10, CIFAR100, CIFAR100_SUPERCLASSES, Publication
 from fedgg.data.dataset import Dataset
 from fedgg.data.download import check
+from fedgg.data.load import load
 from fedgg.data.readers import load_cifar10, load_cifar100
-from fedgg.data.sources import load
 from fedgg.errors import UserError
 
 Batch = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]  # pixels, fine labels, coarse labels

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgg.core.net import Net
-from fedgg.engines.equivalence import is_plain, is_stackable, mixes_examples, parts_in_order
-from fedgg.engines.fused.cpu import fused_net
-from fedgg.engines.fused.pooling import FusedPool
+from fedgg.engines.fused.conv_pool import FusedPool
+from fedgg.engines.fused.cpu_step import fused_net
+from fedgg.engines.module_equivalence import is_plain, is_stackable, mixes_examples, parts_in_order
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.registry import build_model
+from fedgg.lab.name_resolution import build_model
 
 CLASSES = 3
 

@@ -25,13 +25,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedgg
-from fedgg.core import sampling as plan
+from fedgg.core import sampling
 from fedgg.core.local import LocalEnd
 from fedgg.core.measure import Probe
 from fedgg.core.net import Net
 from fedgg.core.sampling import torch_stream
 from fedgg.engines import Fused, Workers
-from fedgg.engines.equivalence import is_stackable
 from fedgg.engines.layers.layer_types import Dense, Dropout
 from fedgg.engines.layers.program import (
     Program,
@@ -41,11 +40,12 @@ from fedgg.engines.layers.program import (
     program_of,
     stands_for,
 )
+from fedgg.engines.module_equivalence import is_stackable
 from fedgg.engines.precision import Precision
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.engine_choice import products
-from fedgg.lab.state import begin, next_job
+from fedgg.lab.run_state import begin, next_job
 from fedgg.lab.study_folder import place_of
 from fedgg.lab.torch_settings import arithmetic
 from fedgg.models import MODELS
@@ -322,7 +322,7 @@ def federated(seed: int, make: Callable[[], nn.Module]) -> Averaged:
             module.train()
             trained = [p for p in module.parameters() if p.requires_grad]
             optimiser = torch.optim.SGD(trained, lr=LR, momentum=MOMENTUM)
-            for part in plan.batches(seed, round_, client, len(positions), plan.Work(1, BATCH)):
+            for part in sampling.batches(seed, round_, client, len(positions), sampling.Work(1, BATCH)):
                 where = torch.from_numpy(positions[part])
                 optimiser.zero_grad()
                 F.cross_entropy(module(x[where]), y[where]).backward()

@@ -9,9 +9,9 @@ import pytest
 from flwr.app import Message
 from in_process_grid import Federation, small
 
-from fedgg.flower.exchange import POLL_SECONDS, Exchange, OutgoingMessage
 from fedgg.flower.membership import NEW_NODE_SECONDS, Membership
 from fedgg.flower.messages import MessageHeader, client_info_of, message_content
+from fedgg.flower.send_and_receive import POLL_SECONDS, Exchange, OutgoingMessage
 
 
 @dataclass

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedgg.core.rows import payload
+from fedgg.core.client_rows import payload
 from fedgg.flower.messages import (
     DTYPES,
     RAW,

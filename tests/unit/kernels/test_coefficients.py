@@ -14,8 +14,8 @@ if not torch.cuda.is_available():
 
 from fedgg.algorithms import FedAvg, FedGG, FedProx
 from fedgg.core.algorithm import Algorithm, Client, Number
-from fedgg.engines.fused.coefficients import split_trace
 from fedgg.engines.fused.term_analysis import trace_terms
+from fedgg.engines.fused.term_coefficients import split_trace
 
 CUDA = torch.device("cuda")
 PAIRS, PLACES = ("drift.drift", "direction.drift", "step.step"), ("drift", "direction", "")

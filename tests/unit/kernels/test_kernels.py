@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
 
 from fedgg.core.dropout import keep
 from fedgg.data.transforms import Draws, augment
-from fedgg.kernels import convolution, dense, fused_step, images, layers, loss
+from fedgg.kernels import convolution, dense, images, layers, loss, optimiser_step
 
 CUDA = torch.device("cuda")
 
@@ -91,7 +91,7 @@ def test_one_pass_of_the_optimiser(dtype: torch.dtype) -> None:
     anchor[1] = anchor[3] = anchor[0]
     a[3] = a[0]
     owners = [0, 0, 1, 0, 1]
-    shared = [fused_step.Shared(rows, fused_step.leads(rows, owners)) for rows in (anchor, a)]
+    shared = [optimiser_step.Shared(rows, optimiser_step.leads(rows, owners)) for rows in (anchor, a)]
     assert [one.lead.tolist() for one in shared] == [[0, 0, 2, 0, 4], [0, 1, 2, 0, 4]]
     factors, lr, momentum, decay = (torch.rand(5, n, dtype=dtype, device=CUDA) for n in (3, 1, 1, 1))
     at_work = torch.tensor([[True], [True], [False], [True], [True]], device=CUDA)
@@ -99,14 +99,14 @@ def test_one_pass_of_the_optimiser(dtype: torch.dtype) -> None:
     step = -lr * total
     drift = w + step - anchor
     expected = torch.where(at_work, w + step, w), torch.where(at_work, total, velocity)
-    parts = torch.zeros(5, 3, fused_step.blocks(5000), dtype=dtype, device=CUDA)
+    parts = torch.zeros(5, 3, optimiser_step.blocks(5000), dtype=dtype, device=CUDA)
     pairs = (
-        (fused_step.DRIFT, fused_step.DRIFT),
-        (fused_step.DRIFT, fused_step.FIRST_VECTOR),
-        (fused_step.STEP, fused_step.STEP),
+        (optimiser_step.DRIFT, optimiser_step.DRIFT),
+        (optimiser_step.DRIFT, optimiser_step.FIRST_VECTOR),
+        (optimiser_step.STEP, optimiser_step.STEP),
     )
     rest = [True, True, False], lr, momentum, decay, at_work, parts, pairs
-    fused_step.advance(fused_step.Pass(w, velocity, shared[0], shared[1:], factors, *rest), grad)
+    optimiser_step.advance(optimiser_step.Pass(w, velocity, shared[0], shared[1:], factors, *rest), grad)
     close = 1e-12 if dtype == torch.float64 else 1e-5
     torch.testing.assert_close((w, velocity), expected, rtol=close, atol=close)
     sums = torch.stack([(drift * drift).sum(1), (drift * a).sum(1), (step * step).sum(1)], 1) * at_work
@@ -137,12 +137,14 @@ def test_a_wide_layer_and_its_step(sizes: tuple[int, ...], precision: str, close
     at_work[1] = False
     expected = torch.where(at_work, rows + step, rows), torch.where(at_work, total, velocity)
     sums = torch.stack([(step * step).sum(1), (step * a).sum(1)], 1) * at_work
-    parts = torch.zeros(many, 2, fused_step.blocks(length, wide), device=CUDA)
-    vector = fused_step.Shared(a, torch.arange(many, dtype=torch.int32, device=CUDA))
-    pairs = ((fused_step.STEP, fused_step.STEP), (fused_step.STEP, fused_step.FIRST_VECTOR))
+    parts = torch.zeros(many, 2, optimiser_step.blocks(length, wide), device=CUDA)
+    vector = optimiser_step.Shared(a, torch.arange(many, dtype=torch.int32, device=CUDA))
+    pairs = ((optimiser_step.STEP, optimiser_step.STEP), (optimiser_step.STEP, optimiser_step.FIRST_VECTOR))
     rest = [False, True, False], lr, momentum, None, at_work, parts, pairs
-    fused_step.advance(
-        fused_step.Pass(rows, velocity, None, [vector], factors, *rest), grad, fused_step.Wide(x, back, precision)
+    optimiser_step.advance(
+        optimiser_step.Pass(rows, velocity, None, [vector], factors, *rest),
+        grad,
+        optimiser_step.Wide(x, back, precision),
     )
     assert gap(rows, expected[0]) < close
     assert gap(velocity, expected[1]) < close

@@ -16,14 +16,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fedgg.core.rows import Rows
+from fedgg.core.client_rows import Rows
 from fedgg.core.server import ServerState
 from fedgg.errors import UserError
 from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint, write_checkpoint
 from fedgg.lab.client_state import Places, RecordLayout, RowsOnDisk, Shelf
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import ServerConfig
-from fedgg.lab.state import State, all_in_all, moved
+from fedgg.lab.run_state import State, all_in_all, moved
 from fedgg.lab.store import Store
 
 CPU = torch.device("cpu")

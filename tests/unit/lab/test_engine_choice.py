@@ -13,7 +13,7 @@ import torch
 from observers import Callbacks
 from torch import nn
 
-from fedgg.analysis.conditions import conditions
+from fedgg.analysis.run_environment import conditions
 from fedgg.core.net import Net
 from fedgg.errors import UserError
 from fedgg.lab import parallel_runs

@@ -21,8 +21,8 @@ from fedgg.engines import Loop, RoundJob
 from fedgg.lab.build import ModelGiven, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.run_result import Run
+from fedgg.lab.run_session import opened
 from fedgg.lab.runner import run, run_rounds_with
-from fedgg.lab.session import opened
 from fedgg.lab.study import Study, run_study
 from fedgg.lab.torch_settings import arithmetic
 

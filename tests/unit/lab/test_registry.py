@@ -14,9 +14,16 @@ from fedgg.algorithms import FedGG, FedProx
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.registry import algorithm_class, build_algorithm, build_model, find_object, given_algorithm, load_start
+from fedgg.lab.name_resolution import (
+    algorithm_class,
+    build_algorithm,
+    build_model,
+    find_object,
+    given_algorithm,
+    load_start,
+)
 from fedgg.lab.runner import run
-from fedgg.lab.trust import trust
+from fedgg.lab.trusted_code import trust
 
 
 def test_algorithms_by_name() -> None:

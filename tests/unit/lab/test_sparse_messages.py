@@ -17,9 +17,9 @@ import fedgg
 from fedgg.check import PROPERTIES, Broken
 from fedgg.check.cost import price
 from fedgg.core.algorithm import Algorithm, Server
-from fedgg.core.rows import Rows
+from fedgg.core.client_rows import Rows
 from fedgg.errors import UserError
-from fedgg.lab.registry import find_object
+from fedgg.lab.name_resolution import find_object
 
 DOCS = Path(__file__).parents[3] / "docs" / "add-an-algorithm.md"
 SMALL: dict[str, Any] = {"rounds": 3, "split": {"clients": 4}, "local": {"epochs": 1}, "model": {"hidden": 16}}

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import fedgg
 from fedgg.errors import UserError
-from fedgg.lab import trust
+from fedgg.lab import trusted_code as trust
 from fedgg.lab.config import Experiment, load_experiment
-from fedgg.lab.registry import build_model, check_code, model_maker
+from fedgg.lab.name_resolution import build_model, check_code, model_maker
 from fedgg.lab.runner import run
 
 NET = """

@@ -18,10 +18,10 @@ from fedgg.engines import ENGINES
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment, load_experiment
-from fedgg.lab.registry import check_parts
+from fedgg.lab.name_resolution import check_parts
 from fedgg.lab.runner import run
 from fedgg.lab.study import Study
-from fedgg.lab.trust import code_at, trust
+from fedgg.lab.trusted_code import code_at, trust
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "my_parts.py"
 PARTS = {

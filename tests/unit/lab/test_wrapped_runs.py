@@ -18,7 +18,7 @@ from torch import nn
 
 from fedgg.algorithms import FedAvg
 from fedgg.core.algorithm import Client, Server
-from fedgg.core.rows import Rows
+from fedgg.core.client_rows import Rows
 from fedgg.data.readers import load_digits
 from fedgg.engines import Fused, Loop, Stacked, Workers
 from fedgg.errors import UserError
@@ -27,8 +27,8 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_together
 from fedgg.lab.run_processes import Job
+from fedgg.lab.run_state import State, begin, next_job, play_round
 from fedgg.lab.runner import run
-from fedgg.lab.state import State, begin, next_job, play_round
 
 ACCOUNTED = pytest.mark.skipif(
     importlib.util.find_spec("dp_accounting") is None,

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedgg.core.net import Net
 from fedgg.errors import UserError
-from fedgg.lab.registry import build_model
+from fedgg.lab.name_resolution import build_model
 
 IMAGE = (3, 32, 32)
 CONVOLUTIONS_OF_VGG16 = 14_714_688

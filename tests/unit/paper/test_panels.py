@@ -9,7 +9,7 @@ from written_folders import write_run
 
 from fedgg.paper.panels import Panel, SplitPanel, curve_panels, split_panels
 from fedgg.runfolder.read import read_run
-from fedgg.runfolder.records import RunRecord
+from fedgg.runfolder.run_records import RunRecord
 
 
 def runs(folder: Path, *curves: list[float | None], status: str = "finished") -> list[RunRecord]:

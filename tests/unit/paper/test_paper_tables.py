@@ -10,8 +10,8 @@ from fedgg.paper.output import html, make_items, markdown
 from fedgg.paper.plan import DATASETS, ITEMS, QUICK, PlannedMethod, ReproductionPlan
 from fedgg.paper.results import ArchivedRuns, NoRuns
 from fedgg.paper.tables import paper_table
-from fedgg.runfolder.archive import write_archive
-from fedgg.runfolder.records import RunRecord
+from fedgg.runfolder.json_archive import write_archive
+from fedgg.runfolder.run_records import RunRecord
 
 SPLIT = {"hash": "same", "classes": ["a", "b"], "counts": [[1, 2], [3, 0]]}
 

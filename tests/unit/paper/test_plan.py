@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from fedgg.errors import UserError
-from fedgg.lab.registry import build_algorithm
+from fedgg.lab.name_resolution import build_algorithm
 from fedgg.paper.plan import (
     DATASETS,
     ITEMS,

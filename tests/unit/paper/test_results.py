@@ -6,8 +6,8 @@ from pathlib import Path
 
 from fedgg.paper.plan import PlannedMethod, ReproductionPlan, chosen_items
 from fedgg.paper.results import ArchivedRuns
-from fedgg.runfolder.archive import write_archive
-from fedgg.runfolder.records import RunRecord
+from fedgg.runfolder.json_archive import write_archive
+from fedgg.runfolder.run_records import RunRecord
 
 PLAN = ReproductionPlan(chosen_items(["table1"]), ("cifar10",), (0,))
 METHODS = PLAN.table_methods("cifar10", 0.5)

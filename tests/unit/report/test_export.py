@@ -13,8 +13,8 @@ import pytest
 from matplotlib.axes import Axes
 from written_folders import write_study
 
+from fedgg.analysis.chart_data import six_digits
 from fedgg.analysis.collect import Group, RunCollection
-from fedgg.analysis.run_columns import six_digits
 from fedgg.errors import UserError
 from fedgg.report.data_figures import split_figures
 from fedgg.report.export import check_tensorboard, write_events, write_figures, write_tables

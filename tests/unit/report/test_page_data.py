@@ -13,16 +13,15 @@ from typing import Any
 import pytest
 from written_folders import write_run, write_study
 
-from fedgg.analysis import compare
-from fedgg.analysis import run_columns as columns
+from fedgg.analysis import chart_data, compare
+from fedgg.analysis.chart_data import CLIENTS, HISTORY_ROUNDS, SPLIT_ROWS, client_columns, run_columns, split_data
 from fedgg.analysis.collect import Group, RunCollection
-from fedgg.analysis.run_columns import CLIENTS, HISTORY_ROUNDS, SPLIT_ROWS, client_columns, run_columns, split_data
 from fedgg.lab.config import Experiment
 from fedgg.lab.study import Study, load_study
 from fedgg.report.page import as_json, report_html, write_page
 from fedgg.report.page_data import about, command_again, page_group, place, runs_data, title
 from fedgg.runfolder.read import read_run
-from fedgg.runfolder.records import RunRecord, StudyRecord
+from fedgg.runfolder.run_records import RunRecord, StudyRecord
 
 
 def record(rounds: list[dict[str, Any]], **more: Any) -> RunRecord:
@@ -266,6 +265,6 @@ def test_a_page_compares_once_and_reads_each_run_once(tmp_path: Path, monkeypatc
         return call
 
     monkeypatch.setattr(compare, "caveats", counted("compare", compare.caveats))
-    monkeypatch.setattr(columns, "client_columns", counted("columns", columns.client_columns))
+    monkeypatch.setattr(chart_data, "client_columns", counted("columns", chart_data.client_columns))
     write_page([folder], tmp_path / "report.html")
     assert calls == {"compare": 1, "columns": 4}

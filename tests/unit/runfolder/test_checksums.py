@@ -20,13 +20,13 @@ from fedgg.files import read_bytes, write_atomically
 from fedgg.lab import store as store_module
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.run_result import Run
+from fedgg.lab.run_session import Session
 from fedgg.lab.runner import run
-from fedgg.lab.session import Session
 from fedgg.lab.store import Store
 from fedgg.runfolder import checksums
 from fedgg.runfolder import read as following
-from fedgg.runfolder.archive import archive_of
 from fedgg.runfolder.checksums import LineChecksums, checkpoint_checksums, known_checksums
+from fedgg.runfolder.json_archive import archive_of
 from fedgg.runfolder.read import FollowedRun, read_run, read_study
 
 ROUNDS, STOPPED = 5, 3

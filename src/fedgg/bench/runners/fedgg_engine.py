@@ -14,8 +14,8 @@ from fedgg.data.arrays import KEYS, from_arrays
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.federation import Federation
+from fedgg.lab.run_state import State, begin, play_round
 from fedgg.lab.runner import make_engine
-from fedgg.lab.state import State, begin, play_round
 from fedgg.lab.torch_settings import arithmetic
 
 NEVER = 1_000_000  # rounds; the driver ends the run

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.func import grad as gradient_of
 from torch.func import vmap
 
+from fedgg.core.client_rows import Rows
 from fedgg.core.layout import Layout
 from fedgg.core.net import Net
-from fedgg.core.rows import Rows
-from fedgg.engines.equivalence import Trial, agree, is_plain, shares_parameters
+from fedgg.engines.module_equivalence import Trial, agree, is_plain, shares_parameters
 
 Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]
 AT_ONCE = 1 << 24  # numbers in the gradients of single examples that are held together

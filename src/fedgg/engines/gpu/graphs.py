@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Client
+from fedgg.core.client_rows import each_row
 from fedgg.core.local import LocalEnd, LocalStart, LocalState, end_round, local_step, open_round
 from fedgg.core.net import Net
-from fedgg.core.rows import each_row
 from fedgg.core.sampling import Work
 from fedgg.core.sgd import SGD
 from fedgg.engines.base import ClientData, RoundJob
-from fedgg.engines.fused.gpu import FusedPlans, FusedStep
+from fedgg.engines.fused.gpu_step import FusedPlans, FusedStep
 from fedgg.engines.layers.program import Program, padded_rows
 
 

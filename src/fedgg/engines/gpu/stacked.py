@@ -17,21 +17,21 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm
+from fedgg.core.client_rows import Rows, each_row, stack
 from fedgg.core.local import LocalEnd, LocalStart
 from fedgg.core.measure import Probe, Score
 from fedgg.core.net import Net
-from fedgg.core.rows import Rows, each_row, stack
 from fedgg.core.sampling import Work
 from fedgg.core.sgd import SGD
 from fedgg.engines.base import Look, RoundJob, recorded_on_host, score_here
-from fedgg.engines.equivalence import is_stackable
 from fedgg.engines.flops import activations
-from fedgg.engines.fused.cpu import fused_net, fused_round
+from fedgg.engines.fused.cpu_step import fused_net, fused_round
 from fedgg.engines.fused.engine import Fused, with_fused_net
 from fedgg.engines.gpu.graphs import CudaStreams, Form, GraphCache, Prefetch, steps_of_stack
-from fedgg.engines.gpu.module_content import varying_tensors
+from fedgg.engines.gpu.module_comparison import varying_tensors
 from fedgg.engines.layers.layer_types import ConvolutionReluPool, WideDense
 from fedgg.engines.layers.program import Program, program_of
+from fedgg.engines.module_equivalence import is_stackable
 from fedgg.engines.precision import Precision
 
 T = TypeVar("T")

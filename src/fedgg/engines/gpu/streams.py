@@ -13,17 +13,17 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from fedgg.core.client_rows import Rows
 from fedgg.core.local import LocalEnd, LocalStart
 from fedgg.core.measure import Score
 from fedgg.core.net import Net
-from fedgg.core.rows import Rows
 from fedgg.engines.base import Look, RoundJob, recorded_on_host, score_here
-from fedgg.engines.equivalence import mixes_examples
-from fedgg.engines.fused.cpu import fused_net
+from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.engines.fused.engine import Fused
 from fedgg.engines.gpu.graphs import CudaStreams, Form, GraphCache, Prefetch, Step
 from fedgg.engines.layers.program import Program, large_program_of
 from fedgg.engines.loop import open_client
+from fedgg.engines.module_equivalence import mixes_examples
 
 LANES = 6  # clients in flight: more gain little and cost memory
 

@@ -13,7 +13,7 @@ from fedgg.core.dropout import keep
 from fedgg.engines.precision import Precision
 
 if TYPE_CHECKING:
-    from fedgg.kernels.fused_step import Wide
+    from fedgg.kernels.optimiser_step import Wide
 
 Pair = tuple[int, int]
 Parameters = dict[str, Tensor]  # views [K, *shape] into rows
@@ -103,7 +103,7 @@ class WideDense(Dense):
     def withheld(self, grad: Tensor, saved: Any, into: Parameters) -> Wide:
         """The bias's gradient, and what the weight's is made of."""
         from fedgg.kernels import dense
-        from fedgg.kernels.fused_step import Wide
+        from fedgg.kernels.optimiser_step import Wide
 
         x, y = saved
         return Wide(x, dense.back(grad, y, self.relu, x.dtype, into[self.bias]), PRODUCTS[self.precision])

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from fedgg import kernels
 from fedgg.core.layout import Layout
 from fedgg.core.net import Net
-from fedgg.engines.equivalence import STEP, Trial, agree, is_plain, parts_in_order, shares_parameters
-from fedgg.engines.fused.pooling import is_2x2_max_pool
+from fedgg.engines.fused.conv_pool import is_2x2_max_pool
 from fedgg.engines.layers.layer_types import (
     Convolution,
     ConvolutionReluPool,
@@ -36,10 +35,11 @@ from fedgg.engines.layers.layer_types import (
     Pair,
     WideDense,
 )
+from fedgg.engines.module_equivalence import STEP, Trial, agree, is_plain, parts_in_order, shares_parameters
 from fedgg.engines.precision import Precision
 
 if TYPE_CHECKING:
-    from fedgg.kernels.fused_step import Wide
+    from fedgg.kernels.optimiser_step import Wide
 
 
 ALIGNMENT = 64  # row lengths are padded to this many numbers, since matrix kernels read aligned words

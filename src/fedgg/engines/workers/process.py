@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgg.engines.user_modules import UserModule, load_user_module, loaded_user_modules
+from fedgg.engines.user_code import UserModule, load_user_module, loaded_user_modules
 
 INLINE = 1 << 16  # bytes of numbers that go with the pickle; more go into a file
 ALIGNED = 64  # torch's own allocations are, and kernels may round differently where data are not

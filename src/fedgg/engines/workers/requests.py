@@ -7,13 +7,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from fedgg.core.client_rows import Rows
 from fedgg.core.local import LocalEnd
 from fedgg.core.measure import Score, Tally, tally, total
 from fedgg.core.net import Net
-from fedgg.core.rows import Rows
 from fedgg.core.server import Lost
 from fedgg.engines.base import Look, RoundJob
-from fedgg.engines.fused.cpu import fused_net
+from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.engines.fused.engine import Fused, train_fused
 
 Key = int | tuple[int, int]  # a client, or a look and a chunk

@@ -20,7 +20,6 @@ from typing import Any
 from fedgg.errors import UserError
 from fedgg.files import make_folder, parse_lines, read_bytes, read_json, write_text
 from fedgg.flower.app_project import check_min_clients
-from fedgg.flower.exchange import NO_REPLY
 from fedgg.flower.local.certificates import make_node_key
 from fedgg.flower.local.flower_commands import (
     SECONDS_TO_START,
@@ -33,6 +32,7 @@ from fedgg.flower.local.flower_commands import (
 from fedgg.flower.local.isolation import PrivateNetwork, hiding_available, private_network
 from fedgg.flower.local.processes import StartedProcess, flower_environment, is_running, supervised
 from fedgg.flower.local.setup import LOOPBACK, FederationFolder, Listening, free_ports, is_loopback, prepare
+from fedgg.flower.send_and_receive import NO_REPLY
 from fedgg.lab.build import load_data
 from fedgg.lab.config import Experiment
 from fedgg.lab.dry_run import try_to_build

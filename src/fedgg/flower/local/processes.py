@@ -26,7 +26,7 @@ from typing import Any
 from fedgg.errors import UserError
 from fedgg.files import open_regular, open_to_append
 from fedgg.flower.local.isolation import PrivateNetwork
-from fedgg.lab.trust import environment_for_children
+from fedgg.lab.trusted_code import environment_for_children
 
 MARK = "FEDGG_FEDERATION"  # environment variable
 SECONDS_TO_END = 4.0  # after SIGTERM, before SIGKILL

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from fedgg.algorithms import SCAFFOLD, FedAvg, FedGG, FedProx
 from fedgg.core.algorithm import Algorithm, Batch, Client, Number
+from fedgg.core.client_rows import each_row
 from fedgg.core.local import LocalEnd, LocalStart, local_round, open_round
 from fedgg.core.net import Net
-from fedgg.core.rows import each_row
 from fedgg.core.sampling import torch_stream
 from fedgg.core.sgd import SGD
-from fedgg.engines.fused import cpu
-from fedgg.engines.fused.cpu import fused_round
+from fedgg.engines.fused import cpu_step
+from fedgg.engines.fused.cpu_step import fused_round
 from fedgg.engines.fused.term_analysis import analyse_terms, refuse_other_names
 from fedgg.errors import UserError
 
@@ -152,8 +152,8 @@ def assert_alike(one: LocalEnd, other: LocalEnd) -> None:
 def test_the_fused_step_is_the_reference_step(
     algorithm: Algorithm, momentum: float, decay: float, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "PIECE", piece)
-    monkeypatch.setattr(cpu, "SMALL", piece)
+    monkeypatch.setattr(cpu_step, "PIECE", piece)
+    monkeypatch.setattr(cpu_step, "SMALL", piece)
     net, start, batches = client(algorithm)
     sgd = SGD.of(0.1, momentum, decay, start.w)
     before = start.w.clone()
@@ -179,7 +179,7 @@ def test_without_terms_every_bit_is_the_same(algorithm: Algorithm, momentum: flo
 def test_parameters_that_share_a_gradient(
     algorithm: Algorithm, momentum: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "SMALL", 0)
+    monkeypatch.setattr(cpu_step, "SMALL", 0)
     net, start, batches = client(algorithm, TwoBiases)
     sgd = SGD.of(0.1, momentum, 0.0, start.w)
     assert_alike(fused_round(algorithm, net, sgd, start, batches), local_round(algorithm, net, sgd, start, batches))

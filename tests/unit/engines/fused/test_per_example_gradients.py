@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedgg.core.measure import Probe
 from fedgg.core.net import Net
 from fedgg.core.sampling import torch_stream
-from fedgg.engines.fused.cpu import fused_net
+from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.engines.fused.per_example_gradients import (
     examples_at_once,
     layers_of,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedgg.engines.fused.pooling import FusedConvolutionPool, FusedPool, with_fused_pooling
+from fedgg.engines.fused.conv_pool import FusedConvolutionPool, FusedPool, with_fused_pooling
 
 MODULES = {
     "few channels": lambda: nn.Sequential(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedgg.algorithms import FedAvg, FedGG, FedProx
 from fedgg.core.algorithm import Algorithm, Client, Number
-from fedgg.engines.fused.coefficients import as_python_function
 from fedgg.engines.fused.term_analysis import constant_columns, is_independent_of_values, trace_terms
+from fedgg.engines.fused.term_coefficients import as_python_function
 
 PAIRS = ("drift.drift", "direction.drift", "step.step")
 READINGS = [

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedgg.engines.gpu.module_content import varying_tensors
+from fedgg.engines.gpu.module_comparison import varying_tensors
 
 
 @dataclass

@@ -24,8 +24,8 @@ from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.run_result import Run
+from fedgg.lab.run_state import begin, next_job
 from fedgg.lab.runner import run
-from fedgg.lab.state import begin, next_job
 
 
 def experiment(**changes: Any) -> Experiment:

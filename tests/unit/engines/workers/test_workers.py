@@ -30,8 +30,8 @@ from fedgg.lab.build import ModelGiven, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.federation import Federation
 from fedgg.lab.observer import Observer
+from fedgg.lab.run_state import State, begin, close, next_job, train
 from fedgg.lab.runner import run
-from fedgg.lab.state import State, begin, close, next_job, train
 from fedgg.lab.study import Study, run_study
 
 

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from fedgg import kernels
 from fedgg.core.algorithm import Algorithm, Batch, Client
+from fedgg.core.client_rows import Rows
 from fedgg.core.local import LocalState, gradient
-from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
-from fedgg.engines.fused.coefficients import Coefficients, SplitTrace, split_trace
 from fedgg.engines.fused.term_analysis import (
     StepTerms,
     analyse_terms,
@@ -24,10 +23,11 @@ from fedgg.engines.fused.term_analysis import (
     refuse_other_names,
     trace_terms,
 )
+from fedgg.engines.fused.term_coefficients import Coefficients, SplitTrace, split_trace
 from fedgg.engines.layers.program import Program
 
 if TYPE_CHECKING:
-    from fedgg.kernels.fused_step import Pass, Shared, Wide
+    from fedgg.kernels.optimiser_step import Pass, Shared, Wide
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,14 @@ class FusedPlan:
     @classmethod
     def of(cls, algorithm: Algorithm, client: Client) -> FusedPlan | None:
         """None where one pass cannot do them: an algorithm that is more than a sum of a few terms."""
-        from fedgg.kernels import fused_step
+        from fedgg.kernels import optimiser_step
 
         terms = analyse_terms(algorithm, client)
-        if terms is None or len(terms.notes) > fused_step.VECTORS or len(terms.inner_products) > fused_step.MOST_SUMS:
+        if (
+            terms is None
+            or len(terms.notes) > optimiser_step.VECTORS
+            or len(terms.inner_products) > optimiser_step.MOST_SUMS
+        ):
             return None
         refuse_other_names(algorithm, client, terms)
         trace = trace_terms(algorithm, client, terms.inner_products)
@@ -80,7 +84,7 @@ class FusedStep:
         """None where there is no such pass: on a CPU, or for an algorithm that is more than a sum of terms."""
         if not client.w.is_cuda or not kernels.available():
             return None
-        from fedgg.kernels import fused_step
+        from fedgg.kernels import optimiser_step
 
         plan = plans.get(rule) or FusedPlan.of(algorithm, client)
         if plan is None:
@@ -95,8 +99,8 @@ class FusedStep:
         inside = math.prod(client.net.layout.shapes[0]) if wide else 0
         return cls(
             terms,
-            client.w.new_zeros(rows, len(terms.inner_products), fused_step.blocks(length, inside)),
-            {name: fused_step.leads(client.notes[name], owners) for name in shared},
+            client.w.new_zeros(rows, len(terms.inner_products), optimiser_step.blocks(length, inside)),
+            {name: optimiser_step.leads(client.notes[name], owners) for name in shared},
             plain,
             wide,
             plan.split.of(algorithm, client) if plan.split else None,
@@ -105,7 +109,7 @@ class FusedStep:
 
     def step(self, algorithm: Algorithm, sgd: SGD, running: LocalState, client: Client, batch: Batch) -> None:
         """Moves `running` and `parts` in place. What is made of single numbers runs beside the large kernels."""
-        from fedgg.kernels import fused_step
+        from fedgg.kernels import optimiser_step
 
         here = torch.cuda.current_stream()
         at_work = torch.ones_like(running.step, dtype=torch.bool) if batch.at_work is None else batch.at_work
@@ -125,7 +129,7 @@ class FusedStep:
             running.loss_sum.add_(torch.where(at_work, loss, 0) * count)
             running.seen.add_(count)
         with torch.no_grad():
-            fused_step.advance(move, grad, *withheld)
+            optimiser_step.advance(move, grad, *withheld)
         here.wait_stream(self.side)
 
     @property
@@ -141,7 +145,7 @@ class FusedStep:
             yield
 
     def _pass(self, algorithm: Algorithm, sgd: SGD, running: LocalState, client: Client, at_work: Tensor) -> Pass:
-        from fedgg.kernels.fused_step import Pass
+        from fedgg.kernels.optimiser_step import Pass
 
         names = _places(self.terms)
         return Pass(
@@ -173,7 +177,7 @@ class FusedStep:
         return {name: whole[:, number : number + 1] for number, name in enumerate(self.terms.inner_products)}
 
     def _shared(self, name: str, client: Client) -> Shared:
-        from fedgg.kernels.fused_step import Shared
+        from fedgg.kernels.optimiser_step import Shared
 
         return Shared(client.notes[name], self.leads[name])
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgg.engines.equivalence import is_plain, shares_parameters
+from fedgg.engines.module_equivalence import is_plain, shares_parameters
 
 FEW_IN, FEW_OUT = 4, 8  # channels: twice as many outputs still fit into the 16 numbers of a register
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgg.core import sampling as plan
+from fedgg.core import sampling
 from fedgg.core.algorithm import Server
+from fedgg.core.client_rows import Rows, check_sparse, payload
 from fedgg.core.local import LocalEnd
 from fedgg.core.measure import Probe, Score
 from fedgg.core.net import Net
-from fedgg.core.rows import Rows, check_sparse, payload
 from fedgg.core.server import (
     Lost,
     ServerState,
@@ -76,7 +76,7 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     experiment, number = federation.experiment, state.rounds_done
     local = experiment.local
     filled = federation.filled
-    drawn = plan.cohort(experiment.seed, number, len(filled), experiment.cohort_of(len(filled)))
+    drawn = sampling.cohort(experiment.seed, number, len(filled), experiment.cohort_of(len(filled)))
     cohort = [int(client) for client in filled[drawn]]
     examples, population = federation.examples, federation.population
     server = server_of(state, federation.net, federation.feed, examples, cohort, population, federation.aggregation)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.aggregation.privacy import OLD_ACCOUNTANT
+from fedgg.core.client_rows import Rows
 from fedgg.core.measure import Score
-from fedgg.core.rows import Rows
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Look, Scorer, score_here
 from fedgg.errors import UserError
@@ -24,7 +24,7 @@ from fedgg.lab.observer import Observer
 from fedgg.lab.predictions import Inputs
 from fedgg.lab.round_record import NamedOnce, by_reason, client_name, summary_of
 from fedgg.lab.run_result import Run, final_weights, trained_module, unsaved_buffers
-from fedgg.lab.state import (
+from fedgg.lab.run_state import (
     Closed,
     Diverged,
     Ends,

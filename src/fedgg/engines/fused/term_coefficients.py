@@ -144,19 +144,19 @@ class Coefficients:
 
     def at(self, step: Tensor, parts: Tensor) -> Tensor:
         """`[K, places]`, after so many steps and with these parts of the inner products."""
-        from fedgg.kernels import coefficients
+        from fedgg.kernels import scalar_programs
 
         if not self.results:
             return self.constants
         out = torch.empty(len(step), len(self.results), dtype=parts.dtype, device=parts.device)
-        coefficients.run(step, parts, self.constants, self.operations, self.results, out)
+        scalar_programs.run(step, parts, self.constants, self.operations, self.results, out)
         return out
 
 
 @lru_cache(maxsize=64)
 def split_trace(trace: Trace, places: tuple[str, ...]) -> SplitTrace | None:
     """None if a step needs an operation that the kernel has no code for."""
-    from fedgg.kernels.coefficients import CODES, NOTHING
+    from fedgg.kernels.scalar_programs import CODES, NOTHING
 
     factors = {name: (is_value, operand) for name, is_value, operand in trace.coefficients}
     operations = dict(enumerate(trace.operations, start=len(trace.sources)))

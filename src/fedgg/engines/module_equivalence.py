@@ -19,8 +19,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from fedgg.core.client_rows import Rows
 from fedgg.core.net import Net, normal_numbers, rows_around
-from fedgg.core.rows import Rows
 from fedgg.core.sampling import unchanged_generators
 from fedgg.engines.flops import multiply_adds
 

@@ -19,16 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from fedgg.core.algorithm import Algorithm, Batch, Client
+from fedgg.core.client_rows import Rows
 from fedgg.core.forward import Forward, RowsForward, mean_loss
 from fedgg.core.local import LocalEnd, LocalStart, LocalState, end_round, open_round, take_steps
 from fedgg.core.net import Net
-from fedgg.core.rows import Rows
 from fedgg.core.sgd import SGD
-from fedgg.engines.equivalence import Trial, agree
 from fedgg.engines.fused import per_example_gradients
-from fedgg.engines.fused.coefficients import as_python_function
-from fedgg.engines.fused.pooling import with_fused_pooling
+from fedgg.engines.fused.conv_pool import with_fused_pooling
 from fedgg.engines.fused.term_analysis import StepTerms, analyse_terms, constant_columns, later_terms, trace_terms
+from fedgg.engines.fused.term_coefficients import as_python_function
+from fedgg.engines.module_equivalence import Trial, agree
 from fedgg.errors import UserError
 
 

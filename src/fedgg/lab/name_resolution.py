@@ -26,13 +26,13 @@ from fedgg.data import DATASETS, SPLITS
 from fedgg.data.dataset import Dataset
 from fedgg.data.partition import OFFERED
 from fedgg.engines import ENGINES, Engine
-from fedgg.engines.user_modules import PREFIX, module_of
+from fedgg.engines.user_code import PREFIX, module_of
 from fedgg.errors import UserError
 from fedgg.files import check_regular
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_errors import elsewhere
 from fedgg.lab.config_sections import EngineConfig, RobustConfig, SplitConfig
-from fedgg.lab.trust import HANDED_IN, Code, check_trusted, code_at, note_use
+from fedgg.lab.trusted_code import HANDED_IN, Code, check_trusted, code_at, note_use
 from fedgg.models import MODELS
 from fedgg.registry import NAMED_PARTS, Registry, accepted_settings, names_code, nearest
 

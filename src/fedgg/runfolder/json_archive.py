@@ -18,7 +18,7 @@ from typing import Any
 from fedgg.errors import UserError
 from fedgg.files import LARGE, open_regular, read_json
 from fedgg.output_files import write_text
-from fedgg.runfolder.records import RunRecord, common, flat, nested
+from fedgg.runfolder.run_records import RunRecord, common, flat, nested
 from fedgg.runfolder.schema import check_config, check_partition, check_round, check_summary
 
 FORMAT = 1

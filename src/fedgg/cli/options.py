@@ -14,7 +14,7 @@ from fedgg.analysis.labels import short_names
 from fedgg.data import DATASETS
 from fedgg.errors import UserError
 from fedgg.files import parse_toml, read_json
-from fedgg.lab.trust import trust, trust_named
+from fedgg.lab.trusted_code import trust, trust_named
 from fedgg.models import MODELS
 from fedgg.registry import names_code
 from fedgg.runfolder.checksums import without_checksum

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from fedgg.analysis.labels import shortened
-from fedgg.runfolder.records import RunRecord, names_in
+from fedgg.runfolder.run_records import RunRecord, names_in
 from fedgg.runfolder.schema import is_number
 
 SPLIT_ROWS = 300  # clients in the heat map of a split

@@ -1,6 +1,6 @@
 """What a run folder and a comparison folder hold, as plain records; settings under dotted keys.
 
-`fedgg.runfolder.read` and `fedgg.runfolder.read` make them from folders, `fedgg.runfolder.archive` from an archive.
+`fedgg.runfolder.read` makes them from folders, `fedgg.runfolder.json_archive` from an archive.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgg.runfolder.faults import Fault, history_faults
+from fedgg.runfolder.damage import Fault, history_faults
 from fedgg.runfolder.schema import is_number
 
 PER_RUN = ("name", "seed")  # keys that differ between runs of the same row
