@@ -47,7 +47,7 @@ def test_the_tables_are_those_of_the_registries() -> None:
 
 @pytest.mark.parametrize(
     ("document", "registry"),
-    [("docs/wrappers.md", RULES), ("docs/engines.md", ENGINES), ("README.md", ENGINES), ("docs/parts.md", MODELS)],
+    [("docs/aggregation.md", RULES), ("docs/engines.md", ENGINES), ("README.md", ENGINES), ("docs/parts.md", MODELS)],
 )
 def test_documents_name_every_part(document: str, registry: Registry[Any]) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
