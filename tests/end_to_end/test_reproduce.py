@@ -13,6 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+from calling import call
+
 WORDS = ["reproduce", "table1", "table3", "fig1", "fig2", "--quick", "--rounds", "2", "--seeds", "1", "--jobs", "1"]
 RUNS = 8  # four methods at two betas
 
@@ -61,30 +64,49 @@ def kill_in_the_middle(*words: str, out: Path) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-def test_killed_and_called_again(tmp_path: Path) -> None:
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    text = finish(*WORDS, "--out", str(straight), "--fold", str(tmp_path / "archives" / "all.json"))
+def ended_well(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the command prints, called within this process."""
+    code, text, errors = call(words, monkeypatch)
+    assert code == 0, errors
+    return text
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Finished by one call, and archived."""
+    out = tmp_path_factory.mktemp("reproduce") / "straight"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        text = ended_well([*WORDS, "--out", str(out), "--fold", str(out.parent / "archives" / "all.json")], monkeypatch)
     assert "The quick version" in text
     assert f"{RUNS} runs of 2 rounds, 0 of them finished" in text
+    assert len(histories(out)) == RUNS
+    return out
 
+
+@pytest.mark.slow
+def test_killed_and_called_again(straight: Path, tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
     kill_in_the_middle(*WORDS, "--out", str(killed), out=killed)
     ended = list(killed.glob("digits/*/seed-*/summary.json"))
     assert len(ended) < RUNS
     finish(*WORDS, "--out", str(killed))
-    assert len(histories(straight)) == RUNS
     assert histories(killed) == histories(straight)
     for name in ("table1.csv", "table3.csv", "fig1.csv", "fig2.csv"):
         assert (killed / name).read_bytes() == (straight / name).read_bytes()
 
+
+def test_called_again_and_shown_from_the_archive(
+    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = stamps(straight)
-    assert f"{RUNS} of them finished" in finish(*WORDS, "--out", str(straight))
+    assert f"{RUNS} of them finished" in ended_well([*WORDS, "--out", str(straight)], monkeypatch)
     assert stamps(straight) == before, "a second call runs nothing"
 
-    longer = finish("reproduce", "table1", "--list", "--quick", "--rounds", "3", "--out", str(straight))
-    assert f"in {RUNS} finished runs on this device" in longer
+    listing = ["reproduce", "table1", "--list", "--quick", "--rounds", "3", "--out", str(straight)]
+    assert f"in {RUNS} finished runs on this device" in ended_well(listing, monkeypatch)
 
     shown = tmp_path / "shown"
-    finish(*WORDS, "--from", str(tmp_path / "archives"), "--out", str(shown))
+    ended_well([*WORDS, "--from", str(straight.parent / "archives"), "--out", str(shown)], monkeypatch)
     for name in ("table1.csv", "table3.csv", "fig1.csv", "fig2.csv"):
         assert rows(shown / name) == rows(straight / name)
     assert not (shown / "digits").exists()
@@ -101,8 +123,9 @@ def test_killed_and_called_again(tmp_path: Path) -> None:
         )
 
 
-def test_the_list_needs_no_data(tmp_path: Path) -> None:
-    text = finish("reproduce", "--list", "--quick", "--rounds", "3", "--out", str(tmp_path / "none"))
+def test_the_list_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    none = tmp_path / "none"
+    text = ended_well(["reproduce", "--list", "--quick", "--rounds", "3", "--out", str(none)], monkeypatch)
     for words in ("table1", "fig3", "a probe of a few local steps", "epsilon"):
         assert words in text
-    assert not (tmp_path / "none").exists()
+    assert not none.exists()

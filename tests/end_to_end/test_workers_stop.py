@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from calling import call
 from earlier_folders import without_checksums
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see processes")
@@ -78,38 +79,39 @@ def stopped(words: list[str], folder: Path, how: signal.Signals, whole_group: bo
     return parent.returncode, errors
 
 
-def goes_on_as_if_nothing_had_happened(folder: Path, tmp_path: Path) -> None:
+def goes_on_as_if_nothing_had_happened(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rounds further, against the loop that was left alone. The stopped run asked for far more: say fewer."""
     config = without_checksums(folder) / "config.toml"
     target = rounds(folder) + 3
     config.write_text(config.read_text().replace("rounds = 100000", f"rounds = {target}"))
     straight = tmp_path / "straight"
     for words in (["resume", str(folder)], ["run", *SETTINGS, "--rounds", str(target), "--out", str(straight)]):
-        done = start(words)
-        _, errors = done.communicate(timeout=PATIENCE)
-        assert done.returncode == 0, errors
+        code, _, errors = call(words, monkeypatch)
+        assert code == 0, errors
     assert history(folder) == history(straight)
     assert (folder / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
 
 
-def test_ctrl_c(tmp_path: Path) -> None:
+def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     code, errors = stopped(["run", *SETTINGS, *WORKERS], folder, signal.SIGINT, whole_group=True)
     assert code == 130
     assert "Traceback" not in errors
     assert f"fedgg resume {folder}" in errors
-    goes_on_as_if_nothing_had_happened(folder, tmp_path)
+    goes_on_as_if_nothing_had_happened(folder, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("whole_group", [False, True])
-def test_other_ways_to_stop(how: signal.Signals, whole_group: bool, tmp_path: Path) -> None:
+def test_other_ways_to_stop(
+    how: signal.Signals, whole_group: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "run"
     code, errors = stopped(["run", *SETTINGS, *WORKERS], folder, how, whole_group)
     assert code == (130 if how == signal.SIGTERM else -how)
     assert "Traceback" not in errors
-    goes_on_as_if_nothing_had_happened(folder, tmp_path)
+    goes_on_as_if_nothing_had_happened(folder, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow

@@ -154,6 +154,7 @@ def test_seconds_beside_other_frameworks() -> None:
 
 
 def test_the_page_of_the_papers_numbers_is_what_make_numbers_writes() -> None:
+    """And prose between the blocks is kept."""
     numbers = script("paper_numbers")
     page = numbers.PAGE.read_text(encoding="utf-8")
     items = numbers.made()
@@ -161,15 +162,10 @@ def test_the_page_of_the_papers_numbers_is_what_make_numbers_writes() -> None:
     for one in items:
         picture = HOME / "docs" / "figures" / f"paper-{one.item.name}.png"
         assert picture.exists() == (one.figure is not None)
-
-
-def test_prose_between_the_blocks_is_kept() -> None:
-    numbers = script("paper_numbers")
-    page = numbers.PAGE.read_text(encoding="utf-8")
     changed = page.replace("| SVHN |", "| spoiled |", 1).replace("## Rounds", "## Rounds\n\nBy hand.")
-    assert numbers.filled(changed, numbers.made()) == page.replace("## Rounds", "## Rounds\n\nBy hand.")
+    assert numbers.filled(changed, items) == page.replace("## Rounds", "## Rounds\n\nBy hand.")
     with pytest.raises(UserError, match="table1"):
-        numbers.filled(page.replace("<!-- table1 -->", ""), numbers.made())
+        numbers.filled(page.replace("<!-- table1 -->", ""), items)
 
 
 def test_steps_beside_fedavg() -> None:

@@ -51,7 +51,7 @@ RULES = [CoordinateMedian(), TrimmedMean(0.3), NormClip(None), NormClip(0.2)]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("attackers", [0, 3])
+@pytest.mark.parametrize("attackers", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_the_rules_hold(rule: Collector, attackers: int) -> None:
     assert left(rule, attackers) < 0.2
 

@@ -79,7 +79,7 @@ def stand(kind: FedCurv, w: Tensor, down: dict[str, Tensor], own: dict[str, Tens
     return replace(client, notes=kind.begin(w, client))
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_quadratics_end_where_the_papers_objective_lets_them(momentum: float) -> None:
     """Iterated with matrices, each other client a penalty of its own; far from FedAvg's end, and at rest there.
 

@@ -180,7 +180,7 @@ def wait_for(condition: Any, what: str, seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_no_process_is_left(tmp_path: Path, how: signal.Signals) -> None:
     driver = bench_command(tmp_path)
     record = tmp_path / "out" / "bench.json"

@@ -62,6 +62,7 @@ def test_everybody_has_as_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(sorted(called[i : i + 3]) == ["a", "b", "c"] for i in range(0, 12, 3))
 
 
+@pytest.mark.slow
 def test_rounds_of_vgg_beside_the_eager_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vgg = script("vgg", monkeypatch)
     out = tmp_path / "vgg.json"
