@@ -65,7 +65,7 @@ def test_the_model_that_travels_is_ahead_of_the_one_that_is_evaluated() -> None:
     assert record["bytes_down"] == record["bytes_up"] == 3 * 4 * state.server.w.numel()  # FedAvg's
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_it_rests_where_fedprox_does(momentum: float) -> None:
     assert away(end(FedACG(0.5, mu=1.0), momentum, steps=500), fixed_point(momentum, mu=1.0)) < 1e-5
 

@@ -57,7 +57,7 @@ def test_the_library_is_the_paper(case: Case) -> None:
     assert distance(by_library("fedavg", (), case), expected)[-1] > 1e-4
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_quadratics_end_where_sum_of_updates_is_zero_under_their_own_fisher_information(momentum: float) -> None:
     """The server's Fisher information at the end, by hand, makes a linear recursion whose fixed point is the end."""
     w = end(FedCL(lam=1.0), momentum, steps=900)

@@ -48,7 +48,7 @@ def test_as_transcribed(case: Case) -> None:
     compare("fedcm", with_settings(alpha=ALPHA), case, fedcm)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_it_rests_where_a_slower_fedavg_does(momentum: float) -> None:
     w = end(FedCM(alpha=0.5), momentum, steps=500)
     assert away(w, fixed_point(momentum, slower=0.5)) < 1e-5
@@ -88,6 +88,7 @@ def settled(alpha: float, momentum: float) -> Tensor:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_unequal_steps_weigh_less_than_in_fedavg(momentum: float) -> None:
     given: dict[str, Any] = {"steps": 500, "momentum": momentum, "cohort": 3, "lr": LR, "batch": BATCH}

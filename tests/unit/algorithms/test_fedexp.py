@@ -64,7 +64,7 @@ def test_it_is_faster_where_one_model_fits_all_clients(momentum: float) -> None:
     assert to_go(FedExP(1e-9), momentum) < 0.7 * to_go(FedAvg(), momentum)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_with_a_floor_it_rests_where_fedavg_rests_and_without_it_circles_nearby(momentum: float) -> None:
     assert away(end(FedExP(10.0), momentum, steps=400), fixed_point(momentum)) < 1e-4
     assert away(end(FedExP(), momentum, steps=400), fixed_point(momentum)) < 1

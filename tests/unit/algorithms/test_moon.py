@@ -68,8 +68,10 @@ def test_the_contrast_by_hand() -> None:
 IDENTITY_AND_HALVES = ([1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0])
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("cohort", [4, 2])
+@pytest.mark.parametrize(
+    ("cohort", "momentum"),
+    [(2, 0.9), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((4, 0.0), (4, 0.9), (2, 0.0)))],
+)
 def test_where_clients_agree_training_ends_at_the_common_optimum(momentum: float, cohort: int) -> None:
     """There the previous and the global model are one, and no contrast is left."""
     assert excess_loss(momentum, cohort, mu=0.1, rounds=180) < 1e-10
