@@ -23,6 +23,8 @@ from fedgg.core.net import Net
 from fedgg.core.sgd import SGD
 from fedgg.errors import UserError
 
+RECORDED = {"client", "name", "examples", "steps", "loss"}  # keys of a client's record in the history
+
 
 @dataclass(frozen=True)
 class LocalStart:
@@ -151,9 +153,26 @@ def end_round(
             up=check(up, clients, "finish() up"),
             memory=check(memory, clients, "finish() memory"),
             buffers=start.buffers,
-            diagnostics=check(algorithm.diagnostics(running.w, client), clients, "diagnostics()"),
+            diagnostics=_diagnostics(algorithm, running.w, client),
             loss=running.loss_sum / running.seen.clamp_min(1),
         )
+
+
+def _diagnostics(algorithm: Algorithm, w: Tensor, client: Client) -> Rows:
+    """UserError where one has a name that a client's record already has, or is not one number for each row."""
+    diagnostics = check(algorithm.diagnostics(w, client), len(w), "diagnostics()")
+    for name, values in diagnostics.items():
+        if name in RECORDED:
+            raise UserError(
+                f"{type(algorithm).__name__}.diagnostics() returns {name!r}, which every client's record has already: "
+                f"choose another name (taken: {', '.join(sorted(RECORDED))})"
+            )
+        if values.numel() != len(w):
+            raise UserError(
+                f"{type(algorithm).__name__}.diagnostics() returns {name!r} of shape {tuple(values.shape)}: make it "
+                f"[{len(w)}, 1], one number for each row"
+            )
+    return diagnostics
 
 
 def _keys(net: Net, start: LocalStart) -> Tensor | None:
