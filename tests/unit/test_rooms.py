@@ -46,7 +46,7 @@ MAY: dict[str, set[str]] = {
         *("registry", "runfolder", "__version__"),
     },
     "check": {"lab", "core", "algorithms", "models", "data", "engines", "errors", "files", "__version__"},
-    "bench": {"analysis", "lab", "core", "data", "errors", "files", "output_files", "report", "__version__"},
+    "bench": {"analysis", "engines", "lab", "core", "data", "errors", "files", "output_files", "report", "__version__"},
     "api": {"analysis", "lab", "core", "report", "runfolder", "errors", "files", "output_files"},
     "paper": {
         *("analysis", "lab", "engines", "core", "data", "report", "registry", "runfolder", "errors", "files"),

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import fedgg
 from fedgg.errors import UserError
@@ -229,9 +229,8 @@ def _is_named(contender: Contender, name: str) -> bool:
 
 
 def _engines() -> list[Contender]:
-    from fedgg.lab.config_sections import EngineConfig
+    from fedgg.engines import ENGINES as REGISTERED
 
-    known = get_args(EngineConfig.model_fields["name"].annotation)
     return [
         Contender(
             name=f"fedgg-{entry.name}",
@@ -239,7 +238,9 @@ def _engines() -> list[Contender]:
             words=(*_module("fedgg_engine"), json.dumps({"name": entry.name, **entry.settings})),
             kind="fedgg",
             devices=entry.devices,
-            absent=None if entry.name in known else f"this version of fedgg has no engine {entry.name!r}",
+            absent=None
+            if entry.name in ("auto", *REGISTERED)
+            else f"this version of fedgg has no engine {entry.name!r}",
         )
         for entry in ENGINES
     ]

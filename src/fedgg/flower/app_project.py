@@ -191,8 +191,6 @@ def with_full_paths(experiment: Experiment) -> Experiment:
     if experiment.data.source.startswith(ARRAYS_IN_FILE):
         file = Path(experiment.data.source.removeprefix(ARRAYS_IN_FILE))
         changes["data.source"] = f"{ARRAYS_IN_FILE}{file.absolute()}"
-    if experiment.model.start is not None:
-        changes["model.start"] = str(Path(experiment.model.start).absolute())
     names = named_parts(experiment)
     for key in NAMED_PARTS:
         section, _, last = key.partition(".")
@@ -203,6 +201,8 @@ def with_full_paths(experiment: Experiment) -> Experiment:
             settings = config.model_dump(exclude={last}, exclude_none=True) if isinstance(config, PartConfig) else {}
             changes |= {f"{section}.{setting}": value for setting, value in settings.items()}
             changes[key] = f"{Path(path).absolute()}:{name}"
+    if experiment.model.start is not None:
+        changes["model.start"] = str(Path(experiment.model.start).absolute())
     return experiment.changed(changes) if changes else experiment
 
 

@@ -133,12 +133,13 @@ class _Pool:
                     continue
                 if kind == "failed":
                     raise what
-                if kind in ("finished", "in use"):
-                    in_use += [job] if kind == "in use" else []
-                    del at_work[ready]
-                    idle.append(ready)
+                if kind == "in use":
+                    in_use.append(job)
                 else:
                     getattr(observer, kind)(*what)
+                if kind in ("on_end", "in use"):
+                    del at_work[ready]
+                    idle.append(ready)
         return in_use
 
     def stop(self) -> None:
@@ -176,7 +177,6 @@ def work(pipe: Connection, trusted: frozenset[str]) -> None:
             job = pipe.recv()
             try:
                 _run_here(job, _Forwarding(pipe))
-                pipe.send(("finished", None))
             except InUse:
                 pipe.send(("in use", None))
             except (BrokenPipeError, EOFError):
