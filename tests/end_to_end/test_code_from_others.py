@@ -27,6 +27,7 @@ with warnings.catch_warnings():
     from fedgg.cli import screen
 
 from fedgg.cli.options import refuse_a_study
+from fedgg.engines.user_code import PREFIX
 from fedgg.errors import UserError
 from fedgg.lab import trusted_code as trust
 from fedgg.runfolder.json_archive import write_archive
@@ -99,6 +100,14 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "[/x].py:Net": {},
     ":": {},
 }
+
+
+@pytest.fixture(autouse=True)
+def no_user_code_is_left() -> Iterator[None]:
+    """Code that a test has allowed goes to every worker process that this process starts later, in other tests too."""
+    yield
+    for name in [name for name in sys.modules if name.startswith(PREFIX)]:
+        del sys.modules[name]
 
 
 @pytest.fixture(autouse=True)
