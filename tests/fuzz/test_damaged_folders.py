@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from typing import Any
 import pytest
 from damage import damage_one_file
 from observers import Callbacks
+from odd import Hang, patience
 
 from fedgg.analysis.chart_data import run_columns
 from fedgg.analysis.collect import RunCollection
@@ -32,24 +30,6 @@ SECONDS = 60.0  # nothing here takes one
 
 class Stop(Exception):
     pass
-
-
-class Hang(BaseException):
-    pass
-
-
-@contextmanager
-def within(seconds: float) -> Iterator[None]:
-    def ring(*_: object) -> None:
-        raise Hang(f"more than {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @dataclass(frozen=True)
@@ -215,7 +195,7 @@ def through(seed: int, count: int, references: list[Reference], above: Path, res
         if changed is None:
             changed = ("", "not damaged")
         try:
-            with within(SECONDS):
+            with patience(SECONDS):
                 silent = silent_in_the_report(folder, reference, changed[0])
                 if silent is None and number % resume_every == 0:
                     silent = silent_in_a_resume(folder, reference)

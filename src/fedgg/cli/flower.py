@@ -89,8 +89,8 @@ def up(
     """Start a whole federation on this machine, run an experiment on it, and take everything down again.
 
     A SuperLink and a SuperNode for each client, as processes of their own, each with its own data; over TLS, with
-    certificates and keys made on the spot. Who dies is started again. Called again with the same folder it goes on
-    where it stopped, and so does `fedgg resume`.
+    certificates and keys made for it. Processes that end are started again. Run again with the same folder, or with
+    `fedgg resume`, it resumes after the last finished round.
 
     Examples:
 
@@ -158,7 +158,7 @@ def run_up(
             bar.stop()
             begun = Store(folder).holds_a_run()
             again = f"fedgg resume {shlex.quote(str(folder))}" if begun else "the same command"
-            note(f"stopped; nobody is left running; go on with: {again}")
+            note(f"stopped; all processes have ended; resume with: {again}")
             raise typer.Exit(130) from None
     for sentence in observer.dropped.totals():
         note(sentence)

@@ -197,7 +197,7 @@ def room(device: torch.device) -> float:
 
 
 def _score(program: Program, looks: Sequence[Look]) -> list[Score]:
-    """As `core.evaluate` has it, for several rows at once."""
+    """As `core.measure.evaluate`, for several rows at once."""
     first, w = looks[0], torch.cat([look.w for look in looks])
     right = loss = w.new_zeros(len(w), dtype=torch.float64)
     examples = 0
