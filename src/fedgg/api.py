@@ -23,12 +23,13 @@ from fedgg.lab.name_resolution import build_algorithm, check_needs, given_algori
 from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_here
 from fedgg.lab.run_processes import Given, Job
+from fedgg.lab.run_result import Run
 from fedgg.lab.runner import with_names
 from fedgg.lab.study import check_labels
 from fedgg.lab.study import grid as combinations
 from fedgg.lab.study_folder import Index, listed, place_of
 from fedgg.output_files import PAGE
-from fedgg.report.tables import Table, as_markdown, comparison_tables
+from fedgg.report.tables import Table, as_markdown, comparison_tables, write_study_tables
 from fedgg.runfolder.locks import writing_pages
 from fedgg.runfolder.read import read_study
 from fedgg.runfolder.run_records import StudyRecord, flat
@@ -66,6 +67,16 @@ class StudyResult:
             for label, by_seed in curves.items()
         }
 
+    def run(self, label: str, seed: int, model: ModelGiven | None = None) -> Run:
+        """One of the runs, with its model; for a result with a folder (`out=`). `model` is as in `Run.load`."""
+        if self.folder is None:
+            raise UserError("the runs of this result were not kept: call compare or sweep with out=FOLDER")
+        record = self.record.runs.get(label, {}).get(seed)
+        if record is None:
+            finished = ", ".join(f"{name!r} {sorted(by_seed)}" for name, by_seed in self.record.runs.items())
+            raise UserError(f"no finished run {label!r} with seed {seed!r}: labels and their seeds are {finished}")
+        return Run.load(record.path, model)
+
     def __str__(self) -> str:
         return f"{self.answer}\n\n{as_markdown(self.tables[0])}"
 
@@ -91,9 +102,9 @@ def compare(
     A variant is an algorithm, or a dict of settings (`{"algorithm.name": "fedgg", "local.lr": 0.1}`) that replace those
     of `experiment`. In a mapping the keys are the labels; in a list an algorithm's label is the name of its class. The
     first variant is the reference, unless `reference` names another.
-    `model` and `data` are as in `run`, the same for all. With `out` every run is kept, and `report.html` there shows
-    them. `observer` is called as the runs proceed; `fedgg.PrintObserver()` prints when one starts or ends. On a GPU
-    runs are trained as one stack where they can be.
+    `model` and `data` are as in `run`, the same for all. With `out` every run is kept, and tables, figures and
+    `report.html` are written next to them, as by `fedgg compare`. `observer` is called as the runs proceed;
+    `fedgg.PrintObserver()` prints when one starts or ends. On a GPU runs are trained as one stack where they can be.
     """
     observer = observer or Observer()
     base = Experiment(**experiment) if isinstance(experiment, dict) else experiment or Experiment()
@@ -126,20 +137,23 @@ def compare(
         with writing_pages(folder, partial(observer.on_notice, "")):
             record = read_study(folder)
             if out is not None:
-                observer.on_notice("", _write_page(folder))
+                write_study_tables(record, folder)
+                observer.on_notice("", _write_figures_and_page(record, folder))
     return StudyResult(None if out is None else folder, record, compare_runs(record))
 
 
-def _write_page(folder: Path) -> str:
-    """Writes the page; what was written, or why it was not."""
+def _write_figures_and_page(record: StudyRecord, folder: Path) -> str:
+    """Where the page is, or why figures and page were not written."""
     try:
+        from fedgg.report.export import write_study_figures
         from fedgg.report.page import write_page
 
+        write_study_figures(record, folder)
         write_page([folder], folder / PAGE)
     except ImportError as error:
         if (without_extra := missing_extra(error)) is None:
             raise
-        return f"no page: {without_extra}"
+        return f"no figures and no page: {without_extra}"
     return f"page: {folder / PAGE}"
 
 

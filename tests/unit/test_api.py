@@ -193,6 +193,21 @@ def test_its_folder_says_how_to_go_on(tmp_path: Path) -> None:
         refuse_a_study(tmp_path / "kept")
 
 
+def test_files_and_runs_of_a_kept_result(tmp_path: Path) -> None:
+    """The files of `fedgg compare`, and each run by its label and seed."""
+    result = fedgg.compare([fedgg.FedAvg(), fedgg.FedGG()], SMALL, seeds=[3], data=table(), model=model, out=tmp_path)
+    written = {path.name for path in tmp_path.iterdir()}
+    assert {"tables.md", "accuracy.csv", "target.csv", "accuracy.png", "split-seed-3.png", "report.html"} <= written
+    run = result.run("FedGG", 3, model=model)
+    assert run.test_accuracy[-1] == result.final["FedGG"][3]
+    assert len(run.predict(table()[0])) == len(table()[0])
+    with pytest.raises(fedgg.UserError, match=r"no finished run 'FedGG' with seed 4: .* 'FedGG' \[3\]"):
+        result.run("FedGG", 4)
+    passing = fedgg.compare([fedgg.FedAvg()], SMALL, seeds=[3], data=table(), model=model)
+    with pytest.raises(fedgg.UserError, match="out=FOLDER"):
+        passing.run("FedAvg", 3)
+
+
 def test_clients_that_the_data_name(tmp_path: Path) -> None:
     """Their number is found out for every row, and twelve of them may be a cohort of eleven."""
     owners = np.array([f"ward {number % 12:02d}" for number in range(120)])

@@ -180,7 +180,7 @@ def _draw(folder: Path) -> None:
     except ImportError as error:
         if (without_extra := missing_extra(error)) is None:
             raise
-        note(f"no pictures: {without_extra}")
+        note(f"no figures: {without_extra}")
         return
 
     record = read_run(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +20,6 @@ from fedgg.runfolder.locks import writing_pages
 
 if TYPE_CHECKING:
     from fedgg.lab.study import Study
-    from fedgg.runfolder.run_records import StudyRecord
 
 
 def compare(
@@ -168,40 +166,21 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
 
 def _show(folder: Path) -> None:
     """Tables, figures and page of everything that is finished in the folder by now, whichever call has run it."""
-    from fedgg.analysis.collect import study_parts
-    from fedgg.analysis.compare import compare as compare_runs
-    from fedgg.output_files import write_text
-    from fedgg.report.tables import as_csv, as_markdown, comparison_tables
+    from fedgg.report.tables import TABLES, write_study_tables
     from fedgg.runfolder.read import read_study
 
     record = read_study(folder)
-    parts, tables = study_parts(record), []
-    for number, part in enumerate(parts, start=1):
-        for name, table in zip(("accuracy", "target"), comparison_tables(compare_runs(part.study)), strict=True):
-            titled = replace(table, title=f"{table.title}; {part.title}") if part.title else table
-            tables.append(titled)
-            file = f"{name}-{number}.csv" if part.title else f"{name}.csv"
-            write_text(folder / file, as_csv(titled))
-    write_text(folder / "tables.md", "\n".join(as_markdown(table) for table in tables))
-    for table in tables:
+    for table in write_study_tables(record, folder):
         print_table(table)
     try:
-        _write_pictures(record, folder)
+        from fedgg.report.export import write_study_figures
+
+        write_study_figures(record, folder)
+        write_report([folder], folder / PAGE)
+        say(f"curves: {folder / 'accuracy.png'}")
+        say(f"splits: {folder / 'split-seed-*.png'}")
     except ImportError as error:
         if (without_extra := missing_extra(error)) is None:
             raise
-        note(f"no pictures and no page: {without_extra}")
-    say(f"tables: {folder / 'tables.md'}; each run has its own folder next to it")
-
-
-def _write_pictures(record: StudyRecord, folder: Path) -> None:
-    from fedgg.report.data_figures import split_figures
-    from fedgg.report.figure_style import save
-    from fedgg.report.run_figures import accuracy_figure
-
-    save(accuracy_figure(record), folder / "accuracy.png")
-    for name, figure in split_figures(record):
-        save(figure, folder / f"{name}.png")
-    write_report([folder], folder / PAGE)
-    say(f"curves: {folder / 'accuracy.png'}")
-    say(f"splits: {folder / 'split-seed-*.png'}")
+        note(f"no figures and no page: {without_extra}")
+    say(f"tables: {folder / TABLES}; each run has its own folder next to it")

@@ -1,4 +1,4 @@
-"""Write the figures (PNG, SVG), tables (Markdown, LaTeX, CSV) and TensorBoard events of `fedgg report`."""
+"""Write figures (PNG, SVG), tables (Markdown, LaTeX, CSV) and TensorBoard events of runs to a folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedgg.report.figure_style import save
 from fedgg.report.page_data import title
 from fedgg.report.run_figures import accuracy_figure, clients_by_label, clients_figure, diagnostics_figure, sweep_figure
 from fedgg.report.tables import Table, accuracy_table, as_csv, as_latex, as_markdown, runs_table, target_table
-from fedgg.runfolder.run_records import RunRecord
+from fedgg.runfolder.run_records import RunRecord, StudyRecord
 
 SCALARS = ("test_accuracy", "test_loss", "holdout_accuracy", "train_loss", "bytes_up", "bytes_down")
 INSTALL = "pip install 'fedgg[tensorboard]'"
@@ -89,6 +89,13 @@ def _safe(label: str) -> str:
 
 
 FORMS = {"md": as_markdown, "tex": as_latex, "csv": as_csv}
+
+
+def write_study_figures(study: StudyRecord, folder: Path) -> None:
+    """Write `accuracy.png` and `split-seed-N.png` next to the runs of a comparison or sweep."""
+    save(accuracy_figure(study), folder / "accuracy.png")
+    for name, figure in split_figures(study):
+        save(figure, folder / f"{name}.png")
 
 
 def write_figures(

@@ -1,4 +1,4 @@
-"""Comparisons as plain tables of strings, and the same tables as Markdown, CSV and LaTeX."""
+"""Comparisons as plain tables of strings, and the same tables as Markdown, CSV and LaTeX; table files of a study."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ import csv
 import io
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from fedgg.analysis.compare import FEWEST_SEEDS, WINDOW, Comparison, ComparisonRow, PairedDifference, Reach, Spread
+from fedgg.analysis.collect import study_parts
+from fedgg.analysis.compare import (
+    FEWEST_SEEDS,
+    WINDOW,
+    Comparison,
+    ComparisonRow,
+    PairedDifference,
+    Reach,
+    Spread,
+    compare,
+)
 from fedgg.analysis.run_environment import shown_megabytes
 from fedgg.analysis.verdict import shown_percent
+from fedgg.output_files import write_text
 from fedgg.runfolder.run_records import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
 
 NONE = "–"
+TABLES = "tables.md"
 VERDICTS = (
     '"higher" or "lower" if the 95 % confidence interval of the difference excludes zero; "perhaps higher" or "perhaps '
     'lower" if it includes zero but the mean difference exceeds one standard deviation of the differences (or all '
@@ -35,6 +48,18 @@ class Table:
 def comparison_tables(comparison: Comparison) -> tuple[Table, Table]:
     """The accuracy table and the rounds-to-target table of a comparison."""
     return accuracy_table(comparison), target_table(comparison)
+
+
+def write_study_tables(study: StudyRecord, folder: Path) -> list[Table]:
+    """Write `tables.md`, `accuracy.csv` and `target.csv`; CSV files are numbered if the study has several parts."""
+    tables = []
+    for number, part in enumerate(study_parts(study), start=1):
+        for name, table in zip(("accuracy", "target"), comparison_tables(compare(part.study)), strict=True):
+            titled = replace(table, title=f"{table.title}; {part.title}") if part.title else table
+            tables.append(titled)
+            write_text(folder / (f"{name}-{number}.csv" if part.title else f"{name}.csv"), as_csv(titled))
+    write_text(folder / TABLES, "\n".join(as_markdown(table) for table in tables))
+    return tables
 
 
 def accuracy_table(comparison: Comparison) -> Table:

@@ -40,9 +40,9 @@ def fedgg(bare: dict[str, str], *words: str, code: int = 0) -> str:
 
 def test_runs_and_comparisons_need_no_extra(bare: dict[str, str], tmp_path: Path) -> None:
     out = fedgg(bare, "run", *SMALL, "--out", str(tmp_path / "run"))
-    assert "no pictures: this needs matplotlib, which is not installed: pip install 'fedgg[report]'" in out
+    assert "no figures: this needs matplotlib, which is not installed: pip install 'fedgg[report]'" in out
     out = fedgg(bare, "compare", "--algorithm", "fedavg", "--seeds", "0", *SMALL, "--out", str(tmp_path / "study"))
-    assert "no pictures and no page: this needs matplotlib" in out
+    assert "no figures and no page: this needs matplotlib" in out
     assert (tmp_path / "study" / "tables.md").is_file()
     assert "this needs matplotlib" in fedgg(bare, "report", str(tmp_path / "run"), code=2)
 
