@@ -11,7 +11,7 @@ from pathlib import Path
 from fedgg.errors import UserError
 from fedgg.paper.output import ItemOutput, block, make_items
 from fedgg.paper.plan import DATASETS, ITEMS, ReproductionPlan
-from fedgg.paper.results import ArchivedRuns, NoRuns, Results
+from fedgg.paper.runs import ArchivedRuns, NoRuns, Results
 from fedgg.report.figure_style import save
 
 HOME = Path(__file__).parent.parent

@@ -5,9 +5,8 @@ They work with every algorithm and every engine (`core.server`).
 
 from __future__ import annotations
 
-from fedgg.aggregation.attack import Attack
+from fedgg.aggregation.byzantine import Attack, CoordinateMedian, NormClip, TrimmedMean
 from fedgg.aggregation.privacy import Budget, ClientPrivacy
-from fedgg.aggregation.robust import CoordinateMedian, NormClip, TrimmedMean
 from fedgg.core.server import Collector
 from fedgg.registry import Registry
 

@@ -24,7 +24,6 @@ import torch
 
 from fedgg.bench import kit
 from fedgg.bench.contenders import REFERENCE, Contender, Device
-from fedgg.bench.machine import code, load, machine
 from fedgg.bench.process_tree import (
     MARK,
     SECONDS_TO_END,
@@ -35,6 +34,7 @@ from fedgg.bench.process_tree import (
     processor_seconds,
     psutil,
 )
+from fedgg.bench.results import code, load, machine
 from fedgg.bench.workload import Source, WorkloadDescription, write_workload
 from fedgg.errors import UserError
 from fedgg.files import open_log

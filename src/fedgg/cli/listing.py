@@ -1,4 +1,4 @@
-"""`fedgg list` and `fedgg check`: what is available, one algorithm in full, and whether an algorithm keeps the laws."""
+"""`fedgg list` and `fedgg check`: what is available, one algorithm in full, and the conformance suite."""
 
 from __future__ import annotations
 

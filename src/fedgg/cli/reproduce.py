@@ -19,7 +19,7 @@ from fedgg.runfolder.locks import writing_pages
 if TYPE_CHECKING:
     from fedgg.paper.output import ItemOutput
     from fedgg.paper.plan import ReproductionPlan
-    from fedgg.paper.results import Results
+    from fedgg.paper.runs import Results
 
 
 def reproduce(
@@ -72,7 +72,7 @@ def reproduce(
     - `fedgg reproduce all --from results/paper --out runs/shown`
     """
     from fedgg.paper.plan import QUICK, ReproductionPlan, chosen_datasets, chosen_items
-    from fedgg.paper.time_estimate import items_table, readings_table
+    from fedgg.paper.runs import items_table, readings_table
 
     if accuracy not in ("highest", "final"):
         raise UserError(f"--accuracy {accuracy!r}: choose highest or final")
@@ -111,7 +111,7 @@ def _make(
     fold: Path | None,
 ) -> None:
     from fedgg.paper.output import make_items, page_name, write_items
-    from fedgg.paper.results import ArchivedRuns, RunFolders, all_records
+    from fedgg.paper.runs import ArchivedRuns, RunFolders, all_records
     from fedgg.runfolder.json_archive import write_archive
 
     for item in plan.items:
@@ -157,7 +157,7 @@ def _without_empty(plan: ReproductionPlan) -> ReproductionPlan:
 
 
 def _run(plan: ReproductionPlan, folder: Path, processes: int, data_folder: Path | None) -> None:
-    from fedgg.paper.results import missing_jobs, run_missing
+    from fedgg.paper.runs import missing_jobs, run_missing
 
     missing = missing_jobs(plan, folder, data_folder)
     of = len(plan.runs())

@@ -20,17 +20,16 @@ from fedgg.errors import UserError
 if TYPE_CHECKING:
     from fedgg.flower.client import client_app
     from fedgg.flower.data_files import divide
-    from fedgg.flower.guided_training import guided
+    from fedgg.flower.existing_apps import guided, strategy
     from fedgg.flower.server import server_app
-    from fedgg.flower.server_strategy import strategy
 
 # No module of this package may have the name of a function here: importing the module would hide the function.
 _MODULE_OF = {
     "client_app": "client",
     "server_app": "server",
     "divide": "data_files",
-    "guided": "guided_training",
-    "strategy": "server_strategy",
+    "guided": "existing_apps",
+    "strategy": "existing_apps",
 }
 
 __all__ = ["client_app", "divide", "guided", "server_app", "strategy"]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgg.aggregation import RULES, Attack, Budget, ClientPrivacy, NormClip, TrimmedMean
-from fedgg.aggregation.robust import trimmed_clients
+from fedgg.aggregation.byzantine import trimmed_clients
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.net import Net
 from fedgg.core.server import PLAIN, Collector

@@ -16,7 +16,7 @@ from fedgg.analysis.verdict import shown_percent
 from fedgg.lab.build import splits_alone
 from fedgg.paper.panels import Panel, SplitPanel, ValuePanel, curve_panels, split_panels, value_panels
 from fedgg.paper.plan import REFERENCE, Item, PlannedMethod, ReproductionPlan, shown_dataset
-from fedgg.paper.results import Results
+from fedgg.paper.runs import Results
 from fedgg.paper.tables import MISSING, about_runs, spread_of, titled
 from fedgg.report.run_figures import common_rounds
 from fedgg.report.tables import Table

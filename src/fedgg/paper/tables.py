@@ -10,7 +10,7 @@ from fedgg.analysis.run_environment import conditions, shown_megabytes
 from fedgg.analysis.verdict import shown_percent
 from fedgg.lab.name_resolution import extra_work
 from fedgg.paper.plan import READINGS, REFERENCE, ROUNDS, Item, PlannedMethod, ReproductionPlan, shown_dataset
-from fedgg.paper.results import Results
+from fedgg.paper.runs import Results
 from fedgg.report.tables import NONE, VERDICTS, Table, shown_difference
 from fedgg.runfolder.run_records import RunRecord, StudyRecord
 

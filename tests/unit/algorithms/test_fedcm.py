@@ -15,7 +15,7 @@ from test_quadratics import HALF, away, end, fixed_point, world
 from torch import Tensor, nn
 
 from fedgg.algorithms import FedAvg, FedCM
-from fedgg.check.behaviour import on_quadratics
+from fedgg.check.multi_round_properties import on_quadratics
 from fedgg.core.algorithm import Server
 
 ALPHA = 0.3

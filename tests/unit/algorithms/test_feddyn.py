@@ -13,7 +13,7 @@ from test_quadratics import EVERYBODY_SLOWLY, HALF, away, end, world
 from torch import nn
 
 from fedgg.algorithms import FedDyn
-from fedgg.check.behaviour import on_quadratics
+from fedgg.check.multi_round_properties import on_quadratics
 from fedgg.check.toy_problems import Quadratics
 from fedgg.core.algorithm import Server
 

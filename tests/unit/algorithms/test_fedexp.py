@@ -11,7 +11,7 @@ from test_quadratics import HALF, away, end, fixed_point
 from torch import Tensor
 
 from fedgg.algorithms import FedAvg, FedExP
-from fedgg.check.behaviour import on_quadratics
+from fedgg.check.multi_round_properties import on_quadratics
 from fedgg.check.toy_problems import Quadratics
 from fedgg.core.algorithm import Algorithm, Server
 

@@ -12,7 +12,7 @@ from test_quadratics import end as after
 from torch import Tensor
 
 from fedgg.algorithms import FedAvg, FedNova
-from fedgg.check.behaviour import on_quadratics
+from fedgg.check.multi_round_properties import on_quadratics
 from fedgg.check.toy_problems import Quadratics
 from fedgg.core.algorithm import Server
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedgg.algorithms import SCAFFOLD, FedAvg, FedAvgM, FedGG, FedProx, FedSGD
-from fedgg.check.behaviour import on_quadratics
+from fedgg.check.multi_round_properties import on_quadratics
 from fedgg.check.toy_problems import Quadratics
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.sgd import SGD

@@ -10,7 +10,7 @@ import pytest
 from test_quadratics import away, world
 
 from fedgg import algorithms as kind
-from fedgg.check.behaviour import on_quadratics
+from fedgg.check.multi_round_properties import on_quadratics
 from fedgg.core.algorithm import Algorithm, Weighing
 
 EXACT = 1e-6

@@ -8,7 +8,7 @@ from typing import Any
 from fedgg.paper.figures import paper_figure
 from fedgg.paper.output import html, make_items, markdown
 from fedgg.paper.plan import DATASETS, ITEMS, QUICK, PlannedMethod, ReproductionPlan
-from fedgg.paper.results import ArchivedRuns, NoRuns
+from fedgg.paper.runs import ArchivedRuns, NoRuns
 from fedgg.paper.tables import paper_table
 from fedgg.runfolder.json_archive import write_archive
 from fedgg.runfolder.run_records import RunRecord

@@ -19,7 +19,7 @@ from fedgg.paper.plan import (
     chosen_items,
     preset,
 )
-from fedgg.paper.results import identity
+from fedgg.paper.runs import identity
 from fedgg.paper.tables import PRINTED_ACCURACY, PRINTED_ROUNDS
 
 PUSHES = ("push-cifar10", "push-svhn", "push-cifar100")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedgg.paper.plan import PlannedMethod, ReproductionPlan, chosen_items
-from fedgg.paper.results import ArchivedRuns
+from fedgg.paper.runs import ArchivedRuns
 from fedgg.runfolder.json_archive import write_archive
 from fedgg.runfolder.run_records import RunRecord
 

@@ -10,7 +10,7 @@ from fedgg.core.local import LocalEnd
 from fedgg.engines import Stacked
 from fedgg.engines.base import RoundJob
 from fedgg.lab.config import Experiment
-from fedgg.paper import time_estimate
+from fedgg.paper import runs as time_estimate
 
 
 @pytest.mark.parametrize(

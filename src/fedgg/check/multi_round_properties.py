@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedgg.algorithms import FedAvg
-from fedgg.check.laws import Broken, Skipped, demand, demand_equal
+from fedgg.check.single_round_properties import Broken, Skipped, demand, demand_equal
 from fedgg.check.toy_problems import Quadratics
 from fedgg.core import sampling
 from fedgg.core.algorithm import Algorithm
