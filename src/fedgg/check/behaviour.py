@@ -14,9 +14,9 @@ from fedgg.check.laws import Broken, Skipped, demand, demand_equal
 from fedgg.check.toy_problems import Quadratics
 from fedgg.core import sampling
 from fedgg.core.algorithm import Algorithm
+from fedgg.core.local import SGD
 from fedgg.core.sampling import Work
 from fedgg.core.server import first_state
-from fedgg.core.sgd import SGD
 from fedgg.engines import Engine, Fused, RoundJob, Workers
 from fedgg.engines.base import Optimiser
 from fedgg.errors import UserError

@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 from torch import Tensor
 
 from fedgg.core.client_rows import Rows, dot, read_only, weighted_sum
+from fedgg.core.evaluation import Probe
 from fedgg.core.forward import Forward
-from fedgg.core.measure import Probe
 from fedgg.core.sampling import Work
 from fedgg.errors import UserError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -13,9 +13,9 @@ from torch import Tensor
 from fedgg.core.algorithm import Algorithm, Batch
 from fedgg.core.buffers import BufferPolicy, starting_buffers, travelling, travels
 from fedgg.core.client_rows import Rows
+from fedgg.core.evaluation import Score, evaluate
 from fedgg.core.local import LocalEnd
-from fedgg.core.measure import Score, evaluate
-from fedgg.core.net import Net
+from fedgg.core.model import Net
 from fedgg.core.sampling import Work
 from fedgg.core.server import Lost
 
@@ -125,3 +125,6 @@ class Engine(Protocol):
 
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd | Lost]]: ...
     def score(self, looks: Sequence[Look]) -> list[Score]: ...
+
+
+Precision = Literal["fp64", "fp32", "tf32", "bf16"]

@@ -12,10 +12,9 @@ import torch
 
 from fedgg.core.algorithm import Algorithm, Batch
 from fedgg.core.buffers import open_buffers, starting_buffers
-from fedgg.core.local import LocalEnd, LocalStart, local_round
-from fedgg.core.measure import Probe, Score
-from fedgg.core.net import Net
-from fedgg.core.sgd import SGD
+from fedgg.core.evaluation import Probe, Score
+from fedgg.core.local import SGD, LocalEnd, LocalStart, local_round
+from fedgg.core.model import Net
 from fedgg.engines.base import Look, RoundJob, score_here
 
 LocalRound = Callable[[Algorithm, Net, SGD, LocalStart, Iterable[Batch]], LocalEnd]

@@ -20,12 +20,11 @@ from torch import Tensor
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.buffers import starting_buffers, travelling, travels
 from fedgg.core.client_rows import Rows
-from fedgg.core.local import LocalEnd
-from fedgg.core.measure import Score, evaluate
-from fedgg.core.net import Net
+from fedgg.core.evaluation import Score, evaluate
+from fedgg.core.local import LocalEnd, learning_rate
+from fedgg.core.model import Net
 from fedgg.core.sampling import Work
 from fedgg.core.server import healthy
-from fedgg.core.sgd import learning_rate
 from fedgg.data.client_batches import Feed
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Optimiser

@@ -14,8 +14,8 @@ import torch
 from flwr.app import ArrayRecord
 
 from fedgg.core.buffers import travelling, travels
+from fedgg.core.evaluation import Score
 from fedgg.core.local import LocalEnd
-from fedgg.core.measure import Score
 from fedgg.core.server import Lost, in_proportion
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Look, score_here

@@ -28,8 +28,8 @@ from torch.optim.optimizer import (
 
 from fedgg.core.algorithm import Algorithm, Client
 from fedgg.core.client_rows import Rows
-from fedgg.core.net import Net
-from fedgg.core.sgd import SGD
+from fedgg.core.local import SGD
+from fedgg.core.model import Net
 from fedgg.errors import UserError
 from fedgg.flower.messages import from_record, to_record
 from fedgg.lab.name_resolution import given_algorithm

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgg.core.algorithm import Algorithm, arithmetic_beside_fedavg
-from fedgg.core.net import Net, head_of
+from fedgg.core.model import Net, head_of
 from fedgg.core.sampling import Work
 from fedgg.data.arrays import from_arrays
 from fedgg.data.client_batches import CHUNK, Feed

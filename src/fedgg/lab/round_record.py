@@ -9,8 +9,8 @@ from typing import Any
 
 from fedgg.aggregation import Budget
 from fedgg.core.client_rows import Rows, message_bytes, payload
+from fedgg.core.evaluation import Score
 from fedgg.core.local import LocalEnd
-from fedgg.core.measure import Score
 from fedgg.core.server import Lost, ServerState
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Look

@@ -15,9 +15,9 @@ from torch import Tensor
 from fedgg.core import sampling
 from fedgg.core.algorithm import Server
 from fedgg.core.client_rows import Rows, check_sparse, payload
-from fedgg.core.local import LocalEnd
-from fedgg.core.measure import Probe, Score
-from fedgg.core.net import Net
+from fedgg.core.evaluation import Probe, Score
+from fedgg.core.local import LocalEnd, learning_rate
+from fedgg.core.model import Net
 from fedgg.core.server import (
     Lost,
     ServerState,
@@ -29,7 +29,6 @@ from fedgg.core.server import (
     largest,
     spoilt,
 )
-from fedgg.core.sgd import learning_rate
 from fedgg.engines import Engine, RoundJob
 from fedgg.engines.base import ClientData, Look, Optimiser, Scorer, score_here
 from fedgg.errors import UserError

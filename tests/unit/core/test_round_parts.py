@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from fedgg.algorithms import SCAFFOLD, FedAvg, FedGG, FedProx
 from fedgg.core.algorithm import Algorithm, Batch, Server
-from fedgg.core.local import LocalEnd, LocalStart, local_round
-from fedgg.core.measure import Probe, evaluate
-from fedgg.core.net import Net
+from fedgg.core.evaluation import Probe, evaluate
+from fedgg.core.local import SGD, LocalEnd, LocalStart, local_round
+from fedgg.core.model import Net
 from fedgg.core.sampling import torch_stream
 from fedgg.core.server import ServerState, close_round, first_state, healthy
-from fedgg.core.sgd import SGD
 
 CHUNKS = [5, 3, 1]
 

@@ -26,11 +26,12 @@ from torch import Tensor, nn
 
 import fedgg
 from fedgg.core import sampling
+from fedgg.core.evaluation import Probe
 from fedgg.core.local import LocalEnd
-from fedgg.core.measure import Probe
-from fedgg.core.net import Net
+from fedgg.core.model import Net
 from fedgg.core.sampling import torch_stream
 from fedgg.engines import Fused, Workers
+from fedgg.engines.base import Precision
 from fedgg.engines.layers.layer_types import Dense, Dropout
 from fedgg.engines.layers.program import (
     Program,
@@ -41,7 +42,6 @@ from fedgg.engines.layers.program import (
     stands_for,
 )
 from fedgg.engines.module_equivalence import is_stackable
-from fedgg.engines.precision import Precision
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.engine_choice import products

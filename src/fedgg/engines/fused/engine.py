@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from fedgg.core.evaluation import Score
 from fedgg.core.local import LocalEnd
-from fedgg.core.measure import Score
 from fedgg.engines.base import Look, RoundJob, score_here
 from fedgg.engines.fused.cpu_step import fused_net, fused_round
 from fedgg.engines.loop import forked_generators, train_client

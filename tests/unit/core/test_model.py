@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from fedgg.algorithms import SCAFFOLD, FedAvg, FedGG, FedProx
 from fedgg.core.algorithm import Algorithm, Batch
 from fedgg.core.buffers import close_buffers, open_buffers, travels
-from fedgg.core.local import LocalStart, local_round
-from fedgg.core.net import Net
+from fedgg.core.local import SGD, LocalStart, local_round
+from fedgg.core.model import Net
 from fedgg.core.sampling import torch_seed, torch_stream
-from fedgg.core.sgd import SGD
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
