@@ -101,10 +101,12 @@ class Client:
             if self.last_step is None:
                 raise RuntimeError("this engine keeps the last step's inner products, not the step: override steer()")
             return self.last_step
-        self.check_noted(name)
+        if name not in self.notes:
+            self.check_noted(name)
         return self.notes[name]
 
     def check_noted(self, name: str) -> None:
+        """UserError where `begin` has noted no such vector."""
         if name not in self.notes:
             raise UserError(
                 f"there is no vector {name!r}: begin() noted {', '.join(self.notes)}, and drift and step exist"
@@ -114,18 +116,13 @@ class Client:
         """Inner product of two vectors by name, `[K, 1]`; by layer `[K, P]`: each parameter carries its own layer's."""
         if by_layer:
             return self.net.layout.layer_dot(self.vector(a), self.vector(b))
-        known = self.sums.get(pair(a, b))
+        known = self.sums.get(f"{min(a, b)}.{max(a, b)}")  # one name, whichever comes first
         return dot(self.vector(a), self.vector(b)) if known is None else known
 
     @property
     def last_move(self) -> Tensor:
         """Length of the last local step, `[K, 1]`."""
         return self.inner("step", "step").sqrt()
-
-
-def pair(a: str, b: str) -> str:
-    """The name of an inner product, whichever way round it is asked for."""
-    return f"{min(a, b)}.{max(a, b)}"
 
 
 @dataclass(frozen=True)

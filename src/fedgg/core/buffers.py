@@ -26,11 +26,6 @@ from fedgg.core.client_rows import Rows, weighted_sum
 BufferPolicy = Literal["average", "local", "frozen"]
 
 
-def open_buffers(policy: BufferPolicy, server: Rows, kept: Rows | None) -> Rows:
-    """A client's own copy to train with."""
-    return {name: rows.clone() for name, rows in starting_buffers(policy, server, kept).items()}
-
-
 def close_buffers(policy: BufferPolicy, server: Rows, trained: Rows, share: Tensor) -> Rows:
     """The server's buffers after a round; `trained` has one row per client."""
     if policy == "frozen":
@@ -46,16 +41,6 @@ def _merge(server: Tensor, rows: Tensor, share: Tensor) -> Tensor:
     else:
         merged = rows.amax(dim=0, keepdim=True)
     return torch.where(constant, server, merged)
-
-
-def starting_buffers(policy: BufferPolicy, server: Rows, kept: Rows | None) -> Rows:
-    """Those a client starts from: its own under `local`, once it has some; else the server's."""
-    return kept if policy == "local" and kept is not None else server
-
-
-def travels(policy: BufferPolicy, *, kept: bool = False) -> tuple[bool, bool]:
-    """Whether buffers go (down, up); `kept`: whether the client has some of its own by now."""
-    return policy == "average" or (policy == "local" and not kept), policy != "frozen"
 
 
 def travelling(moving: Collection[str], known: Rows, current: Rows) -> Rows:

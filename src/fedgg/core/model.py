@@ -107,7 +107,6 @@ class Net:
         self.head = ""  # the layer whose input is the representation, where an algorithm needs one
         self.facts: dict[str, Any] = {}  # what engines have found out about the module; copies of the net share it
         self._training: bool | None = None
-        self._further_names = _further_names(module)
 
     def examine(self, x: Tensor, classes: int) -> None:
         """Run two examples through the module: are its outputs right, does it draw random numbers, change buffers?
@@ -139,8 +138,15 @@ class Net:
             )
         self.moving = tuple(name for name in buffers if differs(self.start_buffers[name], buffers[name]))
         self.keeps_statistics = bool(self.moving)
-        self.needs_two_examples = self._fails_on_one(x[:1], classes, train=True)
-        self.needs_two_in_evaluation = self._fails_on_one(x[:1], classes, train=False)
+        fails_on_one: dict[bool, bool] = {}  # batch statistics of a single value do not exist: PyTorch refuses them
+        for train in (True, False):
+            buffers = {name: rows.clone() for name, rows in self.start_buffers.items()}
+            try:
+                outputs, _, _ = self._run(x[:1], buffers, train=train)
+                fails_on_one[train] = outputs.shape != (1, classes)
+            except Exception:  # a user's module may raise anything
+                fails_on_one[train] = True
+        self.needs_two_examples, self.needs_two_in_evaluation = fails_on_one[True], fails_on_one[False]
         _, draws_in_evaluation, _ = self._run(x, self.start_buffers, train=False)
         if draws_in_evaluation:
             raise UserError(
@@ -163,15 +169,6 @@ class Net:
                 outputs = self.call(parameters, tensors, x)
             after = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
         return outputs, any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)), masks.used > 0
-
-    def _fails_on_one(self, x: Tensor, classes: int, *, train: bool) -> bool:
-        """Batch statistics of a single value do not exist: PyTorch refuses them."""
-        buffers = {name: rows.clone() for name, rows in self.start_buffers.items()}
-        try:
-            outputs, _, _ = self._run(x, buffers, train=train)
-        except Exception:  # a user's module may raise anything
-            return True
-        return outputs.shape != (1, classes)
 
     def _mixes_in_evaluation(self, x: Tensor) -> bool:
         """Whether an example's outputs change with the other one of its batch, in evaluation mode."""
@@ -226,7 +223,7 @@ class Net:
                 outputs = self.call(parameters, buffers, x, module=module)
             return torch.cat([outputs, representations[-1].to(outputs.dtype)], -1)
         tensors = {**parameters, **buffers}
-        tensors |= {further: tensors[name] for further, name in self._further_names.items() if name in tensors}
+        tensors |= {further: tensors[name] for further, name in self.layout.tied if name in tensors}
         module = self.module if module is None else module
         if self.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
@@ -290,23 +287,6 @@ def _hint(shape: tuple[int, ...], reason: str) -> str:
     if len(shape) == 3 and shape[0] == 1:
         return "; examples of two dimensions arrive as images of one channel: write x.squeeze(1) in forward()"
     return ""
-
-
-def _further_names(module: nn.Module) -> dict[str, str]:
-    """Names under which a tensor stands in another module as well, and the first of them.
-
-    `functional_call(tie_weights=True)` leaves the tensors it was given in a module that stands in two places.
-    """
-    owners, first = dict(module.named_modules(remove_duplicate=False)), dict[int, str]()
-    places, further = set[tuple[int, str]](), dict[str, str]()
-    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    for name, tensor in named:
-        owner, _, attribute = name.rpartition(".")
-        place = (id(owners[owner]), attribute)
-        if place not in places and first.setdefault(id(tensor), name) != name:
-            further[name] = first[id(tensor)]
-        places.add(place)
-    return further
 
 
 def rows_around(net: Net, rows: int) -> Tensor:

@@ -85,10 +85,6 @@ class Lost:
     why: str
 
 
-def first_state(algorithm: Algorithm, w: Tensor, buffers: Rows) -> ServerState:
-    return ServerState(w, buffers, check(algorithm.server_memory(w), 1, "server_memory()"))
-
-
 def healthy(
     ends: Mapping[int, LocalEnd | Lost], buffers_before: Callable[[int], Rows]
 ) -> tuple[dict[int, LocalEnd], list[Lost]]:
@@ -120,12 +116,17 @@ def in_proportion(ends: Mapping[int, LocalEnd], model: Tensor) -> tuple[dict[int
     those of the other clients, of which the lower median counts: a cohort that diverges together is kept, and half of a
     cohort can be left out. Repeated until no client is: those that are left in stay in when the others are gone.
     """
-    sizes = largest({(client, name): rows for client, end in ends.items() for name, rows in _sent(end).items()})
+    # What the server computes with; client state stays with the clients.
+    sent = {
+        client: end.up | {f"statistics {name}": rows for name, rows in end.buffers.items()}
+        for client, end in ends.items()
+    }
+    sizes = largest({(client, name): tensor for client, rows in sent.items() for name, tensor in rows.items()})
     (size_of_model,) = largest({"w": model}).values()
     usable, lost = dict(ends), dict[int, Lost]()
     while len(usable) > 1:
         too_large: dict[int, list[str]] = {}
-        for name in _sent(next(iter(usable.values()))):
+        for name in sent[next(iter(usable))]:
             usual = sorted(sizes[client, name] for client in usable)[(len(usable) - 2) // 2]
             limit = FACTOR * max(usual, size_of_model, 1.0)
             for client in usable:
@@ -142,13 +143,19 @@ def in_proportion(ends: Mapping[int, LocalEnd], model: Tensor) -> tuple[dict[int
 
 def spoilt(before: ServerState, after: ServerState) -> str | None:
     """What is wrong with the server's state after a round, where it was right before."""
-    sizes = largest(_parts(after))
+    parts_before, parts_after = (
+        {"model": state.w}
+        | {f"memory {name}": rows for name, rows in state.memory.items()}
+        | {f"statistics {name}": rows for name, rows in state.buffers.items()}
+        for state in (before, after)
+    )
+    sizes = largest(parts_after)
     if not math.isfinite(sizes["model"]):
         return "the global model is not finite"
     if sizes["model"] > FACTOR * max(largest({"w": before.w})["w"], 1.0):
         return f"the global model is {OUT_OF_PROPORTION}"
     sick = [name for name, size in sizes.items() if not math.isfinite(size)]
-    earlier = largest(_parts(before)) if sick else {}
+    earlier = largest(parts_before) if sick else {}
     sick = [name for name in sick if math.isfinite(earlier.get(name, 0.0))]
     return f"the server's {', '.join(sick)} is not finite" if sick else None
 
@@ -160,11 +167,14 @@ def is_ordinary(state: ServerState) -> bool:
 
 def largest(rows: Mapping[K, Tensor]) -> dict[K, float]:
     """The largest absolute value of each tensor; not finite if any value is not. The device is waited for once."""
-    filled = {key: tensor for key, tensor in rows.items() if tensor.numel()}
+    maxima: dict[K, Tensor] = {}
+    for key, tensor in rows.items():
+        if tensor.numel():
+            is_integer = not (tensor.is_floating_point() or tensor.is_complex())
+            maxima[key] = (tensor.double() if is_integer else tensor).abs().amax().double()
     sizes = dict.fromkeys(rows, 0.0)
-    if filled:
-        values = torch.stack([_magnitudes(tensor).amax().double() for tensor in filled.values()]).tolist()
-        sizes |= dict(zip(filled, values, strict=True))
+    if maxima:
+        sizes |= dict(zip(maxima, torch.stack(list(maxima.values())).tolist(), strict=True))
     return sizes
 
 
@@ -185,29 +195,16 @@ def close_round(
     """
     order = sorted(ends)  # the same sum in the same order, whichever client was first
     share = shares([examples[client] for client in order], state.w, equally=collector.counts_equally)
-    up = stack([ends[client].up for client in order])
-    collector.check(up, state.w.shape[1])
-    rows, weights = collector.collect(Sent(up, share, server.round, len(order) if asked is None else asked))
-    w, memory = algorithm.aggregate(state.w, read_only(rows, "up"), weights, server)
+    up, weights = stack([ends[client].up for client in order]), share
+    if collector is not PLAIN:
+        collector.check(up, state.w.shape[1])
+        up, weights = collector.collect(Sent(up, share, server.round, len(order) if asked is None else asked))
+    w, memory = algorithm.aggregate(state.w, read_only(up, "up"), weights, server)
     if w.shape != state.w.shape:
         raise ValueError(f"aggregate() must return a model {tuple(state.w.shape)}, got {tuple(w.shape)}")
-    buffers = close_buffers(policy, state.buffers, stack([ends[client].buffers for client in order]), share)
+    buffers = state.buffers
+    if buffers:
+        buffers = close_buffers(policy, buffers, stack([ends[client].buffers for client in order]), share)
     return ServerState(w, buffers, check(memory, 1, "aggregate() memory")), {
         client: float(part) for client, part in zip(order, share, strict=True)
     }
-
-
-def _sent(end: LocalEnd) -> Rows:
-    """What the server computes with; clients keep their memory to themselves."""
-    return end.up | {f"statistics {name}": rows for name, rows in end.buffers.items()}
-
-
-def _parts(state: ServerState) -> Rows:
-    parts = {"memory": state.memory, "statistics": state.buffers}
-    return {"model": state.w} | {
-        f"{part} {name}": rows for part, named in parts.items() for name, rows in named.items()
-    }
-
-
-def _magnitudes(tensor: Tensor) -> Tensor:
-    return (tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()).abs()

@@ -322,8 +322,8 @@ def federated(seed: int, make: Callable[[], nn.Module]) -> Averaged:
             module.train()
             trained = [p for p in module.parameters() if p.requires_grad]
             optimiser = torch.optim.SGD(trained, lr=LR, momentum=MOMENTUM)
-            for part in sampling.batches(seed, round_, client, len(positions), sampling.Work(1, BATCH)):
-                where = torch.from_numpy(positions[part])
+            for row in sampling.schedule(seed, round_, client, len(positions), sampling.Work(1, BATCH)):
+                where = torch.from_numpy(positions[row[row >= 0]])
                 optimiser.zero_grad()
                 F.cross_entropy(module(x[where]), y[where]).backward()
                 optimiser.step()
