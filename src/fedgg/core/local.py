@@ -84,8 +84,14 @@ class SGD:
     @classmethod
     def of(cls, lr: float, momentum: float, weight_decay: float, like: Tensor) -> SGD:
         """The same settings for all rows of `like`."""
-        columns = (torch.full_like(like[:, :1], value) for value in (lr, momentum, weight_decay))
-        return cls(*columns, momentum != 0, weight_decay != 0)
+        column = like[:, :1]
+        return cls(
+            lr=torch.full_like(column, lr),
+            momentum=torch.full_like(column, momentum),
+            weight_decay=torch.full_like(column, weight_decay),
+            has_momentum=momentum != 0,
+            has_decay=weight_decay != 0,
+        )
 
     def move(self, grad: Tensor, w: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
         """The step `w_new - w` and the new velocity.

@@ -84,8 +84,8 @@ def test_every_epoch_shows_every_example_once(batch: int | None, epochs: int, ex
 
 def test_batch_order_depends_on_seed_round_and_client_only() -> None:
     def order(seed: int, round_: int, client: int) -> list[int]:
-        rows = schedule(seed, round_, client, 30, Work(2, 8))
-        return rows[rows >= 0].tolist()
+        positions = schedule(seed, round_, client, 30, Work(2, 8))
+        return [int(position) for position in positions[positions >= 0]]
 
     assert order(0, 1, 2) == order(0, 1, 2)
     orders = [order(*key) for key in ((0, 1, 2), (1, 1, 2), (0, 2, 2), (0, 1, 3), (0, 2, 1))]
