@@ -62,7 +62,7 @@ class FedGG(Algorithm):
         return {"update": torch.zeros_like(w)} if self.direction == "sent" else {}
 
     def client_memory(self, w: Tensor) -> Rows:
-        return {} if self.direction == "sent" else {"received": w}  # at a first meeting: g = 0, so no term
+        return {} if self.direction == "sent" else {"received": w}  # in its first round: g = 0, so no term
 
     def send_down(self, w: Tensor, server: Server) -> Rows:
         return {"update": server.memory["update"]} if self.direction == "sent" else {}
@@ -76,7 +76,8 @@ class FedGG(Algorithm):
         by_layer = self.scope == "layer"
         inverse_drift = self._inverse(client.inner("drift", "drift", by_layer=by_layer).sqrt())
         cosine = client.inner("direction", "drift", by_layer=by_layer) * inverse_drift
-        if self.weight == "adaptive":  # pull = lambda / |u|, the length of the term
+        # pull: lambda / |u|, the length of the term; in the first step, where u = 0, as `first_step` says
+        if self.weight == "adaptive":
             pull = self.mu * client.inner("step", "step", by_layer=by_layer).sqrt()
         else:
             pull = self.lam * inverse_drift
@@ -100,16 +101,16 @@ class FedGG(Algorithm):
 
         Of the whole model, under `scope = "layer"` too: c is the cosine of the drift and the last global update.
         """
-        far = client.inner("drift", "drift").sqrt()
+        drift = client.inner("drift", "drift").sqrt()
         if self.scope == "model":
             along, reach = client.inner("direction", "drift"), client.inner("direction", "direction").sqrt()
         else:  # every layer of the note `direction` has length 1, so that together they point another way than g
             update = self._last_update(client.notes["anchor"], client)
             along, reach = dot(update, client.vector("drift")), length(update)
-        cosine = along / (far * reach).clamp_min(torch.finfo(w.dtype).tiny)
+        cosine = along / (drift * reach).clamp_min(torch.finfo(w.dtype).tiny)
         last_move = client.inner("step", "step").sqrt()
-        weight = self.mu * far * last_move if self.weight == "adaptive" else self.lam + 0 * far
-        return {"cosine": cosine, "weight": weight, "drift": far, "step": last_move}
+        weight = self.mu * drift * last_move if self.weight == "adaptive" else self.lam + 0 * drift
+        return {"cosine": cosine, "weight": weight, "drift": drift, "step": last_move}
 
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
         new = w + weighted_sum(share, up["delta"])

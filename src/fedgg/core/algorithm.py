@@ -4,8 +4,8 @@ As it stands, `Algorithm` is FedAvg (McMahan et al. 2017). Another algorithm ove
 it differs. Fields are hyper-parameters and nothing else; numeric ones may be `[K, 1]` columns, which is how many
 experiments train as one program.
 
-Laws, each of them a test: functions leave their arguments alone; rows never look at each other; a scalar per client is
-`[K, 1]`; what is returned is flat and made of tensors; delta = new - old, always.
+Rules, each of them a test: functions do not change their arguments; a row's result depends on that row alone; a scalar
+per client is `[K, 1]`; what is returned is a flat dict of tensors; delta = new - old, always.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Batch:
     x: Tensor  # [K, B, ...]
     y: Tensor  # [K, B]
     mask: Tensor  # [K, B]
-    at_work: Tensor | None = None  # [K, 1] bool: rows that are done stand still; None: all are at work
+    at_work: Tensor | None = None  # [K, 1] bool: rows that take this step; None: all of them
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Client:
     """What a client may read."""
 
     net: Forward
-    probe: Probe | None  # measurements on the client's own data; every engine brings one
+    probe: Probe | None  # measurements on the client's data; every engine sets one
     down: Rows  # received with the model
     memory: Rows  # kept between rounds
     notes: Rows  # kept during this round: what `begin` returned
@@ -86,7 +86,7 @@ class Client:
     step: Tensor  # [K, 1] local steps done so far
     w: Tensor  # [K, P] where the client stands
     last_step: Tensor | None  # [K, P] w - (w before the last local step); None where an engine keeps its sums only
-    sums: Rows  # inner products an engine has at hand, `[K, 1]`; the others are computed when asked for
+    sums: Rows  # inner products an engine has computed, `[K, 1]`; others are computed when they are read
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "down", read_only(self.down, "client.down"))
@@ -143,12 +143,12 @@ class Server:
 class Algorithm:
     """FedAvg, to be read as the list of places in which an algorithm may differ from it. `w` is `[K, P]` throughout."""
 
-    # Said once for all instances and shown by `fedgg list`, with what `check.price` finds out by itself.
+    # Shown by `fedgg list`, together with what `check.cost` measures.
     when: ClassVar[str] = ""  # to use it, in one line
     # Forward passes beside FedAvg's, an example; a backward pass counts as two. In every step, and once a round.
     step_passes: ClassVar[float] = 0.0
     look_passes: ClassVar[float] = 0.0
-    needs_representation: ClassVar[bool] = False  # of the model: see `core.representation`
+    needs_representation: ClassVar[bool] = False  # of the model: see `core.model.head_of`
     needs_proxy: ClassVar[bool] = False  # examples at the server: `data.proxy`
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -255,7 +255,7 @@ def _settings(kind: Any) -> tuple[tuple[str, Any, Mapping[str, Any]], ...]:
     """Name and type of every setting that is a number, a switch or a word, and what `setting` declares of it."""
     try:
         types = get_type_hints(kind)
-    except Exception:  # of a user's own, whose annotations need not be importable
+    except Exception:  # a user's class, whose annotations need not be importable
         return ()
     known = {name for name, type_ in types.items() if type_ in (Number, float, int, bool, str)}
     known |= {name for name, type_ in types.items() if get_origin(type_) is Literal}

@@ -1,8 +1,8 @@
 """What happens to a model's buffers (BatchNorm's running statistics), by name.
 
 average  every client starts from the server's, and the server averages what comes back by share (the default);
-local    every client keeps its own and starts from them, at a first meeting from the server's; the server averages the
-         latest ones, for evaluation only;
+local    every client keeps its own and starts from them, in its first round from the server's; the server averages
+         the latest ones, for evaluation only;
 frozen   training does not change them: normalisation layers use the starting statistics, in training as in evaluation.
 
 Counters (integers) cannot be averaged: the largest one counts.
@@ -51,8 +51,8 @@ def travelling(moving: Collection[str], known: Rows, current: Rows) -> Rows:
 def not_finite(before: Rows, after: Rows) -> list[str]:
     """The buffers in which training has turned an entry into NaN or infinity."""
     names = [name for name, rows in after.items() if rows.is_floating_point() or rows.is_complex()]
-    sick = [name for name in names if not bool(torch.isfinite(after[name]).all())]
-    return [name for name in sick if bool((~torch.isfinite(after[name]) & ~_same(before[name], after[name])).any())]
+    affected = [name for name in names if not bool(torch.isfinite(after[name]).all())]
+    return [name for name in affected if bool((~torch.isfinite(after[name]) & ~_same(before[name], after[name])).any())]
 
 
 def differs(one: Tensor, other: Tensor) -> bool:

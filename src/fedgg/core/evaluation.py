@@ -1,7 +1,7 @@
 """Measurements of models on data, which change nothing: accuracy and loss, gradient, Fisher information.
 
-Models are looked at in evaluation mode, with the statistics the server sent, so that a measurement moves nothing, draws
-no dropout mask, and is the same in every engine.
+Models run in evaluation mode, with the statistics the server sent, so that a measurement changes no buffer, uses no
+dropout mask, and is the same in every engine.
 """
 
 from __future__ import annotations

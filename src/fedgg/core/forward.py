@@ -30,7 +30,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class RowsForward(Protocol):
-    """All rows at once, by an engine's own means."""
+    """All rows at once, as an engine computes them."""
 
     def __call__(self, w: Tensor, x: Tensor, keys: Tensor | None = None, step: Tensor | int = 0) -> Tensor:
         """Rows `[K, P]`, inputs, keys `[K, 1]` and step of the dropout masks: outputs, differentiable in the rows."""
@@ -106,9 +106,9 @@ class Forward:
     def mean_loss(self, outputs: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         """The same of outputs that have been computed."""
         if self._many is not None and self._net.criterion is cross_entropy:
-            quick = self._many.mean_loss(outputs, y, mask)
-            if quick is not None:
-                return quick
+            mean = self._many.mean_loss(outputs, y, mask)
+            if mean is not None:
+                return mean
         each = self._net.criterion(outputs.flatten(0, 1), y.flatten(0, 1)).view_as(mask)
         return (each * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)
 
@@ -165,7 +165,7 @@ def keep(key: Tensor, step: Tensor | int, place: int, shape: torch.Size, p: floa
 
 
 class CountedMasks(TorchFunctionMode):
-    """Within the block `F.dropout` (and so `nn.Dropout`) takes counted masks; everything else is as it was."""
+    """Within the block `F.dropout` (and so `nn.Dropout`) takes computed masks; no other function changes."""
 
     def __init__(self, key: Tensor, step: Tensor | int):
         super().__init__()

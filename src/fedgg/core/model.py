@@ -1,7 +1,7 @@
 """A user's `nn.Module` as a function of rows: `[K, P]` parameters and `[K, B, ...]` inputs to `[K, B, ...]` outputs.
 
-It is the input of the `nn.Linear` that makes the outputs, found by looking at what happens, and recorded with a hook: a
-user's module needs no second way to be called, and one pass gives outputs and representation.
+A model's representation is the input of the `nn.Linear` that computes the outputs. The layer is found by running the
+module, and its input recorded with a hook: a user's module needs no second method, and one pass gives both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedgg.errors import UserError
 
 @contextmanager
 def recorded_inputs(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Within, whatever goes into the layer."""
+    """Within the block, the inputs of the layer, call by call."""
     inputs: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, layer_inputs: inputs.append(layer_inputs[0]))
     try:
@@ -213,7 +213,7 @@ class Net:
         seen: bool = False,
         module: nn.Module | None = None,
     ) -> Tensor:
-        """The module's own forward with these tensors in place of its own.
+        """The module's forward with these tensors in place of its parameters and buffers.
 
         `seen`: the representation beside the outputs, in one tensor. `module`: run this one instead, which has the same
         parameters under the same names.

@@ -1,7 +1,7 @@
 """The server's half of a round: shares, collection of what clients send, aggregation; shared by all engines and Flower.
 
-As it stands, a `Collector` hands on what was sent. Privacy and robust rules override it; an algorithm never
-knows. What a collector returns is all that `aggregate` sees of the clients.
+A plain `Collector` returns what was sent. Privacy and robust rules override it; algorithms need not know of them. What
+a collector returns is all that `aggregate` sees of the clients.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Sent:
 
 @dataclass(frozen=True)
 class Collector:
-    """Hands on what was sent."""
+    """Returns what was sent, as it is."""
 
     counts_equally: ClassVar[bool] = False  # whether every client counts the same, instead of by its examples
 
     def check(self, up: Rows, parameters: int) -> None:
-        """Complain about an algorithm whose messages cannot be treated; `parameters` is the model's length."""
+        """UserError where the messages of an algorithm cannot be treated; `parameters` is the model's length."""
 
     def collect(self, sent: Sent) -> tuple[Rows, Tensor]:
         """The rows and shares that `aggregate` is given."""
@@ -70,7 +70,7 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class ServerState:
-    """All the server knows between rounds."""
+    """What the server keeps between rounds."""
 
     w: Tensor  # [1, P]
     buffers: Rows
@@ -99,11 +99,12 @@ def healthy(
             lost.append(end)
             continue
         everything = end.up | {f"memory {name}": rows for name, rows in end.memory.items()}
-        sick = [name for name, rows in everything.items() if not bool(torch.isfinite(rows).all())]
+        not_finite_names = [name for name, rows in everything.items() if not bool(torch.isfinite(rows).all())]
         if not all(bool(torch.isfinite(rows).all()) for rows in end.buffers.values()):
-            sick += not_finite(buffers_before(client), end.buffers)  # asked for here alone: they may lie on disk
-        if sick:
-            lost.append(Lost(client, f"not finite: {', '.join(sick)}"))
+            # Read only here: they may lie on disk.
+            not_finite_names += not_finite(buffers_before(client), end.buffers)
+        if not_finite_names:
+            lost.append(Lost(client, f"not finite: {', '.join(not_finite_names)}"))
         else:
             finite[client] = end
     return finite, lost
@@ -154,14 +155,14 @@ def spoilt(before: ServerState, after: ServerState) -> str | None:
         return "the global model is not finite"
     if sizes["model"] > FACTOR * max(largest({"w": before.w})["w"], 1.0):
         return f"the global model is {OUT_OF_PROPORTION}"
-    sick = [name for name, size in sizes.items() if not math.isfinite(size)]
-    earlier = largest(parts_before) if sick else {}
-    sick = [name for name in sick if math.isfinite(earlier.get(name, 0.0))]
-    return f"the server's {', '.join(sick)} is not finite" if sick else None
+    names = [name for name, size in sizes.items() if not math.isfinite(size)]
+    earlier = largest(parts_before) if names else {}
+    names = [name for name in names if math.isfinite(earlier.get(name, 0.0))]
+    return f"the server's {', '.join(names)} is not finite" if names else None
 
 
 def is_ordinary(state: ServerState) -> bool:
-    """Whether the model has values that training gives it; where it has not, no single client is to blame."""
+    """Whether the model has values that training gives it; where it has not, no single client is the cause."""
     return largest({"w": state.w})["w"] <= FACTOR
 
 

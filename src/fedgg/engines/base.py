@@ -1,4 +1,4 @@
-"""What an engine is asked to do: train these clients from this model."""
+"""The interface of engines: the job of a round, models to be scored, and the precisions they compute in."""
 
 from __future__ import annotations
 
@@ -48,6 +48,8 @@ class Optimiser:
 
 @dataclass(frozen=True)
 class RoundJob:
+    """What an engine trains in a round: these clients from this model."""
+
     algorithm: Algorithm
     net: Net
     data: ClientData
@@ -123,10 +125,16 @@ def recorded_on_host(end: LocalEnd) -> LocalEnd:
 
 
 class Engine(Protocol):
-    """Trains the clients of a round and gives them back one by one, in any order; and scores models."""
+    """Trains the clients of a round and yields their results one by one, in any order; and scores models."""
 
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd | Lost]]: ...
     def score(self, looks: Sequence[Look]) -> list[Score]: ...
 
 
+# The arithmetic of a run. Models, updates and sums are fp32 (or fp64) throughout.
+#
+# fp64  double precision;
+# fp32  single precision, no TF32;
+# tf32  products of matrices and convolutions take TF32 operands: 10 bits of mantissa, sums in fp32;
+# bf16  convolutions, and all matrix products of large models, take bfloat16 operands: 7 bits, sums in fp32.
 Precision = Literal["fp64", "fp32", "tf32", "bf16"]
