@@ -265,15 +265,17 @@ def _train(header: MessageHeader, trainer: ClientTrainer, config: NodeConfig, me
     state, state_missing = state_folder.begin(header, message_id, trainer.net.start.device)
     result = trainer.train(header.round, received, state)
     policy = trainer.experiment.model.statistics
-    has_own_buffers = policy == "local" and state is not None and state.buffers
-    buffers_before = state.buffers if state is not None and has_own_buffers else received.buffers
+    buffers_before = received.buffers
+    if policy == "local" and state is not None and state.buffers:
+        buffers_before = state.buffers
     _, not_finite = healthy({trainer.client: result}, lambda client: buffers_before)
     if not_finite:
         raise InvalidMessage(not_finite[0].why)
     local_buffers = result.buffers if policy == "local" else {}
     state_folder.save(header, message_id, SavedClientState(result.memory, local_buffers))
-    frozen = policy == "frozen"
-    buffers_up = {} if frozen else travelling(trainer.net.moving, buffers_before, result.buffers)
+    buffers_up = {}
+    if policy != "frozen":
+        buffers_up = travelling(trainer.net.moving, buffers_before, result.buffers)
     arrays = {"up": to_record(result.up)} | ({"buffers": to_record(buffers_up)} if buffers_up else {})
     metrics = {"loss": float(result.loss)}
     metrics |= {diagnostic_key(name): float(value) for name, value in result.diagnostics.items()}
