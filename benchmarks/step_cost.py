@@ -34,7 +34,7 @@ from conditions import (
 )
 
 from fedgg.engines import Engine, Fused, Loop, Stacked, Streams
-from fedgg.engines.precision import Precision
+from fedgg.engines.base import Precision
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment

@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 from safetensors.torch import load_file
 
+from fedgg.core.evaluation import Score
 from fedgg.core.local import LocalEnd
-from fedgg.core.measure import Score
 from fedgg.core.server import Lost
 from fedgg.engines import Fused, RoundJob
 from fedgg.engines.base import Look

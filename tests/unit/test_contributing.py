@@ -35,7 +35,7 @@ def test_the_files_exist() -> None:
     assert len(rows()) == 10
     for path in re.findall(r"`([\w/]+\.py)`", "".join(rows().values())):
         assert (HOME / path).is_file(), path
-    assert "def learning_rate(" in (HOME / "core" / "sgd.py").read_text()
+    assert "def learning_rate(" in (HOME / "core" / "local.py").read_text()
 
 
 def test_each_registry_is_where_the_table_says() -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Client, Number, Server, setting
-from fedgg.core.client_rows import Rows, dot, length
+from fedgg.core.client_rows import Rows, dot, length, weighted_sum
 
 EPSILON = 1e-8  # the floor under both lengths in torch.nn.functional.cosine_similarity
 
@@ -62,7 +62,7 @@ class FedGG(Algorithm):
         return {"update": torch.zeros_like(w)} if self.direction == "sent" else {}
 
     def client_memory(self, w: Tensor) -> Rows:
-        return {} if self.direction == "sent" else {"received": w}  # at a first meeting: g = 0, so no term
+        return {} if self.direction == "sent" else {"received": w}  # in its first round: g = 0, so no term
 
     def send_down(self, w: Tensor, server: Server) -> Rows:
         return {"update": server.memory["update"]} if self.direction == "sent" else {}
@@ -73,58 +73,52 @@ class FedGG(Algorithm):
         return {"anchor": w, "direction": update * self._inverse(reach), "reach": reach}
 
     def terms(self, client: Client) -> dict[str, Number]:
-        inverse_drift = self._inverse(self._inner("drift", "drift", client).sqrt())
-        cosine = self._inner("direction", "drift", client) * inverse_drift
-        pull = self._pull(inverse_drift, client)
+        by_layer = self.scope == "layer"
+        inverse_drift = self._inverse(client.inner("drift", "drift", by_layer=by_layer).sqrt())
+        cosine = client.inner("direction", "drift", by_layer=by_layer) * inverse_drift
+        # pull: lambda / |u|, the length of the term; in the first step, where u = 0, as `first_step` says
+        if self.weight == "adaptive":
+            pull = self.mu * client.inner("step", "step", by_layer=by_layer).sqrt()
+        else:
+            pull = self.lam * inverse_drift
+        if self.first_step == "skip":
+            pull = torch.where(client.step == 0, torch.zeros_like(client.lr), pull)
+        elif self.first_step != "epsilon":
+            # A gradient of length 1 at the first step moves a client by lr / (1 - b) until momentum has died away.
+            push = self.push * self.push_decay**client.round * (1 - client.momentum) / client.lr
+            if self.first_step == "relative_push":
+                push = push * client.notes["reach"]
+            pull = torch.where(client.step == 0, push, pull)
         turn = pull * cosine * inverse_drift
         return {"direction": -pull, "drift": -turn if self.gradient == "printed" else turn}
 
     def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
-        up, _ = super().finish(w, client)
-        return up, {} if self.direction == "sent" else {"received": client.notes["anchor"]}
+        anchor = client.notes["anchor"]
+        return {"delta": w - anchor}, {} if self.direction == "sent" else {"received": anchor}
 
     def diagnostics(self, w: Tensor, client: Client) -> Rows:
         """As they stand after the last local step: c, lambda, |u| and the last step's length.
 
         Of the whole model, under `scope = "layer"` too: c is the cosine of the drift and the last global update.
         """
-        far = client.inner("drift", "drift").sqrt()
+        drift = client.inner("drift", "drift").sqrt()
         if self.scope == "model":
             along, reach = client.inner("direction", "drift"), client.inner("direction", "direction").sqrt()
         else:  # every layer of the note `direction` has length 1, so that together they point another way than g
             update = self._last_update(client.notes["anchor"], client)
             along, reach = dot(update, client.vector("drift")), length(update)
-        cosine = along / (far * reach).clamp_min(torch.finfo(w.dtype).tiny)
-        weight = self.mu * far * client.last_move if self.weight == "adaptive" else self.lam + 0 * far
-        return {"cosine": cosine, "weight": weight, "drift": far, "step": client.last_move}
+        cosine = along / (drift * reach).clamp_min(torch.finfo(w.dtype).tiny)
+        last_move = client.inner("step", "step").sqrt()
+        weight = self.mu * drift * last_move if self.weight == "adaptive" else self.lam + 0 * drift
+        return {"cosine": cosine, "weight": weight, "drift": drift, "step": last_move}
 
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
-        new, memory = super().aggregate(w, up, share, server)
-        return new, {"update": new - w} if self.direction == "sent" else memory
+        new = w + weighted_sum(share, up["delta"])
+        return new, {"update": new - w} if self.direction == "sent" else server.memory
 
     def _last_update(self, anchor: Tensor, client: Client) -> Tensor:
         """g, the last global update as this client knows it."""
         return client.down["update"] if self.direction == "sent" else anchor - client.memory["received"]
-
-    def _pull(self, inverse_drift: Tensor, client: Client) -> Tensor:
-        """lambda / |u|, the length of the term: the first step has its own."""
-        if self.weight == "adaptive":
-            pull = self.mu * self._inner("step", "step", client).sqrt()
-        else:
-            pull = self.lam * inverse_drift
-        if self.first_step == "epsilon":
-            return pull
-        return torch.where(client.step == 0, self._first_pull(client), pull)
-
-    def _first_pull(self, client: Client) -> Tensor:
-        if self.first_step == "skip":
-            return torch.zeros_like(client.lr)
-        # A gradient of length 1 at the first step moves a client by lr / (1 - b) until momentum has died away.
-        pull = self.push * self.push_decay**client.round * (1 - client.momentum) / client.lr
-        return pull * client.notes["reach"] if self.first_step == "relative_push" else pull
-
-    def _inner(self, a: str, b: str, client: Client) -> Tensor:
-        return client.inner(a, b, by_layer=self.scope == "layer")
 
     def _inverse(self, distance: Tensor) -> Tensor:
         """1 / distance; at zero what the reading says: PyTorch's 1 / epsilon, or nothing at all."""

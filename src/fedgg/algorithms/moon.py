@@ -60,7 +60,7 @@ class MOON(Algorithm):
         nearer = (_unit(here) * (received - previous)).sum(2)
         contrast = F.softplus(-nearer / self.temperature) * batch.mask
         mean = contrast.sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True).clamp_min(1)
-        return client.net.judged(outputs, batch.y, batch.mask) + self.mu * mean
+        return client.net.mean_loss(outputs, batch.y, batch.mask) + self.mu * mean
 
     def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
         up, _ = super().finish(w, client)

@@ -14,9 +14,9 @@ from fedgg.check.single_round_properties import Broken, Skipped, demand, demand_
 from fedgg.check.toy_problems import Quadratics
 from fedgg.core import sampling
 from fedgg.core.algorithm import Algorithm
+from fedgg.core.local import SGD
 from fedgg.core.sampling import Work
-from fedgg.core.server import first_state
-from fedgg.core.sgd import SGD
+from fedgg.core.server import ServerState
 from fedgg.engines import Engine, Fused, RoundJob, Workers
 from fedgg.engines.base import Optimiser
 from fedgg.errors import UserError
@@ -138,7 +138,7 @@ def on_quadratics(
     """The model after so many local epochs; in full batches, only the algorithm decides where training ends."""
     net, feed, examples = world.net(hidden=algorithm.needs_representation), world.feed(), [len(x) for x in world.x]
     work = algorithm.work(Work(epochs, batch))
-    state = State(0, first_state(algorithm, net.start, {}), {}, {})
+    state = State(0, ServerState(net.start, {}, algorithm.server_memory(net.start)), {}, {})
     worth = SGD.of(lr, momentum, 0.0, net.start).effective_steps(torch.full((1, 1), float(work.epochs)))
     for number in range(steps // work.epochs):
         invited = sampling.cohort(0, number, len(examples), cohort)

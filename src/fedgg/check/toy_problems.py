@@ -16,11 +16,10 @@ from torch import Tensor, nn
 
 from fedgg.core.algorithm import Algorithm, Batch, Server, Weighing
 from fedgg.core.client_rows import Rows, each_row, read_only, split, stack
-from fedgg.core.local import LocalEnd, LocalStart, local_round
-from fedgg.core.measure import Probe
-from fedgg.core.net import Net, head_of
+from fedgg.core.evaluation import Probe
+from fedgg.core.local import SGD, LocalEnd, LocalStart, local_round
+from fedgg.core.model import Net, head_of
 from fedgg.core.sampling import Work, stream, torch_stream
-from fedgg.core.sgd import SGD
 from fedgg.data.client_batches import Feed
 from fedgg.data.transforms import Scaling
 

@@ -4,8 +4,8 @@ As it stands, `Algorithm` is FedAvg (McMahan et al. 2017). Another algorithm ove
 it differs. Fields are hyper-parameters and nothing else; numeric ones may be `[K, 1]` columns, which is how many
 experiments train as one program.
 
-Laws, each of them a test: functions leave their arguments alone; rows never look at each other; a scalar per client is
-`[K, 1]`; what is returned is flat and made of tensors; delta = new - old, always.
+Rules, each of them a test: functions do not change their arguments; a row's result depends on that row alone; a scalar
+per client is `[K, 1]`; what is returned is a flat dict of tensors; delta = new - old, always.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 from torch import Tensor
 
 from fedgg.core.client_rows import Rows, dot, read_only, weighted_sum
+from fedgg.core.evaluation import Probe
 from fedgg.core.forward import Forward
-from fedgg.core.measure import Probe
 from fedgg.core.sampling import Work
 from fedgg.errors import UserError
 
@@ -65,7 +65,7 @@ class Batch:
     x: Tensor  # [K, B, ...]
     y: Tensor  # [K, B]
     mask: Tensor  # [K, B]
-    at_work: Tensor | None = None  # [K, 1] bool: rows that are done stand still; None: all are at work
+    at_work: Tensor | None = None  # [K, 1] bool: rows that take this step; None: all of them
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Client:
     """What a client may read."""
 
     net: Forward
-    probe: Probe | None  # measurements on the client's own data; every engine brings one
+    probe: Probe | None  # measurements on the client's data; every engine sets one
     down: Rows  # received with the model
     memory: Rows  # kept between rounds
     notes: Rows  # kept during this round: what `begin` returned
@@ -86,7 +86,7 @@ class Client:
     step: Tensor  # [K, 1] local steps done so far
     w: Tensor  # [K, P] where the client stands
     last_step: Tensor | None  # [K, P] w - (w before the last local step); None where an engine keeps its sums only
-    sums: Rows  # inner products an engine has at hand, `[K, 1]`; the others are computed when asked for
+    sums: Rows  # inner products an engine has computed, `[K, 1]`; others are computed when they are read
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "down", read_only(self.down, "client.down"))
@@ -101,10 +101,12 @@ class Client:
             if self.last_step is None:
                 raise RuntimeError("this engine keeps the last step's inner products, not the step: override steer()")
             return self.last_step
-        self.check_noted(name)
+        if name not in self.notes:
+            self.check_noted(name)
         return self.notes[name]
 
     def check_noted(self, name: str) -> None:
+        """UserError where `begin` has noted no such vector."""
         if name not in self.notes:
             raise UserError(
                 f"there is no vector {name!r}: begin() noted {', '.join(self.notes)}, and drift and step exist"
@@ -114,18 +116,13 @@ class Client:
         """Inner product of two vectors by name, `[K, 1]`; by layer `[K, P]`: each parameter carries its own layer's."""
         if by_layer:
             return self.net.layout.layer_dot(self.vector(a), self.vector(b))
-        known = self.sums.get(pair(a, b))
+        known = self.sums.get(f"{min(a, b)}.{max(a, b)}")  # one name, whichever comes first
         return dot(self.vector(a), self.vector(b)) if known is None else known
 
     @property
     def last_move(self) -> Tensor:
         """Length of the last local step, `[K, 1]`."""
         return self.inner("step", "step").sqrt()
-
-
-def pair(a: str, b: str) -> str:
-    """The name of an inner product, whichever way round it is asked for."""
-    return f"{min(a, b)}.{max(a, b)}"
 
 
 @dataclass(frozen=True)
@@ -146,12 +143,12 @@ class Server:
 class Algorithm:
     """FedAvg, to be read as the list of places in which an algorithm may differ from it. `w` is `[K, P]` throughout."""
 
-    # Said once for all instances and shown by `fedgg list`, with what `check.price` finds out by itself.
+    # Shown by `fedgg list`, together with what `check.cost` measures.
     when: ClassVar[str] = ""  # to use it, in one line
     # Forward passes beside FedAvg's, an example; a backward pass counts as two. In every step, and once a round.
     step_passes: ClassVar[float] = 0.0
     look_passes: ClassVar[float] = 0.0
-    needs_representation: ClassVar[bool] = False  # of the model: see `core.representation`
+    needs_representation: ClassVar[bool] = False  # of the model: see `core.model.head_of`
     needs_proxy: ClassVar[bool] = False  # examples at the server: `data.proxy`
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -258,7 +255,7 @@ def _settings(kind: Any) -> tuple[tuple[str, Any, Mapping[str, Any]], ...]:
     """Name and type of every setting that is a number, a switch or a word, and what `setting` declares of it."""
     try:
         types = get_type_hints(kind)
-    except Exception:  # of a user's own, whose annotations need not be importable
+    except Exception:  # a user's class, whose annotations need not be importable
         return ()
     known = {name for name, type_ in types.items() if type_ in (Number, float, int, bool, str)}
     known |= {name for name, type_ in types.items() if get_origin(type_) is Literal}

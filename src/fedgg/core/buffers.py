@@ -1,8 +1,8 @@
 """What happens to a model's buffers (BatchNorm's running statistics), by name.
 
 average  every client starts from the server's, and the server averages what comes back by share (the default);
-local    every client keeps its own and starts from them, at a first meeting from the server's; the server averages the
-         latest ones, for evaluation only;
+local    every client keeps its own and starts from them, in its first round from the server's; the server averages
+         the latest ones, for evaluation only;
 frozen   training does not change them: normalisation layers use the starting statistics, in training as in evaluation.
 
 Counters (integers) cannot be averaged: the largest one counts.
@@ -26,11 +26,6 @@ from fedgg.core.client_rows import Rows, weighted_sum
 BufferPolicy = Literal["average", "local", "frozen"]
 
 
-def open_buffers(policy: BufferPolicy, server: Rows, kept: Rows | None) -> Rows:
-    """A client's own copy to train with."""
-    return {name: rows.clone() for name, rows in starting_buffers(policy, server, kept).items()}
-
-
 def close_buffers(policy: BufferPolicy, server: Rows, trained: Rows, share: Tensor) -> Rows:
     """The server's buffers after a round; `trained` has one row per client."""
     if policy == "frozen":
@@ -48,16 +43,6 @@ def _merge(server: Tensor, rows: Tensor, share: Tensor) -> Tensor:
     return torch.where(constant, server, merged)
 
 
-def starting_buffers(policy: BufferPolicy, server: Rows, kept: Rows | None) -> Rows:
-    """Those a client starts from: its own under `local`, once it has some; else the server's."""
-    return kept if policy == "local" and kept is not None else server
-
-
-def travels(policy: BufferPolicy, *, kept: bool = False) -> tuple[bool, bool]:
-    """Whether buffers go (down, up); `kept`: whether the client has some of its own by now."""
-    return policy == "average" or (policy == "local" and not kept), policy != "frozen"
-
-
 def travelling(moving: Collection[str], known: Rows, current: Rows) -> Rows:
     """What is sent of `current` to a side that has `known`: buffers that training moves, others where they differ."""
     return {name: rows for name, rows in current.items() if name in moving or differs(known[name], rows)}
@@ -66,8 +51,8 @@ def travelling(moving: Collection[str], known: Rows, current: Rows) -> Rows:
 def not_finite(before: Rows, after: Rows) -> list[str]:
     """The buffers in which training has turned an entry into NaN or infinity."""
     names = [name for name, rows in after.items() if rows.is_floating_point() or rows.is_complex()]
-    sick = [name for name in names if not bool(torch.isfinite(after[name]).all())]
-    return [name for name in sick if bool((~torch.isfinite(after[name]) & ~_same(before[name], after[name])).any())]
+    affected = [name for name in names if not bool(torch.isfinite(after[name]).all())]
+    return [name for name in affected if bool((~torch.isfinite(after[name]) & ~_same(before[name], after[name])).any())]
 
 
 def differs(one: Tensor, other: Tensor) -> bool:

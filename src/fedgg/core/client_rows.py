@@ -6,7 +6,7 @@ stacked, split, saved and sent as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -37,9 +37,7 @@ class ReadOnlyRows(Rows):
 
     __slots__ = ("label",)
 
-    def __init__(self, rows: Rows, label: str):
-        super().__init__(rows)
-        self.label = label
+    label: str  # set by `read_only`
 
     def _refuse(self, name: object = "") -> NoReturn:
         raise Assigned(f"{self.label}[{name!r}]" if name else self.label)
@@ -74,7 +72,11 @@ class ReadOnlyRows(Rows):
 
 def read_only(rows: Rows, label: str) -> Rows:
     """The same rows under a name that a refusal gives; what is read-only under that name already is not copied."""
-    return rows if getattr(rows, "label", None) == label else ReadOnlyRows(rows, label)
+    if getattr(rows, "label", None) == label:
+        return rows
+    guarded = ReadOnlyRows(rows)
+    guarded.label = label
+    return guarded
 
 
 def stack(parts: Sequence[Rows]) -> Rows:
@@ -122,23 +124,19 @@ def _each_row(thing: Any, which: slice | Tensor) -> Any:
     return thing
 
 
-def payload(rows: Iterable[Tensor]) -> int:
-    """Bytes these tensors take on the wire."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in rows)
-
-
 def message_bytes(rows: Rows, sparse: Mapping[str, int]) -> int:
-    """Bytes of one client's message, some entries of which travel as values with their positions."""
-    return sum(
-        _sparse_bytes(tensor, sparse[name]) if name in sparse else payload([tensor]) for name, tensor in rows.items()
-    )
+    """Bytes of one client's message; `sparse`: entries that travel as values with their positions, and how many.
 
-
-def _sparse_bytes(tensor: Tensor, values: int) -> int:
-    """As declared; in full, where that is less or the message is none of that kind (an attacker's)."""
-    if int(tensor.count_nonzero()) > values:
-        return payload([tensor])
-    return min(payload([tensor]), values * (tensor.element_size() + POSITION_BYTES))
+    Such an entry counts in full where that is less, or where it has more values (an attacker's).
+    """
+    total = 0
+    for name, tensor in rows.items():
+        declared = sparse.get(name)
+        if declared is None or int(tensor.count_nonzero()) > declared:
+            total += tensor.nbytes
+        else:
+            total += min(tensor.nbytes, declared * (tensor.element_size() + POSITION_BYTES))
+    return total
 
 
 def check_sparse(rows: Rows, sparse: Mapping[str, int], who: str, where: str = "") -> None:

@@ -21,10 +21,14 @@ class Layout:
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
     buffers: tuple[str, ...]
+    sizes: tuple[int, ...]  # length of each parameter in the row
+    total: int  # P, the length of a row
+    tied: tuple[tuple[str, str], ...]  # further names of tensors that stand in several modules, and their first names
     pixelwise: bool = False  # whether convolutions' weights lie output, row, column, input, as tensor cores read them
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
+        """UserError where the module cannot be trained."""
         trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
             raise UserError(f"{type(module).__name__} has lazy layers: run one batch through it first")
@@ -34,20 +38,26 @@ class Layout:
             raise UserError(f"{unreal[0]} is complex: train its real and imaginary part (torch.view_as_complex)")
         if too_long := [name for name, b in module.named_buffers() if b.dtype == torch.complex128]:
             raise UserError(f"the buffer {too_long[0]} is complex128, which no checkpoint can hold: make it complex64")
+        # Tied tensors are set under all their names here, since `functional_call(tie_weights=True)` leaves the tensors
+        # it was given in a module that stands in two places.
+        owners, first = dict(module.named_modules(remove_duplicate=False)), dict[int, str]()
+        places, tied = set[tuple[int, str]](), list[tuple[str, str]]()
+        named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+        for name, tensor in named:
+            owner, _, attribute = name.rpartition(".")
+            place = (id(owners[owner]), attribute)
+            if place not in places and first.setdefault(id(tensor), name) != name:
+                tied.append((name, first[id(tensor)]))
+            places.add(place)
+        sizes = tuple(p.numel() for p in trainable.values())
         return cls(
             names=tuple(trainable),
             shapes=tuple(p.shape for p in trainable.values()),
             buffers=tuple(name for name, _ in module.named_buffers()),
+            sizes=sizes,
+            total=sum(sizes),
+            tied=tuple(tied),
         )
-
-    @cached_property
-    def sizes(self) -> tuple[int, ...]:
-        return tuple(shape.numel() for shape in self.shapes)
-
-    @property
-    def total(self) -> int:
-        """P, the length of a row."""
-        return sum(self.sizes)
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """One row `[1, P]` from tensors by name."""

@@ -17,19 +17,17 @@ import torch
 from numpy.typing import NDArray
 
 
-def _sequence(seed: int, purpose: str, keys: tuple[int, ...]) -> np.random.SeedSequence:
-    # As a spawn key: entropy is padded with zeros, and a stream without a key would be the stream of key 0.
-    return np.random.SeedSequence(seed, spawn_key=(zlib.crc32(purpose.encode()), *keys))
-
-
 def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
     """A NumPy generator for one purpose, for instance `stream(seed, "batches", round, client)`."""
-    return np.random.Generator(np.random.PCG64(_sequence(seed, purpose, keys)))
+    # As a spawn key: entropy is padded with zeros, and a stream without a key would be the stream of key 0.
+    sequence = np.random.SeedSequence(seed, spawn_key=(zlib.crc32(purpose.encode()), *keys))
+    return np.random.Generator(np.random.PCG64(sequence))
 
 
 def torch_seed(seed: int, purpose: str, *keys: int) -> int:
     """A seed for torch's own generators (initialisation, dropout masks)."""
-    return int(_sequence(seed, purpose, keys).generate_state(1, np.uint64)[0] >> 1)
+    sequence = stream(seed, purpose, *keys).bit_generator.seed_seq
+    return int(sequence.generate_state(1, np.uint64)[0] >> 1)
 
 
 @contextmanager
@@ -88,8 +86,3 @@ def schedule(seed: int, round_: int, client: int, examples: int, work: Work) -> 
     for epoch in padded:
         epoch[:examples] = order.permutation(examples)
     return padded.reshape(-1, size)
-
-
-def batches(seed: int, round_: int, client: int, examples: int, work: Work) -> list[Positions]:
-    """The same, batch by batch and without padding."""
-    return [row[row >= 0] for row in schedule(seed, round_, client, examples, work)]

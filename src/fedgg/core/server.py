@@ -1,7 +1,7 @@
 """The server's half of a round: shares, collection of what clients send, aggregation; shared by all engines and Flower.
 
-As it stands, a `Collector` hands on what was sent. Privacy and robust rules override it; an algorithm never
-knows. What a collector returns is all that `aggregate` sees of the clients.
+A plain `Collector` returns what was sent. Privacy and robust rules override it; algorithms need not know of them. What
+a collector returns is all that `aggregate` sees of the clients.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Sent:
 
 @dataclass(frozen=True)
 class Collector:
-    """Hands on what was sent."""
+    """Returns what was sent, as it is."""
 
     counts_equally: ClassVar[bool] = False  # whether every client counts the same, instead of by its examples
 
     def check(self, up: Rows, parameters: int) -> None:
-        """Complain about an algorithm whose messages cannot be treated; `parameters` is the model's length."""
+        """UserError where the messages of an algorithm cannot be treated; `parameters` is the model's length."""
 
     def collect(self, sent: Sent) -> tuple[Rows, Tensor]:
         """The rows and shares that `aggregate` is given."""
@@ -70,7 +70,7 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class ServerState:
-    """All the server knows between rounds."""
+    """What the server keeps between rounds."""
 
     w: Tensor  # [1, P]
     buffers: Rows
@@ -83,10 +83,6 @@ class Lost:
 
     client: int
     why: str
-
-
-def first_state(algorithm: Algorithm, w: Tensor, buffers: Rows) -> ServerState:
-    return ServerState(w, buffers, check(algorithm.server_memory(w), 1, "server_memory()"))
 
 
 def healthy(
@@ -103,11 +99,12 @@ def healthy(
             lost.append(end)
             continue
         everything = end.up | {f"memory {name}": rows for name, rows in end.memory.items()}
-        sick = [name for name, rows in everything.items() if not bool(torch.isfinite(rows).all())]
+        not_finite_names = [name for name, rows in everything.items() if not bool(torch.isfinite(rows).all())]
         if not all(bool(torch.isfinite(rows).all()) for rows in end.buffers.values()):
-            sick += not_finite(buffers_before(client), end.buffers)  # asked for here alone: they may lie on disk
-        if sick:
-            lost.append(Lost(client, f"not finite: {', '.join(sick)}"))
+            # Read only here: they may lie on disk.
+            not_finite_names += not_finite(buffers_before(client), end.buffers)
+        if not_finite_names:
+            lost.append(Lost(client, f"not finite: {', '.join(not_finite_names)}"))
         else:
             finite[client] = end
     return finite, lost
@@ -120,12 +117,17 @@ def in_proportion(ends: Mapping[int, LocalEnd], model: Tensor) -> tuple[dict[int
     those of the other clients, of which the lower median counts: a cohort that diverges together is kept, and half of a
     cohort can be left out. Repeated until no client is: those that are left in stay in when the others are gone.
     """
-    sizes = largest({(client, name): rows for client, end in ends.items() for name, rows in _sent(end).items()})
+    # What the server computes with; client state stays with the clients.
+    sent = {
+        client: end.up | {f"statistics {name}": rows for name, rows in end.buffers.items()}
+        for client, end in ends.items()
+    }
+    sizes = largest({(client, name): tensor for client, rows in sent.items() for name, tensor in rows.items()})
     (size_of_model,) = largest({"w": model}).values()
     usable, lost = dict(ends), dict[int, Lost]()
     while len(usable) > 1:
         too_large: dict[int, list[str]] = {}
-        for name in _sent(next(iter(usable.values()))):
+        for name in sent[next(iter(usable))]:
             usual = sorted(sizes[client, name] for client in usable)[(len(usable) - 2) // 2]
             limit = FACTOR * max(usual, size_of_model, 1.0)
             for client in usable:
@@ -142,29 +144,38 @@ def in_proportion(ends: Mapping[int, LocalEnd], model: Tensor) -> tuple[dict[int
 
 def spoilt(before: ServerState, after: ServerState) -> str | None:
     """What is wrong with the server's state after a round, where it was right before."""
-    sizes = largest(_parts(after))
+    parts_before, parts_after = (
+        {"model": state.w}
+        | {f"memory {name}": rows for name, rows in state.memory.items()}
+        | {f"statistics {name}": rows for name, rows in state.buffers.items()}
+        for state in (before, after)
+    )
+    sizes = largest(parts_after)
     if not math.isfinite(sizes["model"]):
         return "the global model is not finite"
     if sizes["model"] > FACTOR * max(largest({"w": before.w})["w"], 1.0):
         return f"the global model is {OUT_OF_PROPORTION}"
-    sick = [name for name, size in sizes.items() if not math.isfinite(size)]
-    earlier = largest(_parts(before)) if sick else {}
-    sick = [name for name in sick if math.isfinite(earlier.get(name, 0.0))]
-    return f"the server's {', '.join(sick)} is not finite" if sick else None
+    names = [name for name, size in sizes.items() if not math.isfinite(size)]
+    earlier = largest(parts_before) if names else {}
+    names = [name for name in names if math.isfinite(earlier.get(name, 0.0))]
+    return f"the server's {', '.join(names)} is not finite" if names else None
 
 
 def is_ordinary(state: ServerState) -> bool:
-    """Whether the model has values that training gives it; where it has not, no single client is to blame."""
+    """Whether the model has values that training gives it; where it has not, no single client is the cause."""
     return largest({"w": state.w})["w"] <= FACTOR
 
 
 def largest(rows: Mapping[K, Tensor]) -> dict[K, float]:
     """The largest absolute value of each tensor; not finite if any value is not. The device is waited for once."""
-    filled = {key: tensor for key, tensor in rows.items() if tensor.numel()}
+    maxima: dict[K, Tensor] = {}
+    for key, tensor in rows.items():
+        if tensor.numel():
+            is_integer = not (tensor.is_floating_point() or tensor.is_complex())
+            maxima[key] = (tensor.double() if is_integer else tensor).abs().amax().double()
     sizes = dict.fromkeys(rows, 0.0)
-    if filled:
-        values = torch.stack([_magnitudes(tensor).amax().double() for tensor in filled.values()]).tolist()
-        sizes |= dict(zip(filled, values, strict=True))
+    if maxima:
+        sizes |= dict(zip(maxima, torch.stack(list(maxima.values())).tolist(), strict=True))
     return sizes
 
 
@@ -185,29 +196,16 @@ def close_round(
     """
     order = sorted(ends)  # the same sum in the same order, whichever client was first
     share = shares([examples[client] for client in order], state.w, equally=collector.counts_equally)
-    up = stack([ends[client].up for client in order])
-    collector.check(up, state.w.shape[1])
-    rows, weights = collector.collect(Sent(up, share, server.round, len(order) if asked is None else asked))
-    w, memory = algorithm.aggregate(state.w, read_only(rows, "up"), weights, server)
+    up, weights = stack([ends[client].up for client in order]), share
+    if collector is not PLAIN:
+        collector.check(up, state.w.shape[1])
+        up, weights = collector.collect(Sent(up, share, server.round, len(order) if asked is None else asked))
+    w, memory = algorithm.aggregate(state.w, read_only(up, "up"), weights, server)
     if w.shape != state.w.shape:
         raise ValueError(f"aggregate() must return a model {tuple(state.w.shape)}, got {tuple(w.shape)}")
-    buffers = close_buffers(policy, state.buffers, stack([ends[client].buffers for client in order]), share)
+    buffers = state.buffers
+    if buffers:
+        buffers = close_buffers(policy, buffers, stack([ends[client].buffers for client in order]), share)
     return ServerState(w, buffers, check(memory, 1, "aggregate() memory")), {
         client: float(part) for client, part in zip(order, share, strict=True)
     }
-
-
-def _sent(end: LocalEnd) -> Rows:
-    """What the server computes with; clients keep their memory to themselves."""
-    return end.up | {f"statistics {name}": rows for name, rows in end.buffers.items()}
-
-
-def _parts(state: ServerState) -> Rows:
-    parts = {"memory": state.memory, "statistics": state.buffers}
-    return {"model": state.w} | {
-        f"{part} {name}": rows for part, named in parts.items() for name, rows in named.items()
-    }
-
-
-def _magnitudes(tensor: Tensor) -> Tensor:
-    return (tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()).abs()

@@ -88,10 +88,11 @@ class Feed:
     def batches(self, seed: int, round_: int, client: int, work: sampling.Work) -> Iterator[Batch]:
         """One client's batches of one round, `[1, B, ...]` each, the short ones short."""
         own = self.clients[client]
-        positions = sampling.batches(seed, round_, client, len(own), work)
+        positions = sampling.schedule(seed, round_, client, len(own), work)
         draws = draw(self.augmentation, seed, round_, client, work.epochs * len(own))
         start = 0
-        for part in positions:
+        for row in positions:
+            part = row[row >= 0]  # without padding
             where = torch.from_numpy(own[part]).to(self.x.device)
             # The same copy as x[where], made with memcpy: on a CPU indexing takes ten times as long.
             x = self._inputs(self.x.index_select(0, where), draws and draws[start : start + len(part)])[None]

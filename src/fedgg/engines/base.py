@@ -1,21 +1,21 @@
-"""What an engine is asked to do: train these clients from this model."""
+"""The interface of engines: the job of a round, models to be scored, and the precisions they compute in."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch
-from fedgg.core.buffers import BufferPolicy, starting_buffers, travelling, travels
+from fedgg.core.buffers import BufferPolicy, travelling
 from fedgg.core.client_rows import Rows
+from fedgg.core.evaluation import Score, evaluate
 from fedgg.core.local import LocalEnd
-from fedgg.core.measure import Score, evaluate
-from fedgg.core.net import Net
+from fedgg.core.model import Net
 from fedgg.core.sampling import Work
 from fedgg.core.server import Lost
 
@@ -48,6 +48,8 @@ class Optimiser:
 
 @dataclass(frozen=True)
 class RoundJob:
+    """What an engine trains in a round: these clients from this model."""
+
     algorithm: Algorithm
     net: Net
     data: ClientData
@@ -64,20 +66,21 @@ class RoundJob:
     kept_buffers: Mapping[int, Rows]  # under the policy `local`
 
     def buffers_before(self, client: int) -> Rows:
-        """Those the client begins with."""
-        own_buffers = self.kept_buffers.get(client) if self.policy == "local" else None
-        return starting_buffers(self.policy, self.buffers, own_buffers)
+        """Those the client starts from: its own under `local`, once it has some; else the server's."""
+        kept = self.kept_buffers.get(client) if self.policy == "local" else None
+        return self.buffers if kept is None else kept
 
     def buffers_down(self, client: int) -> Rows:
         """Those that travel to the client, which has the model as it was at the start."""
-        down, _ = travels(self.policy, kept=client in self.kept_buffers)
-        return self.travelling_down if down else {}
+        has_own = self.policy == "local" and client in self.kept_buffers
+        return {} if self.policy == "frozen" or has_own else self.travelling_down
 
     def buffers_up(self, client: int, end: LocalEnd) -> Rows:
-        """Those that travel back, to a server that knows what the client began with."""
-        _, up = travels(self.policy)
-        if not up or end.buffers.keys() <= set(self.net.moving):
-            return end.buffers if up else {}
+        """Those that travel back, to a server that knows what the client started from."""
+        if self.policy == "frozen":
+            return {}
+        if end.buffers.keys() <= set(self.net.moving):
+            return end.buffers
         return travelling(self.net.moving, self.buffers_before(client), end.buffers)
 
     @cached_property
@@ -101,12 +104,13 @@ Scorer = Callable[[Sequence[Look]], list[Score]]
 
 
 def score_here(looks: Sequence[Look]) -> list[Score]:
-    """Each look taken in this process."""
-    return [evaluate(look.net, look.w, look.buffers, _unseen(look)) for look in looks]
-
-
-def _unseen(look: Look) -> Iterator[tuple[Tensor, Tensor]]:
-    return (look.data.unseen(look.client, number) for number in range(look.data.unseen_chunks(look.client)))
+    """Each model scored in this process."""
+    scores = []
+    for look in looks:
+        data, client = look.data, look.client
+        chunks = (data.unseen(client, number) for number in range(data.unseen_chunks(client)))
+        scores.append(evaluate(look.net, look.w, look.buffers, chunks))
+    return scores
 
 
 def recorded_on_host(end: LocalEnd) -> LocalEnd:
@@ -121,7 +125,16 @@ def recorded_on_host(end: LocalEnd) -> LocalEnd:
 
 
 class Engine(Protocol):
-    """Trains the clients of a round and gives them back one by one, in any order; and scores models."""
+    """Trains the clients of a round and yields their results one by one, in any order; and scores models."""
 
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd | Lost]]: ...
     def score(self, looks: Sequence[Look]) -> list[Score]: ...
+
+
+# The arithmetic of a run. Models, updates and sums are fp32 (or fp64) throughout.
+#
+# fp64  double precision;
+# fp32  single precision, no TF32;
+# tf32  products of matrices and convolutions take TF32 operands: 10 bits of mantissa, sums in fp32;
+# bf16  convolutions, and all matrix products of large models, take bfloat16 operands: 7 bits, sums in fp32.
+Precision = Literal["fp64", "fp32", "tf32", "bf16"]

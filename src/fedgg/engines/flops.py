@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fedgg.core.net import Net
+from fedgg.core.model import Net
 
 Count = Callable[..., int]
 

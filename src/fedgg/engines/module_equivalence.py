@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgg.core.client_rows import Rows
-from fedgg.core.net import Net, normal_numbers, rows_around
+from fedgg.core.model import Net, rows_around
 from fedgg.core.sampling import unchanged_generators
 from fedgg.engines.flops import multiply_adds
 
@@ -112,14 +112,14 @@ class Trial:
         for k in range(len(w)):
             rows = {name: value[k : k + 1] for name, value in (buffers or self.buffers()).items()}
             forward = (net or self.net).bind(rows, train=train, keys=self.keys[k : k + 1] if train else None)
-            forward.at_step(STEP)
+            forward.step = STEP
             outputs.append(forward(w[k : k + 1], x[k : k + 1]))
         return torch.cat(outputs)
 
     def together(self, w: Tensor, train: bool, x: Tensor) -> Tensor:
         """All rows at once, as a stack runs them."""
         forward = self.net.bind(self.buffers(), train=train, keys=self.keys if train else None)
-        forward.at_step(STEP)
+        forward.step = STEP
         return forward(w, x)
 
     def buffers(self) -> Rows:
@@ -266,7 +266,7 @@ def _close(expected: Tensor, actual: Tensor, tolerance: float, least: float) -> 
 
 def _copied(net: Net, dtype: torch.dtype) -> Net:
     twin = Net.__new__(Net)
-    vars(twin).update(vars(net), facts={})
+    vars(twin).update(vars(net), facts={}, row_module=None)
     twin.module = copy.deepcopy(net.module).to(dtype)
     twin.start = net.start.to(dtype)
     twin.start_buffers = {
@@ -281,3 +281,9 @@ def _inputs(sample: Tensor) -> Iterator[Tensor]:
     """Batches to be tried: the sample with noisy copies, or for inputs that cannot be noisy (tokens), by itself."""
     yield torch.cat([sample, sample + normal_numbers(sample.shape, sample, 1) * _width(sample)])
     yield torch.cat([sample, sample.flip(0)])
+
+
+def normal_numbers(shape: Sequence[int], like: Tensor, seed: int = 0) -> Tensor:
+    """Normal numbers that are a function of the shape and the seed alone."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(tuple(shape), generator=generator).to(like)

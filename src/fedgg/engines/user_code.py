@@ -1,4 +1,4 @@
-"""A user's own FILE.py as a module, in this process and in others that have never seen the file.
+"""A user's FILE.py as a module, in this process and in others that cannot read the file.
 
 The text travels, not the path: all processes of a run work with what was read at its beginning, even if the file is
 edited meanwhile. A module is named after its text, so that reading a file twice gives the same classes, and another
@@ -18,7 +18,7 @@ UserModule = tuple[str, str, str]  # name of the module, path, text
 
 
 def module_of(path: Path, text: str) -> ModuleType:
-    """The text of the file as a module; whatever goes wrong in it is raised."""
+    """The text of the file as a module; its exceptions are raised here."""
     version = hashlib.sha256(f"{path.resolve()}\n{text}".encode()).hexdigest()[:8]
     return load_user_module((f"{PREFIX}{path.stem}_{version}", str(path), text))
 

@@ -18,14 +18,13 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm
-from fedgg.core.buffers import starting_buffers, travelling, travels
+from fedgg.core.buffers import travelling
 from fedgg.core.client_rows import Rows
-from fedgg.core.local import LocalEnd
-from fedgg.core.measure import Score, evaluate
-from fedgg.core.net import Net
+from fedgg.core.evaluation import Score, evaluate
+from fedgg.core.local import LocalEnd, learning_rate
+from fedgg.core.model import Net
 from fedgg.core.sampling import Work
 from fedgg.core.server import healthy
-from fedgg.core.sgd import learning_rate
 from fedgg.data.client_batches import Feed
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Optimiser
@@ -266,15 +265,17 @@ def _train(header: MessageHeader, trainer: ClientTrainer, config: NodeConfig, me
     state, state_missing = state_folder.begin(header, message_id, trainer.net.start.device)
     result = trainer.train(header.round, received, state)
     policy = trainer.experiment.model.statistics
-    client_buffers = state.buffers if state is not None and state.buffers else None
-    buffers_before = starting_buffers(policy, received.buffers, client_buffers)
+    buffers_before = received.buffers
+    if policy == "local" and state is not None and state.buffers:
+        buffers_before = state.buffers
     _, not_finite = healthy({trainer.client: result}, lambda client: buffers_before)
     if not_finite:
         raise InvalidMessage(not_finite[0].why)
     local_buffers = result.buffers if policy == "local" else {}
     state_folder.save(header, message_id, SavedClientState(result.memory, local_buffers))
-    _, buffers_go_up = travels(policy)
-    buffers_up = travelling(trainer.net.moving, buffers_before, result.buffers) if buffers_go_up else {}
+    buffers_up = {}
+    if policy != "frozen":
+        buffers_up = travelling(trainer.net.moving, buffers_before, result.buffers)
     arrays = {"up": to_record(result.up)} | ({"buffers": to_record(buffers_up)} if buffers_up else {})
     metrics = {"loss": float(result.loss)}
     metrics |= {diagnostic_key(name): float(value) for name, value in result.diagnostics.items()}

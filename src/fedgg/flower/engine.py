@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord
 
-from fedgg.core.buffers import travelling, travels
+from fedgg.core.buffers import travelling
+from fedgg.core.evaluation import Score
 from fedgg.core.local import LocalEnd
-from fedgg.core.measure import Score
 from fedgg.core.server import Lost, in_proportion
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Look, score_here
@@ -140,7 +140,7 @@ class FlowerEngine:
             up = from_record(messages.arrays_of(reply.content, "up"), device)
             up = messages.check_specs(up, messages.specs_of(self.example.up), "its update")
             buffers = buffers_before
-            if travels(job.policy)[1] and "buffers" in reply.content:
+            if job.policy != "frozen" and "buffers" in reply.content:
                 sent = from_record(messages.arrays_of(reply.content, "buffers"), device)
                 buffers = buffers | messages.check_subset(sent, messages.specs_of(job.buffers), "its buffers")
             metrics = messages.metrics_of(reply.content, {"loss", *map(diagnostic_key, self.example.diagnostics)})

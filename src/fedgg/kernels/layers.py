@@ -160,7 +160,7 @@ def pool_back(grad: Tensor, winner: Tensor, height: int, width: int) -> tuple[Te
 
 
 def drop(x: Tensor, key: Tensor, step: Tensor, place: int, p: float) -> Tensor:
-    """Dropout with counted masks, the twin of `core.dropout`; x `[K, ...]`, key and step `[K, 1]`. Its own backward."""
+    """Dropout with the masks of `core.forward`; x `[K, ...]`, key and step `[K, 1]`. Its own backward."""
     x = x.contiguous()
     out, elements, size = torch.empty_like(x), x[0].numel(), 1024
     _drop[(-(-elements // size), len(x))](x, out, key, step, elements, place, round(p * (1 << 24)), 1 - p, size)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedgg.aggregation import RULES, Attack, Budget, ClientPrivacy, NormClip, TrimmedMean
 from fedgg.aggregation.byzantine import trimmed_clients
 from fedgg.core.algorithm import Algorithm
-from fedgg.core.net import Net
+from fedgg.core.model import Net
 from fedgg.core.server import PLAIN, Collector
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment

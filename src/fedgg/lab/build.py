@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgg.core.algorithm import Algorithm, arithmetic_beside_fedavg
-from fedgg.core.net import Net, head_of
+from fedgg.core.model import Net, head_of
 from fedgg.core.sampling import Work
 from fedgg.data.arrays import from_arrays
 from fedgg.data.client_batches import CHUNK, Feed
@@ -166,7 +166,8 @@ def assemble(
         )
     elif net.keeps_statistics is False and experiment.model.statistics != "average":
         notices.append(f"model.statistics = {experiment.model.statistics!r} has no effect: the model keeps none")
-    notices += _extra_arithmetic(algorithm, work)
+    if algorithm.step_passes or algorithm.look_passes:
+        notices += _extra_arithmetic(algorithm, work)
     choice = choose(experiment, net, work.epochs * sum(sizes), engine_reason)
     engine_class(choice.name)  # user code must be an engine, before anything is written
     net.channels_last = channels_last(experiment, choice)

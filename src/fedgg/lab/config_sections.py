@@ -15,7 +15,7 @@ from fedgg.data.load import are_own_arrays
 from fedgg.data.partition import OFFERED
 from fedgg.data.transforms import Augmentation, Normalisation
 from fedgg.engines import ENGINES
-from fedgg.engines.precision import Precision
+from fedgg.engines.base import Precision
 from fedgg.models import MODELS
 from fedgg.registry import Registry, accepted_settings, names_code
 

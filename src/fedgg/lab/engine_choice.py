@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedgg.core.net import Net
+from fedgg.core.model import Net
 from fedgg.engines.flops import multiply_adds
 from fedgg.engines.module_equivalence import is_stackable, mixes_examples
 from fedgg.lab.config import Experiment

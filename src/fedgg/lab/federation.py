@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedgg.core.algorithm import Algorithm
-from fedgg.core.net import Net
+from fedgg.core.model import Net
 from fedgg.core.sampling import Work, stream
 from fedgg.data.client_batches import Feed
 from fedgg.data.dataset import Dataset

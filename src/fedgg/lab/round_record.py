@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedgg.aggregation import Budget
-from fedgg.core.client_rows import Rows, message_bytes, payload
+from fedgg.core.client_rows import Rows, message_bytes
+from fedgg.core.evaluation import Score
 from fedgg.core.local import LocalEnd
-from fedgg.core.measure import Score
 from fedgg.core.server import Lost, ServerState
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Look
@@ -159,12 +159,14 @@ def _mean_readings(kept: dict[int, LocalEnd], share: dict[int, float]) -> dict[s
 def bytes_down(job: RoundJob, client: int) -> int:
     """What a client receives."""
     sparse = job.algorithm.sparse_down(job.w.shape[1])
-    return message_bytes(job.down, sparse) + payload([job.w, *job.buffers_down(client).values()])
+    buffers = job.buffers_down(client) if job.buffers else {}
+    return message_bytes(job.down, sparse) + job.w.nbytes + sum(rows.nbytes for rows in buffers.values())
 
 
 def _bytes_up(job: RoundJob, client: int, end: LocalEnd) -> int:
     sparse = job.algorithm.sparse_up(job.w.shape[1])
-    return message_bytes(end.up, sparse) + payload(job.buffers_up(client, end).values())
+    buffers = job.buffers_up(client, end) if job.buffers else {}
+    return message_bytes(end.up, sparse) + sum(rows.nbytes for rows in buffers.values())
 
 
 def _finite(value: float) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedgg.aggregation.privacy import OLD_ACCOUNTANT
 from fedgg.core.client_rows import Rows
-from fedgg.core.measure import Score
+from fedgg.core.evaluation import Score
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Look, Scorer, score_here
 from fedgg.errors import UserError

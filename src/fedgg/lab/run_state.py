@@ -14,22 +14,20 @@ from torch import Tensor
 
 from fedgg.core import sampling
 from fedgg.core.algorithm import Server
-from fedgg.core.client_rows import Rows, check_sparse, payload
-from fedgg.core.local import LocalEnd
-from fedgg.core.measure import Probe, Score
-from fedgg.core.net import Net
+from fedgg.core.client_rows import Rows, check, check_sparse
+from fedgg.core.evaluation import Probe, Score
+from fedgg.core.local import LocalEnd, learning_rate
+from fedgg.core.model import Net
 from fedgg.core.server import (
     Lost,
     ServerState,
     close_round,
-    first_state,
     healthy,
     in_proportion,
     is_ordinary,
     largest,
     spoilt,
 )
-from fedgg.core.sgd import learning_rate
 from fedgg.engines import Engine, RoundJob
 from fedgg.engines.base import ClientData, Look, Optimiser, Scorer, score_here
 from fedgg.errors import UserError
@@ -68,7 +66,8 @@ class Diverged(Exception):
 
 def begin(federation: Federation) -> State:
     net = federation.net
-    return State(0, first_state(federation.algorithm, net.start, net.start_buffers), {}, {})
+    memory = check(federation.algorithm.server_memory(net.start), 1, "server_memory()")
+    return State(0, ServerState(net.start, net.start_buffers, memory), {}, {})
 
 
 def next_job(federation: Federation, state: State) -> RoundJob:
@@ -82,7 +81,8 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     server = server_of(state, federation.net, federation.feed, examples, cohort, population, federation.aggregation)
     algorithm = federation.algorithm
     down = algorithm.send_down(state.server.w, server)
-    check_sparse(down, algorithm.sparse_down(state.server.w.shape[1]), f"{type(algorithm).__name__}.sparse_down()")
+    if sparse := algorithm.sparse_down(state.server.w.shape[1]):
+        check_sparse(down, sparse, f"{type(algorithm).__name__}.sparse_down()")
     return RoundJob(
         algorithm=algorithm,
         net=federation.net,
@@ -319,7 +319,7 @@ def all_in_all(of_round: Mapping[int, Rows], population: int) -> tuple[float, fl
     Rows that K clients of a round share stay until the last of the K is called again: the longest of K waits, which is
     some 1 + ln K times the mean one.
     """
-    distinct = {identity(rows): payload(rows.values()) for rows in of_round.values()}
+    distinct = {identity(rows): sum(row.nbytes for row in rows.values()) for rows in of_round.values()}
     changed, called = float(sum(distinct.values())), len(of_round)
     if called in (0, population):
         return changed, changed

@@ -9,7 +9,7 @@ from fedgg.aggregation import Attack, ClientPrivacy, CoordinateMedian, NormClip,
 from fedgg.algorithms import FedAvg
 from fedgg.check.toy_problems import Quadratics
 from fedgg.core.sampling import Work
-from fedgg.core.server import PLAIN, Collector, first_state
+from fedgg.core.server import PLAIN, Collector, ServerState
 from fedgg.engines import Loop, RoundJob
 from fedgg.engines.base import Optimiser
 from fedgg.lab.aggregation import Aggregation
@@ -23,7 +23,7 @@ def left(collector: Collector, attackers: int, kind: str = "sign_flip", rounds: 
     """Of the way to the optimum, after so many rounds of four full-batch steps."""
     algorithm, net, feed, examples = FedAvg(), WORLD.net(), WORLD.feed(), [len(x) for x in WORLD.x]
     attack = Attack.draw(kind, 10.0, attackers, np.arange(10), seed=0) if attackers else None  # type: ignore[arg-type]
-    state = State(0, first_state(algorithm, net.start, {}), {}, {})
+    state = State(0, ServerState(net.start, {}, algorithm.server_memory(net.start)), {}, {})
     for number in range(rounds):
         job = RoundJob(
             algorithm=algorithm,

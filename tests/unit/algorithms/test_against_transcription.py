@@ -124,7 +124,8 @@ def problem(case: Case) -> paper.Federated:
     owned = [(x[own], y[own]) for own in built.feed.clients]
 
     def batches(round_: int, client: int) -> list[Tensor]:
-        return [torch.from_numpy(b) for b in sampling.batches(SEED, round_, client, len(owned[client][1]), built.work)]
+        rows = sampling.schedule(SEED, round_, client, len(owned[client][1]), built.work)
+        return [torch.from_numpy(row[row >= 0]) for row in rows]
 
     return paper.Federated(
         module=network(case.model),

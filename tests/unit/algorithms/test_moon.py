@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from fedgg.algorithms import MOON, FedAvg
 from fedgg.core.algorithm import Algorithm, Batch
-from fedgg.core.local import LocalStart, open_round
-from fedgg.core.net import Net, head_of
-from fedgg.core.sgd import SGD
+from fedgg.core.local import SGD, LocalStart, open_round
+from fedgg.core.model import Net, head_of
 from fedgg.engines import Engine, Loop, Stacked, Workers
 from fedgg.engines.flops import CountedProducts
 from fedgg.errors import UserError

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedgg.core.client_rows import dot
 from fedgg.core.layout import Layout
-from fedgg.core.net import Net
+from fedgg.core.model import Net
 from fedgg.errors import UserError
 
 

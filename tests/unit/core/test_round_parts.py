@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,12 +13,14 @@ from torch import Tensor, nn
 
 from fedgg.algorithms import SCAFFOLD, FedAvg, FedGG, FedProx
 from fedgg.core.algorithm import Algorithm, Batch, Server
-from fedgg.core.local import LocalEnd, LocalStart, local_round
-from fedgg.core.measure import Probe, evaluate
-from fedgg.core.net import Net
+from fedgg.core.evaluation import Probe, evaluate
+from fedgg.core.local import SGD, LocalEnd, LocalStart, local_round
+from fedgg.core.model import Net
 from fedgg.core.sampling import torch_stream
-from fedgg.core.server import ServerState, close_round, first_state, healthy
-from fedgg.core.sgd import SGD
+from fedgg.core.server import ServerState, close_round, healthy
+from fedgg.lab.build import build
+from fedgg.lab.config import Experiment
+from fedgg.lab.run_state import begin
 
 CHUNKS = [5, 3, 1]
 
@@ -188,7 +191,7 @@ def test_what_the_server_must_not_return_is_refused() -> None:
             return w, {"v": 1.0}
 
     with pytest.raises(ValueError, match="server_memory"):
-        first_state(Wrong(), torch.zeros(1, 2), {})
+        begin(replace(build(Experiment(split={"clients": 2})), algorithm=Wrong()))
     with pytest.raises(TypeError, match="aggregate"):
         close({0: end_of([1.0, 1.0])}, Wrong())
 

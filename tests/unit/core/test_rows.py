@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgg.core.client_rows import ReadOnlyRows, check, dot, length, payload, split, stack
+from fedgg.core.client_rows import check, dot, length, message_bytes, read_only, split, stack
 
 
 @given(clients=st.integers(1, 5), width=st.integers(0, 4), names=st.sets(st.text(min_size=1, max_size=3), max_size=3))
@@ -52,7 +52,7 @@ def test_check_says_what_is_wrong(rows: Any, kind: type[Exception], word: str) -
 def test_check_hands_back_what_is_right() -> None:
     rows = {"a": torch.zeros(2, 1), "b": torch.zeros(2, 3, 4)}
     assert check(rows, 2, "x") == rows
-    assert type(check(ReadOnlyRows(rows, "client.notes"), 2, "x")) is dict
+    assert type(check(read_only(rows, "client.notes"), 2, "x")) is dict
     assert check({}, 2, "x") == {}
 
 
@@ -62,7 +62,11 @@ def test_lengths_and_products_are_columns() -> None:
     assert length(a).tolist() == [[5.0], [0.0]]
 
 
-def test_payload_counts_bytes() -> None:
-    tensors = [torch.zeros(1, 3), torch.zeros(1, 2, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)]
-    assert payload(tensors) == 12 + 16 + 8
-    assert payload([]) == 0
+def test_bytes_of_a_message() -> None:
+    rows = {"a": torch.tensor([[1.0, 0.0, 2.0, 0.0]]), "b": torch.zeros(1, 2, dtype=torch.float64)}
+    rows |= {"c": torch.zeros(1, dtype=torch.int64)}
+    assert message_bytes(rows, {}) == 16 + 16 + 8
+    assert message_bytes(rows, {"b": 1}) == 16 + (8 + 4) + 8  # a value and its position
+    assert message_bytes(rows, {"a": 2, "b": 2}) == 16 + 16 + 8  # in full, where that is less
+    assert message_bytes(rows, {"a": 1}) == 16 + 16 + 8  # in full, where there are more values than declared
+    assert message_bytes({}, {}) == 0

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgg.core.net import Net
+from fedgg.core.model import Net
 from fedgg.engines.fused.conv_pool import FusedPool
 from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.engines.module_equivalence import is_plain, is_stackable, mixes_examples, parts_in_order
@@ -119,8 +119,8 @@ def test_what_structure_does_not_show_is_found_by_numbers() -> None:
         return nn.Sequential(*parts, nn.Flatten(), nn.Linear(12, CLASSES))
 
     quick, left_alone = net_of(model(False), (3, 4, 4)), net_of(model(True), (3, 4, 4))
-    assert any(isinstance(part, FusedPool) for part in fused_net(quick).pooled.modules())
-    assert fused_net(left_alone).pooled is left_alone.module
+    assert any(isinstance(part, FusedPool) for part in fused_net(quick).row_module.modules())
+    assert fused_net(left_alone).row_module is left_alone.module
 
 
 def test_layers_that_start_at_zero_hide_nothing() -> None:
@@ -131,7 +131,7 @@ def test_layers_that_start_at_zero_hide_nothing() -> None:
     net = net_of(
         nn.Sequential(keeps, nn.ReLU(inplace=True), nn.MaxPool2d(2), Adds(keeps), nn.Flatten(), last), (3, 4, 4)
     )
-    assert fused_net(net).pooled is net.module
+    assert fused_net(net).row_module is net.module
 
 
 def test_a_trial_leaves_no_trace() -> None:

@@ -26,11 +26,12 @@ from torch import Tensor, nn
 
 import fedgg
 from fedgg.core import sampling
+from fedgg.core.evaluation import Probe
 from fedgg.core.local import LocalEnd
-from fedgg.core.measure import Probe
-from fedgg.core.net import Net
+from fedgg.core.model import Net
 from fedgg.core.sampling import torch_stream
 from fedgg.engines import Fused, Workers
+from fedgg.engines.base import Precision
 from fedgg.engines.layers.layer_types import Dense, Dropout
 from fedgg.engines.layers.program import (
     Program,
@@ -41,7 +42,6 @@ from fedgg.engines.layers.program import (
     stands_for,
 )
 from fedgg.engines.module_equivalence import is_stackable
-from fedgg.engines.precision import Precision
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.engine_choice import products
@@ -322,8 +322,8 @@ def federated(seed: int, make: Callable[[], nn.Module]) -> Averaged:
             module.train()
             trained = [p for p in module.parameters() if p.requires_grad]
             optimiser = torch.optim.SGD(trained, lr=LR, momentum=MOMENTUM)
-            for part in sampling.batches(seed, round_, client, len(positions), sampling.Work(1, BATCH)):
-                where = torch.from_numpy(positions[part])
+            for row in sampling.schedule(seed, round_, client, len(positions), sampling.Work(1, BATCH)):
+                where = torch.from_numpy(positions[row[row >= 0]])
                 optimiser.zero_grad()
                 F.cross_entropy(module(x[where]), y[where]).backward()
                 optimiser.step()

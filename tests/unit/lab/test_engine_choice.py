@@ -14,7 +14,7 @@ from observers import Callbacks
 from torch import nn
 
 from fedgg.analysis.run_environment import conditions
-from fedgg.core.net import Net
+from fedgg.core.model import Net
 from fedgg.errors import UserError
 from fedgg.lab import parallel_runs
 from fedgg.lab.build import build

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedgg.core.net import Net
+from fedgg.core.model import Net
 from fedgg.errors import UserError
 from fedgg.lab.name_resolution import build_model
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedgg.bench.kit.bench_kit import DriverConnection, cnn, device, members_of, raw, settings_of, start_of
-from fedgg.core.measure import evaluate
+from fedgg.core.evaluation import evaluate
 from fedgg.data.arrays import KEYS, from_arrays
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment

@@ -10,7 +10,7 @@ coefficients are one function of plain numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,10 +20,9 @@ from torch import Tensor, nn
 
 from fedgg.core.algorithm import Algorithm, Batch, Client
 from fedgg.core.client_rows import Rows
-from fedgg.core.forward import Forward, RowsForward, mean_loss
-from fedgg.core.local import LocalEnd, LocalStart, LocalState, end_round, open_round, take_steps
-from fedgg.core.net import Net
-from fedgg.core.sgd import SGD
+from fedgg.core.forward import Forward, RowsForward
+from fedgg.core.local import SGD, LocalEnd, LocalStart, LocalState, end_round, local_round, open_round
+from fedgg.core.model import Net
 from fedgg.engines.fused import per_example_gradients
 from fedgg.engines.fused.conv_pool import with_fused_pooling
 from fedgg.engines.fused.term_analysis import StepTerms, analyse_terms, constant_columns, later_terms, trace_terms
@@ -35,7 +34,7 @@ from fedgg.errors import UserError
 class FusedNet(Net):
     """Made by `fused_net`."""
 
-    pooled: nn.Module  # what runs a single row on a CPU: the module itself, or its parts with fused pooling
+    row_module: nn.Module  # on a CPU with fused pooling, where there is something to fuse
 
     def bind(
         self,
@@ -62,11 +61,7 @@ class FusedForward(Forward):
         net = self._net
         net.set_mode(self._train)
         outputs = self._alone(dict(zip(net.layout.names, parameters, strict=True)), x[0], 0)
-        return mean_loss(net.criterion, outputs[None], y, mask)
-
-    def _call(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        module = self._net.pooled if x.device.type == "cpu" else self._net.module
-        return self._net.call(parameters, buffers, x, seen=self._seen, module=module)
+        return self.mean_loss(outputs[None], y, mask)
 
 
 def fused_net(net: Net) -> FusedNet:
@@ -74,9 +69,9 @@ def fused_net(net: Net) -> FusedNet:
     if isinstance(net, FusedNet):
         return net
     twin: FusedNet = net.facts.setdefault("fused net", FusedNet.__new__(FusedNet))
-    known = vars(twin).get("pooled")
+    pooled = vars(twin).get("row_module")
     vars(twin).update(vars(net))
-    twin.pooled = _pooled(net) if known is None else known
+    twin.row_module = _pooled(net) if pooled is None else pooled
     return twin
 
 
@@ -89,7 +84,7 @@ def _pooled(net: Net) -> nn.Module:
     if trial is None:
         return net.module
     candidate = FusedNet.__new__(FusedNet)
-    vars(candidate).update(vars(trial.net), pooled=with_fused_pooling(trial.net.module))
+    vars(candidate).update(vars(trial.net), row_module=with_fused_pooling(trial.net.module))
     same = agree(partial(trial.with_buffers, trial.net), partial(trial.with_buffers, candidate), trial.tolerance)
     return module if same else net.module
 
@@ -123,7 +118,7 @@ def fused_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, bat
     alone = len(start.w) == 1 and start.w.device.type == "cpu" and start.many is None
     terms = analyse_terms(algorithm, client) if alone and type(algorithm).loss is Algorithm.loss else None
     if terms is None:
-        return take_steps(algorithm, sgd, start, running, client, batches)
+        return local_round(algorithm, net, sgd, start, batches, (running, client))
     running, sums = fused_steps(algorithm, sgd, client, terms, batches)
     return end_round(algorithm, start, running, client, sums)
 
@@ -148,7 +143,7 @@ def fused_steps(
     sums: Sequence[float] = [0.0] * len(terms.inner_products)
     views = list(forward.layout.unflatten(state.w[0]).values())
     for number, batch in enumerate(batches):
-        forward.at_step(number)
+        forward.step = number
         leaves = [view.detach().requires_grad_() for view in views]
         loss = forward.loss_with(leaves, batch.x, batch.y, batch.mask)
         grads = torch.autograd.grad(loss, leaves, torch.ones_like(loss), allow_unused=True, materialize_grads=True)

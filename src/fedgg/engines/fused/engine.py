@@ -8,18 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import torch
+
+from fedgg.core.evaluation import Score
 from fedgg.core.local import LocalEnd
-from fedgg.core.measure import Score
 from fedgg.engines.base import Look, RoundJob, score_here
 from fedgg.engines.fused.cpu_step import fused_net, fused_round
-from fedgg.engines.loop import forked_generators, train_client
+from fedgg.engines.loop import open_client
 
 
 class Fused:
     """One client after another, with a faster step."""
 
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd]]:
-        with forked_generators(job):
+        devices = [job.w.device] if job.w.is_cuda else []
+        with torch.random.fork_rng(devices=devices, enabled=job.net.draws_random_numbers):  # as in `Loop.train`
             for client in job.cohort:
                 yield client, train_fused(job, client)
 
@@ -28,8 +31,11 @@ class Fused:
 
 
 def train_fused(job: RoundJob, client: int) -> LocalEnd:
-    """One client's round with the fused step, in whichever process."""
-    return train_client(replace(job, net=fused_net(job.net)), client, fused_round)
+    """One client's round with the fused step, in this process or a worker."""
+    job = replace(job, net=fused_net(job.net))
+    start, sgd = open_client(job, client)
+    batches = job.data.batches(job.seed, job.round, client, job.work)
+    return fused_round(job.algorithm, job.net, sgd, start, batches)
 
 
 def with_fused_net(look: Look) -> Look:

@@ -14,8 +14,7 @@ from torch import Tensor
 from fedgg import kernels
 from fedgg.core.algorithm import Algorithm, Batch, Client
 from fedgg.core.client_rows import Rows
-from fedgg.core.local import LocalState, gradient
-from fedgg.core.sgd import SGD
+from fedgg.core.local import SGD, LocalState, gradient
 from fedgg.engines.fused.term_analysis import (
     StepTerms,
     analyse_terms,

@@ -19,7 +19,7 @@ from torch.func import vmap
 
 from fedgg.core.client_rows import Rows
 from fedgg.core.layout import Layout
-from fedgg.core.net import Net
+from fedgg.core.model import Net
 from fedgg.engines.module_equivalence import Trial, agree, is_plain, shares_parameters
 
 Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]

@@ -23,10 +23,9 @@ from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Client
 from fedgg.core.client_rows import each_row
-from fedgg.core.local import LocalEnd, LocalStart, LocalState, end_round, local_step, open_round
-from fedgg.core.net import Net
+from fedgg.core.local import SGD, LocalEnd, LocalStart, LocalState, end_round, local_step, open_round
+from fedgg.core.model import Net
 from fedgg.core.sampling import Work
-from fedgg.core.sgd import SGD
 from fedgg.engines.base import ClientData, RoundJob
 from fedgg.engines.fused.gpu_step import FusedPlans, FusedStep
 from fedgg.engines.layers.program import Program, padded_rows
@@ -198,7 +197,7 @@ class Stack:
             batch = replace(batch, at_work=where[:, :1] >= 0)
         parts = (static.algorithm, static.sgd, static.running, static.client, static.fused)
         algorithm, sgd, running, client, fused = each_row(parts, slice(step.rows))
-        client.net.at_step(running.step)
+        client.net.step = running.step
         if fused is not None:
             fused.step(algorithm, sgd, running, client, batch)
         else:

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.client_rows import Rows, each_row, stack
-from fedgg.core.local import LocalEnd, LocalStart
-from fedgg.core.measure import Probe, Score
-from fedgg.core.net import Net
+from fedgg.core.evaluation import Probe, Score
+from fedgg.core.local import SGD, LocalEnd, LocalStart
+from fedgg.core.model import Net
 from fedgg.core.sampling import Work
-from fedgg.core.sgd import SGD
-from fedgg.engines.base import Look, RoundJob, recorded_on_host, score_here
+from fedgg.engines.base import Look, Precision, RoundJob, recorded_on_host, score_here
 from fedgg.engines.flops import activations
 from fedgg.engines.fused.cpu_step import fused_net, fused_round
 from fedgg.engines.fused.engine import Fused, with_fused_net
@@ -32,7 +31,6 @@ from fedgg.engines.gpu.module_comparison import varying_tensors
 from fedgg.engines.layers.layer_types import ConvolutionReluPool, WideDense
 from fedgg.engines.layers.program import Program, program_of
 from fedgg.engines.module_equivalence import is_stackable
-from fedgg.engines.precision import Precision
 
 T = TypeVar("T")
 
@@ -197,7 +195,7 @@ def room(device: torch.device) -> float:
 
 
 def _score(program: Program, looks: Sequence[Look]) -> list[Score]:
-    """As `core.measure.evaluate`, for several rows at once."""
+    """As `core.evaluation.evaluate`, for several rows at once."""
     first, w = looks[0], torch.cat([look.w for look in looks])
     right = loss = w.new_zeros(len(w), dtype=torch.float64)
     examples = 0

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgg.core.dropout import keep
-from fedgg.engines.precision import Precision
+from fedgg.core.forward import keep
+from fedgg.engines.base import Precision
 
 if TYPE_CHECKING:
     from fedgg.kernels.optimiser_step import Wide

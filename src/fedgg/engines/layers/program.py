@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from fedgg import kernels
 from fedgg.core.layout import Layout
-from fedgg.core.net import Net
+from fedgg.core.model import Net
+from fedgg.engines.base import Precision
 from fedgg.engines.fused.conv_pool import is_2x2_max_pool
 from fedgg.engines.layers.layer_types import (
     Convolution,
@@ -36,7 +37,6 @@ from fedgg.engines.layers.layer_types import (
     WideDense,
 )
 from fedgg.engines.module_equivalence import STEP, Trial, agree, is_plain, parts_in_order, shares_parameters
-from fedgg.engines.precision import Precision
 
 if TYPE_CHECKING:
     from fedgg.kernels.optimiser_step import Wide

@@ -14,9 +14,9 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar, Literal
 
+from fedgg.core.evaluation import Score
 from fedgg.core.local import LocalEnd
-from fedgg.core.measure import Score
-from fedgg.core.net import Net
+from fedgg.core.model import Net
 from fedgg.core.server import Lost
 from fedgg.engines.base import Look, RoundJob
 from fedgg.engines.workers.pool import Abandoned, Pool, StartMethod, Ticket

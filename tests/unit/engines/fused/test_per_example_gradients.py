@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgg.core.measure import Probe
-from fedgg.core.net import Net
+from fedgg.core.evaluation import Probe
+from fedgg.core.model import Net
 from fedgg.core.sampling import torch_stream
 from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.engines.fused.per_example_gradients import (

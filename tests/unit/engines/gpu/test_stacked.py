@@ -13,9 +13,9 @@ from step_cases import RULES, named, played, proxy_for
 from fedgg.data.arrays import from_arrays
 from fedgg.data.readers import load_digits
 from fedgg.engines import Fused, Loop, Stacked
+from fedgg.engines.base import Precision
 from fedgg.engines.gpu.graphs import prefix_sizes
 from fedgg.engines.gpu.stacked import stack_bytes
-from fedgg.engines.precision import Precision
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.parallel_runs import run_together

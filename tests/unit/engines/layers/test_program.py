@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedgg.core.net import Net
+from fedgg.core.model import Net
 from fedgg.engines.layers.program import Program, layers_of
 
 CLIENTS, EXAMPLES = 3, 5

@@ -1,7 +1,7 @@
 """Measurements of models on data, which change nothing: accuracy and loss, gradient, Fisher information.
 
-Models are looked at in evaluation mode, with the statistics the server sent, so that a measurement moves nothing, draws
-no dropout mask, and is the same in every engine.
+Models run in evaluation mode, with the statistics the server sent, so that a measurement changes no buffer, uses no
+dropout mask, and is the same in every engine.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from fedgg.core.client_rows import Rows
-from fedgg.core.forward import mean_loss
-from fedgg.core.net import Net
+from fedgg.core.model import Net
 from fedgg.errors import UserError
 
 
@@ -103,8 +102,8 @@ class Probe:
         return torch.cat([self.net.fisher(w[k : k + 1], self.buffers, self.examples(k)) for k in range(len(w))])
 
     def _loss(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        outputs = self.net.bind(self.buffers, train=False)(row, x[None])
-        return mean_loss(self.net.criterion, outputs, y[None], torch.ones_like(row[:1, :1]).expand(1, len(x)))
+        mask = torch.ones_like(row[:1, :1]).expand(1, len(x))
+        return self.net.bind(self.buffers, train=False).loss(row, x[None], y[None], mask)
 
     def _means(self, measure: Callable[[Tensor, Tensor, Tensor], Tensor], w: Tensor) -> Tensor:
         return torch.cat([self._mean(measure, w[k : k + 1], k) for k in range(len(w))])

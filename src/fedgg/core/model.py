@@ -1,14 +1,14 @@
 """A user's `nn.Module` as a function of rows: `[K, P]` parameters and `[K, B, ...]` inputs to `[K, B, ...]` outputs.
 
-It is the input of the `nn.Linear` that makes the outputs, found by looking at what happens, and recorded with a hook: a
-user's module needs no second way to be called, and one pass gives outputs and representation.
+A model's representation is the input of the `nn.Linear` that computes the outputs. The layer is found by running the
+module, and its input recorded with a hook: a user's module needs no second method, and one pass gives both.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +18,7 @@ from torch.func import functional_call
 
 from fedgg.core.buffers import differs
 from fedgg.core.client_rows import Rows
-from fedgg.core.dropout import CountedMasks
-from fedgg.core.forward import Criterion, Forward, RowsForward, cross_entropy
+from fedgg.core.forward import CountedMasks, Criterion, Forward, RowsForward, cross_entropy
 from fedgg.core.layout import Layout
 from fedgg.core.sampling import unchanged_generators
 from fedgg.errors import UserError
@@ -27,7 +26,7 @@ from fedgg.errors import UserError
 
 @contextmanager
 def recorded_inputs(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Within, whatever goes into the layer."""
+    """Within the block, the inputs of the layer, call by call."""
     inputs: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, layer_inputs: inputs.append(layer_inputs[0]))
     try:
@@ -72,7 +71,7 @@ def head_of(net: Net, x: Tensor) -> str:
 
 
 class Net:
-    """The module, its layout and its loss. The module's own parameters are never read after construction."""
+    """The module, its layout and its loss. The module's parameters are not read again after construction."""
 
     def __init__(
         self,
@@ -82,107 +81,105 @@ class Net:
         frozen_statistics: bool = False,
         products: torch.dtype | None = None,
     ):
-        """`products`: what matrix products and convolutions take, if not what the module is made of."""
+        """`products`: the type of the operands of matrix products and convolutions, if not that of the module."""
         self.module = module
+        self.row_module: nn.Module | None = None  # runs single rows instead, where an engine has a faster equivalent
         self.criterion = criterion
         self.layout = Layout.of(module)
         self.start = self.layout.flatten(dict(module.named_parameters()))
         self.start_buffers = self.layout.buffer_rows(module)
         self.frozen_statistics = frozen_statistics
+        self.freezes = frozen_statistics and any(  # whether there are normalisation layers for which it matters
+            isinstance(part, nn.modules.batchnorm._NormBase) and part.running_mean is not None
+            for part in module.modules()
+        )
         self.products = products
         self.channels_last = False
-        self.draws_random_numbers = True  # from torch's generators; what F.dropout drops is counted instead
+        # What `examine` finds out; until then what is safe to assume.
+        self.draws_random_numbers = True  # from torch's generators; F.dropout takes computed masks instead
         self.drops = True
         self.needs_two_examples = False
         self.needs_two_in_evaluation = False
         self.mixes_in_evaluation = False  # whether an example's outputs depend on others, in evaluation mode too
-        self.sample: Tensor | None = None  # two examples, by which `examine` has looked at the module
-        self.head = ""  # the layer whose input is the representation, where an algorithm asks for one
+        self.sample: Tensor | None = None  # the two examples
         self.moving = self.layout.buffers  # the buffers that training changes, as far as one step shows
         self.keeps_statistics = bool(self.moving)
-        self._training: bool | None = None
-        self._further_names = _further_names(module)
+        self.head = ""  # the layer whose input is the representation, where an algorithm needs one
         self.facts: dict[str, Any] = {}  # what engines have found out about the module; copies of the net share it
+        self._training: bool | None = None
 
     def examine(self, x: Tensor, classes: int) -> None:
-        """Run two examples through the module: is its output right, does it draw random numbers, move buffers?
+        """Run two examples through the module: are its outputs right, does it draw random numbers, change buffers?
 
         Looking at what happens finds `F.dropout` in a user's `forward` as well as an `nn.Dropout`.
         """
-        self._refuse_hooks_on_parameters()
+        title, shape = type(self.module).__name__, tuple(x.shape[1:])
+        for name, parameter in self.module.named_parameters():
+            if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+                raise UserError(
+                    f"{title} has a hook on its parameter {name}, which would never be called, "
+                    f"since clients train copies of it: change the gradient in forward() instead"
+                )
         buffers = {name: rows.clone() for name, rows in self.start_buffers.items()}
         try:
-            with torch.no_grad(), unchanged_generators():
-                before = _generators(x)
-                self.set_mode(True)
-                tensors = {name: rows[0] for name, rows in buffers.items()}
-                with CountedMasks(torch.zeros(1, dtype=torch.int64, device=x.device), 0) as masks:
-                    outputs = self.call(self.layout.unflatten(self.start[0]), tensors, x)
-                self.drops = masks.used > 0
-                after = _generators(x)
+            outputs, self.draws_random_numbers, self.drops = self._run(x, buffers, train=True)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            shape = tuple(x.shape[1:])
             reason = str(error).splitlines()[0]
-            complaint = f"{type(self.module).__name__} cannot take examples of shape {shape}: {reason}"
-            raise UserError(complaint + _hint(shape, reason)) from error
+            raise UserError(f"{title} cannot take examples of shape {shape}: {reason}{_hint(shape, reason)}") from error
         if not isinstance(outputs, Tensor):
             raise UserError(
-                f"{type(self.module).__name__} returned a {type(outputs).__name__}, not a tensor: "
+                f"{title} returned a {type(outputs).__name__}, not a tensor: "
                 f"wrap it so that forward() returns the logits [N, {classes}]"
             )
-        self.draws_random_numbers = any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
         if outputs.shape != (len(x), classes):
             raise UserError(
-                f"{type(self.module).__name__} returned {tuple(outputs.shape)} for {len(x)} examples; "
+                f"{title} returned {tuple(outputs.shape)} for {len(x)} examples; "
                 f"{classes} classes need [{len(x)}, {classes}]"
             )
         self.moving = tuple(name for name in buffers if differs(self.start_buffers[name], buffers[name]))
         self.keeps_statistics = bool(self.moving)
-        self.needs_two_examples = self._fails_on_one(x[:1], classes, train=True)
-        self.needs_two_in_evaluation = self._fails_on_one(x[:1], classes, train=False)
-        self._refuse_random_evaluation(x)
+        fails_on_one: dict[bool, bool] = {}  # batch statistics of a single value do not exist: PyTorch refuses them
+        for train in (True, False):
+            buffers = {name: rows.clone() for name, rows in self.start_buffers.items()}
+            try:
+                outputs, _, _ = self._run(x[:1], buffers, train=train)
+                fails_on_one[train] = outputs.shape != (1, classes)
+            except Exception:  # a user's module may raise anything
+                fails_on_one[train] = True
+        self.needs_two_examples, self.needs_two_in_evaluation = fails_on_one[True], fails_on_one[False]
+        _, draws_in_evaluation, _ = self._run(x, self.start_buffers, train=False)
+        if draws_in_evaluation:
+            raise UserError(
+                f"{title} draws random numbers in evaluation too: write F.dropout(x, training=self.training)"
+            )
         self.sample = x.detach().clone()
         self.facts = {}
         self.mixes_in_evaluation = self._mixes_in_evaluation(x)
+
+    def _run(self, x: Tensor, buffers: Rows, *, train: bool, w: Tensor | None = None) -> tuple[Any, bool, bool]:
+        """Outputs of a batch; whether they took numbers from torch's generators, and in training from F.dropout."""
+        parameters = self.layout.unflatten((self.start if w is None else w)[0])
+        tensors = {name: rows[0] for name, rows in buffers.items()}
+        devices = [x.device] if x.is_cuda else []
+        masks = CountedMasks(torch.zeros(1, dtype=torch.int64, device=x.device), 0)
+        self.set_mode(train)
+        with torch.no_grad(), unchanged_generators():
+            before = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+            with masks if train else nullcontext():
+                outputs = self.call(parameters, tensors, x)
+            after = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+        return outputs, any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)), masks.used > 0
 
     def _mixes_in_evaluation(self, x: Tensor) -> bool:
         """Whether an example's outputs change with the other one of its batch, in evaluation mode."""
         others = [x[0], x[-1], x[0].flip(list(range(x.ndim - 1)))]
         try:
-            with torch.no_grad(), unchanged_generators():
-                forward, w = self.bind(self.start_buffers, train=False), rows_around(self, 1)
-                first, *beside = [forward(w, torch.stack([x[0], other])[None])[0, 0] for other in others]
+            w = rows_around(self, 1)
+            batches = [torch.stack([x[0], other]) for other in others]
+            first, *beside = [self._run(batch, self.start_buffers, train=False, w=w)[0][0] for batch in batches]
         except Exception:  # a user's module may raise anything
             return False
         return not all(torch.allclose(first, one, rtol=1e-4, atol=1e-6, equal_nan=True) for one in beside)
-
-    def _fails_on_one(self, x: Tensor, classes: int, *, train: bool) -> bool:
-        """Batch statistics of a single value do not exist: PyTorch refuses them."""
-        buffers = {name: rows.clone() for name, rows in self.start_buffers.items()}
-        try:
-            with torch.no_grad(), unchanged_generators():
-                outputs = self.bind(buffers, train=train)(self.start, x[None])
-        except Exception:  # a user's module may raise anything
-            return True
-        return outputs.shape != (1, 1, classes)
-
-    def _refuse_hooks_on_parameters(self) -> None:
-        for name, parameter in self.module.named_parameters():
-            if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-                raise UserError(
-                    f"{type(self.module).__name__} has a hook on its parameter {name}, which would never be called, "
-                    f"since clients train copies of it: change the gradient in forward() instead"
-                )
-
-    def _refuse_random_evaluation(self, x: Tensor) -> None:
-        with torch.no_grad(), unchanged_generators():
-            before = _generators(x)
-            self.bind(self.start_buffers, train=False)(self.start, x[None])
-            if any(not torch.equal(a, b) for a, b in zip(before, _generators(x), strict=True)):
-                raise UserError(
-                    f"{type(self.module).__name__} draws random numbers in evaluation too: "
-                    f"write F.dropout(x, training=self.training)"
-                )
 
     def arranged(self) -> Net:
         """The same net for rows that lie pixelwise (see `Layout`)."""
@@ -216,7 +213,7 @@ class Net:
         seen: bool = False,
         module: nn.Module | None = None,
     ) -> Tensor:
-        """The module's own forward with these tensors in place of its own.
+        """The module's forward with these tensors in place of its parameters and buffers.
 
         `seen`: the representation beside the outputs, in one tensor. `module`: run this one instead, which has the same
         parameters under the same names.
@@ -226,7 +223,7 @@ class Net:
                 outputs = self.call(parameters, buffers, x, module=module)
             return torch.cat([outputs, representations[-1].to(outputs.dtype)], -1)
         tensors = {**parameters, **buffers}
-        tensors |= {further: tensors[name] for further, name in self._further_names.items() if name in tensors}
+        tensors |= {further: tensors[name] for further, name in self.layout.tied if name in tensors}
         module = self.module if module is None else module
         if self.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
@@ -266,14 +263,6 @@ class Net:
             total = total + gradient.square()
         return total
 
-    @property
-    def freezes(self) -> bool:
-        """Whether there are normalisation layers with statistics, which a step would change and use otherwise."""
-        return self.frozen_statistics and any(
-            isinstance(part, nn.modules.batchnorm._NormBase) and part.running_mean is not None
-            for part in self.module.modules()
-        )
-
     def set_mode(self, train: bool) -> None:
         if self._training == train == self.module.training:
             return
@@ -300,39 +289,13 @@ def _hint(shape: tuple[int, ...], reason: str) -> str:
     return ""
 
 
-def _further_names(module: nn.Module) -> dict[str, str]:
-    """Names under which a tensor stands in another module as well, and the first of them.
-
-    `functional_call(tie_weights=True)` leaves the tensors it was given in a module that stands in two places.
-    """
-    owners, first = dict(module.named_modules(remove_duplicate=False)), dict[int, str]()
-    places, further = set[tuple[int, str]](), dict[str, str]()
-    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    for name, tensor in named:
-        owner, _, attribute = name.rpartition(".")
-        place = (id(owners[owner]), attribute)
-        if place not in places and first.setdefault(id(tensor), name) != name:
-            further[name] = first[id(tensor)]
-        places.add(place)
-    return further
-
-
 def rows_around(net: Net, rows: int) -> Tensor:
     """Rows around the starting point, `[K, P]`, as far from it as each parameter is long."""
-    noise = normal_numbers((rows, net.layout.total), net.start)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn((rows, net.layout.total), generator=generator).to(net.start)
     parts = zip(net.start.split(net.layout.sizes, 1), noise.split(net.layout.sizes, 1), net.layout.shapes, strict=True)
     moved = []
     for start, change, shape in parts:
         length = float(start.square().mean().sqrt()) or (shape[0] / max(shape.numel(), 1)) ** 0.5
         moved.append(start + 0.5 * length * change)
     return torch.cat(moved, 1)
-
-
-def normal_numbers(shape: Sequence[int], like: Tensor, seed: int = 0) -> Tensor:
-    """Normal numbers that are a function of the shape and the seed alone."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(tuple(shape), generator=generator).to(like)
-
-
-def _generators(x: Tensor) -> list[Tensor]:
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(x.device)] if x.is_cuda else [])]

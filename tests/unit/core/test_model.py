@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -15,14 +16,15 @@ from torch import Tensor, nn
 
 from fedgg.algorithms import SCAFFOLD, FedAvg, FedGG, FedProx
 from fedgg.core.algorithm import Algorithm, Batch
-from fedgg.core.buffers import close_buffers, open_buffers, travels
-from fedgg.core.local import LocalStart, local_round
-from fedgg.core.net import Net
+from fedgg.core.buffers import close_buffers
+from fedgg.core.local import SGD, LocalEnd, LocalStart, local_round
+from fedgg.core.model import Net
 from fedgg.core.sampling import torch_seed, torch_stream
-from fedgg.core.sgd import SGD
+from fedgg.engines.loop import open_client
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
+from fedgg.lab.run_state import begin, next_job
 from fedgg.lab.runner import run
 
 MODULES: dict[str, Callable[[], nn.Module]] = {
@@ -263,24 +265,26 @@ def test_average_by_hand() -> None:
     assert close_buffers("frozen", server, trained, share) is server
 
 
-def test_who_starts_from_what() -> None:
-    server, kept = {"mean": torch.zeros(1, 2)}, {"mean": torch.ones(1, 2)}
-    assert open_buffers("average", server, kept)["mean"].sum() == 0
-    assert open_buffers("local", server, kept)["mean"].sum() == 2
-    assert open_buffers("local", server, None)["mean"].sum() == 0
-    copy = open_buffers("average", server, None)
-    copy["mean"] += 1
-    assert server["mean"].sum() == 0
-    assert [travels(p, kept=True) for p in ("average", "local", "frozen")] == [
-        (True, True),
-        (False, True),
-        (False, False),
-    ]
-    assert travels("local") == (True, True)  # at a first meeting
-
-
 def norm_model() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, affine=False), nn.Linear(64, 10))
+
+
+@pytest.mark.parametrize("policy", ["average", "local", "frozen"])
+@pytest.mark.parametrize("has_own", [False, True])
+def test_which_buffers_a_client_starts_from_and_which_travel(policy: str, has_own: bool) -> None:
+    federation = build(small(**{"model.statistics": policy}), model=norm_model)
+    job = next_job(federation, begin(federation))
+    own = {name: rows + 2 for name, rows in job.buffers.items()}
+    job = replace(job, kept_buffers={0: own} if has_own else {})
+    start, _ = open_client(job, 0)
+    expected = own if policy == "local" and has_own else job.buffers
+    for name, rows in start.buffers.items():
+        assert torch.equal(rows, expected[name])
+        rows += 1  # training changes them in place
+        assert not torch.equal(rows, expected[name]), name
+    end = LocalEnd({}, {}, start.buffers, {}, torch.zeros(1, 1))
+    travel = bool(job.buffers_down(0)), bool(job.buffers_up(0, end))
+    assert travel == {"average": (True, True), "local": (not has_own, True), "frozen": (False, False)}[policy]
 
 
 def batch_norm_run(policy: str, rounds: int = 1) -> tuple[Any, Any]:
