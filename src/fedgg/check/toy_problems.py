@@ -21,8 +21,7 @@ from fedgg.core.measure import Probe
 from fedgg.core.net import Net, head_of
 from fedgg.core.sampling import Work, stream, torch_stream
 from fedgg.core.sgd import SGD
-from fedgg.data.client_batches import Feed
-from fedgg.data.transforms import Scaling
+from fedgg.data.client_batches import Feed, Scaling
 
 FEATURES, HIDDEN, CLASSES, BATCH = 4, 5, 3, 6
 

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from fedgg.data import readers
 from fedgg.data.catalog import PUBLICATIONS, Publication, PublishedFile, find_publication
-from fedgg.data.dataset import Dataset
-from fedgg.data.load import check_name, load
+from fedgg.data.dataset import Dataset, check_name, load
 from fedgg.errors import UserError
 from fedgg.files import check_lock, open_to_append
 

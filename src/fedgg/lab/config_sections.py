@@ -11,9 +11,8 @@ from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.buffers import BufferPolicy
 from fedgg.data import DATASETS, SPLITS
-from fedgg.data.load import are_own_arrays
+from fedgg.data.client_batches import Augmentation, Normalisation
 from fedgg.data.partition import OFFERED
-from fedgg.data.transforms import Augmentation, Normalisation
 from fedgg.engines import ENGINES
 from fedgg.engines.precision import Precision
 from fedgg.models import MODELS
@@ -144,7 +143,7 @@ class DataConfig(ConfigSection):
     def _name_the_normalisation(self) -> DataConfig:
         """Hashes and config.toml have the kind that `auto` stands for; as a setting it stays unset."""
         if self.normalise == "auto":
-            self.__dict__["normalise"] = "none" if are_own_arrays(self.source) else "standard"
+            self.__dict__["normalise"] = "none" if ":" in self.source else "standard"
             self.__pydantic_fields_set__.discard("normalise")
         return self
 

@@ -16,9 +16,9 @@ from torch import nn
 
 from fedgg.core.client_rows import Rows
 from fedgg.errors import UserError
-from fedgg.lab.build import ModelGiven
+from fedgg.lab.build import Federation, ModelGiven
 from fedgg.lab.config import Experiment
-from fedgg.lab.federation import Federation
+from fedgg.lab.engine_setup import DTYPES
 from fedgg.lab.name_resolution import build_model, load_weights, read_tensors
 from fedgg.lab.predictions import Inputs, Output, RawInputModel, predict
 from fedgg.lab.provenance import structure_of
@@ -26,7 +26,6 @@ from fedgg.lab.run_state import (
     State,
 )
 from fedgg.lab.store import Store
-from fedgg.lab.torch_settings import DTYPES
 
 if TYPE_CHECKING:
     pass

@@ -15,11 +15,10 @@ from fedgg.core.measure import Score
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Look, Scorer, score_here
 from fedgg.errors import UserError
-from fedgg.lab.build import under_fused
+from fedgg.lab.build import Federation, under_fused
 from fedgg.lab.client_state import RowsOnDisk
 from fedgg.lab.config import Experiment
 from fedgg.lab.dry_run import rehearse
-from fedgg.lab.federation import Federation
 from fedgg.lab.observer import Observer
 from fedgg.lab.predictions import Inputs
 from fedgg.lab.round_record import NamedOnce, by_reason, client_name, summary_of

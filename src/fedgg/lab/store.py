@@ -46,10 +46,10 @@ from fedgg.files import (
     replacing,
     write_atomically,
 )
+from fedgg.lab.build import Federation
 from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint, write_checkpoint
 from fedgg.lab.client_state import RowsOnDisk
 from fedgg.lab.config import Experiment, load_experiment
-from fedgg.lab.federation import Federation
 from fedgg.lab.name_resolution import engine_class, named_parts
 from fedgg.lab.predictions import Inputs
 from fedgg.lab.provenance import code_of, commit, structure_of

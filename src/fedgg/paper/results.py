@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from fedgg.errors import UserError
 from fedgg.files import check_folder
-from fedgg.lab.build import check_data
 from fedgg.lab.config import Experiment
+from fedgg.lab.federated_data import load_data
 from fedgg.lab.name_resolution import build_algorithm
 from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_all
@@ -145,6 +145,6 @@ def run_missing(jobs: list[Job], processes: int, observer: Observer) -> None:
     """Run one data set after another, so that a GPU holds one of them and trains all its runs together."""
     sources = dict.fromkeys(job.experiment.data.source for job in jobs)
     for source in list(sources)[1:]:
-        check_data(source, jobs[0].data_folder)
+        load_data(source, jobs[0].data_folder)  # a data set that is not there is reported now, not hours later
     for source in sources:
         run_all([job for job in jobs if job.experiment.data.source == source], processes, observer)

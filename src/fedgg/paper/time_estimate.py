@@ -17,9 +17,9 @@ from fedgg.data.dataset import Dataset
 from fedgg.engines import Stacked
 from fedgg.lab.build import build, chosen_device
 from fedgg.lab.config import Experiment
+from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.run_state import begin, next_job, synchronise
 from fedgg.lab.runner import make_engine
-from fedgg.lab.torch_settings import arithmetic
 from fedgg.paper.plan import QUICK, READINGS, Item, PlannedMethod, ReproductionPlan, shown_dataset
 from fedgg.paper.results import RunFolders
 from fedgg.report.tables import NONE, Table

@@ -44,10 +44,9 @@ from fedgg.engines.module_equivalence import is_stackable
 from fedgg.engines.precision import Precision
 from fedgg.errors import UserError
 from fedgg.lab.build import build
-from fedgg.lab.engine_choice import products
+from fedgg.lab.engine_setup import arithmetic, products
 from fedgg.lab.run_state import begin, next_job
 from fedgg.lab.study_folder import place_of
-from fedgg.lab.torch_settings import arithmetic
 from fedgg.models import MODELS
 
 CLASSES, SIDE, EXAMPLES, BATCH = 3, 8, 53, 12  # batches of 12, 12 and 2, 3: short ones are padded by `stacked`

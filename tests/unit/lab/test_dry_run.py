@@ -50,13 +50,13 @@ def test_from_python_too(tmp_path: Path) -> None:
 
 def test_rows_that_are_built_alike_are_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
-    examined = build.examined
+    examined = build.examine
 
     def counted(experiment: Experiment, *more: Any) -> Any:
         built.append(experiment.name)
         return examined(experiment, *more)
 
-    monkeypatch.setattr(dry_run, "examined", counted)
+    monkeypatch.setattr(dry_run, "examine", counted)
     rows: dict[str, dict[str, Any]] = {"a": {}, "b": {"local.lr": 0.1}, "c": {"split.clients": 4}, "d": {}}
     study = Study(BASE, rows | {"d": {"split.clients": 4, "algorithm.name": "fedprox"}}, (0, 1), "a")
     run_study(study, tmp_path / "one", processes=1, observer=Observer())
