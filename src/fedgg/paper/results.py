@@ -99,7 +99,7 @@ class NoRuns:
 def identity(experiment: Experiment) -> str:
     """The settings that decide what is trained, as text: without name, engine and storage, with default values."""
     storage = {"checkpoint_every", "memory_limit_mb"}
-    content = experiment.plain({"name": True, "engine": True, "server": storage})
+    content = experiment.model_dump(mode="json", exclude={"name": True, "engine": True, "server": storage})
     if not names_code(experiment.algorithm.name):  # code named in an archive is not loaded; no planned method names any
         algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
         content["algorithm"] = {"name": experiment.algorithm.name, **vars(algorithm)}
