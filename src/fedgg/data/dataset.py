@@ -98,19 +98,18 @@ class Dataset:
 
 def load(name: str, folder: Path | None = None) -> Dataset:
     """The registered data set `name`, read from `folder` or the folder that `data_folder()` names."""
-    check_name(name)
     if name.startswith(ARRAYS_IN_FILE):
         file = name.removeprefix(ARRAYS_IN_FILE)
         if not file:
             raise UserError("npz: names no file; write npz:FILE, for instance npz:mine.npz")
         return DATASETS["npz:FILE"](file)
+    if name not in DATASETS:
+        raise unknown_data_set(name)
     loader = DATASETS[name]
     return loader(folder=data_folder(folder)) if "folder" in accepted_settings(loader) else loader()
 
 
-def check_name(name: str) -> None:
-    """UserError with the most similar name where no data set of this name is registered."""
-    if name.startswith(ARRAYS_IN_FILE) or (name in DATASETS and ":" not in name):
-        return
+def unknown_data_set(name: str) -> UserError:
+    """The error for a name that is not registered, with the most similar one."""
     suggestion = f"did you mean 'npz:{name}'?" if name.endswith(".npz") else DATASETS.suggestion(name)
-    raise UserError(f"unknown data set {name!r}: {suggestion}")
+    return UserError(f"unknown data set {name!r}: {suggestion}")

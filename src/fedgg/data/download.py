@@ -16,11 +16,12 @@ import urllib3
 from filelock import FileLock
 from torch import Tensor
 
-from fedgg.data import readers
+from fedgg.data import DATASETS, readers
 from fedgg.data.catalog import PUBLICATIONS, Publication, PublishedFile, find_publication
-from fedgg.data.dataset import Dataset, check_name, load
+from fedgg.data.dataset import Dataset, load, unknown_data_set
 from fedgg.errors import UserError
 from fedgg.files import check_lock, open_to_append
+from fedgg.registry import ARRAYS_IN_FILE
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all where the server says so
 
@@ -188,7 +189,8 @@ def check(
     A complete copy whose bytes are not the publisher's (rewritten, restored) is in order unless `strict`; an archive
     with another checksum never is, because it is refused on loading as well.
     """
-    check_name(name)
+    if name not in DATASETS and not name.startswith(ARRAYS_IN_FILE):
+        raise unknown_data_set(name)
     folder = Path(folder)
     if name not in publications:
         return [_check_source(name)]

@@ -34,11 +34,7 @@ class Partition:
 
     scheme: str
     indices: tuple[Indices, ...]
-
-    @property
-    def sizes(self) -> Indices:
-        """How many examples each client holds."""
-        return np.array([len(held) for held in self.indices], dtype=np.int64)
+    sizes: Indices  # how many examples each client holds
 
     def counts(self, labels: Indices, classes: int) -> Indices:
         """How many examples of each class each client holds: [clients, classes]."""
@@ -78,9 +74,10 @@ def partition(
         SPLITS.check(scheme)
         function = SPLITS[scheme]
     accepted = accepted_settings(function)
-    _check(labels, clients, seed, min_examples if "rng" in accepted else None)
-    arguments = {"labels": labels, "clients": clients, "owners": owners, **settings}
-    arguments = {name: value for name, value in arguments.items() if name in accepted}
+    used = {name: value for name, value in settings.items() if name in accepted}
+    _check(labels, clients, seed, min_examples if "rng" in accepted else None, used.get("beta"))
+    offered = {"labels": labels, "clients": clients, "owners": owners}
+    arguments = {name: value for name, value in offered.items() if name in accepted} | used
     if "rng" not in accepted:
         client_of = _called_once(scheme, function, arguments, len(labels), clients, allow_empty)
     else:
@@ -96,10 +93,10 @@ def partition(
                 break
             best = max(best, smallest)
         else:
-            used = {name: value for name, value in settings.items() if name in accepted}
             raise UserError(_exhausted(scheme, clients, used, min_examples, best))
     order = np.argsort(client_of, kind="stable")  # so that the examples of each client are sorted
-    return Partition(scheme, tuple(np.split(order, np.cumsum(np.bincount(client_of, minlength=clients))[:-1])))
+    sizes = np.bincount(client_of, minlength=clients)
+    return Partition(scheme, tuple(np.split(order, np.cumsum(sizes)[:-1])), sizes)
 
 
 def _called_once(
@@ -187,7 +184,7 @@ def _smaller_clients(min_examples: int, best: int) -> str:
     return f", or let clients have no examples: {also}split.allow_empty = true"
 
 
-def _check(labels: Indices, clients: int, seed: int, min_examples: int | None) -> None:
+def _check(labels: Indices, clients: int, seed: int, min_examples: int | None, beta: float | None) -> None:
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise UserError(f"labels must be one whole number an example, not {labels.dtype} of shape {labels.shape}")
     if seed < 0:
@@ -196,6 +193,8 @@ def _check(labels: Indices, clients: int, seed: int, min_examples: int | None) -
         raise UserError(f"clients={clients} is too few; give at least 1")
     if clients > len(labels):
         raise UserError(f"clients={clients} is more than the {len(labels)} examples; give fewer clients or more data")
+    if beta is not None and not (math.isfinite(beta) and beta > 0):
+        raise UserError(f"beta={beta} is not a Dirichlet parameter; give a finite number above 0, for instance 0.5")
     if min_examples is None:  # a split without randomness
         return
     if min_examples < 0:
@@ -226,7 +225,7 @@ def dirichlet_client(labels: Indices, clients: int, rng: np.random.Generator, be
     Clients take turns, one example at a time, until all are dealt.
     """
     pools = _by_class(labels)
-    preferences = rng.dirichlet(np.full(len(pools), _checked_beta(beta)), size=clients)
+    preferences = rng.dirichlet(np.full(len(pools), beta), size=clients)
     if not np.isfinite(preferences).all():
         return None
     supply = [rng.permutation(pool).tolist() for pool in pools]
@@ -302,17 +301,11 @@ def _by_class(labels: Indices) -> list[Indices]:
     return np.split(order, first[1:])
 
 
-def _checked_beta(beta: float) -> float:
-    if not (math.isfinite(beta) and beta > 0):
-        raise UserError(f"beta={beta} is not a Dirichlet parameter; give a finite number above 0, for instance 0.5")
-    return beta
-
-
 def _dirichlet(
     labels: Indices, clients: int, rng: np.random.Generator, beta: float, *, balanced: bool
 ) -> Indices | None:
     """Cut every class over the clients; None when no client could take a class."""
-    pools, concentration = _by_class(labels), np.full(clients, _checked_beta(beta))
+    pools, concentration = _by_class(labels), np.full(clients, beta)
     examples = sum(len(pool) for pool in pools)
     fair_share = examples / clients
     owners = np.empty(examples, dtype=np.int64)

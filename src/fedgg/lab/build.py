@@ -203,7 +203,8 @@ def examine(
         raise UserError(
             f"data.augment = {augment!r} needs images [C, H, W], but examples of {origin.name} have shape {shape}"
         )
-    check_needs(algorithm, experiment)
+    if algorithm.needs_proxy:
+        check_needs(algorithm, experiment)
     work = algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
     notices = _check_batches(experiment, work, sizes, origin.client_names)
     net = examined_net(experiment, algorithm, shape, len(origin.classes), sample, model)

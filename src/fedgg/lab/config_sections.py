@@ -38,7 +38,7 @@ class PartConfig(ConfigSection):
     def _is_registered_or_code(cls, name: str) -> str:
         """User code is not looked at here."""
         registry, others = cls.registry, cls.other_names
-        if registry is not None and name not in (*registry, *others) and not names_code(name):
+        if registry is not None and not (name in registry or name in others or names_code(name)):
             raise ValueError(registry.suggestion(name, *others))
         return name
 

@@ -8,7 +8,6 @@ import torch
 
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.local import LocalEnd, end_round, open_round
-from fedgg.core.server import PLAIN
 from fedgg.engines.loop import open_client
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, ModelGiven, examine
@@ -23,10 +22,8 @@ FEW = 32
 
 def rehearse(federation: Federation) -> None:
     """Refuse an algorithm whose messages privacy or a robust rule cannot treat, before anything is written."""
-    collector = federation.aggregation.collector
-    if collector is PLAIN:
-        return
-    end, name = rehearsed(federation), type(federation.algorithm).__name__
+    collector, name = federation.aggregation.collector, type(federation.algorithm).__name__
+    end = rehearsed(federation)
     try:
         collector.check(end.up, federation.net.layout.total)
     except UserError as error:

@@ -12,6 +12,7 @@ from typing import Any
 from fedgg.aggregation.privacy import OLD_ACCOUNTANT
 from fedgg.core.client_rows import Rows
 from fedgg.core.measure import Score
+from fedgg.core.server import PLAIN
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Look, Scorer, score_here
 from fedgg.errors import UserError
@@ -58,7 +59,8 @@ def opened(
         if store is not None and store.as_begun(federation.experiment) != federation.experiment:
             federation = under_fused(federation, "the rounds of this folder were trained by the fused step")
         experiment = federation.experiment
-        rehearse(federation)
+        if federation.aggregation.collector is not PLAIN:
+            rehearse(federation)
         if store is not None and not known:
             locks.enter_context(store.locked())
         notice = partial(observer.on_notice, label)

@@ -73,7 +73,8 @@ def run_under(
         experiment = Experiment(**experiment)
     algorithm = given_algorithm(algorithm) if algorithm is not None else None
     experiment = with_names(experiment or Experiment(), model, data, algorithm)
-    experiment = with_given_clients(experiment, data, data_folder)
+    if experiment.split.scheme == "given":
+        experiment = with_given_clients(experiment, data, data_folder)
     build_it = partial(
         build,
         experiment,
@@ -159,7 +160,7 @@ def with_names(
         names = [name for name, kind in ALGORITHMS.items() if kind is type(algorithm)]
         changes["algorithm.name"] = names[0] if names else f"python:{type(algorithm).__qualname__}"
         changes |= {f"algorithm.{key}": value for key, value in vars(algorithm).items()}
-    return experiment.changed(changes)
+    return experiment.changed(changes) if changes else experiment
 
 
 def _scheme_given(experiment: Experiment, data: DataGiven) -> dict[str, Any]:
