@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedgg.core.algorithm import Algorithm, arithmetic_beside_fedavg
+from fedgg.core.buffers import not_finite
 from fedgg.core.net import Net, head_of
 from fedgg.core.sampling import Work
 from fedgg.data.client_batches import CHUNK, Feed, Scaling, scaling
@@ -29,7 +30,8 @@ from fedgg.lab.name_resolution import (
     build_model,
     check_needs,
     engine_class,
-    load_start,
+    load_weights,
+    read_tensors,
     split_function,
 )
 from fedgg.registry import accepted_settings, names_code
@@ -239,6 +241,21 @@ def examined_net(
         net.head = head_of(net, sample)
     # Engines of user code get the model that the reference engine has.
     return net if engine.name == "loop" or names_code(engine.name) else fused_net(net)
+
+
+def load_start(module: nn.Module, path: Path) -> None:
+    """Replace the module's weights by those of a safetensors file."""
+    try:
+        tensors = read_tensors(path)
+        trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+        constants = {name: tensor.cpu().clone() for name, tensor in module.state_dict().items() if name not in trained}
+        load_weights(module, tensors, path)
+        for name, tensor in tensors.items():
+            usual = constants.get(name, torch.zeros_like(tensor))  # a constant may be infinite
+            if not_finite({name: usual}, {name: tensor}):
+                raise UserError(f"{path}: {name} holds NaN or infinity")
+    except UserError as error:
+        raise UserError(f"model.start: {error}") from error
 
 
 def under_fused(federation: Federation, reason: str) -> Federation:

@@ -13,13 +13,11 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_origin, get_type_hints
 
-import torch
 from torch import Tensor, nn
 
 from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm, Number, arithmetic_beside_fedavg, what_it_must_be
-from fedgg.core.buffers import not_finite
 from fedgg.core.sampling import torch_stream
 from fedgg.core.server import Collector
 from fedgg.data import DATASETS, SPLITS
@@ -160,7 +158,7 @@ def _check_settings(
         if key not in known and not takes_any:
             raise UserError(_unknown_setting(section, name, key, known))
     try:
-        hints = get_type_hints(part if inspect.isfunction(part) else part.__init__)  # type: ignore[misc]
+        hints = get_type_hints(part if inspect.isfunction(part) else part.__init__)
     except (NameError, TypeError, AttributeError):  # a user's annotations need not be importable
         return
     limits = {field.name: field.metadata for field in fields(part)} if is_dataclass(part) else {}
@@ -358,21 +356,6 @@ def build_model(
     if not isinstance(module, nn.Module):
         raise UserError(f"model {title} is a {type(module).__name__}, not a torch.nn.Module")
     return module
-
-
-def load_start(module: nn.Module, path: Path) -> None:
-    """Replace the module's weights by those of a safetensors file."""
-    try:
-        given = read_tensors(path)
-        trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-        constants = {name: tensor.cpu().clone() for name, tensor in module.state_dict().items() if name not in trained}
-        load_weights(module, given, path)
-        for name, tensor in given.items():
-            usual = constants.get(name, torch.zeros_like(tensor))  # a constant may be infinite
-            if not_finite({name: usual}, {name: tensor}):
-                raise UserError(f"{path}: {name} holds NaN or infinity")
-    except UserError as error:
-        raise UserError(f"model.start: {error}") from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

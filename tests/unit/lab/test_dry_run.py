@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedgg
@@ -79,3 +80,14 @@ def test_what_a_scheme_does_not_read_is_told() -> None:
         "no effect" in notice for notice in build.build(even.changed({"split.scheme": "shards"})).notices[1:]
     )
     assert not any("no effect" in notice for notice in build.build(BASE).notices)
+
+
+def test_augmentation_needs_images_wherever_the_clients_are() -> None:
+    x, y = np.zeros((300, 3), np.float32), np.arange(300) % 2
+    flipped = BASE.changed({"data.augment": "flip"})
+    refused = r"^data.augment = 'flip' needs images \[C, H, W\], but examples of arrays have shape \(3,\)$"
+    with pytest.raises(UserError, match=refused):
+        build.build(flipped, data=(x, y, x, y))
+    built = build.build(BASE, data=(x, y, x, y))
+    with pytest.raises(UserError, match=refused):  # as the Flower server does, whose clients hold the examples
+        build.assemble(flipped, built.feed, built.origin)
