@@ -224,11 +224,11 @@ def examined_net(
     shape: tuple[int, ...],
     classes: int,
     sample: Tensor,
-    given: ModelGiven | None = None,
+    model: ModelGiven | None = None,
 ) -> Net:
     """The experiment's model with its initial weights, traced with two examples."""
     config, engine = experiment.model, experiment.engine
-    module = build_model(given or config.name, config.settings, shape, classes, experiment.seed)
+    module = build_model(config.name if model is None else model, config.settings, shape, classes, experiment.seed)
     if config.start is not None:
         load_start(module, Path(config.start))
     device, dtype = chosen_device(experiment), DTYPES[engine.precision]

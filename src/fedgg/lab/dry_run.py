@@ -54,11 +54,11 @@ _HERE = {"engine.device": "cpu", "engine.name": "auto", "engine.precision": "fp3
 
 
 def try_to_build(
-    experiment: Experiment, data: DataGiven, model: ModelGiven | None = None, given: Algorithm | None = None
+    experiment: Experiment, data: DataGiven, model: ModelGiven | None = None, algorithm: Algorithm | None = None
 ) -> None:
     """UserError where the experiment cannot be run on these data, found out on the CPU and without copying them."""
     here = experiment.changed(_HERE)
-    algorithm = given or build_algorithm(here.algorithm.name, here.algorithm.settings)
+    algorithm = algorithm or build_algorithm(here.algorithm.name, here.algorithm.settings)
     dataset = dataset_of(data)
     split = split_of(here, dataset)
     held = holdings(here, split)

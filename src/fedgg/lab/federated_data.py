@@ -41,25 +41,25 @@ def load_data(source: str, folder: Path | None = None) -> Dataset:
         raise UserError(f"data.source = {source!r} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def dataset_of(given: DataGiven, name: str = "arrays") -> Dataset:
+def dataset_of(data: DataGiven, name: str = "arrays") -> Dataset:
     """A data set as it was handed in from Python, or returned by user code."""
-    if isinstance(given, Dataset):
-        return given
-    if not isinstance(given, tuple | list) or len(given) not in (4, 5):
+    if isinstance(data, Dataset):
+        return data
+    if not isinstance(data, tuple | list) or len(data) not in (4, 5):
         raise UserError(
             "data must be (x_train, y_train, x_test, y_test), and fifth, if you like, the client of each training "
             "example; a data set's name goes into the experiment"
         )
-    return from_arrays(*given[:4], name=name, clients=given[4] if len(given) == 5 else None)
+    return from_arrays(*data[:4], name=name, clients=data[4] if len(data) == 5 else None)
 
 
 def with_given_clients(
-    experiment: Experiment, given: DataGiven | None = None, data_folder: Path | None = None
+    experiment: Experiment, data: DataGiven | None = None, data_folder: Path | None = None
 ) -> Experiment:
     """Under split.scheme = 'given' the data say how many clients there are, where split.clients does not."""
     if experiment.clients_are_known:
         return experiment
-    dataset = load_data(experiment.data.source, data_folder) if given is None else dataset_of(given)
+    dataset = load_data(experiment.data.source, data_folder) if data is None else dataset_of(data)
     if dataset.owners is None:
         return experiment  # the split says what is missing
     return experiment.changed({"split.clients": int(dataset.owners.max()) + 1})

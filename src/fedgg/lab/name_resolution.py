@@ -372,14 +372,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} is not a readable safetensors file: {error}") from error
 
 
-def load_weights(module: nn.Module, given: dict[str, Tensor], path: Path) -> None:
+def load_weights(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     """Replace the module's weights by those of a file, which must be of the same names and shapes."""
-    own = module.state_dict()
-    missing, foreign = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
+    expected = module.state_dict()
+    missing, foreign = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
     if missing or foreign:
         raise UserError(f"{path} does not fit the model: missing {missing[:3]}, unknown {foreign[:3]}")
-    for name, tensor in own.items():
-        if tensor.shape != given[name].shape:
-            shapes = f"{tuple(given[name].shape)}, the model needs {tuple(tensor.shape)}"
+    for name, tensor in expected.items():
+        if tensor.shape != tensors[name].shape:
+            shapes = f"{tuple(tensors[name].shape)}, the model needs {tuple(tensor.shape)}"
             raise UserError(f"{path}: {name} has shape {shapes}")
-    module.load_state_dict(given)
+    module.load_state_dict(tensors)
