@@ -110,7 +110,7 @@ def _rebuilt(
             f"load it with fedgg.Run.load({str(folder)!r}, model=...)"
         )
     module = build_model(
-        given or name, experiment.model.settings, inputs.shape, len(inputs.classes), experiment.seed
+        name if given is None else given, experiment.model.settings, inputs.shape, len(inputs.classes), experiment.seed
     ).to(device="cpu", dtype=inputs.scaling.shift.dtype)
     file = folder / "model.safetensors"
     load_weights(module, weights, file)
