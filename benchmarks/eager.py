@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgg.data.transforms import MARGIN
-from fedgg.lab.federation import Federation
+from fedgg.data.client_batches import MARGIN
+from fedgg.lab.build import Federation
 from fedgg.lab.name_resolution import build_model
 
 

@@ -36,11 +36,10 @@ from conditions import (
 from fedgg.engines import Engine, Fused, Loop, Stacked, Streams
 from fedgg.engines.base import Precision
 from fedgg.errors import UserError
-from fedgg.lab.build import build
+from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
-from fedgg.lab.federation import Federation
+from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.run_state import State, begin, close, next_job, train
-from fedgg.lab.torch_settings import arithmetic
 
 BATCH = 64
 PAPER = 390  # steps of a client in a round of the paper: 5 epochs of 5,000 images

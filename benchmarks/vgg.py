@@ -34,15 +34,13 @@ from conditions import (
 )
 from eager import EagerLoop
 
-from fedgg.data.dataset import Dataset
-from fedgg.data.load import load
+from fedgg.data.dataset import Dataset, load
 from fedgg.engines import Engine, Fused, Streams
 from fedgg.errors import UserError
-from fedgg.lab.build import build
+from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
-from fedgg.lab.federation import Federation
+from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.run_state import begin, close, next_job, train
-from fedgg.lab.torch_settings import arithmetic
 
 IMAGES, CLASSES, SHAPE = 50_000, 100, (3, 32, 32)
 EAGER = ("default", "bf16")

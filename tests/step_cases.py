@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from fedgg.algorithms import ALGORITHMS
 from fedgg.engines import Engine, Loop
-from fedgg.lab.build import build
+from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
-from fedgg.lab.federation import Federation
 from fedgg.lab.run_state import State, begin, play_round
 
 Rule = dict[str, Any]

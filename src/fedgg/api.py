@@ -17,8 +17,9 @@ from fedgg.analysis.compare import compare as compare_runs
 from fedgg.analysis.verdict import conclude
 from fedgg.core.algorithm import Algorithm
 from fedgg.errors import UserError, missing_extra
-from fedgg.lab.build import DataGiven, ModelGiven, chosen_device, dataset_of, with_given_clients
+from fedgg.lab.build import ModelGiven, chosen_device
 from fedgg.lab.config import Experiment
+from fedgg.lab.federated_data import DataGiven, dataset_of, with_given_clients
 from fedgg.lab.name_resolution import build_algorithm, check_needs, given_algorithm
 from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_here

@@ -26,10 +26,10 @@ from fedgg.engines.base import Look
 from fedgg.flower.local.processes import MARK, is_running
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
+from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.observer import Observer
 from fedgg.lab.run_session import opened
 from fedgg.lab.run_state import train
-from fedgg.lab.torch_settings import arithmetic
 
 PATIENCE = 240.0  # seconds for anything that is waited for; nothing is said about how long it may take
 

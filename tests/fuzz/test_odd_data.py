@@ -24,8 +24,9 @@ from safetensors.torch import save
 from fedgg.data.arrays import load_npz
 from fedgg.data.readers import load_cifar10, load_svhn
 from fedgg.errors import UserError
+from fedgg.lab.build import load_start
 from fedgg.lab.config import Experiment
-from fedgg.lab.name_resolution import build_model, load_start
+from fedgg.lab.name_resolution import build_model
 
 files = pytest.importorskip("fedgg.flower.data_files", reason="a client's file is read by the extra `flower`")
 

@@ -129,7 +129,7 @@ def test_what_does_not_wait_for_torch() -> None:
 import sys
 import fedgg, fedgg.errors, fedgg.report.run_figures, fedgg.report.tables, fedgg.analysis.compare, fedgg.runfolder.read
 import fedgg.report.page, fedgg.report.live, fedgg.report.export, fedgg.report.export
-import fedgg.cli, fedgg.data.load
+import fedgg.cli, fedgg.data.catalog
 try:
     fedgg.report.export.check_tensorboard(__import__("pathlib").Path("nowhere"))
 except fedgg.errors.UserError:

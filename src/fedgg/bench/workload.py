@@ -15,10 +15,9 @@ from fedgg.bench.kit.bench_kit import Settings, cnn
 from fedgg.core.sampling import stream, torch_stream
 from fedgg.data.arrays import from_arrays
 from fedgg.data.catalog import CIFAR10, data_folder
-from fedgg.data.dataset import Dataset
-from fedgg.data.load import load
+from fedgg.data.client_batches import scaling
+from fedgg.data.dataset import Dataset, load
 from fedgg.data.readers import find_copies
-from fedgg.data.transforms import scaling
 from fedgg.files import replacing
 
 Source = Literal["auto", "cifar10", "stand-in"]

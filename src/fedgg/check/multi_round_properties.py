@@ -21,10 +21,9 @@ from fedgg.engines import Engine, Fused, RoundJob, Workers
 from fedgg.engines.base import Optimiser
 from fedgg.errors import UserError
 from fedgg.files import parse_toml
-from fedgg.lab.build import build
+from fedgg.lab.build import Federation, build
 from fedgg.lab.checkpoint import read_checkpoint, write_checkpoint
 from fedgg.lab.config import Experiment
-from fedgg.lab.federation import Federation
 from fedgg.lab.name_resolution import given_algorithm
 from fedgg.lab.run_state import State, begin, close, play_round, server_of, train
 from fedgg.lab.runner import with_names

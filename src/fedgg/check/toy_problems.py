@@ -20,8 +20,7 @@ from fedgg.core.evaluation import Probe
 from fedgg.core.local import SGD, LocalEnd, LocalStart, local_round
 from fedgg.core.model import Net, head_of
 from fedgg.core.sampling import Work, stream, torch_stream
-from fedgg.data.client_batches import Feed
-from fedgg.data.transforms import Scaling
+from fedgg.data.client_batches import Feed, Scaling
 
 FEATURES, HIDDEN, CLASSES, BATCH = 4, 5, 3, 6
 

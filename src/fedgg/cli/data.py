@@ -106,9 +106,8 @@ def show(
     - `fedgg data show cifar10 --clients 20 --scheme dirichlet_client`
     - `fedgg data show digits --set split.scheme=shards --set split.shards_per_client=3`
     """
-    from fedgg.lab.build import load_data, split_of, with_given_clients
     from fedgg.lab.config import Experiment
-    from fedgg.lab.federation import names_of
+    from fedgg.lab.federated_data import WholeData, load_data, split_of, with_given_clients
     from fedgg.lab.trusted_code import trust_named
     from fedgg.output_files import writing_to
     from fedgg.report.data_figures import samples_figure, split_figure
@@ -125,7 +124,7 @@ def show(
     dataset = load_data(name, data_folder)
     experiment = with_given_clients(experiment, dataset)
     split, chosen = split_of(experiment, dataset), experiment.split
-    labels, names = dataset.y_train.numpy(), names_of(split, dataset)
+    labels, names = dataset.y_train.numpy(), WholeData(dataset, split).client_names
     counts = split.counts(labels, len(dataset.classes))
     with writing_to(out):
         out.mkdir(parents=True, exist_ok=True)

@@ -47,8 +47,8 @@ def new(
     """
     _need_flower()
     from fedgg.flower.app_project import new_app
-    from fedgg.lab.build import with_given_clients
     from fedgg.lab.config import load_experiment
+    from fedgg.lab.federated_data import with_given_clients
 
     options.trust_all(trust)
     chosen = with_given_clients(load_experiment(experiment).changed(options.changes(settings=settings)))
@@ -99,8 +99,8 @@ def up(
     """
     _need_flower()
     from fedgg.flower.local.setup import Listening
-    from fedgg.lab.build import with_given_clients
     from fedgg.lab.config import load_experiment
+    from fedgg.lab.federated_data import with_given_clients
 
     options.trust_all(trust)
     listening = Listening(host, not no_tls, not (no_authentication or no_tls), insecure_beyond_loopback, shared_network)

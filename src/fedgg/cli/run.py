@@ -43,8 +43,8 @@ def run(
     - `fedgg run --data cifar10 --model cnn --set data.augment=crop_flip --out runs/cifar`
     - `fedgg run my.toml --set local.lr=0.05`
     """
-    from fedgg.lab.build import with_given_clients
     from fedgg.lab.config import Experiment, load_experiment
+    from fedgg.lab.federated_data import with_given_clients
 
     options.trust_all(trust)
     base = load_experiment(experiment) if experiment else Experiment()

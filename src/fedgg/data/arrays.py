@@ -47,7 +47,7 @@ def from_arrays(
         y_train, y_test, classes = _numbered(words[0], words[1], classes, name)
     labels = {"y_train": _labels(y_train, "y_train", name), "y_test": _labels(y_test, "y_test", name)}
     if classes is None:
-        classes = 1 + max(int(found.max()) if len(found) else 0 for found in labels.values())
+        classes = 1 + max(int(numbers.max()) if len(numbers) else 0 for numbers in labels.values())
         if classes > _MOST_CLASSES:
             raise UserError(f"{name}: the largest label is {classes - 1}; number the classes from 0 without gaps")
     names = tuple(str(i) for i in range(classes)) if isinstance(classes, int) else tuple(str(word) for word in classes)
@@ -132,13 +132,13 @@ def input_tensor(values: Any, key: str, name: str) -> Tensor:
 
 def _owners(clients: Any, examples: int, name: str) -> tuple[Tensor, tuple[str, ...] | None]:
     """The number of each example's client, and the clients' names where these are others than their numbers."""
-    found = np.asarray(clients.detach().cpu() if isinstance(clients, Tensor) else clients)
-    if found.shape != (examples,) or found.dtype.kind not in "iuUS":
+    owners = np.asarray(clients.detach().cpu() if isinstance(clients, Tensor) else clients)
+    if owners.shape != (examples,) or owners.dtype.kind not in "iuUS":
         raise UserError(
-            f"{name}: clients is {found.dtype} of shape {found.shape}; give a number or a name for each of the "
+            f"{name}: clients is {owners.dtype} of shape {owners.shape}; give a number or a name for each of the "
             f"{examples} training examples"
         )
-    values, numbers = np.unique(found, return_inverse=True)
+    values, numbers = np.unique(owners, return_inverse=True)
     names = tuple(one.decode(errors="replace") if isinstance(one, bytes) else str(one) for one in values.tolist())
     is_numbered = names == tuple(map(str, range(len(names))))
     return torch.from_numpy(numbers.astype(np.int64)), None if is_numbered else names
@@ -149,10 +149,10 @@ def _words(values: Any) -> NDArray[np.str_] | None:
     if isinstance(values, Tensor):
         return None
     try:
-        found = np.asarray(values)
+        labels = np.asarray(values)
     except (ValueError, TypeError):
         return None  # `_labels` says what is wrong
-    return found if found.dtype.kind == "U" else None
+    return labels if labels.dtype.kind == "U" else None
 
 
 def _numbered(
@@ -166,8 +166,11 @@ def _numbered(
         missing = f"{strange[0]!r} is none of the classes" if strange else f"{len(known)} words for {classes} classes"
         raise UserError(f"{name}: the labels are words, and {missing}")
     number = {word: at for at, word in enumerate(names)}
-    found = [np.array([number[w] for w in own.ravel().tolist()], np.int64).reshape(own.shape) for own in (train, test)]
-    return found[0], found[1], names
+    numbers = [
+        np.array([number[word] for word in words.ravel().tolist()], np.int64).reshape(words.shape)
+        for words in (train, test)
+    ]
+    return numbers[0], numbers[1], names
 
 
 def _labels(values: Any, key: str, name: str) -> Tensor:

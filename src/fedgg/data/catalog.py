@@ -5,17 +5,11 @@ The University of Toronto redirects the addresses below to another host; the fil
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
-
 import difflib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fedgg.errors import UserError
 

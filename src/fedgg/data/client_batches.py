@@ -1,9 +1,27 @@
-"""From a client's positions to batches a model can take: gather, augment, normalise."""
+"""From a client's positions to batches a model can take: gather, augment training images, normalise.
+
+Normalisation:
+
+none      as the source has them;
+unit      divided by a fully bright pixel, so that images lie in 0..1 (what fits the paper's SVHN numbers);
+standard  each channel (or feature) with mean 0 and deviation 1 over the training set;
+auto      the default: standard for the data sets with a name, none for a user's own arrays. An experiment replaces it
+          by the one it stands for.
+
+Augmentation:
+
+none       images as they are;
+flip       each image mirrored left to right with probability one half;
+crop       four black pixels around, then a random window of the original size;
+crop_flip  both (what fits the paper's CIFAR-10 numbers).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,14 +32,89 @@ from fedgg import kernels
 from fedgg.core import sampling
 from fedgg.core.algorithm import Batch
 from fedgg.data.dataset import Dataset
-from fedgg.data.transforms import MARGIN, Augmentation, Draws, Scaling, augment, draw
 
-CHUNK = 1000  # examples looked at together when nothing is trained
+Normalisation = Literal["auto", "none", "unit", "standard"]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """x -> (x - shift) * scale, with one value for each channel or for all."""
+
+    shift: Tensor
+    scale: Tensor
+
+    @cached_property
+    def numbers(self) -> tuple[object, ...]:
+        """Equal for equal scalings on any device; read from a GPU once, not in every round."""
+        return self.shift.dtype, tuple(self.shift.shape), self.shift.tolist(), self.scale.tolist()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (x.to(self.shift.dtype) - self.shift).mul_(self.scale)  # in place: the difference is a new tensor
+
+    def to(self, device: torch.device) -> Scaling:
+        return Scaling(self.shift.to(device), self.scale.to(device))
+
+
+def scaling(kind: Normalisation, dataset: Dataset, dtype: torch.dtype) -> Scaling:
+    """The normalisation of this kind, from the training set."""
+    if kind == "none":
+        return Scaling(torch.zeros(1, dtype=dtype), torch.ones(1, dtype=dtype))
+    if kind == "unit":
+        return Scaling(torch.zeros(1, dtype=dtype), torch.full((1,), 1 / dataset.peak, dtype=dtype))
+    assert kind == "standard", "an experiment knows what auto stands for"
+    mean, deviation = dataset.moments
+    spatial = [1] * (dataset.x_train.ndim - 2)
+    steady = torch.where(deviation > 0, deviation, 1)  # a constant feature stays constant
+    return Scaling(mean.view(-1, *spatial).to(dtype), (1 / steady).view(-1, *spatial).to(dtype))
+
+
+Augmentation = Literal["none", "flip", "crop", "crop_flip"]
+
+MARGIN = 4  # pixels of black on each side before a crop
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Where each image is cut and whether it is mirrored: three tensors of one shape."""
+
+    top: Tensor  # 0 .. 2 * MARGIN
+    left: Tensor
+    mirror: Tensor  # 0 or 1
+
+    def __getitem__(self, which: Any) -> Draws:
+        return Draws(self.top[which], self.left[which], self.mirror[which])
+
+
+def draw(kind: Augmentation, seed: int, round_: int, client: int, count: int) -> Draws:
+    """The draws of a client's whole round, one for each example in the order in which it sees them."""
+    numbers = sampling.stream(seed, "augment", round_, client)
+    corner = numbers.integers(0, 2 * MARGIN + 1, size=(2, count)) if "crop" in kind else np.full((2, count), MARGIN)
+    mirror = numbers.random(count) < 0.5 if "flip" in kind else np.zeros(count, bool)
+    top, left, mirrored = (torch.from_numpy(part.astype(np.int8)) for part in (*corner, mirror))
+    return Draws(top, left, mirrored)
+
+
+def augment(images: Tensor, draws: Draws) -> Tensor:
+    """`[B, C, H, W]` of any type, moved by one gather; black is 0, so this comes before normalisation."""
+    height, width = images.shape[-2:]
+    device = images.device
+    rows = torch.arange(height, device=device) + draws.top.to(device)[:, None] - MARGIN  # [B, H]
+    columns = torch.arange(width, device=device).expand(len(images), width)
+    columns = torch.where(draws.mirror.to(device)[:, None] == 1, width - 1 - columns, columns)
+    columns = columns + draws.left.to(device)[:, None] - MARGIN  # [B, W]
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    flat = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]  # [B, H, W]
+    source = images.flatten(2)
+    moved = source.gather(2, flat.flatten(1)[:, None].expand(-1, images.shape[1], -1)).view_as(images)
+    return moved * inside[:, None].to(images.dtype)
+
+
+CHUNK = 1000  # examples in one batch of an evaluation
 
 
 @dataclass(frozen=True, eq=False)
 class Agenda:
-    """One client's round on one page: which examples, `[steps, batch]` with -1 for none, and how they are moved."""
+    """The batches of one client's round: positions `[steps, batch]` with -1 for none, and how images are moved."""
 
     where: NDArray[np.int32]
     moves: NDArray[np.int8] | None  # [3, steps, batch]: top, left, mirror
@@ -44,33 +137,10 @@ class Feed:
     x_test: Tensor
     y_test: Tensor
     clients: tuple[sampling.Positions, ...]  # training examples of each client
-    held_out: tuple[sampling.Positions, ...]  # what each keeps back to test on; empty without a hold-out
+    held_out: tuple[sampling.Positions, ...]  # examples each holds out for testing; empty without data.holdout
     scaling: Scaling
     augmentation: Augmentation
-    proxy: sampling.Positions = field(default_factory=lambda: np.empty(0, np.int64))  # what the server has of its own
-
-    @classmethod
-    def of(
-        cls,
-        dataset: Dataset,
-        clients: Sequence[sampling.Positions],
-        held_out: Sequence[sampling.Positions],
-        scaling: Scaling,
-        augmentation: Augmentation,
-        device: torch.device,
-        proxy: sampling.Positions | None = None,
-    ) -> Feed:
-        return cls(
-            x=dataset.x_train.to(device),
-            y=dataset.y_train.to(device),
-            x_test=dataset.x_test.to(device),
-            y_test=dataset.y_test.to(device),
-            clients=tuple(clients),
-            held_out=tuple(held_out),
-            scaling=scaling.to(device),
-            augmentation=augmentation,
-            proxy=np.empty(0, np.int64) if proxy is None else proxy,
-        )
+    proxy: sampling.Positions = field(default_factory=lambda: np.empty(0, np.int64))  # the server's examples
 
     def examples(self, client: int) -> int:
         return len(self.clients[client])
@@ -87,34 +157,35 @@ class Feed:
 
     def batches(self, seed: int, round_: int, client: int, work: sampling.Work) -> Iterator[Batch]:
         """One client's batches of one round, `[1, B, ...]` each, the short ones short."""
-        own = self.clients[client]
-        positions = sampling.schedule(seed, round_, client, len(own), work)
-        draws = draw(self.augmentation, seed, round_, client, work.epochs * len(own))
-        start = 0
-        for row in positions:
+        examples, draws, start = self.clients[client], None, 0
+        if self.augmentation != "none":
+            draws = draw(self.augmentation, seed, round_, client, work.epochs * len(examples))
+        for row in sampling.schedule(seed, round_, client, len(examples), work):
             part = row[row >= 0]  # without padding
-            where = torch.from_numpy(own[part]).to(self.x.device)
+            where = torch.from_numpy(examples[part]).to(self.x.device)
             # The same copy as x[where], made with memcpy: on a CPU indexing takes ten times as long.
-            x = self._inputs(self.x.index_select(0, where), draws and draws[start : start + len(part)])[None]
-            y = self.y.index_select(0, where)[None]
+            images = self.x.index_select(0, where)
+            if draws is not None:
+                images = augment(images, draws[start : start + len(part)])
+            x, y = self.scaling(images)[None], self.y.index_select(0, where)[None]
             start += len(part)
             yield Batch(x, y, torch.ones(1, len(where), dtype=x.dtype, device=x.device))
 
     def agenda(self, seed: int, round_: int, client: int, work: sampling.Work) -> Agenda:
         """The same batches as positions to be gathered later, together with those of other clients."""
-        own = self.clients[client]
-        positions = sampling.schedule(seed, round_, client, len(own), work)
-        where = np.where(positions >= 0, own[positions], -1).astype(np.int32)
-        draws = draw(self.augmentation, seed, round_, client, work.epochs * len(own))
-        if draws is None:
+        examples = self.clients[client]
+        positions = sampling.schedule(seed, round_, client, len(examples), work)
+        where = np.where(positions >= 0, examples[positions], -1).astype(np.int32)
+        if self.augmentation == "none":
             return Agenda(where, None)
+        draws = draw(self.augmentation, seed, round_, client, work.epochs * len(examples))
         # The draws lie in the order in which examples are seen, which is the order of the places that are not padding.
         moves = np.zeros((3, *where.shape), np.int8)
         moves[:, where >= 0] = torch.stack([draws.top, draws.left, draws.mirror]).numpy()
         return Agenda(where, moves)
 
     def gather(self, agendas: Sequence[Agenda]) -> Iterator[Batch]:
-        """Batches `[K, B, ...]` of several clients, longest agenda first; each batch has the rows still at work."""
+        """Batches `[K, B, ...]` of several clients, longest agenda first; those without steps left drop out."""
         pages = self.lay_out(agendas)
         at_work = len(agendas)
         for step in range(len(agendas[0].where)):
@@ -138,7 +209,7 @@ class Feed:
         return Pages(where.to(device, non_blocking=True), draws)
 
     def _sheet(self, shape: tuple[int, ...], value: int, dtype: torch.dtype) -> Tensor:
-        """In memory a GPU reads by itself: a copy from any other waits for all the work its stream still has."""
+        """Pinned where the device is a GPU: a copy from pageable memory waits for all work of the stream."""
         return torch.full(shape, value, dtype=dtype, pin_memory=self.x.is_cuda)
 
     def read(self, where: Tensor, moves: Draws | None, lanes: int = 0, dtype: torch.dtype | None = None) -> Batch:
@@ -149,7 +220,7 @@ class Feed:
         if where.is_cuda and kernels.available():
             x = self._gathered(where.flatten(), draws, lanes, dtype)
         else:
-            x = self._inputs(self.x[flat], draws)
+            x = self.scaling(self.x[flat] if draws is None else augment(self.x[flat], draws))
         mask = (where >= 0).to(self.scaling.shift.dtype)
         return Batch(x.unflatten(0, (rows, width)), self.y[flat].view(rows, width), mask)
 
@@ -164,11 +235,11 @@ class Feed:
         return self._chunks(self.clients[client])
 
     def proxy_examples(self) -> int:
-        """How many the server has of its own."""
+        """The number of examples at the server."""
         return len(self.proxy)
 
     def proxy_chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The server's own examples, likewise; none without `data.proxy`."""
+        """The server's examples, likewise; none without `data.proxy`."""
         return self._chunks(self.proxy)
 
     def held_out_chunks(self, client: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -178,23 +249,20 @@ class Feed:
         return (self.unseen(None, number) for number in range(self.unseen_chunks(None)))
 
     def unseen_chunks(self, client: int | None) -> int:
-        """How many chunks of examples nobody trains on: the server's test set, or what a client keeps back."""
+        """The number of chunks of examples that are not trained on: the server's test set, or a client's hold-out."""
         return -(-(len(self.x_test) if client is None else len(self.held_out[client])) // CHUNK)
 
     def unseen(self, client: int | None, number: int) -> tuple[Tensor, Tensor]:
         """One of these chunks."""
         part = slice(number * CHUNK, (number + 1) * CHUNK)
         if client is None:
-            return self._inputs(self.x_test[part], None), self.y_test[part]
-        return self._chunk(self.x, self.y, self.held_out[client][part])
+            return self.scaling(self.x_test[part]), self.y_test[part]
+        return self._chunk(self.held_out[client][part])
 
     def _chunks(self, where: sampling.Positions) -> Iterator[tuple[Tensor, Tensor]]:
         for start in range(0, len(where), CHUNK):
-            yield self._chunk(self.x, self.y, where[start : start + CHUNK])
+            yield self._chunk(where[start : start + CHUNK])
 
-    def _chunk(self, x: Tensor, y: Tensor, where: sampling.Positions) -> tuple[Tensor, Tensor]:
-        part = torch.from_numpy(where).to(x.device)
-        return self._inputs(x.index_select(0, part), None), y.index_select(0, part)
-
-    def _inputs(self, x: Tensor, draws: Draws | None) -> Tensor:
-        return self.scaling(augment(x, draws) if draws is not None else x)
+    def _chunk(self, where: sampling.Positions) -> tuple[Tensor, Tensor]:
+        part = torch.from_numpy(where).to(self.x.device)
+        return self.scaling(self.x.index_select(0, part)), self.y.index_select(0, part)

@@ -16,12 +16,12 @@ import urllib3
 from filelock import FileLock
 from torch import Tensor
 
-from fedgg.data import readers
+from fedgg.data import DATASETS, readers
 from fedgg.data.catalog import PUBLICATIONS, Publication, PublishedFile, find_publication
-from fedgg.data.dataset import Dataset
-from fedgg.data.load import check_name, load
+from fedgg.data.dataset import Dataset, load, unknown_data_set
 from fedgg.errors import UserError
 from fedgg.files import check_lock, open_to_append
+from fedgg.registry import ARRAYS_IN_FILE
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all where the server says so
 
@@ -85,52 +85,52 @@ class _ResumingDownload:
         self._file, self._part, self._progress = file, part, progress
 
     def __call__(self, url: str, output_file: str, _pooch: object) -> None:
-        if self._done() != self._file.size or not _is_intact(self._part, self._file):
+        if self._received() != self._file.size or not _is_intact(self._part, self._file):
             self._transfer(url)
-        found = pooch.file_hash(str(self._part), alg="sha256")
-        if found != self._file.sha256:
+        digest = pooch.file_hash(str(self._part), alg="sha256")
+        if digest != self._file.sha256:
             self._part.unlink()
             raise UserError(
-                f"{self._file.name}: {url} sent other bytes, SHA-256 {found} instead of {self._file.sha256}; "
+                f"{self._file.name}: {url} sent other bytes, SHA-256 {digest} instead of {self._file.sha256}; "
                 "they are deleted, call again or try another mirror"
             )
         self._part.replace(output_file)
 
-    def _done(self) -> int:
+    def _received(self) -> int:
         return self._part.stat().st_size if self._part.exists() else 0
 
     def _transfer(self, url: str) -> None:
-        done = self._done()
+        received = self._received()
         # Plain bytes: a server that announces .tar.gz as an encoding must not have it unpacked on the way.
         headers = {"Accept-Encoding": "identity", "User-Agent": "fedgg"}
-        if done:
-            headers["Range"] = f"bytes={done}-"
+        if received:
+            headers["Range"] = f"bytes={received}-"
         with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
             status = response.status_code
-            continues = status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {done}-")
+            continues = status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {received}-")
             unusable = status == 416 or (status == 206 and not continues)
             if not unusable:
                 response.raise_for_status()
-                self._write(response, done if continues else 0)
-        if unusable and done:
+                self._write(response, received if continues else 0)
+        if unusable and received:
             self._part.unlink()
             self._transfer(url)
         elif unusable:
             raise requests.HTTPError(response=response)
 
-    def _write(self, response: requests.Response, done: int) -> None:
+    def _write(self, response: requests.Response, received: int) -> None:
         length = response.headers.get("Content-Length", "")
-        total = done + int(length) if length.isdecimal() else None
-        if not done:
+        total = received + int(length) if length.isdecimal() else None
+        if not received:
             self._part.unlink(missing_ok=True)
         with open_to_append(self._part) as sink:
             for chunk in response.raw.stream(_CHUNK, decode_content=False):
                 sink.write(chunk)
-                done += len(chunk)
+                received += len(chunk)
                 if self._progress:
-                    self._progress(self._file.name, done, total)
-        if total is None and done < self._file.size:
-            raise requests.ConnectionError(f"closed after {done} of {self._file.size} bytes")
+                    self._progress(self._file.name, received, total)
+        if total is None and received < self._file.size:
+            raise requests.ConnectionError(f"closed after {received} of {self._file.size} bytes")
 
 
 @contextmanager
@@ -189,7 +189,8 @@ def check(
     A complete copy whose bytes are not the publisher's (rewritten, restored) is in order unless `strict`; an archive
     with another checksum never is, because it is refused on loading as well.
     """
-    check_name(name)
+    if name not in DATASETS and not name.startswith(ARRAYS_IN_FILE):
+        raise unknown_data_set(name)
     folder = Path(folder)
     if name not in publications:
         return [_check_source(name)]
@@ -253,13 +254,13 @@ def _judge(path: Path, summary: str, gaps: list[str], original: bool, doubt: str
 
 def _gaps(split: str, labels: Tensor, published: tuple[int, ...]) -> list[str]:
     """How the number of images, and that of each class, departs from the published ones."""
-    found = labels.bincount(minlength=len(published)).tolist()
+    counts = labels.bincount(minlength=len(published)).tolist()
     if len(labels) != sum(published):
         return [f"{len(labels):,} {split} images, published are {sum(published):,}"]
     return [
-        f"class {label} has {there:,} {split} images, published are {expected:,}"
-        for label, (there, expected) in enumerate(zip(found, published, strict=True))
-        if there != expected
+        f"class {label} has {count:,} {split} images, published are {expected:,}"
+        for label, (count, expected) in enumerate(zip(counts, published, strict=True))
+        if count != expected
     ][:1]
 
 

@@ -34,11 +34,7 @@ class Partition:
 
     scheme: str
     indices: tuple[Indices, ...]
-
-    @property
-    def sizes(self) -> Indices:
-        """How many examples each client holds."""
-        return np.array([len(held) for held in self.indices], dtype=np.int64)
+    sizes: Indices  # how many examples each client holds
 
     def counts(self, labels: Indices, classes: int) -> Indices:
         """How many examples of each class each client holds: [clients, classes]."""
@@ -77,40 +73,44 @@ def partition(
     if function is None:
         SPLITS.check(scheme)
         function = SPLITS[scheme]
-    _check(labels, clients, seed)
     accepted = accepted_settings(function)
-    arguments = {"labels": labels, "clients": clients, "owners": owners, **settings}
-    arguments = {name: value for name, value in arguments.items() if name in accepted}
     used = {name: value for name, value in settings.items() if name in accepted}
+    _check(labels, clients, seed, min_examples if "rng" in accepted else None, used.get("beta"))
+    offered = {"labels": labels, "clients": clients, "owners": owners}
+    arguments = {name: value for name, value in offered.items() if name in accepted} | used
     if "rng" not in accepted:
-        return _by_owner(scheme, _called_once(scheme, function, arguments, len(labels), clients, allow_empty), clients)
-    _check_min_examples(min_examples, clients, len(labels))
-    needed = min_examples if allow_empty else max(min_examples, 1)
-    best = -1
-    for attempt in range(MAX_ATTEMPTS):
-        result = function(**arguments, rng=stream(seed, "partition", attempt))
-        if result is None:
-            continue
-        drawn = owners_of(scheme, result, len(labels), clients)
-        smallest = int(np.bincount(drawn, minlength=clients).min())
-        if smallest >= needed:
-            return _by_owner(scheme, drawn, clients)
-        best = max(best, smallest)
-    raise UserError(_exhausted(scheme, clients, used, min_examples, best))
+        client_of = _called_once(scheme, function, arguments, len(labels), clients, allow_empty)
+    else:
+        needed = min_examples if allow_empty else max(min_examples, 1)
+        best = -1
+        for attempt in range(MAX_ATTEMPTS):
+            result = function(**arguments, rng=stream(seed, "partition", attempt))
+            if result is None:
+                continue
+            client_of = owners_of(scheme, result, len(labels), clients)
+            smallest = int(np.bincount(client_of, minlength=clients).min())
+            if smallest >= needed:
+                break
+            best = max(best, smallest)
+        else:
+            raise UserError(_exhausted(scheme, clients, used, min_examples, best))
+    order = np.argsort(client_of, kind="stable")  # so that the examples of each client are sorted
+    sizes = np.bincount(client_of, minlength=clients)
+    return Partition(scheme, tuple(np.split(order, np.cumsum(sizes)[:-1])), sizes)
 
 
 def _called_once(
     scheme: str, function: Callable[..., Any], arguments: dict[str, Any], examples: int, clients: int, allow_empty: bool
 ) -> Indices:
-    """A split without randomness: it decides itself how small a client may be."""
-    drawn = owners_of(scheme, function(**arguments), examples, clients)
-    empty = np.flatnonzero(np.bincount(drawn, minlength=clients) == 0)
+    """A split without randomness, for which there is no smallest size but that clients are not empty."""
+    client_of = owners_of(scheme, function(**arguments), examples, clients)
+    empty = np.flatnonzero(np.bincount(client_of, minlength=clients) == 0)
     if len(empty) and not allow_empty:
         raise UserError(
             f"split {scheme!r} gives client {empty[0]} no examples: take fewer split.clients, or let clients have no "
             f"examples: split.allow_empty = true"
         )
-    return drawn
+    return client_of
 
 
 def owners_of(scheme: str, result: Any, examples: int, clients: int) -> Indices:
@@ -163,11 +163,6 @@ def _example_numbers(scheme: str, client: int, numbers: Any, examples: int) -> I
     return array.astype(np.int64)
 
 
-def _by_owner(scheme: str, owners: Indices, clients: int) -> Partition:
-    order = np.argsort(owners, kind="stable")  # so that each client's examples come out ascending
-    return Partition(scheme, tuple(np.split(order, np.cumsum(np.bincount(owners, minlength=clients))[:-1])))
-
-
 def _exhausted(scheme: str, clients: int, settings: dict[str, Any], min_examples: int, best: int) -> str:
     reached = f"the best smallest client had {best}" if best >= 0 else "no attempt gave a whole split"
     shown = " with " + ", ".join(f"{name}={value}" for name, value in settings.items()) if settings else ""
@@ -189,7 +184,7 @@ def _smaller_clients(min_examples: int, best: int) -> str:
     return f", or let clients have no examples: {also}split.allow_empty = true"
 
 
-def _check(labels: Indices, clients: int, seed: int) -> None:
+def _check(labels: Indices, clients: int, seed: int, min_examples: int | None, beta: float | None) -> None:
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise UserError(f"labels must be one whole number an example, not {labels.dtype} of shape {labels.shape}")
     if seed < 0:
@@ -198,15 +193,16 @@ def _check(labels: Indices, clients: int, seed: int) -> None:
         raise UserError(f"clients={clients} is too few; give at least 1")
     if clients > len(labels):
         raise UserError(f"clients={clients} is more than the {len(labels)} examples; give fewer clients or more data")
-
-
-def _check_min_examples(min_examples: int, clients: int, examples: int) -> None:
+    if beta is not None and not (math.isfinite(beta) and beta > 0):
+        raise UserError(f"beta={beta} is not a Dirichlet parameter; give a finite number above 0, for instance 0.5")
+    if min_examples is None:  # a split without randomness
+        return
     if min_examples < 0:
         raise UserError(f"min_examples={min_examples} is negative; give 0 or more")
-    if min_examples * clients > examples:
+    if min_examples * clients > len(labels):
         raise UserError(
             f"min_examples={min_examples} for {clients} clients needs {min_examples * clients} examples and there are "
-            f"{examples}; give fewer clients or a smaller min_examples"
+            f"{len(labels)}; give fewer clients or a smaller min_examples"
         )
 
 
@@ -229,7 +225,7 @@ def dirichlet_client(labels: Indices, clients: int, rng: np.random.Generator, be
     Clients take turns, one example at a time, until all are dealt.
     """
     pools = _by_class(labels)
-    preferences = rng.dirichlet(np.full(len(pools), _checked_beta(beta)), size=clients)
+    preferences = rng.dirichlet(np.full(len(pools), beta), size=clients)
     if not np.isfinite(preferences).all():
         return None
     supply = [rng.permutation(pool).tolist() for pool in pools]
@@ -305,17 +301,11 @@ def _by_class(labels: Indices) -> list[Indices]:
     return np.split(order, first[1:])
 
 
-def _checked_beta(beta: float) -> float:
-    if not (math.isfinite(beta) and beta > 0):
-        raise UserError(f"beta={beta} is not a Dirichlet parameter; give a finite number above 0, for instance 0.5")
-    return beta
-
-
 def _dirichlet(
     labels: Indices, clients: int, rng: np.random.Generator, beta: float, *, balanced: bool
 ) -> Indices | None:
     """Cut every class over the clients; None when no client could take a class."""
-    pools, concentration = _by_class(labels), np.full(clients, _checked_beta(beta))
+    pools, concentration = _by_class(labels), np.full(clients, beta)
     examples = sum(len(pool) for pool in pools)
     fair_share = examples / clients
     owners = np.empty(examples, dtype=np.int64)

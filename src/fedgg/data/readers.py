@@ -109,10 +109,10 @@ class Copy:
             return
         import pooch
 
-        expected, found = self.publication.file(self.path.name).sha256, pooch.file_hash(str(self.path), alg="sha256")
-        if found != expected:
+        expected, digest = self.publication.file(self.path.name).sha256, pooch.file_hash(str(self.path), alg="sha256")
+        if digest != expected:
             raise UserError(
-                f"{self.path}: SHA-256 {found} is not the publisher's {expected}; delete it and fetch again "
+                f"{self.path}: SHA-256 {digest} is not the publisher's {expected}; delete it and fetch again "
                 f"(`fedgg data fetch {self.publication.name}`), or extract it yourself if you made it on purpose"
             )
 
@@ -133,7 +133,7 @@ class Copy:
                     raise UserError(f"{where}: missing; extract or fetch {self.publication.name} again")
                 batches.append(_batch(files.pop(name), form, labels, len(classes), where))
             images = np.concatenate([pixels for pixels, _ in batches]).reshape(-1, 3, 32, 32)
-            return torch.from_numpy(images), torch.from_numpy(np.concatenate([found for _, found in batches]))
+            return torch.from_numpy(images), torch.from_numpy(np.concatenate([numbers for _, numbers in batches]))
 
         x_train, y_train = split(form.train)
         x_test, y_test = split([form.test])
@@ -175,18 +175,18 @@ def _batch(
         if not raw or len(raw) % width:
             raise UserError(f"{where}: {len(raw)} bytes are not rows of {width}; it is cut short, extract it again")
         rows = np.frombuffer(raw, np.uint8).reshape(-1, width)
-        pixels, found = rows[:, len(form.labels) :], rows[:, at]
+        pixels, numbers = rows[:, len(form.labels) :], rows[:, at]
     else:
         batch = load_pickle(raw, where)
-        pixels, found = (_array(_entry(batch, key, where), where) for key in ("data", at))
+        pixels, numbers = (_array(_entry(batch, key, where), where) for key in ("data", at))
     if pixels.ndim != 2 or pixels.shape[1] != PIXELS or pixels.dtype != np.uint8:
         raise UserError(f"{where}: images are {pixels.dtype} of shape {pixels.shape}, expected uint8 [N, {PIXELS}]")
-    if found.shape != pixels.shape[:1] or found.dtype.kind not in "iu":
-        raise UserError(f"{where}: {len(pixels)} images but labels of shape {found.shape} and type {found.dtype}")
-    wrong = found[(found < 0) | (found >= classes)]
+    if numbers.shape != pixels.shape[:1] or numbers.dtype.kind not in "iu":
+        raise UserError(f"{where}: {len(pixels)} images but labels of shape {numbers.shape} and type {numbers.dtype}")
+    wrong = numbers[(numbers < 0) | (numbers >= classes)]
     if len(wrong):
         raise UserError(f"{where}: label {wrong[0]} is outside 0 to {classes - 1}; the file is damaged")
-    return pixels, found.astype(np.int64)
+    return pixels, numbers.astype(np.int64)
 
 
 def _array(value: Any, where: str) -> NDArray[Any]:
@@ -240,10 +240,10 @@ def find_files(folder: Path) -> dict[str, Path]:
     """Where the two files are, those of the two that are there."""
     try:
         places = places_to_look(folder)
-        found = {name: [place / name for place in places if (place / name).is_file()] for name in (TRAIN, TEST)}
+        copies = {name: [place / name for place in places if (place / name).is_file()] for name in (TRAIN, TEST)}
     except OSError as error:
         raise UserError(f"{folder}: cannot be read ({error.strerror}); choose another folder or its rights") from error
-    return {name: paths[0] for name, paths in found.items() if paths}
+    return {name: paths[0] for name, paths in copies.items() if paths}
 
 
 def read_split(path: Path) -> tuple[Tensor, Tensor]:

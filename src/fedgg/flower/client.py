@@ -47,10 +47,10 @@ from fedgg.flower.messages import (
     to_record,
 )
 from fedgg.flower.node_state import NodeStateFolder, SavedClientState, StaleMessage
-from fedgg.lab.build import build, chosen_device, examined_net, work_of
+from fedgg.lab.build import build, chosen_device, examined_net
 from fedgg.lab.config import Experiment, load_experiment
+from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.name_resolution import build_algorithm
-from fedgg.lab.torch_settings import arithmetic
 
 LOG = logging.getLogger("flwr")
 
@@ -183,7 +183,7 @@ def _trainer_from_file(experiment_file: Path, client: int, data: Path, modified:
     shape = tuple(file.train.x.shape[1:])
     with arithmetic(experiment):
         net = examined_net(experiment, algorithm, shape, len(file.classes), _sample(feed, shape))
-    work = work_of(algorithm, experiment)
+    work = algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
     return ClientTrainer(client, experiment, algorithm, net, feed, work, shape, len(file.classes))
 
 

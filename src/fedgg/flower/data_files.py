@@ -20,14 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedgg.data.client_batches import Scaling, scaling
 from fedgg.data.dataset import Dataset
-from fedgg.data.transforms import Scaling, scaling
 from fedgg.errors import UserError
 from fedgg.files import open_regular, write_atomically
-from fedgg.lab.build import load_data, split_of, with_given_clients
 from fedgg.lab.config import Experiment
-from fedgg.lab.federation import Positions, holdings, names_of
-from fedgg.lab.torch_settings import DTYPES
+from fedgg.lab.engine_setup import DTYPES
+from fedgg.lab.federated_data import Positions, WholeData, holdings, load_data, split_of, with_given_clients
 from fedgg.output_files import writing_to
 
 FORMAT = 1
@@ -200,7 +199,7 @@ def divide(experiment: Experiment, folder: Path, data_folder: Path | None = None
     experiment = with_given_clients(experiment, dataset)
     split = split_of(experiment, dataset)
     division = holdings(experiment, split)
-    names = names_of(split, dataset)
+    names = WholeData(dataset, split).client_names
     positions = list(zip(division.clients, division.held_out, strict=True))
     shared = {
         "classes": np.array(dataset.classes, dtype=np.str_),

@@ -30,16 +30,16 @@ from fedgg.flower.engine import FlowerEngine
 from fedgg.flower.membership import Membership, SavedMembership
 from fedgg.flower.messages import ClientInfo
 from fedgg.flower.send_and_receive import Exchange, ExchangeLog
-from fedgg.lab.build import assemble, build, chosen_device
+from fedgg.lab.build import Federation, assemble, build, chosen_device
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.dry_run import rehearsed
-from fedgg.lab.federation import Federation, Keeper, WholeData
+from fedgg.lab.engine_setup import arithmetic
+from fedgg.lab.federated_data import Keeper, WholeData
 from fedgg.lab.name_resolution import build_algorithm, check_needs
 from fedgg.lab.observer import Observer
 from fedgg.lab.run_result import Run
 from fedgg.lab.run_session import Session, opened
 from fedgg.lab.runner import run_rounds_with
-from fedgg.lab.torch_settings import arithmetic
 
 LOG = logging.getLogger("flwr")
 ClientInfos = Mapping[int, ClientInfo]

@@ -39,7 +39,7 @@ from fedgg.runfolder.run_records import flat
 LARGEST = {"fp32": 3.4028234663852886e38, "fp64": sys.float_info.max}
 FOLLOW_THE_DATA = ("data.normalise", "split.clients")  # where they are not set, whichever data those will be
 # Not part of an identity: how many processes work on it, and lost clients, which the history names. Threads have rules
-# of their own (`_with_arithmetic`).
+# of their own (`_identity`).
 HANDS = {"threads", "workers", "lost_clients"}
 
 
@@ -62,21 +62,18 @@ class Experiment(ConfigSection):
     robust: RobustConfig | None = Field(None, description="robust aggregation; off unless robust.rule is set")
     attack: AttackConfig | None = Field(None, description="clients that attack; off unless attack.kind is set")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _switched_off(cls, content: Any) -> Any:
+    def __init__(self, **fields: Any) -> None:
         """A rule or kind of "none" leaves its section out: beside others on an axis of a sweep, for instance."""
-        if not isinstance(content, dict):
-            return content
-        off = [
-            name
-            for name, switch in SWITCHES.items()
-            if isinstance(content.get(name), dict) and content[name].get(switch) == "none"
-        ]
-        return {**content, **dict.fromkeys(off)}
+        for name, switch in SWITCHES.items():
+            if isinstance(fields.get(name), dict) and fields[name].get(switch) == "none":
+                fields[name] = None
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise UserError(one_line(error, type(self))) from error
 
     @model_validator(mode="after")
-    def _wrappers_fit(self) -> Experiment:
+    def _sections_fit_each_other(self) -> Experiment:
         if self.privacy is not None and self.robust is not None:
             raise ValueError(
                 "privacy and robust cannot be had together: the noise is made for the mean of clipped updates, and a "
@@ -84,11 +81,7 @@ class Experiment(ConfigSection):
             )
         if self.attack is not None and self.clients_are_known and self.attack.clients > self.split.clients:
             raise ValueError(f"attack.clients = {self.attack.clients} but there are only {self.split.clients} clients")
-        return self
-
-    @model_validator(mode="after")
-    def _settings_can_be_kept(self) -> Experiment:
-        """A NaN differs from itself, TOML has no None, and its dates are text in JSON: none of them would come back."""
+        # A NaN differs from itself, TOML has no None, and its dates are text in JSON: none of them would come back.
         for section in ("model", "algorithm", "split", "robust"):
             part: PartConfig | None = getattr(self, section)
             for key, value in (part.settings if part else {}).items():
@@ -100,21 +93,13 @@ class Experiment(ConfigSection):
                     raise ValueError(f"{where} None; leave it out for its default")
                 if _holds(value, lambda one: isinstance(one, float) and one != one):
                     raise ValueError(f"{where} NaN; give a number, or put the word into quotes")
-        return self
-
-    @model_validator(mode="after")
-    def _numbers_fit_the_precision(self) -> Experiment:
-        """What becomes a number of the run's precision must not overflow in it; infinite ones are as they are."""
+        # What becomes a number of the run's precision must not overflow in it; infinite ones are as they are.
         largest = LARGEST["fp64" if self.engine.precision == "fp64" else "fp32"]
         for section in ("local", "algorithm", "privacy", "robust", "attack"):
             for key, value in (getattr(self, section) or ConfigSection()).model_dump().items():
                 number = isinstance(value, int | float) and not isinstance(value, bool)
                 if number and largest < abs(value) and value not in (math.inf, -math.inf):
                     raise ValueError(f"{section}.{key} = {value}: too large for {self.engine.precision}")
-        return self
-
-    @model_validator(mode="after")
-    def _cohort_exists(self) -> Experiment:
         cohort = self.server.cohort
         if cohort is not None and not (cohort >= 1 and cohort == int(cohort)) and not 0 < cohort < 1:
             raise ValueError(f"server.cohort = {cohort}: give a number of clients from 1, or a share between 0 and 1")
@@ -134,28 +119,20 @@ class Experiment(ConfigSection):
             return clients
         return min(clients, int(cohort) if cohort >= 1 else max(1, round(cohort * clients)))
 
-    def __init__(self, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise UserError(one_line(error, type(self))) from error
-
     def hash(self) -> str:
-        """Identity of the numbers: everything but the name, how many work on it, and how it is kept."""
-        keeping = {"checkpoint_every", "memory_limit_mb"}
-        content = self._with_arithmetic(self.plain({"name": True, "engine": HANDS, "server": keeping}))
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        """Identity of the numbers: everything but the name, how many processes work on it, and how it is stored."""
+        return hashlib.sha256(json.dumps(self._identity(path=False), sort_keys=True).encode()).hexdigest()
 
     def trajectory(self) -> str:
-        """Identity of the path through the models: not how far it is followed, nor how often it is looked at."""
-        return hashlib.sha256(json.dumps(self._path(), sort_keys=True).encode()).hexdigest()
+        """Identity of the path through the models: not how far it is followed, nor how often it is evaluated."""
+        return hashlib.sha256(json.dumps(self._identity(path=True), sort_keys=True).encode()).hexdigest()
 
     def trajectories(self) -> tuple[str, ...]:
         """Under which names run folders may know it: older versions of fedgg left `engine.threads` out.
 
         Those that named the engine `loop` were trained by the fused step: see `as_begun`.
         """
-        path = self._path()
+        path = self._identity(path=True)
         path["engine"].pop("threads", None)
         older = hashlib.sha256(json.dumps(path, sort_keys=True).encode()).hexdigest()
         return tuple(dict.fromkeys((self.trajectory(), older)))
@@ -170,43 +147,47 @@ class Experiment(ConfigSection):
         fused = self.changed({"engine.name": "fused"})
         return fused if begun_as in fused.trajectories() else self
 
-    def _path(self) -> dict[str, Any]:
-        watching = {"evaluate_every", "checkpoint_every", "memory_limit_mb"}
-        hidden: Any = {"name": True, "rounds": True, "engine": HANDS, "server": watching}
-        hidden["privacy"] = {"epsilon_limit"}  # as rounds do, it says how far the path is followed
-        return self._with_arithmetic(self.plain(hidden))
-
-    def _with_arithmetic(self, content: dict[str, Any]) -> dict[str, Any]:
-        """An identity's content with the engine as far as it changes bits, and without sections that are off.
-
-        Sums of several threads are added up in another order; one thread, the default, leaves no trace.
-        """
-        content = _without_what_is_off(content)
-        content["engine"]["name"] = self.engine.arithmetic_of
-        if self.engine.threads_in_use > 1:
-            content["engine"]["threads"] = self.engine.threads_in_use
+    def _identity(self, *, path: bool) -> dict[str, Any]:
+        """The settings that `trajectory()` (`path`) or `hash()` is made of, the engine as far as it changes bits."""
+        excluded: dict[str, Any] = {"name": True, "engine": HANDS, "server": {"checkpoint_every", "memory_limit_mb"}}
+        if path:
+            excluded["rounds"], excluded["privacy"] = True, {"epsilon_limit"}  # both say how far the path is followed
+            excluded["server"] = excluded["server"] | {"evaluate_every"}
+        content = self.model_dump(mode="json", exclude=excluded)
+        # Settings younger than the first run folders are left out where they change nothing.
+        content = {key: value for key, value in content.items() if key not in OFF_UNLESS_THERE or value is not None}
+        if not content["data"]["proxy"]:
+            del content["data"]["proxy"]
+        # On a CPU `auto`, `fused` and `workers` have the same bits. The fused step is "loop" here, as in folders of
+        # versions that had no other step under that name.
+        name, threads = self.engine.name, self.engine.threads_in_use
+        if name == "fused" or (self.engine.device == "cpu" and name in ("auto", "workers")):
+            content["engine"]["name"] = "loop"
+        elif name == "loop":
+            content["engine"]["name"] = "local_step"
+        if threads > 1:  # sums of several threads are added up in another order
+            content["engine"]["threads"] = threads
         return content
 
     def differences(self, other: Experiment) -> str:
         """The first few settings in which the paths of two experiments differ, for people."""
-        mine, theirs = (flat(_without_none(e._path())) for e in (self, other))
+        mine, theirs = (
+            {key: value for key, value in flat(one._identity(path=True)).items() if value is not None}
+            for one in (self, other)
+        )
         keys = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
-        shown = ", ".join(f"{key} = {_said(mine, key)} there, {_said(theirs, key)} here" for key in keys[:3])
+        shown = ", ".join(f"{key} = {_value(mine, key)} there, {_value(theirs, key)} here" for key in keys[:3])
         return shown + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
 
-    def plain(self, exclude: Any = None) -> dict[str, Any]:
-        """Every setting as TOML and JSON have it: numbers, infinite ones too, texts, switches, None and lists."""
-        return self.model_dump(mode="json", exclude=exclude)
-
     def to_toml(self) -> str:
-        return tomli_w.dumps(_without_none(self.plain()))
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
     def changed(self, changes: dict[str, Any]) -> Experiment:
         """A copy with dotted keys replaced, as {"local.lr": 0.1}; another name or rule drops the old one's settings.
 
         So does the split `given` with the number of clients of another one.
         """
-        content = _without_none(self.plain())
+        content = self.model_dump(mode="json", exclude_none=True)
         for key, value in sorted(changes.items(), key=lambda change: change[0] not in NAMED_PARTS):
             place = content
             *path, last = key.split(".")
@@ -284,17 +265,6 @@ def _holds(value: Any, condition: Callable[[Any], bool]) -> bool:
     return condition(value)
 
 
-def _said(settings: Mapping[str, Any], key: str) -> Any:
-    """The setting for people: what is not there is a section that is off, or a setting left as it comes."""
+def _value(settings: Mapping[str, Any], key: str) -> Any:
+    """A setting for an error message: one that is not there is in a section that is off, or has its default."""
     return settings.get(key, "off" if key.partition(".")[0] in OFF_UNLESS_THERE else "its default")
-
-
-def _without_what_is_off(content: dict[str, Any]) -> dict[str, Any]:
-    """A setting younger than the first run folders leaves no trace in an identity where it changes nothing."""
-    if not content["data"]["proxy"]:
-        del content["data"]["proxy"]
-    return {key: value for key, value in content.items() if key not in OFF_UNLESS_THERE or value is not None}
-
-
-def _without_none(content: dict[str, Any]) -> dict[str, Any]:
-    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in content.items() if v is not None}

@@ -34,7 +34,7 @@ def _describe(problem: Any, model: type[BaseModel]) -> str:
             )
         if len(place) > 1 and place[-1] == "name":  # which other sections have: none of theirs is meant
             return (
-                f"unknown key {key!r}: choose from {', '.join(f'{place[0]}.{own}' for own in _keys(model, place[:-1]))}"
+                f"unknown key {key!r}: choose from {', '.join(f'{place[0]}.{one}' for one in _keys(model, place[:-1]))}"
             )
         return f"unknown key {_unknown(place, problem['input'], model)}"
     if problem["type"] in ("model_type", "model_attributes_type", "dict_type") and key in model.model_fields:

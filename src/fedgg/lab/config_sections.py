@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails
@@ -11,9 +11,8 @@ from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.buffers import BufferPolicy
 from fedgg.data import DATASETS, SPLITS
-from fedgg.data.load import are_own_arrays
+from fedgg.data.client_batches import Augmentation, Normalisation
 from fedgg.data.partition import OFFERED
-from fedgg.data.transforms import Augmentation, Normalisation
 from fedgg.engines import ENGINES
 from fedgg.engines.base import Precision
 from fedgg.models import MODELS
@@ -31,6 +30,17 @@ class PartConfig(ConfigSection):
     """A section that names a part; keys beside the declared ones are settings of that part."""
 
     model_config = ConfigDict(extra="allow")
+    registry: ClassVar[Registry[Any] | None] = None  # None: the name is checked where the part is built
+    other_names: ClassVar[tuple[str, ...]] = ()  # beside the registered ones
+
+    @field_validator("name", "scheme", "rule", check_fields=False)
+    @classmethod
+    def _is_registered_or_code(cls, name: str) -> str:
+        """User code is not looked at here."""
+        registry, others = cls.registry, cls.other_names
+        if registry is not None and not (name in registry or name in others or names_code(name)):
+            raise ValueError(registry.suggestion(name, *others))
+        return name
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -38,18 +48,10 @@ class PartConfig(ConfigSection):
         return dict(self.__pydantic_extra__ or {})
 
 
-def _refuse_unknown_keys(settings: dict[str, Any]) -> None:
-    """As pydantic refuses them in sections without settings."""
-    if settings:
-        details = [InitErrorDetails(type="extra_forbidden", loc=(key,), input=settings[key]) for key in settings]
-        raise ValidationError.from_exception_data("unknown keys", details)
-
-
-def _checked_name(registry: Registry[Any], name: str, *others: str) -> str:
-    """The name, if it is registered or that of user code, which is not looked at here."""
-    if name not in registry and name not in others and not names_code(name):
-        raise ValueError(registry.suggestion(name, *others))
-    return name
+def _unknown_keys(settings: dict[str, Any]) -> ValidationError:
+    """The error with which pydantic refuses them in sections without settings."""
+    details = [InitErrorDetails(type="extra_forbidden", loc=(key,), input=settings[key]) for key in settings]
+    return ValidationError.from_exception_data("unknown keys", details)
 
 
 class PrivacyConfig(ConfigSection):
@@ -73,6 +75,8 @@ class PrivacyConfig(ConfigSection):
 class RobustConfig(PartConfig):
     """Robust aggregation: a minority of bad clients cannot carry the model away."""
 
+    registry = RULES
+
     rule: str = Field(description=f"{RULES.choices()}; none: no such section", examples=list(RULES))
     trim: float | None = Field(
         None, ge=0, lt=0.5, description="trimmed_mean: share of the clients removed at either end; 0.2 by default"
@@ -81,32 +85,34 @@ class RobustConfig(PartConfig):
         None, gt=0, description="norm_clip: the longest update; by default the median of the cohort's lengths"
     )
 
-    @field_validator("rule")
-    @classmethod
-    def _known_rule(cls, rule: str) -> str:
-        return _checked_name(RULES, rule)
-
     @model_validator(mode="after")
     def _settings_of_the_rule(self) -> RobustConfig:
-        """Defaults of a registered rule become part of the experiment; settings of another rule are refused."""
+        """Defaults of a registered rule become part of the experiment; settings of another rule are refused.
+
+        A rule's settings are its parameters. Those declared above are part of an identity under any rule, as None.
+        """
         if self.rule not in RULES:
             return self
-        accepted = accepted_settings(RULES[self.rule])
-        _refuse_unknown_keys({key: value for key, value in self.settings.items() if key not in accepted})
-        for key in ("trim", "clip"):
-            if key in accepted:
-                default = None if accepted[key].default is accepted[key].empty else accepted[key].default
-                self.__dict__[key] = default if getattr(self, key) is None else getattr(self, key)
-            elif getattr(self, key) is not None:
-                rules = " or ".join(repr(name) for name, rule in RULES.items() if key in accepted_settings(rule))
+        parameters = {name: accepted_settings(rule) for name, rule in RULES.items()}
+        known = {key for settings in parameters.values() for key in settings}
+        unknown = {key: value for key, value in self.settings.items() if key not in known}
+        if unknown:
+            raise _unknown_keys(unknown)
+        for key in self.rule_settings:
+            if key not in parameters[self.rule]:
+                rules = " or ".join(repr(name) for name in RULES if key in parameters[name])
                 raise ValueError(f"robust.{key} belongs to rule = {rules}, not to {self.rule!r}: leave it out")
+        for key, parameter in parameters[self.rule].items():
+            if key not in self.rule_settings and parameter.default not in (None, parameter.empty):
+                values = self.__dict__ if key in type(self).model_fields else self.__pydantic_extra__
+                assert values is not None, "this section has settings"
+                values[key] = parameter.default
         return self
 
     @property
     def rule_settings(self) -> dict[str, Any]:
-        """What the rule is made with."""
-        declared = {"trim": self.trim, "clip": self.clip}
-        return {key: value for key, value in declared.items() if value is not None} | self.settings
+        """The settings that are set: arguments of the rule."""
+        return self.model_dump(exclude={"rule"}, exclude_none=True)
 
 
 class AttackConfig(ConfigSection):
@@ -144,12 +150,14 @@ class DataConfig(ConfigSection):
     def _name_the_normalisation(self) -> DataConfig:
         """Hashes and config.toml have the kind that `auto` stands for; as a setting it stays unset."""
         if self.normalise == "auto":
-            self.__dict__["normalise"] = "none" if are_own_arrays(self.source) else "standard"
+            self.__dict__["normalise"] = "none" if ":" in self.source else "standard"
             self.__pydantic_fields_set__.discard("normalise")
         return self
 
 
 class SplitConfig(PartConfig):
+    registry = SPLITS
+
     scheme: str = Field("dirichlet", description=SPLITS.choices())
     clients: int = Field(10, ge=1, description="number of clients; for the scheme given, the data's")
     beta: float = Field(0.5, gt=0, description="Dirichlet concentration: smaller is more skewed")
@@ -159,21 +167,18 @@ class SplitConfig(PartConfig):
     shards_per_client: int = Field(2, ge=1, description="for the scheme shards")
     allow_empty: bool = Field(False, description="whether min_examples = 0 may leave a client without examples")
 
-    @field_validator("scheme")
-    @classmethod
-    def _known_scheme(cls, scheme: str) -> str:
-        return _checked_name(SPLITS, scheme)
-
     @model_validator(mode="after")
     def _settings_of_the_scheme(self) -> SplitConfig:
         if self.scheme in SPLITS:
             accepted = accepted_settings(SPLITS[self.scheme]).keys() - set(OFFERED)
-            _refuse_unknown_keys({key: value for key, value in self.settings.items() if key not in accepted})
+            unknown = {key: value for key, value in self.settings.items() if key not in accepted}
+            if unknown:
+                raise _unknown_keys(unknown)
         return self
 
     @property
     def scheme_settings(self) -> dict[str, Any]:
-        """What the scheme may read."""
+        """The settings that the scheme may have parameters for."""
         return {"beta": self.beta, "shards_per_client": self.shards_per_client, **self.settings}
 
 
@@ -219,7 +224,11 @@ class ServerConfig(ConfigSection):
         return cohort
 
 
-class EngineConfig(ConfigSection):
+class EngineConfig(PartConfig):
+    model_config = ConfigDict(extra="forbid")
+    registry = ENGINES
+    other_names = ("auto",)
+
     name: str = Field("auto", description=f"{ENGINES.choices('auto')}; auto: the fastest that fits")
     device: str = Field("cpu", description="cpu, cuda or cuda:N")
     precision: Precision = Field(
@@ -236,11 +245,6 @@ class EngineConfig(ConfigSection):
         "stop", description="a client on which three workers died: stop the run, or leave it out of the round"
     )
 
-    @field_validator("name")
-    @classmethod
-    def _known_engine(cls, name: str) -> str:
-        return _checked_name(ENGINES, name, "auto")
-
     @field_validator("device")
     @classmethod
     def _known_device(cls, device: str) -> str:
@@ -253,32 +257,16 @@ class EngineConfig(ConfigSection):
     def _fits_the_device(self) -> EngineConfig:
         if self.precision in ("tf32", "bf16") and self.device == "cpu":
             raise ValueError(f"engine.precision = {self.precision!r} needs a GPU: set engine.device = 'cuda'")
-        device, devices = self.device.partition(":")[0], _devices(self.name)
+        device, anywhere = self.device.partition(":")[0], ("cpu", "cuda")
+        devices = getattr(ENGINES[self.name], "devices", anywhere) if self.name in ENGINES else anywhere
         if device not in devices:
-            others = ", ".join(name for name in ENGINES if device in _devices(name))
+            others = ", ".join(name for name in ENGINES if device in getattr(ENGINES[name], "devices", anywhere))
             problem = "needs a GPU" if device == "cpu" else f"does not work on {self.device}"
             remedy = f"set engine.device = {' or '.join(map(repr, devices))}, or take one of the engines {others}"
             raise ValueError(f"engine {self.name!r} {problem}: {remedy}")
         return self
 
     @property
-    def arithmetic_of(self) -> str:
-        """The engine's name within a run's identity: on a CPU `auto`, `fused` and `workers` have the same bits.
-
-        The fused step is "loop" there, as in folders of versions that had no other step under that name.
-        """
-        if self.name == "loop":
-            return "local_step"
-        fused = self.name == "fused" or (self.device == "cpu" and self.name in ("auto", "workers"))
-        return "loop" if fused else self.name
-
-    @property
     def threads_in_use(self) -> int:
         """Every process of the engine `workers` has one thread, the one that aggregates included."""
         return 1 if self.name == "workers" else self.threads
-
-
-def _devices(engine: str) -> tuple[str, ...]:
-    """The kinds of devices that a registered engine works on."""
-    anywhere = ("cpu", "cuda")
-    return getattr(ENGINES[engine], "devices", anywhere) if engine in ENGINES else anywhere

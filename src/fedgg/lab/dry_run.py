@@ -8,25 +8,22 @@ import torch
 
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.local import LocalEnd, end_round, open_round
-from fedgg.core.server import PLAIN
 from fedgg.engines.loop import open_client
 from fedgg.errors import UserError
-from fedgg.lab.build import DataGiven, ModelGiven, dataset_for, examined, split_of
+from fedgg.lab.build import Federation, ModelGiven, examine
 from fedgg.lab.config import Experiment
-from fedgg.lab.federation import Federation, holdings
+from fedgg.lab.engine_setup import DTYPES
+from fedgg.lab.federated_data import DataGiven, WholeData, dataset_of, holdings, split_of
 from fedgg.lab.name_resolution import build_algorithm
 from fedgg.lab.run_state import begin, next_job
-from fedgg.lab.torch_settings import DTYPES
 
 FEW = 32
 
 
 def rehearse(federation: Federation) -> None:
     """Refuse an algorithm whose messages privacy or a robust rule cannot treat, before anything is written."""
-    collector = federation.aggregation.collector
-    if collector is PLAIN:
-        return
-    end, name = rehearsed(federation), type(federation.algorithm).__name__
+    collector, name = federation.aggregation.collector, type(federation.algorithm).__name__
+    end = rehearsed(federation)
     try:
         collector.check(end.up, federation.net.layout.total)
     except UserError as error:
@@ -57,13 +54,14 @@ _HERE = {"engine.device": "cpu", "engine.name": "auto", "engine.precision": "fp3
 
 
 def try_to_build(
-    experiment: Experiment, data: DataGiven, model: ModelGiven | None = None, given: Algorithm | None = None
+    experiment: Experiment, data: DataGiven, model: ModelGiven | None = None, algorithm: Algorithm | None = None
 ) -> None:
     """UserError where the experiment cannot be run on these data, found out on the CPU and without copying them."""
     here = experiment.changed(_HERE)
-    algorithm = given or build_algorithm(here.algorithm.name, here.algorithm.settings)
-    dataset = dataset_for(here, data, None)
-    held = holdings(here, split_of(here, dataset))
+    algorithm = algorithm or build_algorithm(here.algorithm.name, here.algorithm.settings)
+    dataset = dataset_of(data)
+    split = split_of(here, dataset)
+    held = holdings(here, split)
     sample = torch.zeros(2, *dataset.shape, dtype=DTYPES[here.engine.precision])
     sizes = [len(client) for client in held.clients]
-    examined(here, algorithm, sizes, dataset.shape, len(dataset.classes), sample, model)
+    examine(here, algorithm, sizes, WholeData(dataset, split, held.proxy), sample, model)

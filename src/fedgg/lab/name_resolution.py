@@ -13,13 +13,11 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_origin, get_type_hints
 
-import torch
 from torch import Tensor, nn
 
 from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm, Number, arithmetic_beside_fedavg, what_it_must_be
-from fedgg.core.buffers import not_finite
 from fedgg.core.sampling import torch_stream
 from fedgg.core.server import Collector
 from fedgg.data import DATASETS, SPLITS
@@ -32,12 +30,13 @@ from fedgg.files import check_regular
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_errors import elsewhere
 from fedgg.lab.config_sections import EngineConfig, RobustConfig, SplitConfig
-from fedgg.lab.trusted_code import HANDED_IN, Code, check_trusted, code_at, note_use
+from fedgg.lab.trusted_code import HANDED_IN, Code, check_trusted, code_at
 from fedgg.models import MODELS
 from fedgg.registry import NAMED_PARTS, Registry, accepted_settings, names_code, nearest
 
 Part = TypeVar("Part")
 REGISTRIES: tuple[Registry[Any], ...] = (ALGORITHMS, MODELS, DATASETS, SPLITS, RULES, ENGINES)
+_used: dict[str, tuple[Code, str]] = {}  # by place: the code that this process has run, and what allowed it
 
 
 # User code -----------------------------------------------------------------------------------------------------------
@@ -51,7 +50,7 @@ def find_object(address: str) -> Any:
         module = importlib.import_module(code.place) if code.text is None else module_of(Path(code.place), code.text)
     except Exception as error:
         raise UserError(f"{code.place} cannot be imported: {type(error).__name__}: {error}") from error
-    note_use(code, allowed)
+    _used[code.place] = (code, allowed)
     if not hasattr(module, name):
         public = [n for n, thing in vars(module).items() if callable(thing) and not n.startswith("_")]
         raise UserError(f"{code.place} has no {name!r}{nearest(name, public)}")
@@ -77,6 +76,16 @@ def named_parts(experiment: Experiment) -> dict[str, str]:
         if config is not None:
             names[section] = getattr(config, key)
     return names
+
+
+def used_code(experiment: Experiment) -> dict[str, dict[str, str]]:
+    """By part, for versions.json: the file as it was named, its SHA-256, and what allowed it."""
+    files = {}
+    for part, name in named_parts(experiment).items() if _used else ():
+        code, allowed = _used.get(name.rpartition(":")[0], (None, ""))
+        if code is not None:
+            files[part] = {"path": code.place, "sha256": code.sha256, "allowed": allowed}
+    return files
 
 
 def code_of_parts(experiment: Experiment) -> dict[str, Code]:
@@ -106,8 +115,10 @@ def check_parts(experiment: Experiment) -> None:
 
 def _part(registry: Registry[Part], name: str) -> Part | Any:
     """The registered part, or the object behind the name of user code, whatever it is."""
+    if name in registry:
+        return registry[name]
     registry.check(name)
-    return registry[name] if name in registry else find_object(name)
+    return find_object(name)
 
 
 def _is_function_of(place: str, thing: Any) -> bool:
@@ -146,10 +157,15 @@ def _check_settings(
     for key in settings:
         if key not in known and not takes_any:
             raise UserError(_unknown_setting(section, name, key, known))
+    try:
+        hints = get_type_hints(part if inspect.isfunction(part) else part.__init__)
+    except (NameError, TypeError, AttributeError):  # a user's annotations need not be importable
+        return
     limits = {field.name: field.metadata for field in fields(part)} if is_dataclass(part) else {}
-    for key, kind in _plain_hints(part).items():
-        if key in settings:
-            _check_setting(f"{section}.{key}", settings[key], kind, limits.get(key))
+    for key in settings:
+        # Numbers, switches and words are checked; other annotations say less than what a setting may be.
+        if hints.get(key) in (int, float, bool, str) or get_origin(hints.get(key)) is Literal:
+            _check_setting(f"{section}.{key}", settings[key], hints[key], limits.get(key))
 
 
 def _check_required(section: str, name: str, part: Callable[..., Any], available: Iterable[str]) -> None:
@@ -159,15 +175,6 @@ def _check_required(section: str, name: str, part: Callable[..., Any], available
     required = [one.name for one in parameters if one.default is one.empty and one.kind not in several]
     if missing := [parameter for parameter in required if parameter not in set(available)]:
         raise UserError(f"{section} {name} has a parameter {missing[0]!r} without a value: give it a default")
-
-
-def _plain_hints(part: Any) -> dict[str, Any]:
-    """The parameters whose annotation says what they must be: numbers, switches and words."""
-    try:
-        hints = get_type_hints(part if inspect.isfunction(part) else part.__init__)
-    except (NameError, TypeError, AttributeError):  # a user's annotations need not be importable
-        return {}
-    return {key: hint for key, hint in hints.items() if hint in (int, float, bool, str) or get_origin(hint) is Literal}
 
 
 def _unknown_setting(section: str, name: str, key: str, known: list[str]) -> str:
@@ -194,6 +201,8 @@ def algorithm_class(name: str) -> type[Algorithm]:
 
 def build_algorithm(name: str, settings: dict[str, Any]) -> Algorithm:
     kind = algorithm_class(name)
+    if not settings:
+        return kind()
     known = [field.name for field in fields(kind)]
     for key in settings:
         if key not in known:
@@ -349,21 +358,6 @@ def build_model(
     return module
 
 
-def load_start(module: nn.Module, path: Path) -> None:
-    """Replace the module's weights by those of a safetensors file."""
-    try:
-        given = read_tensors(path)
-        trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-        constants = {name: tensor.cpu().clone() for name, tensor in module.state_dict().items() if name not in trained}
-        load_weights(module, given, path)
-        for name, tensor in given.items():
-            usual = constants.get(name, torch.zeros_like(tensor))  # a constant may be infinite
-            if not_finite({name: usual}, {name: tensor}):
-                raise UserError(f"{path}: {name} holds NaN or infinity")
-    except UserError as error:
-        raise UserError(f"model.start: {error}") from error
-
-
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The content of a safetensors file."""
     from safetensors import SafetensorError
@@ -378,14 +372,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} is not a readable safetensors file: {error}") from error
 
 
-def load_weights(module: nn.Module, given: dict[str, Tensor], path: Path) -> None:
+def load_weights(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     """Replace the module's weights by those of a file, which must be of the same names and shapes."""
-    own = module.state_dict()
-    missing, foreign = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
+    expected = module.state_dict()
+    missing, foreign = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
     if missing or foreign:
         raise UserError(f"{path} does not fit the model: missing {missing[:3]}, unknown {foreign[:3]}")
-    for name, tensor in own.items():
-        if tensor.shape != given[name].shape:
-            shapes = f"{tuple(given[name].shape)}, the model needs {tuple(tensor.shape)}"
+    for name, tensor in expected.items():
+        if tensor.shape != tensors[name].shape:
+            shapes = f"{tuple(tensors[name].shape)}, the model needs {tuple(tensor.shape)}"
             raise UserError(f"{path}: {name} has shape {shapes}")
-    module.load_state_dict(given)
+    module.load_state_dict(tensors)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedgg.data.arrays import input_tensor
-from fedgg.data.transforms import Normalisation, Scaling
+from fedgg.data.client_batches import Normalisation, Scaling
 from fedgg.errors import UserError
-from fedgg.lab.federation import Origin
+from fedgg.lab.federated_data import Origin
 
 if TYPE_CHECKING:
     pass

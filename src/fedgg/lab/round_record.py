@@ -14,7 +14,7 @@ from fedgg.core.local import LocalEnd
 from fedgg.core.server import Lost, ServerState
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Look
-from fedgg.lab.federation import Federation
+from fedgg.lab.build import Federation
 
 
 def client_name(entry: Mapping[str, Any]) -> str:

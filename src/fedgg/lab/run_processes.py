@@ -19,8 +19,9 @@ from fedgg.child_process import child_process
 from fedgg.core.algorithm import Algorithm
 from fedgg.engines.workers.pool import FILES_TO_START, allow_open_files
 from fedgg.errors import UserError
-from fedgg.lab.build import DataGiven, ModelGiven
+from fedgg.lab.build import ModelGiven
 from fedgg.lab.config import Experiment
+from fedgg.lab.federated_data import DataGiven
 from fedgg.lab.observer import Observer
 from fedgg.lab.runner import run_under
 from fedgg.lab.trusted_code import inherit, trusted_here

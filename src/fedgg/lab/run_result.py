@@ -16,9 +16,9 @@ from torch import nn
 
 from fedgg.core.client_rows import Rows
 from fedgg.errors import UserError
-from fedgg.lab.build import ModelGiven
+from fedgg.lab.build import Federation, ModelGiven
 from fedgg.lab.config import Experiment
-from fedgg.lab.federation import Federation
+from fedgg.lab.engine_setup import DTYPES
 from fedgg.lab.name_resolution import build_model, load_weights, read_tensors
 from fedgg.lab.predictions import Inputs, Output, RawInputModel, predict
 from fedgg.lab.provenance import structure_of
@@ -26,7 +26,6 @@ from fedgg.lab.run_state import (
     State,
 )
 from fedgg.lab.store import Store
-from fedgg.lab.torch_settings import DTYPES
 
 if TYPE_CHECKING:
     pass
@@ -111,7 +110,7 @@ def _rebuilt(
             f"load it with fedgg.Run.load({str(folder)!r}, model=...)"
         )
     module = build_model(
-        given or name, experiment.model.settings, inputs.shape, len(inputs.classes), experiment.seed
+        name if given is None else given, experiment.model.settings, inputs.shape, len(inputs.classes), experiment.seed
     ).to(device="cpu", dtype=inputs.scaling.shift.dtype)
     file = folder / "model.safetensors"
     load_weights(module, weights, file)

@@ -12,14 +12,14 @@ from typing import Any
 from fedgg.aggregation.privacy import OLD_ACCOUNTANT
 from fedgg.core.client_rows import Rows
 from fedgg.core.evaluation import Score
+from fedgg.core.server import PLAIN
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Look, Scorer, score_here
 from fedgg.errors import UserError
-from fedgg.lab.build import under_fused
+from fedgg.lab.build import Federation, under_fused
 from fedgg.lab.client_state import RowsOnDisk
 from fedgg.lab.config import Experiment
 from fedgg.lab.dry_run import rehearse
-from fedgg.lab.federation import Federation
 from fedgg.lab.observer import Observer
 from fedgg.lab.predictions import Inputs
 from fedgg.lab.round_record import NamedOnce, by_reason, client_name, summary_of
@@ -59,7 +59,8 @@ def opened(
         if store is not None and store.as_begun(federation.experiment) != federation.experiment:
             federation = under_fused(federation, "the rounds of this folder were trained by the fused step")
         experiment = federation.experiment
-        rehearse(federation)
+        if federation.aggregation.collector is not PLAIN:
+            rehearse(federation)
         if store is not None and not known:
             locks.enter_context(store.locked())
         notice = partial(observer.on_notice, label)

@@ -32,9 +32,9 @@ from fedgg.engines import Engine, RoundJob
 from fedgg.engines.base import ClientData, Look, Optimiser, Scorer, score_here
 from fedgg.errors import UserError
 from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation
+from fedgg.lab.build import Federation, Population
 from fedgg.lab.client_state import FILES, ClientRows, Places, RowsOnDisk, Shelf, identity
 from fedgg.lab.config_sections import ServerConfig
-from fedgg.lab.federation import Federation, Population
 from fedgg.lab.round_record import Played, is_finite, looks_due, round_record
 
 MEGABYTE = 1_000_000

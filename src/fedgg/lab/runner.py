@@ -14,16 +14,16 @@ from fedgg.engines import Engine, Workers
 from fedgg.engines.workers.engine import TooManyDeaths
 from fedgg.engines.workers.requests import Request, RequestStream, Scored, Trained
 from fedgg.errors import UserError
-from fedgg.lab.build import DataGiven, ModelGiven, build, with_given_clients
+from fedgg.lab.build import Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import EngineConfig
-from fedgg.lab.federation import Federation
+from fedgg.lab.engine_setup import arithmetic
+from fedgg.lab.federated_data import DataGiven, with_given_clients
 from fedgg.lab.name_resolution import build_engine, given_algorithm
 from fedgg.lab.observer import Observer
 from fedgg.lab.run_result import Run
 from fedgg.lab.run_session import Session, opened
 from fedgg.lab.run_state import train
-from fedgg.lab.torch_settings import arithmetic
 
 FEWER_WORKERS = "set a smaller engine.workers, or engine.lost_clients = 'leave_out' to drop such clients"
 
@@ -73,7 +73,8 @@ def run_under(
         experiment = Experiment(**experiment)
     algorithm = given_algorithm(algorithm) if algorithm is not None else None
     experiment = with_names(experiment or Experiment(), model, data, algorithm)
-    experiment = with_given_clients(experiment, data, data_folder)
+    if experiment.split.scheme == "given":
+        experiment = with_given_clients(experiment, data, data_folder)
     build_it = partial(
         build,
         experiment,
@@ -159,7 +160,7 @@ def with_names(
         names = [name for name, kind in ALGORITHMS.items() if kind is type(algorithm)]
         changes["algorithm.name"] = names[0] if names else f"python:{type(algorithm).__qualname__}"
         changes |= {f"algorithm.{key}": value for key, value in vars(algorithm).items()}
-    return experiment.changed(changes)
+    return experiment.changed(changes) if changes else experiment
 
 
 def _scheme_given(experiment: Experiment, data: DataGiven) -> dict[str, Any]:

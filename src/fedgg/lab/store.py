@@ -46,15 +46,14 @@ from fedgg.files import (
     replacing,
     write_atomically,
 )
+from fedgg.lab.build import Federation
 from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint, write_checkpoint
 from fedgg.lab.client_state import RowsOnDisk
 from fedgg.lab.config import Experiment, load_experiment
-from fedgg.lab.federation import Federation
-from fedgg.lab.name_resolution import engine_class, named_parts
+from fedgg.lab.name_resolution import engine_class, used_code
 from fedgg.lab.predictions import Inputs
 from fedgg.lab.provenance import code_of, commit, structure_of
 from fedgg.lab.run_state import State
-from fedgg.lab.trusted_code import used_code
 from fedgg.output_files import check_reachable, write_json, writing_to
 from fedgg.runfolder import checksums
 from fedgg.runfolder.checksums import HISTORY, LineChecksums, Manifest, known_checksums, newest_checkpoint, sha256
@@ -573,7 +572,7 @@ def _code(federation: Federation) -> dict[str, str | None]:
 
 def _code_files(experiment: Experiment) -> dict[str, Any]:
     """The files of code that the experiment names, where it does."""
-    files = used_code(named_parts(experiment))
+    files = used_code(experiment)
     return {"code_files": files} if files else {}
 
 

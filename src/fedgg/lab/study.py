@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.errors import UserError
-from fedgg.lab.build import with_given_clients
 from fedgg.lab.config import Experiment, read_toml
+from fedgg.lab.federated_data import with_given_clients
 from fedgg.lab.name_resolution import check_parts
 from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_all

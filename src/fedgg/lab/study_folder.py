@@ -19,9 +19,9 @@ from typing import Any
 from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
 from fedgg.files import check_folder, read_json
-from fedgg.lab.build import load_data
 from fedgg.lab.config import Experiment
 from fedgg.lab.dry_run import try_to_build
+from fedgg.lab.federated_data import load_data
 from fedgg.lab.name_resolution import build_algorithm
 from fedgg.lab.run_processes import Job
 from fedgg.lab.store import Store

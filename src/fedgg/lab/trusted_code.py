@@ -93,7 +93,6 @@ def _module_file(words: list[str]) -> Path | None:
 # What is allowed -----------------------------------------------------------------------------------------------------
 
 _trusted: set[str] = set()  # in this process: files by full path, packages by name
-_used: dict[str, tuple[Code, str]] = {}  # by place: what this process has run, and what allowed it
 _ask: Ask | None = None
 
 
@@ -240,18 +239,6 @@ def _line(code: Code) -> str:
 
 
 # What a run folder says of it ----------------------------------------------------------------------------------------
-
-
-def note_use(code: Code, allowed: str) -> None:
-    _used[code.place] = (code, allowed)
-
-
-def used_code(names: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """By part, for versions.json: the file as it was named, its SHA-256, and what allowed it."""
-    uses = {part: _used.get(name.rpartition(":")[0]) for part, name in names.items() if names_code(name)}
-    return {
-        part: {"path": use[0].place, "sha256": use[0].sha256, "allowed": use[1]} for part, use in uses.items() if use
-    }
 
 
 def doubt_about(code: Code, recorded: object) -> str:

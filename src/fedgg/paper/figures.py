@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fedgg.analysis.compare import Spread, shown_seeds
 from fedgg.analysis.run_environment import conditions
 from fedgg.analysis.verdict import shown_percent
-from fedgg.lab.build import splits_alone
+from fedgg.lab.federated_data import splits_alone
 from fedgg.paper.panels import Panel, SplitPanel, ValuePanel, curve_panels, split_panels, value_panels
 from fedgg.paper.plan import REFERENCE, Item, PlannedMethod, ReproductionPlan, shown_dataset
 from fedgg.paper.runs import Results

@@ -21,15 +21,16 @@ from fedgg.data.dataset import Dataset
 from fedgg.engines import Stacked
 from fedgg.errors import UserError
 from fedgg.files import check_folder
-from fedgg.lab.build import build, check_data, chosen_device
+from fedgg.lab.build import build, chosen_device
 from fedgg.lab.config import Experiment
+from fedgg.lab.engine_setup import arithmetic
+from fedgg.lab.federated_data import load_data
 from fedgg.lab.name_resolution import build_algorithm
 from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_all
 from fedgg.lab.run_processes import Job
 from fedgg.lab.run_state import begin, next_job, synchronise
 from fedgg.lab.runner import make_engine
-from fedgg.lab.torch_settings import arithmetic
 from fedgg.output_files import writing_to
 from fedgg.paper.plan import QUICK, READINGS, Item, PlannedMethod, ReproductionPlan, shown_dataset
 from fedgg.registry import names_code
@@ -114,7 +115,7 @@ class NoRuns:
 def identity(experiment: Experiment) -> str:
     """The settings that decide what is trained, as text: without name, engine and storage, with default values."""
     storage = {"checkpoint_every", "memory_limit_mb"}
-    content = experiment.plain({"name": True, "engine": True, "server": storage})
+    content = experiment.model_dump(mode="json", exclude={"name": True, "engine": True, "server": storage})
     if not names_code(experiment.algorithm.name):  # code named in an archive is not loaded; no planned method names any
         algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
         content["algorithm"] = {"name": experiment.algorithm.name, **vars(algorithm)}
@@ -160,7 +161,7 @@ def run_missing(jobs: list[Job], processes: int, observer: Observer) -> None:
     """Run one data set after another, so that a GPU holds one of them and trains all its runs together."""
     sources = dict.fromkeys(job.experiment.data.source for job in jobs)
     for source in list(sources)[1:]:
-        check_data(source, jobs[0].data_folder)
+        load_data(source, jobs[0].data_folder)  # a data set that is not there is reported now, not hours later
     for source in sources:
         run_all([job for job in jobs if job.experiment.data.source == source], processes, observer)
 

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from fedgg.core import sampling
 from fedgg.engines import Loop
-from fedgg.lab.build import build
+from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
-from fedgg.lab.federation import Federation
 from fedgg.lab.run_state import begin, play_round
 
 TOLERANCE = 1e-10

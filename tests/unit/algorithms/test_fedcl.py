@@ -158,7 +158,7 @@ def test_a_run_says_which_examples_the_server_had_and_resumes(tmp_path: Path) ->
 
 def test_a_proxy_set_that_is_off_leaves_no_trace_in_an_experiments_identity() -> None:
     plain = SMALL.changed({"data.proxy": 0, "algorithm.name": "fedavg"})
-    assert "proxy" not in plain._path()["data"]
+    assert "proxy" not in plain._identity(path=True)["data"]
     assert plain.hash() != plain.changed({"data.proxy": 5}).hash()
     assert plain.trajectory() != plain.changed({"data.proxy": 5}).trajectory()
 

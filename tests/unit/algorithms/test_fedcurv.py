@@ -18,9 +18,8 @@ from fedgg.algorithms import FedCurv
 from fedgg.core.algorithm import Client, Server
 from fedgg.core.local import LocalEnd
 from fedgg.engines import Loop, RoundJob
-from fedgg.lab.build import build
+from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
-from fedgg.lab.federation import Federation
 from fedgg.lab.run_state import State, begin, next_job, play_round
 
 LAM = 0.3  # moves the model about as much as the data do

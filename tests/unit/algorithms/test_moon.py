@@ -21,9 +21,8 @@ from fedgg.core.model import Net, head_of
 from fedgg.engines import Engine, Loop, Stacked, Workers
 from fedgg.engines.flops import CountedProducts
 from fedgg.errors import UserError
-from fedgg.lab.build import build
+from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
-from fedgg.lab.federation import Federation
 from fedgg.lab.run_state import begin, play_round
 
 STRONG = {"mu": 3.0, "temperature": 0.4}

@@ -11,7 +11,7 @@ import torch
 
 from fedgg.bench.kit import bench_kit
 from fedgg.bench.workload import SIZES, stand_in, write_workload
-from fedgg.data.transforms import scaling
+from fedgg.data.client_batches import scaling
 from fedgg.errors import UserError
 from fedgg.models import MODELS
 

@@ -17,9 +17,8 @@ import pytest
 import torch
 
 from fedgg.data.catalog import CIFAR10, CIFAR100, CIFAR100_SUPERCLASSES, Publication
-from fedgg.data.dataset import Dataset
+from fedgg.data.dataset import Dataset, load
 from fedgg.data.download import check
-from fedgg.data.load import load
 from fedgg.data.readers import load_cifar10, load_cifar100
 from fedgg.errors import UserError
 

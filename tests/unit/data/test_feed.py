@@ -10,9 +10,8 @@ import torch
 
 from fedgg.core.sampling import Work
 from fedgg.data.arrays import from_arrays
-from fedgg.data.client_batches import Feed
+from fedgg.data.client_batches import MARGIN, Augmentation, Draws, Feed, Normalisation, augment, draw, scaling
 from fedgg.data.dataset import Dataset
-from fedgg.data.transforms import MARGIN, Augmentation, Draws, Normalisation, augment, draw, scaling
 
 
 def pictures(count: int = 40, kind: Any = np.uint8) -> Dataset:
@@ -24,10 +23,11 @@ def pictures(count: int = 40, kind: Any = np.uint8) -> Dataset:
 
 def feed(augmentation: Augmentation = "none", normalise: Normalisation = "standard") -> Feed:
     dataset = pictures()
-    clients = [np.arange(0, 17), np.arange(17, 20), np.arange(20, 40)]
-    nobody = [np.arange(0)] * 3
+    clients = (np.arange(0, 17), np.arange(17, 20), np.arange(20, 40))
+    nobody = (np.arange(0),) * 3
     scale = scaling(normalise, dataset, torch.float64)
-    return Feed.of(dataset, clients, nobody, scale, augmentation, torch.device("cpu"))
+    tensors = (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test)
+    return Feed(*tensors, clients, nobody, scale, augmentation)
 
 
 def moved_by_hand(image: torch.Tensor, top: int, left: int, mirror: int) -> torch.Tensor:
@@ -51,7 +51,6 @@ def test_every_move_is_the_one_done_by_hand(kind: Any) -> None:
 def test_draws_are_a_function_of_seed_round_and_client() -> None:
     def drawn(seed: int, round_: int, client: int) -> list[int]:
         draws = draw("crop_flip", seed, round_, client, 50)
-        assert draws is not None
         return [int(number) for part in (draws.top, draws.left, draws.mirror) for number in part]
 
     assert drawn(0, 1, 2) == drawn(0, 1, 2)
@@ -62,10 +61,10 @@ def test_draws_are_a_function_of_seed_round_and_client() -> None:
 @pytest.mark.parametrize(("kind", "crops", "flips"), [("flip", False, True), ("crop", True, False)])
 def test_crop_and_flip_do_only_what_they_say(kind: Augmentation, crops: bool, flips: bool) -> None:
     draws = draw(kind, 0, 0, 0, 100)
-    assert draws is not None
     assert bool((draws.top != MARGIN).any()) == crops
     assert bool(draws.mirror.any()) == flips
-    assert draw("none", 0, 0, 0, 100) is None
+    assert feed("none").agenda(0, 0, 0, Work(1, 4)).moves is None
+    assert feed(kind).agenda(0, 0, 0, Work(1, 4)).moves is not None
 
 
 def test_normalisations() -> None:

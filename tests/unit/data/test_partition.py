@@ -73,14 +73,15 @@ def test_the_seed_alone_decides(scheme: str) -> None:
 
 def test_hash_sees_order_and_boundaries() -> None:
     def of(*clients: list[int]) -> str:
-        return Partition("iid", tuple(np.array(held, dtype=np.int64) for held in clients)).hash()
+        sizes = np.array([len(held) for held in clients])
+        return Partition("iid", tuple(np.array(held, dtype=np.int64) for held in clients), sizes).hash()
 
     assert len({of([0, 1], [2]), of([0], [1, 2]), of([2], [0, 1]), of([0, 1, 2]), of([0, 1, 2], [])}) == 5
 
 
 def test_counts_by_hand() -> None:
-    split = Partition("iid", (np.array([0, 3]), np.array([1, 2, 4])))
     labels = np.array([1, 0, 0, 1, 2])
+    split = partition("mine", labels, 2, 0, function=lambda: [[0, 3], [1, 2, 4]])
     assert split.counts(labels, 4).tolist() == [[0, 2, 0, 0], [2, 0, 1, 0]]
     assert split.sizes.tolist() == [2, 3]
 

@@ -11,7 +11,7 @@ import pytest
 
 from fedgg.data import DATASETS
 from fedgg.data.catalog import data_folder
-from fedgg.data.load import load
+from fedgg.data.dataset import load
 from fedgg.errors import UserError
 
 
@@ -74,5 +74,5 @@ def test_the_folder_is_argument_then_variable_then_cache(tmp_path: Path, monkeyp
 
 def test_naming_the_sources_imports_no_reader() -> None:
     heavy = "{'sklearn', 'scipy.io', 'pooch', 'requests'}"
-    code = f"import sys, fedgg.data.load; print({heavy} & set(sys.modules))"
+    code = f"import sys, fedgg.data.dataset; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -44,10 +44,9 @@ from fedgg.engines.layers.program import (
 from fedgg.engines.module_equivalence import is_stackable
 from fedgg.errors import UserError
 from fedgg.lab.build import build
-from fedgg.lab.engine_choice import products
+from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.run_state import begin, next_job
 from fedgg.lab.study_folder import place_of
-from fedgg.lab.torch_settings import arithmetic
 from fedgg.models import MODELS
 
 CLASSES, SIDE, EXAMPLES, BATCH = 3, 8, 53, 12  # batches of 12, 12 and 2, 3: short ones are padded by `stacked`
@@ -535,7 +534,7 @@ def test_kernels_pass_their_trial(name: str, precision: Precision) -> None:
     """The library's models keep their programs on a GPU, in every precision."""
     chosen = experiment(0).changed({"engine.precision": precision, "engine.device": "cuda"})
     with torch_stream(0, "model"), arithmetic(chosen):
-        net = Net(MODELS[name]((3, 32, 32), 10).cuda(), products=products(chosen))
+        net = Net(MODELS[name]((3, 32, 32), 10).cuda(), products=torch.bfloat16 if precision == "bf16" else None)
         net.examine(torch.randn(2, 3, 32, 32).cuda(), 10)
         if name == "vgg16":
             net.channels_last = True

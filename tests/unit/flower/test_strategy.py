@@ -20,8 +20,7 @@ from fedgg.core.algorithm import Algorithm
 from fedgg.errors import UserError
 from fedgg.flower import guided, strategy
 from fedgg.flower.messages import to_record
-from fedgg.lab.build import build
-from fedgg.lab.federation import Federation
+from fedgg.lab.build import Federation, build
 from fedgg.lab.name_resolution import build_model
 
 GUIDABLE = [name for name in ALGORITHMS if name not in ("moon", "fedcurv", "fedcl", "fedsgd")]

@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
     pytest.skip("kernels need a GPU", allow_module_level=True)
 
 from fedgg.core.forward import keep
-from fedgg.data.transforms import Draws, augment
+from fedgg.data.client_batches import Draws, augment
 from fedgg.kernels import convolution, dense, images, layers, loss, optimiser_step
 
 CUDA = torch.device("cuda")

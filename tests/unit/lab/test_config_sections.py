@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from fedgg.aggregation import RULES
+from fedgg.core.server import Collector
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment, described_settings, load_experiment
+from fedgg.lab.name_resolution import build_rule
 from fedgg.lab.study import grid
 
 OTHER = Experiment(
@@ -72,6 +76,29 @@ def test_another_rule_drops_the_old_ones_settings() -> None:
     swept = grid({"robust.rule": ["median", "trimmed_mean", "norm_clip"]})
     rules = [trimmed.changed(changes).robust for changes in swept.values()]
     assert [rule.trim for rule in rules if rule] == [None, 0.1, None]
+
+
+@dataclass(frozen=True)
+class Deep(Collector):
+    depth: int = 3
+    bound: float | None = None
+
+
+def test_a_rules_parameters_are_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule is registered in one place: no section names what it can be given."""
+    median = Experiment(robust={"rule": "median"})
+    before = median.hash(), median.trajectory(), median.to_toml()
+    monkeypatch.setitem(RULES._entries, "deep", Deep)
+    experiment = Experiment(robust={"rule": "deep"})
+    assert experiment.robust is not None
+    assert "depth = 3" in experiment.to_toml()
+    assert experiment.hash() == Experiment(robust={"rule": "deep", "depth": 3}).hash()
+    assert experiment.hash() != Experiment(robust={"rule": "deep", "depth": 4}).hash()
+    assert build_rule(experiment.robust) == Deep(3)
+    with pytest.raises(UserError, match=r"^robust.depth belongs to rule = 'deep', not to 'median': leave it out$"):
+        Experiment(robust={"rule": "median", "depth": 3})
+    again = experiment.changed({"robust.rule": "median"})
+    assert (again.hash(), again.trajectory(), again.to_toml()) == before
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedgg
@@ -50,13 +51,13 @@ def test_from_python_too(tmp_path: Path) -> None:
 
 def test_rows_that_are_built_alike_are_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
-    examined = build.examined
+    examined = build.examine
 
     def counted(experiment: Experiment, *more: Any) -> Any:
         built.append(experiment.name)
         return examined(experiment, *more)
 
-    monkeypatch.setattr(dry_run, "examined", counted)
+    monkeypatch.setattr(dry_run, "examine", counted)
     rows: dict[str, dict[str, Any]] = {"a": {}, "b": {"local.lr": 0.1}, "c": {"split.clients": 4}, "d": {}}
     study = Study(BASE, rows | {"d": {"split.clients": 4, "algorithm.name": "fedprox"}}, (0, 1), "a")
     run_study(study, tmp_path / "one", processes=1, observer=Observer())
@@ -79,3 +80,14 @@ def test_what_a_scheme_does_not_read_is_told() -> None:
         "no effect" in notice for notice in build.build(even.changed({"split.scheme": "shards"})).notices[1:]
     )
     assert not any("no effect" in notice for notice in build.build(BASE).notices)
+
+
+def test_augmentation_needs_images_wherever_the_clients_are() -> None:
+    x, y = np.zeros((300, 3), np.float32), np.arange(300) % 2
+    flipped = BASE.changed({"data.augment": "flip"})
+    refused = r"^data.augment = 'flip' needs images \[C, H, W\], but examples of arrays have shape \(3,\)$"
+    with pytest.raises(UserError, match=refused):
+        build.build(flipped, data=(x, y, x, y))
+    built = build.build(BASE, data=(x, y, x, y))
+    with pytest.raises(UserError, match=refused):  # as the Flower server does, whose clients hold the examples
+        build.assemble(flipped, built.feed, built.origin)

@@ -20,11 +20,11 @@ from fedgg.core.local import LocalEnd
 from fedgg.engines import Loop, RoundJob
 from fedgg.lab.build import ModelGiven, build
 from fedgg.lab.config import Experiment
+from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.run_result import Run
 from fedgg.lab.run_session import opened
 from fedgg.lab.runner import run, run_rounds_with
 from fedgg.lab.study import Study, run_study
-from fedgg.lab.torch_settings import arithmetic
 
 Alter = Callable[[int, int, LocalEnd], LocalEnd]  # (round from 1, client, what it sends)
 

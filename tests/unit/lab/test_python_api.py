@@ -321,3 +321,16 @@ def test_lost_clients_are_called_by_their_names(tmp_path: Path) -> None:
     refuse = {"rounds": 1, "local": {"batch": 16, "small_clients": "refuse"}}
     with pytest.raises(UserError, match="larger than client eve, which holds 2 examples"):
         fedgg.run(refuse, model=model, data=(*table(), np.array(["ann"] * 118 + ["eve"] * 2)))
+
+
+class Sized(nn.Linear):
+    """A module with a length, which is 0 at first: it counts as false."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+def test_a_model_that_counts_as_false_is_used(tmp_path: Path) -> None:
+    run = fedgg.run(SMALL, model=Sized(7, 3), data=table(), out=tmp_path)
+    assert isinstance(run.model().module, Sized)
+    assert isinstance(fedgg.Run.load(tmp_path, model=Sized(7, 3)).model().module, Sized)

@@ -10,11 +10,11 @@ from fedgg.core.local import LocalEnd
 from fedgg.engines import Stacked
 from fedgg.engines.base import RoundJob
 from fedgg.lab.config import Experiment
-from fedgg.paper import runs as time_estimate
+from fedgg.paper import runs as paper_runs
 
 
 @pytest.mark.parametrize(
-    ("engine", "runs", "trained"), [("auto", 5, 1), ("stacked", 5, 5), ("stacked", 99, time_estimate.MOST_TOGETHER)]
+    ("engine", "runs", "trained"), [("auto", 5, 1), ("stacked", 5, 5), ("stacked", 99, paper_runs.MOST_TOGETHER)]
 )
 def test_a_step_is_measured(engine: str, runs: int, trained: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
@@ -26,9 +26,9 @@ def test_a_step_is_measured(engine: str, runs: int, trained: int, monkeypatch: p
 
     monkeypatch.setattr(Stacked, "train_together", watched)
     experiment = Experiment(split={"clients": 2}, model={"hidden": 8}, engine={"name": engine})
-    assert 0 < time_estimate.seconds_a_step(experiment, runs) < 10
+    assert 0 < paper_runs.seconds_a_step(experiment, runs) < 10
     assert seen == ([trained, trained] if engine == "stacked" else [])
 
 
 def test_steps_of_a_round() -> None:
-    assert time_estimate.steps_a_round(Experiment(data={"source": "cifar10"})) == -(-5 * 50_000 // 64)
+    assert paper_runs.steps_a_round(Experiment(data={"source": "cifar10"})) == -(-5 * 50_000 // 64)

@@ -11,12 +11,11 @@ from typing import Any
 from fedgg.bench.kit.bench_kit import DriverConnection, cnn, device, members_of, raw, settings_of, start_of
 from fedgg.core.evaluation import evaluate
 from fedgg.data.arrays import KEYS, from_arrays
-from fedgg.lab.build import build
+from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
-from fedgg.lab.federation import Federation
+from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.run_state import State, begin, play_round
 from fedgg.lab.runner import make_engine
-from fedgg.lab.torch_settings import arithmetic
 
 NEVER = 1_000_000  # rounds; the driver ends the run
 

@@ -33,9 +33,9 @@ from fedgg.flower.local.isolation import PrivateNetwork, hiding_available, priva
 from fedgg.flower.local.processes import StartedProcess, flower_environment, is_running, supervised
 from fedgg.flower.local.setup import LOOPBACK, FederationFolder, Listening, free_ports, is_loopback, prepare
 from fedgg.flower.send_and_receive import NO_REPLY
-from fedgg.lab.build import load_data
 from fedgg.lab.config import Experiment
 from fedgg.lab.dry_run import try_to_build
+from fedgg.lab.federated_data import load_data
 from fedgg.lab.observer import Observer
 from fedgg.lab.store import Store
 from fedgg.output_files import writing_to

@@ -18,11 +18,11 @@ from fedgg.engines.gpu.graphs import prefix_sizes
 from fedgg.engines.gpu.stacked import stack_bytes
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
+from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.parallel_runs import run_together
 from fedgg.lab.run_processes import Job
 from fedgg.lab.run_state import begin, close, next_job, play_round
 from fedgg.lab.runner import run
-from fedgg.lab.torch_settings import arithmetic
 
 DEVICES = [
     "cpu",

@@ -26,9 +26,8 @@ from fedgg.engines.workers.engine import cores
 from fedgg.engines.workers.pool import StartMethod
 from fedgg.engines.workers.requests import Request, RequestStream
 from fedgg.errors import UserError
-from fedgg.lab.build import ModelGiven, build
+from fedgg.lab.build import Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
-from fedgg.lab.federation import Federation
 from fedgg.lab.observer import Observer
 from fedgg.lab.run_state import State, begin, close, next_job, train
 from fedgg.lab.runner import run

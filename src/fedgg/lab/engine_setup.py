@@ -1,8 +1,10 @@
-"""Which engine trains an experiment: the one it names where that works, else the fastest that does, and why."""
+"""How an experiment is computed: which engine trains it and why, and torch's settings during a run."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +26,9 @@ class Choice:
 
 
 def choose(experiment: Experiment, net: Net, examples: int, chosen_because: str | None = None) -> Choice:
-    """`examples`: how many a round trains on, over all epochs.
+    """The engine that the experiment names where that can train the model, else the fastest one that can.
+
+    `examples`: how many a round trains on, over all epochs.
 
     `chosen_because`: why a study has put the engine that the experiment names into the place of `auto`.
     """
@@ -76,10 +80,21 @@ def _obstacle(net: Net) -> str:
     return "torch.func.vmap has no rule for one of its layers, or gives other numbers"
 
 
-def channels_last(experiment: Experiment, choice: Choice) -> bool:
-    """Whether images lie pixel by pixel in memory, which is what tensor cores like best."""
-    return choice.name == "streams" and experiment.engine.precision in ("tf32", "bf16")
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32}
 
 
-def products(experiment: Experiment) -> torch.dtype | None:
-    return torch.bfloat16 if experiment.engine.precision == "bf16" else None
+@contextmanager
+def arithmetic(experiment: Experiment) -> Iterator[None]:
+    """TF32, deterministic kernels and threads as in the section [engine]; the user's settings come back afterwards."""
+    engine, matmul, cudnn = experiment.engine, torch.backends.cuda.matmul, torch.backends.cudnn
+    threads = torch.get_num_threads()
+    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark)
+    coarse = engine.precision in ("tf32", "bf16")
+    torch.set_num_threads(engine.threads_in_use)
+    matmul.allow_tf32, cudnn.allow_tf32 = coarse, coarse
+    cudnn.deterministic, cudnn.benchmark = engine.deterministic, not engine.deterministic
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+        torch.set_num_threads(threads)

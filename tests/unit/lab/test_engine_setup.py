@@ -19,12 +19,11 @@ from fedgg.errors import UserError
 from fedgg.lab import parallel_runs
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.engine_choice import choose
+from fedgg.lab.engine_setup import arithmetic, choose
 from fedgg.lab.observer import Observer
 from fedgg.lab.run_processes import Job
 from fedgg.lab.runner import run
 from fedgg.lab.study import Study, run_study
-from fedgg.lab.torch_settings import arithmetic
 from fedgg.models.paper_models import cnn, mlp, vgg16
 from fedgg.runfolder.read import read_run
 

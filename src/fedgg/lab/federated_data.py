@@ -1,0 +1,246 @@
+"""The data of a federation: loaded, split over the clients, and described for the run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgg.core.sampling import stream
+from fedgg.data.arrays import from_arrays
+from fedgg.data.catalog import data_folder
+from fedgg.data.dataset import Dataset, load
+from fedgg.data.partition import Partition, partition
+from fedgg.errors import UserError
+from fedgg.lab.config import Experiment
+from fedgg.lab.name_resolution import data_function, split_function
+from fedgg.registry import accepted_settings, names_code
+
+Positions = NDArray[np.int64]
+DataGiven = Dataset | tuple[Any, Any, Any, Any] | tuple[Any, Any, Any, Any, Any]
+
+
+# Loading -------------------------------------------------------------------------------------------------------------
+
+
+def load_data(source: str, folder: Path | None = None) -> Dataset:
+    """The data set that `data.source` names: a registered one, or what a function of user code returns."""
+    if not names_code(source):
+        return load(source, folder)
+    function = data_function(source)
+    try:
+        arguments = {"folder": data_folder(folder)} if "folder" in accepted_settings(function) else {}
+        return dataset_of(function(**arguments), source.rpartition(":")[2])
+    except UserError as error:
+        raise UserError(f"data.source = {source!r}: {error}") from error
+    except Exception as error:  # user code can raise anything
+        raise UserError(f"data.source = {source!r} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def dataset_of(data: DataGiven, name: str = "arrays") -> Dataset:
+    """A data set as it was handed in from Python, or returned by user code."""
+    if isinstance(data, Dataset):
+        return data
+    if not isinstance(data, tuple | list) or len(data) not in (4, 5):
+        raise UserError(
+            "data must be (x_train, y_train, x_test, y_test), and fifth, if you like, the client of each training "
+            "example; a data set's name goes into the experiment"
+        )
+    return from_arrays(*data[:4], name=name, clients=data[4] if len(data) == 5 else None)
+
+
+def with_given_clients(
+    experiment: Experiment, data: DataGiven | None = None, data_folder: Path | None = None
+) -> Experiment:
+    """Under split.scheme = 'given' the data say how many clients there are, where split.clients does not."""
+    if experiment.clients_are_known:
+        return experiment
+    dataset = load_data(experiment.data.source, data_folder) if data is None else dataset_of(data)
+    if dataset.owners is None:
+        return experiment  # the split says what is missing
+    return experiment.changed({"split.clients": int(dataset.owners.max()) + 1})
+
+
+# Which client holds which examples -----------------------------------------------------------------------------------
+
+
+def split_of(experiment: Experiment, dataset: Dataset) -> Partition:
+    """Which example goes to which client."""
+    split = experiment.split
+    if split.scheme == "given" and dataset.owners is None:
+        raise UserError(
+            f"split.scheme = 'given': {dataset.name} does not say which client holds what; put an array `clients` "
+            f"beside y_train into the .npz file, or hand it in as the fifth of data=(...)"
+        )
+    try:
+        return partition(
+            split.scheme,
+            dataset.y_train.cpu().numpy(),
+            split.clients,
+            experiment.seed,
+            min_examples=split.min_examples,
+            allow_empty=split.allow_empty,
+            owners=None if dataset.owners is None else dataset.owners.numpy(),
+            function=split_function(split),
+            **split.scheme_settings,
+        )
+    except Exception as error:
+        if isinstance(error, UserError) or not names_code(split.scheme):
+            raise
+        # User code can raise anything.
+        raise UserError(f"split.scheme = {split.scheme!r} failed: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Holdings:
+    """Positions in the training set, each in one place; none of these examples is in the test set."""
+
+    clients: tuple[Positions, ...]
+    held_out: tuple[Positions, ...]
+    proxy: Positions
+
+
+def holdings(experiment: Experiment, split: Partition) -> Holdings:
+    """The split, less what the server takes (`data.proxy`) and what clients hold out (`data.holdout`)."""
+    none = np.empty(0, np.int64)
+    clients, held_out, proxy = split.indices, (none,) * len(split.indices), none
+    if experiment.data.proxy:
+        clients, proxy = _without_proxy(experiment, split)
+    if experiment.data.holdout:
+        clients, held_out = _hold_out(experiment, clients)
+    return Holdings(clients, held_out, proxy)
+
+
+def _without_proxy(experiment: Experiment, split: Partition) -> tuple[tuple[Positions, ...], Positions]:
+    """The server's examples are drawn from all clients alike, except those that have no more to spare."""
+    wanted = experiment.data.proxy
+    owners = np.repeat(np.arange(len(split.indices)), split.sizes)
+    examples = np.concatenate(split.indices)
+    spare = split.sizes - max(experiment.split.min_examples, 1)
+    taken: list[int] = []
+    for place in stream(experiment.seed, "proxy").permutation(len(examples)):
+        if spare[owners[place]] > 0:
+            spare[owners[place]] -= 1
+            taken.append(int(examples[place]))
+        if len(taken) == wanted:
+            break
+    if len(taken) < wanted:
+        raise UserError(
+            f"data.proxy = {wanted} is more than the {len(taken)} examples clients can spare "
+            f"(split.min_examples = {experiment.split.min_examples}): take fewer"
+        )
+    proxy = np.sort(np.array(taken, dtype=np.int64))
+    return tuple(examples[~np.isin(examples, proxy)] for examples in split.indices), proxy
+
+
+def _hold_out(
+    experiment: Experiment, clients: Sequence[Positions]
+) -> tuple[tuple[Positions, ...], tuple[Positions, ...]]:
+    """Each client's training examples, and those it holds out (at least one where it has two or more)."""
+    train, held_out = [], []
+    for client, examples in enumerate(clients):
+        share = round(experiment.data.holdout * len(examples))
+        count = min(max(share, 1), len(examples) - 1) if len(examples) > 1 else 0
+        order = stream(experiment.seed, "holdout", client).permutation(len(examples))
+        held_out.append(np.sort(examples[order[:count]]))
+        train.append(np.sort(examples[order[count:]]))
+    return tuple(train), tuple(held_out)
+
+
+# What a run folder says of the data ----------------------------------------------------------------------------------
+
+Keeper = Literal["here", "nodes"]
+
+
+class Origin(Protocol):
+    """What this process knows of the data: all of them, or, where clients are on nodes, what these report."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def labels_are_words(self) -> bool: ...
+    @property
+    def client_names(self) -> tuple[str, ...] | None:
+        """By client, where the data give them names and the split is theirs."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the data, so that a resumed run notices others."""
+
+    @property
+    def keeper(self) -> Keeper:
+        """Where client state is kept between rounds: in this run's folder, or on the clients' nodes."""
+
+    def split_hash(self) -> str: ...
+    def described(self) -> dict[str, Any]:
+        """The content of partition.json."""
+
+    def positions(self) -> dict[str, NDArray[np.int64]]:
+        """The content of partition.npz."""
+
+
+@dataclass(frozen=True, eq=False)
+class WholeData:
+    """A data set and its split, both in this process."""
+
+    dataset: Dataset
+    partition: Partition
+    proxy: Positions = field(default_factory=lambda: np.empty(0, np.int64))  # the server's examples
+    keeper: Keeper = "here"
+    name: str = field(init=False)
+    shape: tuple[int, ...] = field(init=False)
+    classes: tuple[str, ...] = field(init=False)
+    labels_are_words: bool = field(init=False)
+    client_names: tuple[str, ...] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        data = self.dataset
+        known: dict[str, Any] = {
+            "name": data.name,
+            "shape": data.shape,
+            "classes": data.classes,
+            "labels_are_words": data.words,
+            "client_names": data.client_names if self.partition.scheme == "given" else None,
+        }
+        for key, value in known.items():
+            object.__setattr__(self, key, value)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.dataset.fingerprint  # computed where it is read: a run without a folder does not need it
+
+    def split_hash(self) -> str:
+        return self.partition.hash()
+
+    def described(self) -> dict[str, Any]:
+        """How many examples of which class each client has, and the server where it has any."""
+        labels, classes, names = self.dataset.y_train.cpu().numpy(), len(self.classes), self.client_names
+        content = {
+            "scheme": self.partition.scheme,
+            "hash": self.partition.hash(),
+            "classes": list(self.classes),
+            "counts": self.partition.counts(labels, classes).tolist(),
+        }
+        if names is not None:
+            content["names"] = list(names)
+        if len(self.proxy):
+            content["proxy"] = np.bincount(labels[self.proxy], minlength=classes).tolist()
+        return content
+
+    def positions(self) -> dict[str, NDArray[np.int64]]:
+        split = self.partition
+        return {"examples": np.concatenate(split.indices), "sizes": split.sizes, "proxy": self.proxy}
+
+
+def splits_alone(experiments: Sequence[Experiment], data_folder: Path | None = None) -> list[dict[str, Any]]:
+    """The splits of experiments on one data set, without anything else of them."""
+    dataset = load_data(experiments[0].data.source, data_folder)
+    return [WholeData(dataset, split_of(experiment, dataset)).described() for experiment in experiments]
