@@ -21,7 +21,7 @@ def facts(kind: type[Algorithm]) -> list[str]:
     work = f", and {cost.arithmetic:.3g} times its arithmetic with 5 local epochs" if cost.arithmetic > 1 else ""
     about = {
         "sent besides model and update": cost.sent,
-        "kept besides the server's model": cost.kept,
+        "stored besides the server's model": cost.kept,
         "bytes a round": f"{'' if cost.bytes == 1 else f'{cost.bytes:g} times '}FedAvg's{work}",
         "defaults": defaults(kind),
         "neutral": neutral(kind),

@@ -87,7 +87,7 @@ def _costs(kind: type[Algorithm]) -> Table:
         notes.append("It needs examples at the server (data.proxy), at which the server looks once a round.")
     if kind.needs_representation:
         notes.append("It needs a model that says what it makes of its inputs before its last layer.")
-    columns = ("with", "sent besides model and update", "kept besides the server's model", "bytes", "work")
+    columns = ("with", "sent besides model and update", "stored besides the server's model", "bytes", "work")
     return Table("what it costs", columns, rows, tuple(notes))
 
 
@@ -195,7 +195,7 @@ def _cost_table(algorithms: Mapping[str, type[Algorithm]]) -> Table:
         f"{looking}: the server also takes the gradient of each of its own examples (data.proxy), once a round.",
         f"Clients count by their examples; each the same with {equal}.",
     )
-    columns = ("name", "sent besides model and update", "kept besides the server's model", "bytes", "work")
+    columns = ("name", "sent besides model and update", "stored besides the server's model", "bytes", "work")
     return Table("what they cost", columns, rows, notes)
 
 
