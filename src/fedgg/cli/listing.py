@@ -20,7 +20,7 @@ from fedgg.registry import first_line
 from fedgg.report.tables import Table
 
 if TYPE_CHECKING:
-    from fedgg.check.cost import Price
+    from fedgg.check.cost import Cost
     from fedgg.core.algorithm import Algorithm
     from fedgg.registry import Registry
 
@@ -74,7 +74,7 @@ def _costs(kind: type[Algorithm]) -> Table:
 
     usual = kind()
     found = dict(_costs_by_setting(kind))
-    rows = tuple((words, p.sent, p.kept, f"{p.bytes:g}", f"{p.arithmetic:.3g}") for words, p in found.items())
+    rows = tuple((words, p.sent, p.stored, f"{p.bytes:g}", f"{p.arithmetic:.3g}") for words, p in found.items())
     notes = [
         "Each is as long as the model but for what is marked as a number.",
         "bytes: a round's, in times FedAvg's, which are two models a client: 8 bytes a parameter in fp32.",
@@ -91,14 +91,14 @@ def _costs(kind: type[Algorithm]) -> Table:
     return Table("what it costs", columns, rows, tuple(notes))
 
 
-def _costs_by_setting(kind: type[Algorithm]) -> Iterator[tuple[str, Price]]:
-    from fedgg.check.cost import price
+def _costs_by_setting(kind: type[Algorithm]) -> Iterator[tuple[str, Cost]]:
+    from fedgg.check.cost import cost_of
 
-    usual = price(kind())
+    usual = cost_of(kind())
     yield "its defaults", usual
     for words, one in _choices(kind):
         try:
-            other = price(one)
+            other = cost_of(one)
         except (RuntimeError, ValueError):  # a choice that needs another one beside it
             continue
         if other != usual:
@@ -182,10 +182,10 @@ def part_tables() -> list[Table]:
 
 def _cost_table(algorithms: Mapping[str, type[Algorithm]]) -> Table:
     """What each sends, keeps and computes, seen by letting it play two rounds."""
-    from fedgg.check.cost import EPOCHS, price
+    from fedgg.check.cost import EPOCHS, cost_of
 
-    found = {name: price(kind()) for name, kind in algorithms.items()}
-    rows = tuple((name, p.sent, p.kept, f"{p.bytes:g}", f"{p.arithmetic:.3g}") for name, p in found.items())
+    found = {name: cost_of(kind()) for name, kind in algorithms.items()}
+    rows = tuple((name, p.sent, p.stored, f"{p.bytes:g}", f"{p.arithmetic:.3g}") for name, p in found.items())
     looking = ", ".join(name for name, kind in algorithms.items() if kind.needs_proxy)
     equal = ", ".join(f"{name}:{key}" for name, key in _counting_clients_equally(algorithms))
     notes = (
