@@ -96,7 +96,7 @@ def test_choices_that_change_the_price_are_shown(monkeypatch: pytest.MonkeyPatch
     assert "direction=sent down: update server: update 1.5 1" in text
     assert "first_step=push" not in text
     assert "plain, exact, after)" in told("scaffold", monkeypatch)
-    assert "with variate_mean=uniform, each the same" in told("scaffold", monkeypatch)
+    assert "with variate_mean=uniform, equally" in told("scaffold", monkeypatch)
     assert "--set data.proxy=" in told("fedcl", monkeypatch)
 
 
@@ -105,7 +105,7 @@ def test_an_algorithm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "algorithm.radius" in told(f"{example}:MyAlgorithm", monkeypatch)
     own = tmp_path / "broken.py"
     own.write_text(example.read_text().replace("return {", "raise ZeroDivisionError('odd')\n        return {"))
-    with pytest.raises(UserError, match=r"cannot be played \(ZeroDivisionError: odd\): `fedgg check"):
+    with pytest.raises(UserError, match=r"cannot run two rounds \(ZeroDivisionError: odd\): see `fedgg check"):
         told(f"{own}:MyAlgorithm", monkeypatch)
     with pytest.raises(UserError, match="unknown algorithm 'fedag': did you mean 'fedavg'"):
         told("fedag", monkeypatch)
