@@ -51,7 +51,7 @@ class FedGG(Algorithm):
     scope: Literal["model", "layer"] = setting("model", "one cosine for the model, or one for each layer", "Eq. 5")
     direction: Literal["received", "sent"] = setting(
         "received",
-        "received: a client subtracts the last model it received (no extra bytes); sent: the server sends it",
+        "received: a client subtracts the last model it received (no bytes); sent: the server sends the direction",
         "paper, Sec. 3.3",
     )
 

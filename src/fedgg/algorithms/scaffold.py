@@ -35,7 +35,9 @@ class SCAFFOLD(Algorithm):
     when: ClassVar[str] = "the same clients take part often and can store a model; twice the traffic"
 
     correction: Literal["plain", "exact", "after"] = setting(
-        "exact", "how it is combined with local momentum", "measured: docs/decisions/0003-scaffold-default.md"
+        "exact",
+        "how the correction is combined with local momentum",
+        "measured: docs/decisions/0003-scaffold-default.md",
     )
     variate_mean: Literal["share", "uniform"] = setting(
         "share", "which mean the server's variate is", "the same weights as the models' mean; the paper: uniform"
