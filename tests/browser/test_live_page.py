@@ -53,7 +53,7 @@ class Gate:
 def test_the_page_grows_with_the_run(open_page: Callable[..., Any], served: LivePage, tmp_path: Path) -> None:
     page = open_page(served.address, offline=False, wait="#answer")
     assert "No run yet" in page.inner_text("#title")
-    assert "no such folder (yet)" in page.inner_text("#troubles")
+    assert "does not exist (yet)" in page.inner_text("#troubles")
     gate = Gate()
     runner = gate.play(tmp_path / "run")
     try:

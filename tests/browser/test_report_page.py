@@ -535,7 +535,7 @@ def test_a_hundred_clients(open_page: Callable[..., Any], tmp_path: Path) -> Non
     marks = "document.querySelector('#clients .plot').data.filter((trace) => trace.mode === 'markers').length"
     until(page, f"{marks} === 2")
     page.fill("#client", "100")
-    until(page, "document.querySelector('#clients').innerText.includes('There is no value of client 100')")
+    until(page, "document.querySelector('#clients').innerText.includes('have no value of client 100')")
     plain_words(page)
 
 

@@ -96,7 +96,7 @@ DIVERGES = {("scaffold plain share", p) for p in (QUADRATICS, "learns real digit
 
 def _expensive(which: str, what: str) -> bool:
     always = which in ("fedgg fixed epsilon", "fedgg sent layer push", "scaffold exact uniform")
-    if what in ("neutral setting is FedAvg, bit for bit", "resumed is uninterrupted, bit for bit") and always:
+    if what in ("neutral setting is FedAvg, bit for bit", "resumed equals uninterrupted, bit for bit") and always:
         return False
     whole_runs = (*list(PROPERTIES)[8:11], *list(PROPERTIES)[12:])
     return what == QUADRATICS or (what in whole_runs and SETTINGS[which] != type(SETTINGS[which])())
@@ -521,9 +521,9 @@ class ForgetsAbsentees(Algorithm):
         return super().aggregate(w, up, share, server)[0], {"round": server.memory["round"] + 1}
 
 
-ALONE = "rows never look at each other"
-ALWAYS = "arguments are left alone"
-AGAIN = "called again, the same comes out"
+ALONE = "rows are independent"
+ALWAYS = "arguments are not modified"
+AGAIN = "repeated calls give the same result"
 CAUGHT: list[tuple[type[Algorithm], str]] = [
     (InPlaceW, ALWAYS),
     (InPlaceNotes, ALWAYS),
@@ -552,10 +552,10 @@ CAUGHT: list[tuple[type[Algorithm], str]] = [
     (HiddenBetweenHooks, AGAIN),
     (HiddenFirstRun, AGAIN),
     (HiddenServerMomentum, AGAIN),
-    (HiddenServerMomentum, "resumed is uninterrupted, bit for bit"),
-    (HiddenServerMomentum, "resumed is uninterrupted, bit for bit"),
-    (DividesByDrift, "finite where there is no gradient"),
-    (DividesByUpdate, "finite where there is no gradient"),
+    (HiddenServerMomentum, "resumed equals uninterrupted, bit for bit"),
+    (HiddenServerMomentum, "resumed equals uninterrupted, bit for bit"),
+    (DividesByDrift, "finite at zero gradient"),
+    (DividesByUpdate, "finite at zero gradient"),
     (DividesByExamplesLessOne, "a client of one example"),
     (WrongNeutral, "neutral setting is FedAvg, bit for bit"),
     (AlmostNeutral, "neutral setting is FedAvg, bit for bit"),
@@ -593,7 +593,7 @@ def test_the_property_catches_what_breaks_it(kind: type[Algorithm], what: str) -
         (AssignsUp, ALWAYS, r"^aggregate\(\) assigns up\['delta'\]: "),
         (AssignsServerMemory, ALWAYS, r"^aggregate\(\) assigns server\.memory\['v'\]: "),
         (AssignsItsSetting, ALWAYS, r"^finish\(\) assigns self\.mu: "),
-        (HiddenServerMomentum, AGAIN, r"^aggregate\(\) gives something else when it is called again"),
+        (HiddenServerMomentum, AGAIN, r"^aggregate\(\) returns something else when called again"),
         (DrawsAtRandom, AGAIN, r"^steer\(\) draws from torch's global random numbers"),
         (DrawsFromNumpy, AGAIN, r"^aggregate\(\) draws from NumPy's global random numbers"),
         (DrawsFromPython, AGAIN, r"^client_memory\(\) draws from Python's global random numbers"),

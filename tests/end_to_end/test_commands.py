@@ -238,7 +238,7 @@ def test_open_without_a_browser_says_so(browser: str) -> None:
     ("words", "complaint"),
     [
         (["report"], "name at least one folder of runs"),
-        (["report", "nowhere"], "there is no nowhere"),
+        (["report", "nowhere"], "nowhere does not exist"),
         (["report", "empty"], "there is nothing to report: empty: it holds no run"),
         (["watch"], "name at least one folder of runs"),
     ],

@@ -189,7 +189,9 @@ def test_mistakes_before_the_first_run(ask: Callable[[], object], complaint: str
 
 def test_its_folder_says_how_to_go_on(tmp_path: Path) -> None:
     fedgg.compare([fedgg.FedAvg(), fedgg.FedGG()], SMALL, seeds=[0], data=table(), model=model, out=tmp_path / "kept")
-    with pytest.raises(UserError, match=r"to go on, call again: fedgg\.compare\(\.\.\., out='.*kept'\), from Python"):
+    with pytest.raises(
+        UserError, match=r"to continue, call again: fedgg\.compare\(\.\.\., out='.*kept'\), from Python"
+    ):
         refuse_a_study(tmp_path / "kept")
 
 

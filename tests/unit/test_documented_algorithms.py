@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedgg.algorithms import ALGORITHMS
-from fedgg.check.cost import price
+from fedgg.check.cost import cost_of
 from fedgg.core.algorithm import Algorithm
 
 DOCS = Path(__file__).parents[2] / "docs" / "algorithms.md"
@@ -17,11 +17,11 @@ DOCS = Path(__file__).parents[2] / "docs" / "algorithms.md"
 
 def facts(kind: type[Algorithm]) -> list[str]:
     """The table of an algorithm's section, line by line."""
-    cost = price(kind())
+    cost = cost_of(kind())
     work = f", and {cost.arithmetic:.3g} times its arithmetic with 5 local epochs" if cost.arithmetic > 1 else ""
     about = {
         "sent besides model and update": cost.sent,
-        "kept besides the server's model": cost.kept,
+        "stored besides the server's model": cost.stored,
         "bytes a round": f"{'' if cost.bytes == 1 else f'{cost.bytes:g} times '}FedAvg's{work}",
         "defaults": defaults(kind),
         "neutral": neutral(kind),

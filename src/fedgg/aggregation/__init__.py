@@ -1,6 +1,6 @@
-"""Between the clients' messages and an algorithm's `aggregate`: privacy, robust aggregation rules, and attacks.
+"""Applied to the clients' messages before an algorithm's `aggregate`: privacy, robust aggregation rules, and attacks.
 
-They work with every algorithm and every engine (`core.server`).
+They are independent of algorithm and engine (`core.server`).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Byzantine clients: simulated attacks, and robust aggregation rules, with which a minority cannot determine the mean.
+"""Byzantine clients: simulated attacks, and robust aggregation rules, which limit the influence of a minority.
 
     median        each coordinate's median over clients                              Yin et al., ICML 2018, Def. 1
     trimmed mean  each coordinate's mean without its trim K largest and smallest       Yin et al., ICML 2018, Def. 2
     norm clip     the mean of updates no longer than a bound                                Sun et al., 2019, Sec. 3
 
-The first two weight clients equally, since an example count is a claim an attacker can make; `aggregate` receives K
-equal rows, the result. Norm clipping keeps the row of every client and its share by examples.
+The first two weight clients equally, since an attacker could claim any number of examples; `aggregate` receives K
+copies of the result. Norm clipping keeps the row of every client and its share by examples.
 
-Attackers train like the others and send something else:
+Attackers train like the other clients and replace what they send:
 
     sign_flip  - scale times the update
     noise      normal numbers of standard deviation `scale` instead of the update (Blanchard et al., NeurIPS 2017)
@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgg.aggregation.privacy import lengths, refuse_what_is_no_vector, within
+from fedgg.aggregation.privacy import clip_factors, lengths, require_model_vectors
 from fedgg.core.client_rows import Rows
 from fedgg.core.local import LocalEnd
 from fedgg.core.sampling import stream
@@ -46,11 +46,11 @@ class CoordinateMedian(Collector):
 
 @dataclass(frozen=True)
 class TrimmedMean(Collector):
-    """Each coordinate's mean over the clients that are neither among its largest nor among its smallest."""
+    """Each coordinate's mean over the clients, without the largest and the smallest values."""
 
     counts_equally: ClassVar[bool] = True
 
-    trim: float = 0.2  # share of the clients that is removed at either end
+    trim: float = 0.2  # share of the clients that is removed at each end
 
     def collect(self, sent: Sent) -> tuple[Rows, Tensor]:
         clients = len(sent.share)
@@ -63,37 +63,37 @@ class TrimmedMean(Collector):
 
 @dataclass(frozen=True)
 class NormClip(Collector):
-    """Each entry of a client's message no longer than `clip`, or than the median of the cohort's lengths.
+    """Each entry of a client's message, clipped to the length `clip` or to the median of the cohort's lengths.
 
-    Entry by entry: under one bound for all of them together, a short one would leave room for a long other.
+    Entries are clipped separately: under one bound for the whole message, a short entry would allow a longer other one.
     """
 
     clip: float | None = None
 
     def check(self, up: Rows, parameters: int) -> None:
         way_out = "take robust.rule = 'median' or 'trimmed_mean', or another algorithm"
-        refuse_what_is_no_vector("robust.rule = 'norm_clip'", up, parameters, way_out)
+        require_model_vectors("robust.rule = 'norm_clip'", up, parameters, way_out)
 
     def collect(self, sent: Sent) -> tuple[Rows, Tensor]:
-        return {name: self._shortened(rows) for name, rows in sent.up.items()}, sent.share
+        return {name: self._clipped(rows) for name, rows in sent.up.items()}, sent.share
 
-    def _shortened(self, rows: Tensor) -> Tensor:
+    def _clipped(self, rows: Tensor) -> Tensor:
         length = lengths([rows])
-        return rows * within(median(length) if self.clip is None else self.clip, length).to(rows.dtype)
+        return rows * clip_factors(median(length) if self.clip is None else self.clip, length).to(rows.dtype)
 
 
 def trimmed_clients(trim: float, clients: int) -> int:
-    """How many are removed at either end."""
-    return int(trim * clients + 1e-9)  # 0.29 of 100 is 29, though not in binary
+    """The number of clients removed at each end."""
+    return int(trim * clients + 1e-9)  # 0.29 * 100 is 28.999... in binary
 
 
 def median(rows: Tensor) -> Tensor:
-    """Over clients, `[1, ...]`; halves are added, since two large numbers may have no sum."""
+    """Over clients, `[1, ...]`; halves are added, since the sum of two large numbers may overflow."""
     ordered = rows.sort(dim=0).values
     low, high = ordered[(len(rows) - 1) // 2], ordered[len(rows) // 2]
     if len(rows) % 2:
         return low[None].clone()
-    # Held between the two: half of the smallest number there is would be none.
+    # Clamped between the two: half of the smallest subnormal number rounds to zero.
     return (low / 2 + high / 2).clamp(low, high)[None]
 
 
@@ -109,12 +109,12 @@ class Attack:
 
     @classmethod
     def draw(cls, kind: Kind, scale: float, count: int, clients: NDArray[np.int64], seed: int) -> Attack:
-        """The same attackers in every round, drawn from these clients: all that can take part."""
-        drawn = stream(seed, "attack").choice(clients, size=count, replace=False)
-        return cls(kind, scale, frozenset(int(client) for client in drawn), seed)
+        """The attackers of all rounds, drawn from `clients`, those that can take part."""
+        attackers = stream(seed, "attack").choice(clients, size=count, replace=False)
+        return cls(kind, scale, frozenset(int(client) for client in attackers), seed)
 
     def act(self, ends: Mapping[int, LocalEnd | Lost], round_: int) -> dict[int, LocalEnd | Lost]:
-        """What reaches the server; what clients keep for themselves is left alone."""
+        """The messages that reach the server; client state is not changed."""
         return {
             client: replace(end, up=self._sent(end.up, round_, client))
             if client in self.clients and isinstance(end, LocalEnd)
@@ -134,5 +134,5 @@ class Attack:
 
 
 def _normal(numbers: np.random.Generator, rows: Tensor, scale: float) -> Tensor:
-    drawn = torch.from_numpy(scale * numbers.standard_normal(tuple(rows.shape)))
-    return drawn.to(dtype=rows.dtype, device=rows.device)
+    noise = torch.from_numpy(scale * numbers.standard_normal(tuple(rows.shape)))
+    return noise.to(dtype=rows.dtype, device=rows.device)

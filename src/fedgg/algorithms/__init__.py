@@ -1,4 +1,4 @@
-"""One paper, one file; and the names under which they are known."""
+"""The algorithms, one file per paper, and the registry of their names."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from fedgg.core.sampling import Work
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
-    """Differs from FedAvg: nowhere. It is the interface as it stands."""
+    """Differs from FedAvg: not at all; the defaults of the interface are FedAvg."""
 
-    when: ClassVar[str] = "first, always: whatever is more must be worth it"
+    when: ClassVar[str] = "always, as the baseline of every comparison"
 
     def neutral(self) -> FedAvg:
         return self
@@ -32,7 +32,7 @@ class FedAvg(Algorithm):
 class FedSGD(Algorithm):
     """Differs from FedAvg: one local step on all of a client's examples. Its learning rate is then the server's."""
 
-    when: ClassVar[str] = "as the yardstick without drift: it needs far more rounds"
+    when: ClassVar[str] = "as a baseline without client drift; it needs far more rounds"
 
     def work(self, work: Work) -> Work:
         return Work(epochs=1, batch=None)

@@ -22,7 +22,7 @@ from fedgg.core.client_rows import Rows, weighted_sum
 class FedAvgM(Algorithm):
     """Differs from FedAvg: the server's step has momentum. Neutral at momentum 0, server_lr 1."""
 
-    when: ClassVar[str] = "few clients a round, so that updates jump from round to round; nothing more travels"
+    when: ClassVar[str] = "few clients a round, so that updates vary from round to round; no extra traffic"
 
     momentum: Number = setting(0.9, "server momentum beta", "Hsu et al. 2019, Sec. 4.3: the setting shown throughout")
     server_lr: Number = setting(1.0, "server learning rate", "Hsu et al. 2019: 1")

@@ -3,24 +3,25 @@
     w_i <- w_i - lr (alpha grad + (1 - alpha) pace)                      K local steps
     pace <- sum_i p_i (w - w_i) / (K_i lr)                               the last global update, as a gradient
 
-The pace is sent with the model and is zero in the first round. Clients keep nothing and need not come back.
+The pace is sent with the model and is zero in the first round. There is no client state.
 
-It is FedGG's closest relative: both make the last global update act on every local step. FedGG turns the client's drift
-towards it (a cosine: the direction counts, not the length, and a drift that already follows is left alone), and a
-client can work the direction out from the model it received before. FedCM adds it whatever the client does, with its
-full length, and takes the client's own gradient back by as much. Sent it has to be: a client that was away for r rounds
-would find r updates in the difference of two models, and with (1 - alpha) r above 1 the clients' pace feeds itself.
+FedCM is close to FedGG: in both, the last global update acts on every local step. FedGG turns the client's drift
+towards it (through a cosine: its length has no effect, and neither has the term on a drift that already points that
+way), and a client can compute the direction from the model it received before. FedCM always adds the full update and
+scales the client's own gradient down by the same share. The update has to be sent: for a client that was absent for r
+rounds, the difference of two received models would hold r updates, and with (1 - alpha) r above 1 the pace would grow.
 
-The paper weighs clients the same; here they count by their examples, as in everything the library averages. It knows no
-local momentum either: with momentum b a pace is divided by what K steps are worth (a_K, `client.effective_steps`)
-instead of K, so that a constant gradient is its own pace. Divided by K it would come back a_K / K (up to 10 for b =
-0.9) times as long each round, and diverge. alpha is applied to the step, so that weight decay is part of the client's
-gradient, as in the paper.
+The paper weights clients equally; here they count by their examples, as in all averages of the library. The paper does
+not treat local momentum: with momentum b the pace is divided by the effective number of steps (a_K,
+`client.effective_steps`) instead of K, so that a constant gradient is its own pace. Divided by K it would return a_K /
+K (up to 10 for b = 0.9) times as long each round, and diverge. alpha is applied to the step, so that weight decay is
+part of the client's gradient, as in the paper.
 
-At rest, where clients take equally many steps, the pace is zero, and the fixed point is FedAvg's with alpha times the
-learning rate: nearer the optimum by examples. Where they take different numbers, which the paper does not have, each is
-divided by its own, so that the pace at rest is the mean gradient by examples, whoever stepped more: for small steps the
-model rests where alpha of FedAvg's pull (by examples times steps) and 1 - alpha of the pull by examples cancel.
+If all clients take the same number of steps, the pace is zero at the fixed point, which is FedAvg's with alpha times
+the learning rate: nearer the optimum by examples. With different numbers, which the paper does not treat, each update
+is divided by its own number, so that the pace at the fixed point is the mean gradient by examples, independent of the
+numbers: for small steps, alpha times FedAvg's pull (by examples times steps) and 1 - alpha times the pull by examples
+cancel there.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from fedgg.core.client_rows import Rows, weighted_sum
 class FedCM(Algorithm):
     """Differs from FedAvg: local gradients are mixed with the last global update. Neutral at alpha 1."""
 
-    when: ClassVar[str] = "few of many clients a round, and they keep nothing; half as much again travels"
+    when: ClassVar[str] = "few of many clients take part in a round; no client state, 1.5 times the traffic"
 
-    alpha: Number = setting(0.1, "share of the client's own gradient, above 0", "Xu et al. 2021: 0.1", positive=True)
+    alpha: Number = setting(0.1, "share of the client's gradient, above 0", "Xu et al. 2021: 0.1", positive=True)
 
     def neutral(self) -> FedCM:
         return replace(self, alpha=1.0)
@@ -56,7 +57,7 @@ class FedCM(Algorithm):
         return {"anchor": w, "pace": client.down["pace"]}
 
     def terms(self, client: Client) -> dict[str, Number]:
-        return {"pace": (1 - self.alpha) / self.alpha}  # `nudge` takes alpha of the whole
+        return {"pace": (1 - self.alpha) / self.alpha}  # `nudge` multiplies the sum by alpha
 
     def nudge(self, move: Tensor, w: Tensor, client: Client) -> Tensor:
         return self.alpha * move

@@ -2,18 +2,19 @@
 
     min_w  L_i(w) + lambda sum_{j != i} (w - w_j)^T diag(I_j) (w - w_j)
 
-with w_j the models the other clients ended the last round with and I_j the Fisher information of each on its own data:
-parameters that matter to others stay near what others made of them. As its authors propose, only two sums travel,
+with w_j the other clients' final models of the last round and I_j the Fisher information of each on its own data:
+parameters that are important to other clients stay near those clients' values. As its authors propose, two sums are
+sent,
 
     U = sum_j I_j,   V = sum_j I_j w_j,   and the gradient is 2 lambda (U_i w - V_i),
 
-U_i and V_i being the sums without the client's own part, which it keeps and subtracts. The sums are those of the last
-round's clients: who was not among them has nothing to subtract, and knows it by the number of the round.
+U_i and V_i being the sums without the client's own part, which it stores and subtracts. The sums are those of the last
+round's clients: a client that did not take part in it, by the stored round number, subtracts nothing.
 
-I_j is the empirical Fisher information (labels as they are), a mean over examples. Models are averaged by examples, as
-FedAvg's; in the sums every client counts the same, as the paper has it. The others' models are a round old, which keeps
-it off the optimum by examples by something of the order of lambda lr, even at one step a round. Local momentum needs no
-care: the term is the gradient of a penalty, and goes the way of the loss's own.
+I_j is the empirical Fisher information (with the true labels), a mean over examples. Models are averaged by examples,
+as in FedAvg; in the sums all clients count the same, as in the paper. The other models are one round old, so that even
+with one step a round the fixed point differs from the optimum by examples by the order of lambda lr. Local momentum
+needs no correction: the term is the gradient of a penalty.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from fedgg.core.client_rows import Rows, length
 
 @dataclass(frozen=True)
 class FedCurv(Algorithm):
-    """Differs from FedAvg: parameters that matter to other clients are held near those clients'. Neutral at lam 0."""
+    """Differs from FedAvg: parameters important to other clients are held near their values. Neutral at lam 0."""
 
-    when: ClassVar[str] = "clients forget each other's classes, and three times the traffic can be paid"
+    when: ClassVar[str] = "clients forget each other's classes, and three times the traffic is acceptable"
     look_passes: ClassVar[float] = 3.0  # the gradient of each example, once a round
 
-    lam: Number = setting(1.0, "weight of the penalty", "ours: the paper tunes it; of 0.01 to 10 on digits none hurts")
+    lam: Number = setting(1.0, "weight of the penalty", "ours: the paper tunes it; 0.01 to 10 do not hurt on digits")
 
     def neutral(self) -> FedCurv:
         return replace(self, lam=0.0)
@@ -50,11 +51,12 @@ class FedCurv(Algorithm):
         return server.memory
 
     def begin(self, w: Tensor, client: Client) -> Rows:
-        inside = client.memory["until"] == client.round
+        in_last_round = client.memory["until"] == client.round
         others = {
-            name: client.down[name] - torch.where(inside, client.memory[name], 0) for name in ("curvature", "weighted")
+            name: client.down[name] - torch.where(in_last_round, client.memory[name], 0)
+            for name in ("curvature", "weighted")
         }
-        # U w - V, taken apart into U (w - anchor) and a vector that stays as it is during the round.
+        # U w - V, split into U (w - anchor) and a vector that is constant during the round.
         return {"anchor": w, "curvature": others["curvature"], "pull": others["curvature"] * w - others["weighted"]}
 
     def terms(self, client: Client) -> dict[str, Number]:
@@ -64,11 +66,11 @@ class FedCurv(Algorithm):
         assert client.probe is not None
         up, _ = super().finish(w, client)
         fisher = client.probe.fisher(w)
-        own = {"curvature": fisher, "weighted": fisher * w}
-        return up | own, own | {"until": client.round + 1}
+        parts = {"curvature": fisher, "weighted": fisher * w}
+        return up | parts, parts | {"until": client.round + 1}
 
     def diagnostics(self, w: Tensor, client: Client) -> Rows:
-        """How far the client went, and the length of the penalty's gradient where it ended."""
+        """The length of the drift, and of the penalty's gradient at the client's final model."""
         penalty = self.steer(torch.zeros_like(w), w, client)
         return super().diagnostics(w, client) | {"penalty_gradient": length(penalty)}
 

@@ -5,20 +5,20 @@
     h   <- h - alpha (the mean, over all clients, of w_i - w)            zero for those that did not take part
     w   <- (the mean of this round's w_i) - h / alpha
 
-Neither g_i nor h needs alpha to be kept: with s_i the sum of all a client's updates and s the server's mean of them,
-g_i = -alpha s_i and h = -alpha s. So a client keeps s_i, the server s; the gradient has alpha (s_i + w_i - w) added,
-the new model is the mean plus s, and nothing is divided by alpha. Still alpha must not be zero: s would then push the
-server on while nothing pulled the clients back.
+g_i and h are stored without the factor alpha: with s_i the sum of all a client's updates and s the server's mean of
+them, g_i = -alpha s_i and h = -alpha s. So the client state is s_i, the server's s; alpha (s_i + w_i - w) is added to
+the gradient, the new model is the mean plus s, and nothing is divided by alpha. alpha must still be above zero: at zero
+s would move the server's model and no term would pull the clients back.
 
-At rest no client moves, so g_i is its gradient, and s is zero, so their mean is: the optimum, after however few local
-steps. Which mean decides which problem is solved: `share` weighs clients by their examples, as the rest of the library
-does; `uniform` counts every client the same, in the model's mean and in s, as the paper prints it. (The authors' code
-reaches the optimum by examples on another way: equal means, and for each client alpha divided by its share.) There is
-no setting at which it is FedAvg: already the first round's update counts twice, once through s.
+At the fixed point no client moves, so g_i is its gradient, and s is zero, so the mean gradient is zero: the optimum,
+for any number of local steps. Which mean is taken decides which problem is solved: `share` weights clients by their
+examples, as the rest of the library does; `uniform` counts every client the same, in the model's mean and in s, as the
+paper prints it. (The authors' code reaches the optimum by examples differently: equal means, and for each client alpha
+divided by its share.) No setting makes it FedAvg: already the first round's update counts twice, once through s.
 
-The paper knows no local momentum. Nothing here counts steps, so nothing has to be changed for it: s_i is made of where
-a client ended. s is an integral that forgets nothing, so single rounds can overshoot; and alpha adds to the curvature a
-client's own steps have to stand: lr alpha well below 2.
+The paper does not treat local momentum. The rule does not use the number of steps, so it needs no change: s_i is
+computed from a client's final models. s is a sum over all rounds, so single rounds can overshoot; and alpha adds to the
+curvature that local steps must be stable for: lr alpha well below 2.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from fedgg.core.client_rows import Rows, weighted_sum
 
 @dataclass(frozen=True)
 class FedDyn(Algorithm):
-    """Differs from FedAvg: clients and server remember their updates, which takes each client's own pull out."""
+    """Differs from FedAvg: clients and server sum up past updates, which corrects each client's drift."""
 
-    when: ClassVar[str] = "the same clients come back often: it ends at the optimum, and nothing more travels"
+    when: ClassVar[str] = "the same clients take part often: it ends at the optimum, with no extra traffic"
 
     alpha: Number = setting(
         0.01, "weight of the dynamic regulariser", "Acar et al. 2021: 0.01; they tried 0.001 to 0.1", positive=True
     )
     mean: Literal["share", "uniform"] = setting(
-        "share", "how clients count", "the same weights as everywhere here; the paper: uniform"
+        "share", "how clients are weighted", "the same weights as in the other algorithms; the paper: uniform"
     )
 
     def solves(self) -> Weighing:

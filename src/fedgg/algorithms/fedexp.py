@@ -3,15 +3,15 @@
     w <- w + step delta,    delta = sum_i p_i delta_i
     step = max(1, sum_i p_i |delta_i|^2 / (2 (|delta|^2 + epsilon)))
 
-Clients that disagree have updates that cancel in the mean; the more they do, the further the server goes along what is
-left. What it reads of the updates are their lengths, so local momentum is nothing to it. The paper writes equal
-clients; here they count by their examples, in the mean and in the lengths.
+Updates of clients that disagree partly cancel in the mean; the more they do, the larger the server's step along the
+mean. Only the lengths of updates are used, so local momentum needs no correction. The paper weights clients equally;
+here they count by their examples, in the mean and in the lengths.
 
-epsilon is a squared length and sets where extrapolation ends: the step is never longer than half the mean |delta_i|^2 /
-epsilon. Where clients' optima differ, updates cancel altogether at FedAvg's fixed point while their lengths stay: there
-the step grows without this floor, and the model circles. The paper therefore also shows the mean of the last two
-models. Ours shows the model itself; epsilon well below the clients' |delta_i|^2 is for models that can fit all clients
-at once.
+epsilon is a squared length and limits extrapolation: the step is at most max(1, half the mean |delta_i|^2 / epsilon).
+If the clients' optima differ, updates cancel completely at FedAvg's fixed point while their lengths do not vanish:
+without this floor the step would grow without bound, and the model oscillates. The paper therefore also shows the mean
+of the last two models; here the model itself is evaluated. An epsilon well below the clients' |delta_i|^2 is for models
+that can fit all clients at once.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fedgg.core.client_rows import Rows, dot, weighted_sum
 
 @dataclass(frozen=True)
 class FedExP(Algorithm):
-    """Differs from FedAvg: the server goes beyond the mean update where updates cancel. Neutral at infinite epsilon."""
+    """Differs from FedAvg: the server extrapolates the mean update if updates cancel. Neutral at infinite epsilon."""
 
-    when: ClassVar[str] = "the model can fit all clients at once and rounds are dear; nothing more travels"
+    when: ClassVar[str] = "the model can fit all clients at once and rounds are expensive; no extra traffic"
 
     epsilon: Number = setting(
         1e-3,

@@ -7,9 +7,9 @@ With u = w_i - w^r, g the last global update, hats for unit vectors and c = <g^,
 
     grad L_sup - (lambda / |u|) (g^ - c u^)
 
-so that under the adaptive weight |u| cancels, and nothing divides by a small number. Where the paper contradicts itself
-or stays silent, each reading has a name; docs/readings.md says what each does. Clients count by their examples, as in
-the paper; at rest the last global update is zero, and the fixed point is FedAvg's.
+so that under the adaptive weight |u| cancels, and nothing is divided by a small number. Each possible reading of an
+ambiguous or contradictory passage of the paper is a named setting; docs/readings.md describes them. Clients count by
+their examples, as in the paper; at the fixed point the last global update is zero, and the point is FedAvg's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EPSILON = 1e-8  # the floor under both lengths in torch.nn.functional.cosine_sim
 class FedGG(Algorithm):
     """Differs from FedAvg: the gradient turns a client's drift towards the last global update. Neutral at mu 0."""
 
-    when: ClassVar[str] = "labels are skewed and traffic is dear: clients keep a model, nothing more travels"
+    when: ClassVar[str] = "labels are skewed and traffic is expensive: clients store a model, no extra traffic"
 
     mu: Number = setting(0.01, "factor of the adaptive weight (Eq. 10)", "paper, Sec. 4.2: best of 0.001 to 1")
     lam: Number = setting(5e-8, "the fixed weight lambda, used when weight is fixed", "paper, Sec. 4.4: the best")
@@ -40,14 +40,14 @@ class FedGG(Algorithm):
     )
     first_step: Literal["skip", "epsilon", "push", "relative_push"] = setting(
         "skip",
-        "at u = 0. skip: no term; epsilon: PyTorch's clamped cosine (fixed weight only); push: carry the client "
-        "`push` along g^; relative_push: carry it `push` |g|",
+        "at u = 0. skip: no term; epsilon: PyTorch's clamped cosine (fixed weight only); push: move the client by "
+        "`push` along g^; relative_push: move it by `push` |g|",
         "Algorithm 1: m > 1",
     )
     push: Number = setting(
-        0.3, "length of the two pushes: what they move a client over the round, momentum included", "ours"
+        0.3, "length of the two pushes: how far they move a client over the round, momentum included", "ours"
     )
-    push_decay: Number = setting(1.0, "factor on the push after every round", "ours: 1, a push that stays")
+    push_decay: Number = setting(1.0, "factor on the push after every round", "ours: 1, a constant push")
     scope: Literal["model", "layer"] = setting("model", "one cosine for the model, or one for each layer", "Eq. 5")
     direction: Literal["received", "sent"] = setting(
         "received",
@@ -62,7 +62,7 @@ class FedGG(Algorithm):
         return {"update": torch.zeros_like(w)} if self.direction == "sent" else {}
 
     def client_memory(self, w: Tensor) -> Rows:
-        return {} if self.direction == "sent" else {"received": w}  # in its first round: g = 0, so no term
+        return {} if self.direction == "sent" else {"received": w}  # in a client's first round g = 0, so no term
 
     def send_down(self, w: Tensor, server: Server) -> Rows:
         return {"update": server.memory["update"]} if self.direction == "sent" else {}
@@ -97,14 +97,14 @@ class FedGG(Algorithm):
         return {"delta": w - anchor}, {} if self.direction == "sent" else {"received": anchor}
 
     def diagnostics(self, w: Tensor, client: Client) -> Rows:
-        """As they stand after the last local step: c, lambda, |u| and the last step's length.
+        """After the last local step: c, lambda, |u| and the last step's length.
 
-        Of the whole model, under `scope = "layer"` too: c is the cosine of the drift and the last global update.
+        Of the whole model, also with `scope = "layer"`: c is the cosine of the drift and the last global update.
         """
         drift = client.inner("drift", "drift").sqrt()
         if self.scope == "model":
             along, reach = client.inner("direction", "drift"), client.inner("direction", "direction").sqrt()
-        else:  # every layer of the note `direction` has length 1, so that together they point another way than g
+        else:  # each layer of the note `direction` has length 1, so the whole vector is not parallel to g
             update = self._last_update(client.notes["anchor"], client)
             along, reach = dot(update, client.vector("drift")), length(update)
         cosine = along / (drift * reach).clamp_min(torch.finfo(w.dtype).tiny)
@@ -117,11 +117,11 @@ class FedGG(Algorithm):
         return new, {"update": new - w} if self.direction == "sent" else server.memory
 
     def _last_update(self, anchor: Tensor, client: Client) -> Tensor:
-        """g, the last global update as this client knows it."""
+        """g, the last global update: received, or computed from the model received before."""
         return client.down["update"] if self.direction == "sent" else anchor - client.memory["received"]
 
     def _inverse(self, distance: Tensor) -> Tensor:
-        """1 / distance; at zero what the reading says: PyTorch's 1 / epsilon, or nothing at all."""
+        """1 / distance; at zero PyTorch's 1 / epsilon under `first_step = "epsilon"`, otherwise 0."""
         if self.first_step == "epsilon":
             return 1 / distance.clamp_min(EPSILON)
         return torch.where(distance > 0, 1 / distance, 0)

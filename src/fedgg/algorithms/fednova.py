@@ -1,14 +1,14 @@
 """FedNova: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Optimization, NeurIPS 2020.
 
-Clients that take more local steps move further, and FedAvg lets them count for more than their examples. FedNova
-divides each update by what its steps are worth, a_i, and lets the mean go as far as the clients went on average:
+Clients that take more local steps move further, so that in FedAvg they count for more than their examples. FedNova
+divides each update by its effective number of steps, a_i, and multiplies the mean by their average:
 
     w^{r+1} = w^r + tau sum_i p_i delta_i / a_i,    tau = sum_i p_i a_i,    p_i = n_i / n            (Eq. 7 and 9)
 
 Clients are weighted by their examples, as in the paper. Local momentum is in the paper too: with momentum b, a_i is the
-1-norm of the weights with which gradients enter the update, which is `client.effective_steps` (K for b = 0). Where
-every client takes the same number of steps, it is FedAvg but for rounding; what unequal curvature does to several local
-steps it leaves as it is, so on quadratics it ends at a fixed point that is near the optimum, not at it.
+1-norm of the weights with which gradients enter the update, which is `client.effective_steps` (K for b = 0). If all
+clients take the same number of steps, it is FedAvg up to rounding. It does not correct for unequal curvature over
+several local steps, so on quadratics its fixed point is near the optimum, not at it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedgg.core.client_rows import Rows, weighted_sum
 
 @dataclass(frozen=True)
 class FedNova(Algorithm):
-    """Differs from FedAvg: an update counts by the client's examples alone, however many steps made it."""
+    """Differs from FedAvg: an update counts by the client's examples, not also by its number of steps."""
 
     when: ClassVar[str] = "clients hold very different amounts of data and so take very different numbers of steps"
 

@@ -18,7 +18,7 @@ from fedgg.core.algorithm import Algorithm, Client, Number, setting
 class FedProx(Algorithm):
     """Differs from FedAvg: the gradient is pulled back to the global model. Neutral at mu 0."""
 
-    when: ClassVar[str] = "long local training carries clients far away; a large mu slows everybody down"
+    when: ClassVar[str] = "clients drift far in long local training; a large mu slows all clients down"
 
     mu: Number = setting(0.01, "weight of the proximal term", "the FedGG paper's setting; Li et al. tried 0.001 to 1")
 

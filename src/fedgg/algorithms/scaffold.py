@@ -4,15 +4,15 @@
     c_i+ = c_i - c + (w - w_i) / (K lr)
     c   <- c + the mean, over all clients, of c_i+ - c_i (zero for those that did not take part)
 
-The paper knows no local momentum. With momentum b there are three ways to read it, all equal at b = 0:
+The paper does not treat local momentum. With momentum b there are three variants, all equal at b = 0:
 
-plain   the correction goes into the gradient, the variate divides by K: diverges for b > 0.5;
-exact   the correction goes into the gradient, the variate divides by what K steps with momentum are worth (a_K): a
-        constant gradient is recovered exactly, and quadratics end at their optimum;
-after   the correction is applied after the optimiser's step, outside momentum, and the variate divides by K: what the
-        widely used benchmark code does; biased on quadratics.
+plain   the correction is added to the gradient, the variate divides by K: diverges for b > 0.5;
+exact   the correction is added to the gradient, the variate divides by the effective number of K steps with momentum
+        (a_K): a constant gradient is recovered exactly, and quadratics end at their optimum;
+after   the correction is applied after the optimiser's step, outside momentum, and the variate divides by K, as in
+        widely used benchmark code; biased on quadratics.
 
-The server's variate is a mean over clients, and which mean decides which problem is solved: `share` weighs clients by
+The server's variate is a mean over clients, and which mean decides which problem is solved: `share` weights clients by
 their examples, as the models are; `uniform` counts every client the same, as the paper prints it.
 """
 
@@ -32,13 +32,15 @@ from fedgg.core.client_rows import Rows, weighted_sum
 class SCAFFOLD(Algorithm):
     """Differs from FedAvg: client and server keep a variate (an estimated gradient); local steps add c - c_i."""
 
-    when: ClassVar[str] = "the same clients come back often and may keep a model; traffic doubles"
+    when: ClassVar[str] = "the same clients take part often and can store a model; twice the traffic"
 
     correction: Literal["plain", "exact", "after"] = setting(
-        "exact", "how the correction meets local momentum", "measured: docs/decisions/0003-scaffold-default.md"
+        "exact",
+        "how the correction is combined with local momentum",
+        "measured: docs/decisions/0003-scaffold-default.md",
     )
     variate_mean: Literal["share", "uniform"] = setting(
-        "share", "the mean behind the server's variate", "the same weights as the models' mean; the paper: uniform"
+        "share", "which mean the server's variate is", "the same weights as the models' mean; the paper: uniform"
     )
 
     def solves(self) -> Weighing:

@@ -77,7 +77,7 @@ def split_data(partition: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def shown_clients(clients: Sequence[int], names: Sequence[str] | None) -> list[int | str]:
-    """Clients by their names where they have them, shortened; with the number where two shortened names are equal."""
+    """Clients by shortened name, if they have names; with the number if two shortened names are equal."""
     if names is None:
         return list(clients)
     cut = [shortened(names[client], NAME_LENGTH) if client < len(names) else str(client) for client in clients]
@@ -163,7 +163,7 @@ def _even(things: Sequence[Any], most: int) -> list[Any]:
 
 
 def _column(rounds: Sequence[dict[str, Any]], key: str) -> list[float | None] | None:
-    """None where no round has it."""
+    """The values of a key by round; None if no round has it."""
     values = [six_digits(line.get(key)) for line in rounds]
     return values if any(value is not None for value in values) else None
 

@@ -1,7 +1,7 @@
 """Find the runs in the folders and archives named on the command line, and arrange them in groups to be compared.
 
-A comparison or sweep is one group, or one for each data set and split where algorithms are compared on several. Single
-runs are grouped where they can be compared: those named one by one by their data set, those found below a folder (such
+A comparison or sweep is one group, or one for each data set and split if algorithms are compared on several. Single
+runs are grouped with comparable ones: those named one by one by their data set, those found below a folder (such
 as `fedgg reproduce` writes) by data set and split. A folder that cannot be read, or not completely, becomes a
 `Problem`; the others are shown.
 """
@@ -21,7 +21,7 @@ from fedgg.runfolder.json_archive import is_archive, read_archive
 from fedgg.runfolder.read import FollowedRun, Stamp, read_study_plan, stamp
 from fedgg.runfolder.run_records import PER_RUN, RunRecord, StudyPlan, StudyRecord, differing, flat
 
-DATA_SETTINGS = ("data.", "split.")  # what is learned from, rather than how
+DATA_SETTINGS = ("data.", "split.")  # settings of the data, not of training
 MOST_DEPTH = 5  # folders below the one named that are searched; those of `fedgg reproduce` are three deep
 CONTENT_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
@@ -33,7 +33,7 @@ class Problem:
     path: str
     why: str
     what: str = "cannot be read"
-    shown: bool = False  # whether its run is shown all the same
+    shown: bool = False  # whether its run is shown nevertheless
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +41,7 @@ class Group:
     """Runs to be compared with each other. A single run is a group of one label and one seed."""
 
     study: StudyRecord
-    grouped_by: str | None = (
-        None  # the values of the settings that runs were grouped by here; None: as a study has them
-    )
+    grouped_by: str | None = None  # the values of the settings by which single runs were grouped; None for a study
 
 
 class RunCollection:
@@ -62,17 +60,17 @@ class RunCollection:
 
     def refresh(self) -> bool:
         """Read the files that have changed since the last call; whether anything is different now."""
-        before = self._shape()
+        shape_before = self._shape()
         self._changed = False
         self.groups, self.problems, seen = [], [], set[Path]()
         named: list[RunRecord] = []
         for path in self.paths:
             seen |= self._add(path, named)
-        above = os.path.commonpath([record.path.absolute() for record in named]) if named else "."
-        self.groups[:0] = _grouped(named, ("data.source",), Path(above))
+        parent = os.path.commonpath([record.path.absolute() for record in named]) if named else "."
+        self.groups[:0] = _grouped(named, ("data.source",), Path(parent))
         for vanished in self._runs.keys() - seen:
             del self._runs[vanished]
-        return self._changed or self._shape() != before
+        return self._changed or self._shape() != shape_before
 
     def _shape(self) -> tuple[Any, ...]:
         """What changes when a run or a folder is added or vanishes."""
@@ -91,7 +89,7 @@ class RunCollection:
             named += filter(None, [self._read(path)])
             return {path}
         if not path.is_dir():
-            self._add_problem(path, "there is no such folder (yet)")
+            self._add_problem(path, "it does not exist (yet)")
             return set()
         return self._add_folder(path)
 
@@ -102,7 +100,7 @@ class RunCollection:
         for file in archives:
             self._add_archive(file)
         if not folders and not archives:
-            why = "it holds no run (yet): there is neither a config.toml nor a study.json in it or below"
+            why = "it holds no run (yet): neither it nor a folder below has a config.toml or a study.json"
             self._add_problem(path, why)
         seen, single_runs = set[Path](), list[RunRecord]()
         for folder in folders:
@@ -232,7 +230,7 @@ def _setting(config: dict[str, Any], key: str) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class StudyPart:
-    """The rows of a study on one data set and split; `title` names it where there are several."""
+    """The rows of a study on one data set and split; `title` names these if the study has several."""
 
     title: str
     study: StudyRecord
@@ -241,7 +239,7 @@ class StudyPart:
 def study_parts(study: StudyRecord) -> list[StudyPart]:
     """One part, unless algorithms are compared on several data sets or splits, each of them with several rows.
 
-    The reference of each part is the row with the settings of the study's reference, data and split aside. Where a part
+    The reference of each part is the row with the settings of the study's reference, data and split aside. If a part
     has no such row, its rows could not be compared, and the study stays one part.
     """
     whole = [StudyPart("", study)]

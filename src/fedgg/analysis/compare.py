@@ -8,7 +8,7 @@ seed. A run reaches it at the first evaluated round that is at least as accurate
 over `WINDOW` evaluated rounds.
 
 **Differences** in final accuracy are paired by seed, since a seed fixes the split, the initial weights and the batch
-order for every row. Where two rows have different splits they are not paired, and the interval is Welch's. A row is
+order for every row. If two rows have different splits they are not paired, and the interval is Welch's. A row is
 "higher" or "lower" if the 95 % confidence interval of the mean difference (Student's t with n - 1 degrees of freedom)
 excludes zero. Otherwise it is "not distinguishable" if the mean difference is within one standard deviation of the
 differences, and "perhaps" higher or lower beyond it: with three seeds, pure noise gets that far more than one time in
@@ -104,7 +104,7 @@ class Comparison:
     best: str | None
     rows: tuple[ComparisonRow, ...]
     notes: tuple[str, ...]
-    deltas: tuple[float, ...] = ()  # of the private runs; epsilon is a column where there are any
+    deltas: tuple[float, ...] = ()  # of the private runs; epsilon is a column if there are any
     accountants: tuple[str, ...] = ()  # by which their epsilons are bounded
 
 
@@ -275,14 +275,14 @@ def unpaired_difference(label: str, other: str, ours: Sequence[float], theirs: S
     n, mean = min(len(ours), len(theirs)), float(np.mean(ours) - np.mean(theirs))
     if n < FEWEST_SEEDS:
         return PairedDifference(label, other, n, mean, None, "too few seeds", paired=False)
-    one, two = (float(np.var(values, ddof=1)) for values in (ours, theirs))
-    a, b = one / len(ours), two / len(theirs)  # variances of the means
+    variance, other_variance = (float(np.var(values, ddof=1)) for values in (ours, theirs))
+    a, b = variance / len(ours), other_variance / len(theirs)  # variances of the means
     if a + b < ROUNDING**2:
         verdict: Verdict = "not distinguishable" if mean == 0 else "perhaps higher" if mean > 0 else "perhaps lower"
         return PairedDifference(label, other, n, mean, None, verdict, paired=False)
     freedom = (a + b) ** 2 / (a**2 / (len(ours) - 1) + b**2 / (len(theirs) - 1))  # Welch and Satterthwaite
     half_width = _t95(int(freedom)) * math.sqrt(a + b)
-    verdict = _verdict(mean, math.sqrt(one + two), half_width)
+    verdict = _verdict(mean, math.sqrt(variance + other_variance), half_width)
     return PairedDifference(label, other, n, mean, half_width, verdict, paired=False)
 
 
@@ -336,7 +336,7 @@ def caveats(study: StudyRecord, ends: Mapping[str, Mapping[int, int]]) -> tuple[
 
 
 def _different_seeds(study: StudyRecord) -> str:
-    """The seeds of each row, where rows have different ones; otherwise empty."""
+    """The seeds of each row if they differ between rows; otherwise empty."""
     by_seeds: dict[tuple[int, ...], list[str]] = {}
     for label in study.labels:
         by_seeds.setdefault(tuple(sorted(study.seeds_of(label))), []).append(label)

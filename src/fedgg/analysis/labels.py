@@ -62,7 +62,7 @@ def labelled(records: Sequence[RunRecord], path: Path) -> StudyRecord:
 
 
 def _labels(records: Sequence[RunRecord]) -> list[str]:
-    """Their names; where two runs of a seed share one, with the settings that differ, and else with the folder."""
+    """Their names; if two runs of a seed share one, with the settings that differ, or else with the folder."""
     shown = short_names(_algorithm(record) for record in records)
     names = [str(record.config.get("name") or shown[_algorithm(record)]) for record in records]
     names = _without_shared_end(names)
@@ -98,7 +98,7 @@ def _with_folder(names: Sequence[str], records: Sequence[RunRecord]) -> list[str
 
 
 def _without_shared_end(names: Sequence[str]) -> list[str]:
-    """`FedAvg, beta 0.1` and `FedProx, beta 0.1` are FedAvg and FedProx where all are of beta 0.1."""
+    """`FedAvg, beta 0.1` and `FedProx, beta 0.1` become FedAvg and FedProx if all names end in `beta 0.1`."""
     ends = {name.rpartition(", ")[2] if ", " in name else None for name in names}
     if len(ends) != 1 or None in ends or len(set(names)) < 2:
         return list(names)

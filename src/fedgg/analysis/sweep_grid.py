@@ -11,7 +11,7 @@ from fedgg.analysis.labels import short_names
 from fedgg.runfolder.run_records import StudyRecord, differing, flat
 
 CHOICES = (".name", ".rule", ".kind")  # settings on which other settings of their section depend
-SWITCHES = ("robust.rule", "attack.kind")  # their section is absent where they are off
+SWITCHES = ("robust.rule", "attack.kind")  # their section is absent if they are off
 FILLED = 0.5  # share of the grid's cells that must have a row; otherwise it is not shown as a sweep
 
 
@@ -24,7 +24,7 @@ class SweepGrid:
 
 
 def sweep_grid(study: StudyRecord) -> SweepGrid | None:
-    """None where rows do not form a grid: they differ in the algorithm alone, or in settings that only some have."""
+    """None if the rows do not form a grid: they differ in the algorithm alone, or in settings that only some have."""
     recorded = {label: flat(next(iter(by_seed.values())).config) for label, by_seed in study.runs.items() if by_seed}
     off = {key: "none" for key in SWITCHES if any(key in row for row in recorded.values())}
     settings = {label: {**off, **row} for label, row in recorded.items()}

@@ -21,7 +21,7 @@ class Conclusion:
 
 
 def conclude(study: StudyRecord, comparison: Comparison) -> Conclusion:
-    """What the finished runs show; without one, why there is no result."""
+    """The result of the finished runs; without one, the reason why there is no result."""
     rows = [row for row in comparison.rows if row.final is not None]
     if not rows:
         return Conclusion(_no_result(study, comparison))
@@ -173,14 +173,14 @@ def _signed(difference: PairedDifference) -> str:
 
 
 def quoted(label: str) -> str:
-    """In quotation marks where a comma in the label would break the sentence."""
+    """In quotation marks if a comma or semicolon in the label would break the sentence."""
     return f"“{label}”" if "," in label or ";" in label else label
 
 
-def listed(names: Sequence[str], of: int = 0) -> str:
-    """Names in a sentence; `of` is how many there are, those not named are counted."""
-    if of > len(names):
-        return f"{', '.join(names)} and {of - len(names)} more"
+def listed(names: Sequence[str], total: int = 0) -> str:
+    """Names in a sentence; of a larger total, the others are counted."""
+    if total > len(names):
+        return f"{', '.join(names)} and {total - len(names)} more"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

@@ -84,7 +84,7 @@ class Peer:
 
 
 def peers_folder() -> Path | None:
-    """`benchmarks/peers` of fedgg's repository; None where fedgg is installed as a package."""
+    """`benchmarks/peers` of fedgg's repository; None if fedgg is installed as a package."""
     for root in (Path(fedgg.__file__).parents[2], Path.cwd()):
         if (root / "benchmarks" / "peers").is_dir():
             return root / "benchmarks" / "peers"

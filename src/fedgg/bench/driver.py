@@ -24,6 +24,7 @@ import torch
 
 from fedgg.bench import kit
 from fedgg.bench.contenders import REFERENCE, Contender, Device
+from fedgg.bench.machine import code, load, machine
 from fedgg.bench.process_tree import (
     MARK,
     SECONDS_TO_END,
@@ -34,7 +35,6 @@ from fedgg.bench.process_tree import (
     processor_seconds,
     psutil,
 )
-from fedgg.bench.results import code, load, machine
 from fedgg.bench.workload import Source, WorkloadDescription, write_workload
 from fedgg.errors import UserError
 from fedgg.files import open_log
@@ -189,7 +189,7 @@ FORMAT = 1
 SCORED_AFTER = 3  # rounds: enough to see whether a contender learns
 START_TIMEOUT, ROUND_TIMEOUT = 300.0, 1800.0  # seconds
 
-Tell = Callable[[str, Contender, str], None]  # event ("starting", "round", "failed", "absent"), contender, text
+Report = Callable[[str, Contender, str], None]  # event ("starting", "round", "failed", "absent"), contender, text
 
 
 @dataclass
@@ -226,11 +226,11 @@ class BenchOptions:
 class BenchDriver:
     """One measurement. `run` may be interrupted: the turns that were finished are on disk."""
 
-    def __init__(self, contenders: Sequence[Contender], options: BenchOptions, out: Path, tell: Tell):
+    def __init__(self, contenders: Sequence[Contender], options: BenchOptions, out: Path, report: Report):
         psutil()  # fail before anything is started
         if options.device == "cuda" and not torch.cuda.is_available():
-            raise UserError("--device cuda: torch sees no CUDA device on this machine; take --device cpu")
-        self._contenders, self._options, self._out, self._tell = contenders, options, out, tell
+            raise UserError("--device cuda: torch finds no CUDA device on this machine; use --device cpu")
+        self._contenders, self._options, self._out, self._report = contenders, options, out, report
         self._results = {c.name: ContenderResult(c.name, c.label, c.kind, c.threads) for c in contenders}
         self._processes: dict[str, ContenderProcess] = {}
         self._before = load()
@@ -261,9 +261,9 @@ class BenchDriver:
         result = self._results[contender.name]
         if contender.absent:
             result.status, result.why = "absent", contender.absent
-            self._tell("absent", contender, contender.absent)
+            self._report("absent", contender, contender.absent)
             return
-        self._tell("starting", contender, "")
+        self._report("starting", contender, "")
         try:
             log = self._out / "logs" / f"{contender.name}.log"
             process = self._processes[contender.name] = ContenderProcess(
@@ -280,7 +280,7 @@ class BenchDriver:
             if process is None:
                 result.round_seconds += [None] * (turn > 0)
                 continue
-            self._tell("round", contender, "warming up" if turn == 0 else f"turn {turn} of {self._options.repeat}")
+            self._report("round", contender, "warming up" if turn == 0 else f"turn {turn} of {self._options.repeat}")
             try:
                 self._measure(process, result, turn)
             except ContenderFailed as failure:
@@ -313,7 +313,7 @@ class BenchDriver:
     def _fail(self, contender: Contender, failure: ContenderFailed) -> None:
         result = self._results[contender.name]
         result.status, result.why = "failed", str(failure)
-        self._tell("failed", contender, str(failure))
+        self._report("failed", contender, str(failure))
         if process := self._processes.pop(contender.name, None):
             process.kill()
 

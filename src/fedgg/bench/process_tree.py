@@ -1,7 +1,7 @@
 """The process tree of a contender: its memory, its processor time, and how to end it.
 
-Processes are found as descendants and by an environment variable (the mark), which also a child has whose parent has
-ended.
+Processes are found as descendants and by an environment variable (the mark), which children inherit even if their
+parent has ended.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def end_tree(root: int, mark: str) -> None:
 
 
 def memory(root: int) -> int:
-    """Bytes of memory of the tree: PSS, which counts shared pages once, or RSS where the system has no PSS."""
+    """Bytes of memory of the tree: PSS, which counts shared pages once, or RSS if the system has no PSS."""
     return int(_sum(root, _bytes))
 
 

@@ -1,9 +1,7 @@
-"""Results of a benchmark: the machine and code that are recorded with it, and `bench.json` as a table and bar chart."""
+"""Results of a benchmark: `bench.json` as a table and a bar chart."""
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 import textwrap
 from dataclasses import dataclass
@@ -13,55 +11,11 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from fedgg import __version__
 from fedgg.analysis.labels import shortened
-from fedgg.bench.process_tree import psutil
 from fedgg.errors import UserError
 from fedgg.files import read_json
-from fedgg.lab.provenance import commit
 from fedgg.report.figure_style import COLOURS, blank, styled
 from fedgg.report.tables import NONE, Table
-
-
-def machine(device: str) -> dict[str, Any]:
-    return {
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_bytes": psutil().virtual_memory().total,
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "python": platform.python_version(),
-        "gpu": _gpu() if device == "cuda" else None,
-    }
-
-
-def code() -> dict[str, Any]:
-    """The version of fedgg and, in a git repository, the commit and whether files differ from it."""
-    return {"fedgg": __version__, **commit()}
-
-
-def load() -> float:
-    """The load average of the last minute."""
-    return round(float(psutil().getloadavg()[0]), 2)
-
-
-def free_memory() -> int:
-    return int(psutil().virtual_memory().available)
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _gpu() -> str | None:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
-
 
 FORMAT = 1
 BELOW_MEDIAN = 0.05  # of accuracy: a contender further below the median does not train the same
@@ -216,7 +170,7 @@ def bench_figure(record: BenchRecord) -> Figure:
     """Median seconds per round as bars, fastest on top, with a line from the shortest to the longest round."""
     measured = record.measured
     if not measured:
-        raise UserError("no contender was measured, so there is nothing to draw")
+        raise UserError("no contender was measured: nothing can be drawn")
     figure = blank(8.0, 1.9 + 0.36 * len(measured))
     axes = figure.subplots()
     bars = range(len(measured))

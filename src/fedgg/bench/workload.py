@@ -27,7 +27,7 @@ SIZES = (6725, 5126, 5819, 6486, 4892, 5879, 6169, 3126, 2277, 3501)
 TEST = 10_000
 CLASSES = 10
 SETTINGS = Settings(epochs=1, batch=64, lr=0.01, momentum=0.9)
-QUICK = 20  # --quick takes one image in so many, and smaller batches, so that there are enough steps to learn
+QUICK = 20  # --quick uses one image in QUICK, and smaller batches, for enough steps to learn
 QUICK_SETTINGS = Settings(epochs=1, batch=8, lr=0.01, momentum=0.9)
 
 
@@ -61,7 +61,7 @@ class WorkloadDescription:
 def write_workload(
     file: Path, source: Source = "auto", folder: Path | None = None, quick: bool = False
 ) -> WorkloadDescription:
-    """Write the file; `auto` is CIFAR-10 where it is on this machine, otherwise generated images."""
+    """Write the file; `auto` is CIFAR-10 if it is on this machine, otherwise generated images."""
     root = data_folder(folder)
     real = source == "cifar10" or (source == "auto" and bool(find_copies(root, CIFAR10)))
     share = QUICK if quick else 1

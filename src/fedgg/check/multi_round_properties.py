@@ -1,4 +1,4 @@
-"""How an algorithm must behave over whole runs."""
+"""Properties of an algorithm over several rounds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedgg.lab.runner import with_names
 
 
 def digits(algorithm: Algorithm, rounds: int, cohort: int | None = None, precision: str = "fp32") -> Experiment:
-    """A small federation on real data, with a proxy set where the algorithm asks for one."""
+    """A small federation on real data, with a proxy set if the algorithm needs one."""
     return Experiment(
         rounds=rounds,
         data={"proxy": 50 if algorithm.needs_proxy else 0},
@@ -52,74 +52,73 @@ def neutral_is_fedavg(algorithm: Algorithm) -> None:
     _demand_runnable(neutral)
     for cohort, decay in ((None, 0.0), (3, 0.001)):  # with momentum, without and with weight decay beside it
         experiment = digits(algorithm, 3, cohort).changed({"local.weight_decay": decay})
-        ours, fedavg = (_play(build(experiment, algorithm=one), 3) for one in (neutral, FedAvg()))
+        ours, fedavg = (_run(build(experiment, algorithm=variant), 3) for variant in (neutral, FedAvg()))
         demand_equal(ours.server.w, fedavg.server.w, f"the model after three rounds (weight decay {decay:g})")
 
 
 def _demand_runnable(neutral: Algorithm) -> None:
-    """Its settings are accepted, and come back from a config.toml as they were."""
+    """Its settings are valid, and unchanged after writing and reading a config.toml."""
     try:
-        asked = with_names(Experiment(), None, None, given_algorithm(neutral))
+        experiment = with_names(Experiment(), None, None, given_algorithm(neutral))
     except UserError as error:
         raise Broken(f"neutral() cannot be run: {error}") from error
-    settings = Experiment(**parse_toml(asked.to_toml())).algorithm.settings
+    settings = Experiment(**parse_toml(experiment.to_toml())).algorithm.settings
     demand(settings == vars(neutral), f"of neutral()'s settings {vars(neutral)} a config.toml keeps {settings}")
 
 
-def resumed_is_uninterrupted(algorithm: Algorithm) -> None:
-    """What a checkpoint holds is all there is to know."""
+def resumed_equals_uninterrupted(algorithm: Algorithm) -> None:
+    """A checkpoint holds the whole state."""
     federation = build(digits(algorithm, 4, cohort=3), algorithm=algorithm)
-    straight = _play(federation, 4)
-    halfway = _play(federation, 2)
+    uninterrupted = _run(federation, 4)
+    halfway = _run(federation, 2)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state.safetensors"
         write_checkpoint(path, halfway, "check")
         restored = read_checkpoint(path, ["check"], torch.device("cpu"))
-    resumed = _play(build(digits(algorithm, 4, cohort=3), algorithm=algorithm), 2, restored)
-    demand_equal(resumed.server.w, straight.server.w, "the model after four rounds")
-    for name, rows in straight.server.memory.items():
+    resumed = _run(build(digits(algorithm, 4, cohort=3), algorithm=algorithm), 2, restored)
+    demand_equal(resumed.server.w, uninterrupted.server.w, "the model after four rounds")
+    for name, rows in uninterrupted.server.memory.items():
         demand_equal(resumed.server.memory[name], rows, f"the server's {name}")
 
 
 def clients_may_miss_rounds(algorithm: Algorithm) -> None:
-    """Two of five clients a round: everything stays finite, and nobody has a memory who was never called."""
+    """With two of five clients a round: everything stays finite, and only clients that took part have state."""
     federation = build(digits(algorithm, 5, cohort=2), algorithm=algorithm)
-    state, called = begin(federation), set[int]()
+    state, participants = begin(federation), set[int]()
     for number in range(5):
-        called |= set(sampling.cohort(0, number, 5, 2))
+        participants |= set(sampling.cohort(0, number, 5, 2))
         state, record = play_round(federation, state, Fused())
         demand(not record["lost"], f"round {number + 1}: {record['lost']}")
         demand(
-            set(state.memory) <= called,
-            f"clients {sorted(set(state.memory) - called)} have a memory but were not called",
+            set(state.memory) <= participants,
+            f"clients {sorted(set(state.memory) - participants)} have a memory but did not take part",
         )
 
 
-def quadratics_come_closer(algorithm: Algorithm) -> None:
-    """Towards the optimum of what it solves, with and without momentum, with all clients and with half of them."""
+def approaches_optimum_of_quadratics(algorithm: Algorithm) -> None:
+    """The optimum named by `solves()`; with and without momentum, with all clients and with half of them."""
     world = Quadratics.draw(disagreement=0.3)
     goal = world.optimum(algorithm.solves())
     for momentum in (0.0, 0.9):
         for cohort in (4, 2):
             end = on_quadratics(algorithm, world, steps=750, momentum=momentum, cohort=cohort)
-            left = float((end - goal).norm() / goal.norm())
+            distance = float((end - goal).norm() / goal.norm())
             setting = f"momentum {momentum}, {cohort} of 4 clients"
-            demand(left < 0.35, f"{setting}: after 750 local steps still {left:.2f} of the way from the optimum")
+            left = f"after 750 local steps the distance to the optimum is still {distance:.2f} of the initial one"
+            demand(distance < 0.35, f"{setting}: {left}")
 
 
 def learns_digits(algorithm: Algorithm) -> None:
-    """Far better than a guess after a few rounds (one full-batch step a round is allowed to be slow)."""
-    experiment = digits(algorithm, 12)
-    federation = build(experiment, algorithm=algorithm)
-    patience = 1 if federation.work.batch else 8
-    federation = build(digits(algorithm, 12 * patience), algorithm=algorithm)
+    """Far better than chance after 12 rounds, or 96 for algorithms with one full-batch step a round."""
+    full_batch = build(digits(algorithm, 12), algorithm=algorithm).work.batch is None
+    federation = build(digits(algorithm, 96 if full_batch else 12), algorithm=algorithm)
     state = begin(federation)
     record: dict[str, Any] = {}
     while state.rounds_done < federation.experiment.rounds:
         state, record = play_round(federation, state, Fused())
     demand(
         record["test_accuracy"] > 0.5,
-        f"only {100 * record['test_accuracy']:.0f}% of the digits after {state.rounds_done} rounds",
+        f"test accuracy is only {100 * record['test_accuracy']:.0f}% after {state.rounds_done} rounds",
     )
 
 
@@ -134,24 +133,25 @@ def on_quadratics(
     batch: int | None = None,
     epochs: int = 5,
 ) -> Tensor:
-    """The model after so many local epochs; in full batches, only the algorithm decides where training ends."""
+    """The model after `steps` local epochs; with full batches the result depends on the algorithm only."""
     net, feed, examples = world.net(hidden=algorithm.needs_representation), world.feed(), [len(x) for x in world.x]
     work = algorithm.work(Work(epochs, batch))
     state = State(0, ServerState(net.start, {}, algorithm.server_memory(net.start)), {}, {})
-    worth = SGD.of(lr, momentum, 0.0, net.start).effective_steps(torch.full((1, 1), float(work.epochs)))
+    effective_steps = SGD.of(lr, momentum, 0.0, net.start).effective_steps(torch.full((1, 1), float(work.epochs)))
+    round_lr = lr * work.epochs / float(effective_steps)  # a round moves as far as without momentum
     for number in range(steps // work.epochs):
-        invited = sampling.cohort(0, number, len(examples), cohort)
-        server = server_of(state, net, feed, examples, invited)
+        members = sampling.cohort(0, number, len(examples), cohort)
+        server = server_of(state, net, feed, examples, members)
         job = RoundJob(
             algorithm=algorithm,
             net=net,
             data=feed,
             work=work,
-            optimiser=Optimiser(lr * work.epochs / float(worth), momentum, 0.0),  # as far a round as without momentum
+            optimiser=Optimiser(round_lr, momentum, 0.0),
             policy="average",
             seed=0,
             round=number,
-            cohort=invited,
+            cohort=members,
             w=algorithm.broadcast(state.server.w, server),
             buffers={},
             down=algorithm.send_down(state.server.w, server),
@@ -162,21 +162,21 @@ def on_quadratics(
     return world.coefficients(net, state.server.w)
 
 
-def workers_repeat_the_loop(algorithm: Algorithm) -> None:
-    """Nothing is remembered in a process: in this one, or in two that take whichever client comes next."""
-    federation, said = build(digits(algorithm, 3, cohort=3), algorithm=algorithm), list[str]()
-    alone = _play(federation, 3)
-    with Workers(2, notice=said.append) as workers:
-        shared = _play(federation, 3, engine=workers)
-    if said:
-        raise Skipped(said[0])
-    demand_equal(shared.server.w, alone.server.w, "the model after three rounds")
-    for client, memory in alone.memory.items():
+def workers_give_the_same(algorithm: Algorithm) -> None:
+    """No state is kept in a process: one process and two worker processes compute the same."""
+    federation, notices = build(digits(algorithm, 3, cohort=3), algorithm=algorithm), list[str]()
+    expected = _run(federation, 3)
+    with Workers(2, notice=notices.append) as workers:
+        state = _run(federation, 3, engine=workers)
+    if notices:
+        raise Skipped(notices[0])
+    demand_equal(state.server.w, expected.server.w, "the model after three rounds")
+    for client, memory in expected.memory.items():
         for name, rows in memory.items():
-            demand_equal(shared.memory[client][name], rows, f"the {name} of client {client}")
+            demand_equal(state.memory[client][name], rows, f"the {name} of client {client}")
 
 
-def _play(federation: Federation, rounds: int, state: State | None = None, engine: Engine | None = None) -> State:
+def _run(federation: Federation, rounds: int, state: State | None = None, engine: Engine | None = None) -> State:
     state = state or begin(federation)
     for _ in range(rounds):
         state, _ = play_round(federation, state, engine or Fused())

@@ -1,8 +1,7 @@
 """Small problems on which algorithms are checked: classifiers in float64, and least squares with a known optimum.
 
-Client i has the loss (1 / 2 n_i) |X_i w - y_i|^2. The server can mean two problems by "the sum": clients weighted by
-their examples, or each counted the same; with unequal clients the two optima differ, and algorithms can be told apart
-by where they land.
+Client i has the loss (1 / 2 n_i) |X_i w - y_i|^2. The sum over clients can be weighted by their examples or equally;
+with unequal clients the two optima differ, so that an algorithm's end point shows which of the problems it solves.
 """
 
 from __future__ import annotations
@@ -34,27 +33,27 @@ def small_net() -> Net:
 
 @dataclass(frozen=True, eq=False)
 class ToyClient:
-    """One client's examples, and the two memories a round needs."""
+    """One client's examples."""
 
     x: Tensor
     y: Tensor
 
     @classmethod
     def draw(cls, number: int, examples: int, flat: bool = False) -> ToyClient:
-        """`flat`: inputs of zero, so that a model at zero has gradients in its last bias only."""
+        """`flat`: inputs are zero, so that a model of zeros has a gradient in its last bias only."""
         with torch_stream(0, "check client", number):
             x = torch.randn(examples, FEATURES, dtype=torch.float64)
             return cls(torch.zeros_like(x) if flat else x, torch.randint(CLASSES, (examples,)))
 
     def batches(self, work: Work) -> list[tuple[Tensor, Tensor]]:
         size = work.batch or len(self.x)
-        once = list(zip(self.x.split(size), self.y.split(size), strict=True))
-        return once * work.epochs
+        epoch = list(zip(self.x.split(size), self.y.split(size), strict=True))
+        return epoch * work.epochs
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where the federation stands before a round."""
+class ToyState:
+    """The state of a federation between rounds: model, server memory, client memories."""
 
     w: Tensor  # [1, P]
     server: Rows
@@ -62,80 +61,80 @@ class Standing:
     rounds_done: int = 0
 
     @classmethod
-    def at_start(cls, algorithm: Algorithm, net: Net, clients: int) -> Standing:
+    def initial(cls, algorithm: Algorithm, net: Net, clients: int) -> ToyState:
         return cls(net.start, algorithm.server_memory(net.start), [algorithm.client_memory(net.start)] * clients)
 
 
 def train_rows(
     algorithm: Algorithm,
     net: Net,
-    standing: Standing,
+    state: ToyState,
     clients: Sequence[ToyClient],
     rows: Sequence[int],
     momentum: float,
 ) -> LocalEnd:
-    """One local round of some clients in one stack, given back in the order asked."""
+    """One local round of the clients `rows`, trained as one stack; results are in the order of `rows`."""
     work = algorithm.work(Work(epochs=2, batch=BATCH))
     steps = torch.tensor([[float(work.steps(len(clients[row].x)))] for row in rows], dtype=torch.float64)
     order = steps[:, 0].argsort(descending=True, stable=True)
-    back = order.argsort()
+    inverse = order.argsort()
     chosen = [clients[rows[int(position)]] for position in order]
-    server = server_of(standing, net, clients)
-    # A setting that is a column makes a server's row for each client, in the order asked.
-    w = algorithm.broadcast(standing.w, server).expand(len(rows), -1)[order]
-    down = algorithm.send_down(standing.w, server)
+    server = server_of(state, net, clients)
+    # With a setting that is a column, the server's rows are one for each client, in the order of `rows`.
+    w = algorithm.broadcast(state.w, server).expand(len(rows), -1)[order]
+    down = algorithm.send_down(state.w, server)
     start = LocalStart(
         w=w,
         down={name: tensor.expand(len(rows), *tensor.shape[1:])[order] for name, tensor in down.items()},
-        memory=stack([standing.clients[rows[int(position)]] for position in order]),
+        memory=stack([state.clients[rows[int(position)]] for position in order]),
         buffers={},
         examples=torch.tensor([[float(len(client.x))] for client in chosen], dtype=w.dtype),
         steps=steps[order],
-        round=torch.full_like(w[:, :1], standing.rounds_done),
+        round=torch.full_like(w[:, :1], state.rounds_done),
         dropout=[],
         probe=Probe(net, {}, lambda row: [(chosen[row].x, chosen[row].y)]),
     )
     ordered = each_row(algorithm, order)
-    return each_row(local_round(ordered, net, SGD.of(0.1, momentum, 0.01, w), start, _padded(chosen, work)), back)
+    return each_row(local_round(ordered, net, SGD.of(0.1, momentum, 0.01, w), start, _padded(chosen, work)), inverse)
 
 
-def play(
-    algorithm: Algorithm, net: Net, standing: Standing, clients: Sequence[ToyClient], momentum: float = 0.9
-) -> tuple[Standing, LocalEnd]:
-    """A whole round with everybody."""
-    end = train_rows(algorithm, net, standing, clients, range(len(clients)), momentum)
-    return aggregated(algorithm, net, standing, clients, end), end
+def run_round(
+    algorithm: Algorithm, net: Net, state: ToyState, clients: Sequence[ToyClient], momentum: float = 0.9
+) -> tuple[ToyState, LocalEnd]:
+    """A whole round with all clients."""
+    end = train_rows(algorithm, net, state, clients, range(len(clients)), momentum)
+    return aggregated(algorithm, net, state, clients, end), end
 
 
 def aggregated(
-    algorithm: Algorithm, net: Net, standing: Standing, clients: Sequence[ToyClient], end: LocalEnd
-) -> Standing:
-    """Where the federation stands after the server's half of the round."""
-    counts = torch.tensor([[float(len(client.x))] for client in clients], dtype=standing.w.dtype)
-    server_view = server_of(standing, net, clients)
-    w, server = algorithm.aggregate(standing.w, read_only(end.up, "up"), counts / counts.sum(), server_view)
-    memories = split(end.memory, len(clients)) if end.memory else standing.clients
-    return Standing(w, server, memories, standing.rounds_done + 1)
+    algorithm: Algorithm, net: Net, state: ToyState, clients: Sequence[ToyClient], end: LocalEnd
+) -> ToyState:
+    """The state after the server's half of the round."""
+    counts = torch.tensor([[float(len(client.x))] for client in clients], dtype=state.w.dtype)
+    server_view = server_of(state, net, clients)
+    w, server = algorithm.aggregate(state.w, read_only(end.up, "up"), counts / counts.sum(), server_view)
+    memories = split(end.memory, len(clients)) if end.memory else state.clients
+    return ToyState(w, server, memories, state.rounds_done + 1)
 
 
-def server_of(standing: Standing, net: Net, clients: Sequence[ToyClient]) -> Server:
-    """What the server may read."""
-    own = ToyClient.draw(len(clients), 8)
-    probe = Probe(net, {}, lambda row: [(own.x, own.y)])
-    return Server(standing.server, len(clients), 1.0, standing.rounds_done, probe)
+def server_of(state: ToyState, net: Net, clients: Sequence[ToyClient]) -> Server:
+    """The server's view, with a proxy set of eight examples."""
+    proxy = ToyClient.draw(len(clients), 8)
+    probe = Probe(net, {}, lambda row: [(proxy.x, proxy.y)])
+    return Server(state.server, len(clients), 1.0, state.rounds_done, probe)
 
 
 def _padded(clients: Sequence[ToyClient], work: Work) -> list[Batch]:
-    """Batches of all rows that are at work, one step after another, short ones padded."""
+    """For each step, the batches of all clients that still train, padded to one size."""
     queues = [client.batches(work) for client in clients]
     width = max(len(y) for queue in queues for _, y in queue)
     batches = []
     for step in range(len(queues[0])):
-        now = [queue[step] for queue in queues if step < len(queue)]
-        x = torch.zeros(len(now), width, FEATURES, dtype=torch.float64)
-        y = torch.zeros(len(now), width, dtype=torch.int64)
-        mask = torch.zeros(len(now), width, dtype=torch.float64)
-        for row, (inputs, labels) in enumerate(now):
+        active = [queue[step] for queue in queues if step < len(queue)]
+        x = torch.zeros(len(active), width, FEATURES, dtype=torch.float64)
+        y = torch.zeros(len(active), width, dtype=torch.int64)
+        mask = torch.zeros(len(active), width, dtype=torch.float64)
+        for row, (inputs, labels) in enumerate(active):
             x[row, : len(labels)], y[row, : len(labels)], mask[row, : len(labels)] = inputs, labels, 1
         batches.append(Batch(x, y, mask))
     return batches
@@ -147,14 +146,14 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Quadratics:
-    """Clients' rows and targets, float64; clients hold 20, 23, 26, ... rows."""
+    """Least squares: the clients' inputs and targets, float64; clients hold 20, 23, 26, ... examples."""
 
     x: tuple[Tensor, ...]
     y: tuple[Tensor, ...]
 
     @classmethod
     def draw(cls, clients: int = 4, features: int = 5, seed: int = 0, disagreement: float = 1.0) -> Quadratics:
-        """Each client has its own truth, `disagreement` away from a common one, and its own scaling of the inputs."""
+        """Each client has its own true coefficients, `disagreement` away from common ones, and its own input scales."""
         xs, ys = [], []
         common = stream(seed, "world").normal(size=features)
         for client in range(clients):
@@ -166,7 +165,7 @@ class Quadratics:
         return cls(tuple(xs), tuple(ys))
 
     def net(self, *, hidden: bool = False) -> Net:
-        """A linear model that starts at zero; `hidden`: as a product of two layers, the first of which starts as 1."""
+        """A linear model that starts at zero; `hidden`: a product of two layers, the first initially the identity."""
         size = self.x[0].shape[1]
         last = nn.Linear(size, 1, bias=False, dtype=torch.float64)
         nn.init.zeros_(last.weight)
@@ -179,12 +178,12 @@ class Quadratics:
         return net
 
     def coefficients(self, net: Net, w: Tensor) -> Tensor:
-        """Of the linear model that a row is, `[1, P]`: what it makes of the unit vectors."""
+        """Of the linear model with parameters `w`, `[1, P]`: its outputs for the unit vectors."""
         units = torch.eye(self.x[0].shape[1], dtype=torch.float64)[None]
         return net.bind({}, train=False)(w, units)[..., 0].detach()
 
     def optimum(self, weighing: Weighing = "examples") -> Tensor:
-        """Where the weighted sum of the clients' losses is least, `[1, P]`."""
+        """The minimiser of the weighted sum of the clients' losses, `[1, P]`."""
         left, right = torch.zeros(()), torch.zeros(())
         for x, y in zip(self.x, self.y, strict=True):
             weight = 1.0 if weighing == "examples" else 1 / len(x)
@@ -193,9 +192,9 @@ class Quadratics:
         return solution[None]
 
     def feed(self) -> Feed:
-        """The clients' rows as an engine wants them; the server has a copy of every fifth."""
+        """The examples in the form an engine takes; the server has a copy of every fifth."""
         ends = np.cumsum([len(x) for x in self.x])
         clients = tuple(np.arange(end - len(x), end) for end, x in zip(ends, self.x, strict=True))
         x, y, one = torch.cat(self.x), torch.cat(self.y), torch.ones(1, dtype=torch.float64)
-        nobody = tuple(np.arange(0) for _ in clients)
-        return Feed(x, y, x, y, clients, nobody, Scaling(0 * one, one), "none", np.arange(0, len(x), 5))
+        held_out = tuple(np.arange(0) for _ in clients)
+        return Feed(x, y, x, y, clients, held_out, Scaling(0 * one, one), "none", np.arange(0, len(x), 5))

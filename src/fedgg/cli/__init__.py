@@ -1,4 +1,4 @@
-"""The command line. Nobody imports it; rich and typer live here only, and torch is loaded when a command needs it."""
+"""The command line. Only this package uses rich and typer; torch is imported by the commands that need it."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(flower.app, name="flower")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         say(f"fedgg {__version__}")
         raise typer.Exit
 
@@ -55,9 +55,9 @@ def options(
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 a check failed or a run diverged, 2 a mistake of the user's, 130 stopped by Ctrl-C."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` and `timeout` stop as orderly as Ctrl-C does
-    os.environ.setdefault("PYTHONSAFEPATH", "1")  # processes we start import nothing from the folder we were called in
+    """Exit codes: 0 success, 1 a check failed or a run diverged, 2 a user error, 130 stopped by Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` and `timeout` have the effect of Ctrl-C
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # child processes do not import from the current folder
     try:
         prepare_output()
         check_numpy()
@@ -68,8 +68,8 @@ def main() -> None:
     except UserError as error:
         complain(str(error))
         sys.exit(2)
-    except click.exceptions.NoArgsIsHelpError as help_wanted:
-        help_wanted.show()
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
         sys.exit(2)
     except click.ClickException as error:
         complain(error.format_message())
@@ -78,7 +78,7 @@ def main() -> None:
         sys.exit(130)
     except (OSError, MemoryError, RuntimeError, ImportError) as error:
         if isinstance(error, OSError) and error.filename is None and error.errno in (errno.EPIPE, errno.ENOSPC):
-            _leave_without_output(OutputLost(error))  # of what typer prints itself
+            _leave_without_output(OutputLost(error))  # of text that typer prints itself
         without_extra = missing_extra(error) if isinstance(error, ImportError) else None
         reason = _shortage(error) if without_extra is None else str(without_extra)
         if reason is None:
@@ -96,7 +96,7 @@ def _leave_without_output(lost: OutputLost) -> NoReturn:
 
 
 def _shortage(error: Exception) -> str | None:
-    """What this machine has too little of, or a path that it does not take, in one line; None for a bug of ours."""
+    """One line for a lack of memory, disk space or files, or an unusable path; None for other errors (bugs)."""
     reason = " ".join(str(error).split())
     of_a_port = isinstance(error, OSError) and error.errno == errno.EACCES and error.filename is None
     if isinstance(error, OSError) and error.errno in _SHORTAGES and not of_a_port:
@@ -104,14 +104,14 @@ def _shortage(error: Exception) -> str | None:
         return f"{where}{os.strerror(error.errno)}; {_SHORTAGES[error.errno]}"
     if isinstance(error, MemoryError) or any(words in reason for words in _NO_MEMORY):
         details = f" ({reason[:200]})" if reason else ""
-        return f"there is not enough memory{details}: close other programs, raise the limit, or run less at once"
+        return f"not enough memory{details}: close other programs, raise the limit, or run fewer processes at once"
     return None
 
 
 _SHORTAGES = {
     errno.EMFILE: "allow more open files (ulimit -n), or run fewer processes at once",
     errno.ENFILE: "this machine has too many files open: close other programs",
-    errno.ENOMEM: "there is not enough memory: close other programs, or run less at once",
+    errno.ENOMEM: "not enough memory: close other programs, or run fewer processes at once",
     errno.EAGAIN: "no more processes are allowed (ulimit -u): run fewer at once",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EACCES: "choose another place, or change its permissions",
@@ -123,6 +123,6 @@ _NO_MEMORY = (
     "not enough memory",  # torch on Windows
     "CUDA out of memory",
     "can't start new thread",
-    "failed to map segment",  # a library that does not fit, when it is loaded
+    "failed to map segment",  # when a library is loaded
     "Cannot allocate memory",
 )

@@ -15,7 +15,7 @@ from fedgg.cli.screen import Heartbeat, note, print_table, progress, say
 if TYPE_CHECKING:
     from fedgg.bench.contenders import Contender
 
-FOR_EACH = 1_500_000_000  # bytes that a contender on the full workload may hold while it waits
+FOR_EACH = 1_500_000_000  # bytes that a contender on the full workload may hold while it is idle
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -28,23 +28,23 @@ app = typer.Typer(
 def bench(
     context: typer.Context,
     repeat: Annotated[int, typer.Option(help="Timed rounds of each contender, after one to warm up.", min=2)] = 5,
-    only: Annotated[list[str] | None, typer.Option(help="Only this contender, or family, as pfl; repeat it.")] = None,
-    skip: Annotated[list[str] | None, typer.Option(help="Not this one; repeat it.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this contender or family, for instance pfl; may be repeated.")
+    ] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="Without this contender or family; may be repeated.")] = None,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="On cuda: fedgg and the plain loops only.")] = "cpu",
     data: Annotated[
         Literal["auto", "cifar10", "stand-in"],
-        typer.Option(help="auto: CIFAR-10 where it is on this machine, else generated images of its shape."),
+        typer.Option(help="auto: CIFAR-10 if it is on this machine, else generated images of its shape."),
     ] = "auto",
     data_folder: options.DataFolderOption = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A twentieth of the images: to see that everything works.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A twentieth of the images, to test the setup.")] = False,
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("runs/bench"),
 ) -> None:
     """Measure a round of federated training: fedgg's engines, plain loops and other frameworks, in turns.
 
-    Everyone trains the same model from the same weights on the same clients; nobody runs while another is timed.
-    Written are a table, bench.json, and a chart as PNG and SVG. Measure on a quiet machine.
+    All contenders train the same model from the same weights on the same clients; one runs at a time.
+    It writes a table, bench.json, and a chart as PNG and SVG. Measure on an otherwise idle machine.
 
     Examples:
 
@@ -52,7 +52,7 @@ def bench(
     - `fedgg bench --repeat 5 --out runs/bench`
     - `fedgg bench --only fedgg --only tight-2`
     - `fedgg bench --device cuda --skip plain-2`
-    - `fedgg bench setup` installs the other frameworks, each in an environment of its own
+    - `fedgg bench setup` installs the other frameworks, each in its own environment
     """
     if context.invoked_subcommand is not None:
         return
@@ -66,24 +66,24 @@ def bench(
         beat = Heartbeat()
         task = bar.add_task("starting", total=len(names) * (1 + repeat), news="", within="")
 
-        def tell(kind: str, contender: Contender, what: str) -> None:
-            if kind == "failed":
-                note(f"{contender.label} failed: {what}")
-            elif kind == "absent":
-                note(f"{contender.label} is absent: {what}")
+        def report(event: str, contender: Contender, message: str) -> None:
+            if event == "failed":
+                note(f"{contender.label} failed: {message}")
+            elif event == "absent":
+                note(f"{contender.label} is not available: {message}")
             else:
-                beat(f"{contender.label}: {what or kind}")
-                bar.update(task, description=what or kind, news=contender.label, advance=int(kind == "round"))
+                beat(f"{contender.label}: {message or event}")
+                bar.update(task, description=message or event, news=contender.label, advance=int(event == "round"))
 
-        driver = BenchDriver(contenders, BenchOptions(repeat, device, data, data_folder, quick), out, tell)
-        # A shell starts background jobs deaf to Ctrl-C, and `kill` sends another signal: both end the bench in order.
-        for sign in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(sign, signal.default_int_handler)
+        driver = BenchDriver(contenders, BenchOptions(repeat, device, data, data_folder, quick), out, report)
+        # A shell starts background jobs with SIGINT ignored, and `kill` sends SIGTERM: both stop the bench in order.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
         try:
             driver.run()
         except KeyboardInterrupt:
             bar.stop()
-            note("stopped; nobody is left running")
+            note("stopped; all processes have ended")
             if driver.record_file.exists():
                 _show(driver.record_file)
             raise typer.Exit(130) from None
@@ -92,14 +92,14 @@ def bench(
 
 @app.command()
 def setup(
-    names: Annotated[list[str] | None, typer.Argument(help="Peers by name; without one, all of them.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Frameworks by name; by default all.")] = None,
     python: Annotated[
-        str | None, typer.Option(help="The Python to make the environments with; by default the one that runs fedgg.")
+        str | None, typer.Option(help="Python for the environments; by default the one that runs fedgg.")
     ] = None,
 ) -> None:
-    """Install the frameworks that are measured beside fedgg, each in an environment of its own under `.bench`.
+    """Install the frameworks that are measured beside fedgg, each in its own environment under `.bench`.
 
-    They get the torch version that fedgg runs. Where pip would fetch torch with CUDA and you want it without, set
+    They get the torch version that fedgg uses. For torch without CUDA, set
     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu first.
 
     Examples:
@@ -115,10 +115,10 @@ def setup(
 
 def _warn(contenders: list[Contender], quick: bool) -> None:
     from fedgg.bench.contenders import peers_folder
-    from fedgg.bench.results import free_memory
+    from fedgg.bench.machine import free_memory
 
     if peers_folder() is None:
-        note("the other frameworks' scripts are in fedgg's repository: here are fedgg's engines and the plain loops")
+        note("only fedgg's engines and the plain loops are measured: the other scripts are in fedgg's repository")
     present = sum(not contender.absent for contender in contenders)
     if not quick and present * FOR_EACH > free_memory():
         note(

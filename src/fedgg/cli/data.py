@@ -19,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-NAMED = 30  # clients in a line
+MAX_NAMES = 30  # clients in a line
 NameArgument = Annotated[str, typer.Argument(help=f"{', '.join(DATASETS)}.")]
 
 
@@ -29,7 +29,7 @@ def fetch(
     data_folder: options.DataFolderOption = None,
     mirror: Annotated[str | None, typer.Option(help="An address that holds the publisher's files.")] = None,
 ) -> None:
-    """Download a data set from its publisher; checked by checksum, and resumed if it was interrupted.
+    """Download a data set from its publisher; verified by checksum, and resumed after an interruption.
 
     Examples:
 
@@ -62,16 +62,16 @@ def fetch(
             say("stopped; call again to resume")
             raise typer.Exit(130) from None
     for file in files:
-        say(f"{file}: there, checksum right")
+        say(f"{file}: downloaded, checksum verified")
 
 
 @app.command()
 def check(
     name: NameArgument,
     data_folder: options.DataFolderOption = None,
-    strict: Annotated[bool, typer.Option(help="Accept the publisher's own bytes only.")] = False,
+    strict: Annotated[bool, typer.Option(help="Accept only the publisher's files, byte for byte.")] = False,
 ) -> None:
-    """Verify what is on this machine: checksums, and the content read to the end.
+    """Verify the files on this machine: checksums, and the whole content.
 
     Example: `fedgg data check cifar10`
     """
@@ -96,9 +96,9 @@ def show(
     min_examples: Annotated[int | None, typer.Option(help="The smallest client holds at least this many.")] = None,
     settings: options.SetOption = None,
     data_folder: options.DataFolderOption = None,
-    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("runs/data"),
+    out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("runs/data"),
 ) -> None:
-    """Draw samples of a data set and how it splits over clients (the paper's Fig. 1), as `fedgg run` would split it.
+    """Draw samples of a data set and its split over clients (the paper's Fig. 1), the same that `fedgg run` uses.
 
     Examples:
 
@@ -129,13 +129,13 @@ def show(
     with writing_to(out):
         out.mkdir(parents=True, exist_ok=True)
         picture = out / f"{dataset.name}-split.png"
-        how = f", beta {chosen.beta}" if chosen.scheme.startswith("dirichlet") else ""
-        how = "" if chosen.scheme == "given" else f"{how}, seed {experiment.seed}"
-        save(split_figure(counts, dataset.classes, f"{dataset.name}: {chosen.scheme}{how}", names), picture)
+        beta_text = f", beta {chosen.beta}" if chosen.scheme.startswith("dirichlet") else ""
+        details = "" if chosen.scheme == "given" else f"{beta_text}, seed {experiment.seed}"
+        save(split_figure(counts, dataset.classes, f"{dataset.name}: {chosen.scheme}{details}", names), picture)
         say(f"split over {chosen.clients} clients, {min(split.sizes)} to {max(split.sizes)} examples each: {picture}")
         if names is not None:
             sizes = [f"{client} {size}" for client, size in zip(names, split.sizes, strict=True)]
-            say(f"{', '.join(sizes[:NAMED])}{' ...' if len(sizes) > NAMED else ''}")
+            say(f"{', '.join(sizes[:MAX_NAMES])}{' ...' if len(sizes) > MAX_NAMES else ''}")
         if len(dataset.shape) == 3:
             picture = out / f"{dataset.name}-samples.png"
             save(

@@ -32,13 +32,13 @@ ExperimentArgument = Annotated[Path, typer.Argument(help="A TOML file.")]
 
 @app.command()
 def new(
-    folder: Annotated[Path, typer.Argument(help="The folder to write; it must not be there yet.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to write; it must not exist yet.")],
     experiment: ExperimentArgument,
     settings: options.SetOption = None,
     out: options.OutOption = None,
     trust: options.TrustOption = None,
 ) -> None:
-    """Write a Flower app that runs an experiment: in Flower's simulation at once, and against any deployment.
+    """Write a Flower app that runs an experiment, in Flower's simulation or on a deployment.
 
     Examples:
 
@@ -63,33 +63,33 @@ def up(
     clients: options.ClientsOption = None,
     rounds: options.RoundsOption = None,
     settings: options.SetOption = None,
-    deadline: Annotated[float | None, typer.Option(help="Seconds that clients have for an answer.", min=1)] = None,
-    min_clients: Annotated[int | None, typer.Option(help="The fewest answers a round may stand on.", min=1)] = None,
+    deadline: Annotated[float | None, typer.Option(help="Seconds within which clients must reply.", min=1)] = None,
+    min_clients: Annotated[int | None, typer.Option(help="Minimum number of replies in a round.", min=1)] = None,
     data_folder: options.DataFolderOption = None,
     out: options.OutOption = None,
-    host: Annotated[str, typer.Option(help="Where the SuperLink listens.")] = "127.0.0.1",
-    no_tls: Annotated[bool, typer.Option("--no-tls", help="Without encryption.")] = False,
+    host: Annotated[str, typer.Option(help="Address on which the SuperLink listens.")] = "127.0.0.1",
+    no_tls: Annotated[bool, typer.Option("--no-tls", help="Do not encrypt connections.")] = False,
     no_authentication: Annotated[
         bool, typer.Option("--no-authentication", help="Let every node join that can reach the SuperLink.")
     ] = False,
     insecure_beyond_loopback: Annotated[
         bool,
-        typer.Option("--insecure-beyond-loopback", help="Allow either of them where other machines can listen."),
+        typer.Option("--insecure-beyond-loopback", help="Allow either of them on an address other machines can reach."),
     ] = False,
     shared_network: Annotated[
         bool,
         typer.Option(
             "--shared-network",
             help="Use this machine's network, in which every local account reaches the federation; by default it has "
-            "one of its own where the system allows it.",
+            "its own network namespace, if the system allows it.",
         ),
     ] = False,
     trust: options.TrustOption = None,
 ) -> None:
-    """Start a whole federation on this machine, run an experiment on it, and take everything down again.
+    """Start a whole federation on this machine, run an experiment on it, and stop it.
 
-    A SuperLink and a SuperNode for each client, as processes of their own, each with its own data; over TLS, with
-    certificates and keys made for it. Processes that end are started again. Run again with the same folder, or with
+    A SuperLink and one SuperNode per client, as separate processes, each with its own data; over TLS, with
+    generated certificates and keys. Processes that exit are restarted. Called again with the same folder, or by
     `fedgg resume`, it resumes after the last finished round.
 
     Examples:
@@ -106,13 +106,13 @@ def up(
     listening = Listening(host, not no_tls, not (no_authentication or no_tls), insecure_beyond_loopback, shared_network)
     changed = options.changes(clients=clients, rounds=rounds, settings=settings)
     chosen = with_given_clients(load_experiment(experiment).changed(changed), data_folder=data_folder)
-    given = {"deadline": deadline, "min_clients": min_clients}
-    run_settings = {key: value for key, value in given.items() if value is not None}
+    limits = {"deadline": deadline, "min_clients": min_clients}
+    run_settings = {key: value for key, value in limits.items() if value is not None}
     run_up(chosen, out or Path("runs") / f"{folder_name(chosen)}-flower", data_folder, listening, run_settings)
 
 
 def resume_up(experiment: Experiment, folder: Path, data_folder: Path | None) -> None:
-    """Go on with a run that was a federation of processes."""
+    """Resume a run of `fedgg flower up`."""
     _need_flower()
     from fedgg.flower.local.setup import Listening
 
@@ -148,17 +148,17 @@ def run_up(
     check_code(experiment)
     with progress() as bar:
         observer = UpProgress(bar, experiment.rounds)
-        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(sign, signal.default_int_handler)  # all of them end it in order
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.default_int_handler)  # each stops the federation in order
         try:
             summary = run_federation(
                 experiment, folder, listening=listening, settings=settings, data_folder=data_folder, observer=observer
             )
         except KeyboardInterrupt:
             bar.stop()
-            begun = Store(folder).holds_a_run()
-            again = f"fedgg resume {shlex.quote(str(folder))}" if begun else "the same command"
-            note(f"stopped; all processes have ended; resume with: {again}")
+            started = Store(folder).holds_a_run()
+            command = f"fedgg resume {shlex.quote(str(folder))}" if started else "the same command"
+            note(f"stopped; all processes have ended; resume with: {command}")
             raise typer.Exit(130) from None
     for sentence in observer.dropped.totals():
         note(sentence)

@@ -1,4 +1,4 @@
-"""`fedgg list` and `fedgg check`: what is available, one algorithm in full, and the conformance suite."""
+"""`fedgg list` and `fedgg check`: available parts and settings, one algorithm in full, and the conformance suite."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fedgg.registry import first_line
 from fedgg.report.tables import Table
 
 if TYPE_CHECKING:
-    from fedgg.check.cost import Price
+    from fedgg.check.cost import Cost
     from fedgg.core.algorithm import Algorithm
     from fedgg.registry import Registry
 
 
 def show_algorithm(name: str) -> None:
-    """Paper and equation, how it differs and when to use it, its settings, what it costs."""
+    """Print its paper and equation, how it differs and when to use it, its settings and costs."""
     from fedgg.algorithms import ALGORITHMS
     from fedgg.lab.name_resolution import algorithm_class
 
@@ -37,26 +37,26 @@ def show_algorithm(name: str) -> None:
             say(f"{paragraph.strip()}\n")
     if kind.when:
         say(f"When to use it: {kind.when}.\n")
-    own = _settings(kind)
-    if own:
-        columns = ("key", "default", "meaning", "where the default comes from")
-        print_table(Table(f"algorithm.* of {name}", columns, own), numbers=False)
+    settings = _settings(kind)
+    if settings:
+        columns = ("key", "default", "meaning", "origin of the default")
+        print_table(Table(f"algorithm.* of {name}", columns, settings), numbers=False)
     try:
         print_table(_costs(kind), numbers=False)
-    except Exception as error:  # of a user's own, which may do anything
-        said = f"{type(error).__name__}: {error}"
-        raise UserError(f"{name} cannot be played ({said}): `fedgg check {name}` says more") from error
-    example = f":{own[0][0].removeprefix('algorithm.')}={own[0][1]}" if own else ""
+    except Exception as error:  # a user's algorithm may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{name} cannot run two rounds ({reason}): see `fedgg check {name}`") from error
+    example = f":{settings[0][0].removeprefix('algorithm.')}={settings[0][1]}" if settings else ""
     proxy = " --set data.proxy=100" if kind.needs_proxy else ""
     say(f"To run it: fedgg run --algorithm {name}{example}{proxy}")
 
 
 def _settings(kind: type[Algorithm]) -> tuple[tuple[str, str, str, str], ...]:
-    """Key, default, meaning with the names there are to choose from, and where the default comes from."""
+    """Key, default, meaning with the choices, and origin of the default."""
     types = get_type_hints(kind)
     rows = []
     for field in fields(kind):
-        about, origin = (str(field.metadata.get(key, "not said")) for key in ("about", "origin"))
+        about, origin = (str(field.metadata.get(key, "not documented")) for key in ("about", "origin"))
         names = _names(types[field.name])
         infinite = " (may be inf)" if field.metadata.get("may_be_infinite") else ""
         choices = f" (one of {', '.join(map(str, names))})" if names else infinite
@@ -69,57 +69,61 @@ def _names(type_: Any) -> tuple[Any, ...]:
 
 
 def _costs(kind: type[Algorithm]) -> Table:
-    """As it stands, and under every choice of a setting that changes what travels, what is kept or what it takes."""
+    """With its defaults, and with every choice of a setting that changes messages, state or arithmetic."""
+    default = kind()
+    rows = tuple((choice, *_cost_cells(cost)) for choice, cost in _costs_by_setting(kind))
+    others = [(choice, variant) for choice, variant in _choices(kind) if variant.solves() != default.solves()]
+    weighing = "".join(f"; with {choice}, {_weighing(variant)}" for choice, variant in others)
+    notes = [*_cost_notes(), f"Clients count {_weighing(default)}{weighing}."]
+    if kind.needs_proxy:
+        notes.append("It needs examples at the server (data.proxy), which the server uses once a round.")
+    if kind.needs_representation:
+        notes.append("It needs a model whose last layer is nn.Linear; the input of that layer is the representation.")
+    return Table("costs", ("with", *_COST_COLUMNS), rows, tuple(notes))
+
+
+_COST_COLUMNS = ("sent besides model and update", "stored besides the server's model", "bytes", "work")
+
+
+def _cost_cells(cost: Cost) -> tuple[str, str, str, str]:
+    return cost.sent, cost.stored, f"{cost.bytes:g}", f"{cost.arithmetic:.3g}"
+
+
+def _cost_notes() -> tuple[str, str, str]:
     from fedgg.check.cost import EPOCHS
 
-    usual = kind()
-    found = dict(_costs_by_setting(kind))
-    rows = tuple((words, p.sent, p.kept, f"{p.bytes:g}", f"{p.arithmetic:.3g}") for words, p in found.items())
-    notes = [
-        "Each is as long as the model but for what is marked as a number.",
-        "bytes: a round's, in times FedAvg's, which are two models a client: 8 bytes a parameter in fp32.",
-        f"work: arithmetic for each example trained on, in times FedAvg's, with {EPOCHS} local epochs.",
-        f"Clients count {_weighing(usual)}"
-        + "".join(f"; with {words}, {_weighing(one)}" for words, one in _choices(kind) if _differs(one, usual))
-        + ".",
-    ]
-    if kind.needs_proxy:
-        notes.append("It needs examples at the server (data.proxy), at which the server looks once a round.")
-    if kind.needs_representation:
-        notes.append("It needs a model that says what it makes of its inputs before its last layer.")
-    columns = ("with", "sent besides model and update", "kept besides the server's model", "bytes", "work")
-    return Table("what it costs", columns, rows, tuple(notes))
+    return (
+        "Each is as long as the model, except those marked as a number.",
+        "bytes: of a round, relative to FedAvg's two models per client (8 bytes per parameter in fp32).",
+        f"work: arithmetic per training example, relative to FedAvg's, with {EPOCHS} local epochs.",
+    )
 
 
-def _costs_by_setting(kind: type[Algorithm]) -> Iterator[tuple[str, Price]]:
-    from fedgg.check.cost import price
+def _costs_by_setting(kind: type[Algorithm]) -> Iterator[tuple[str, Cost]]:
+    from fedgg.check.cost import cost_of
 
-    usual = price(kind())
-    yield "its defaults", usual
-    for words, one in _choices(kind):
+    default = cost_of(kind())
+    yield "its defaults", default
+    for choice, variant in _choices(kind):
         try:
-            other = price(one)
-        except (RuntimeError, ValueError):  # a choice that needs another one beside it
+            cost = cost_of(variant)
+        except (RuntimeError, ValueError):  # a choice that is valid only together with another
             continue
-        if other != usual:
-            yield words, other
+        if cost != default:
+            yield choice, cost
 
 
 def _choices(kind: type[Algorithm]) -> Iterator[tuple[str, Algorithm]]:
-    """Every named choice of every setting, one at a time."""
+    """The algorithm with each named choice of each setting that is not its default, one at a time."""
     defaults = {field.name: field.default for field in fields(kind)}
-    for own, type_ in get_type_hints(kind).items():
+    for key, type_ in get_type_hints(kind).items():
         for value in _names(type_):
-            if own in defaults and value != defaults[own]:
-                yield f"{own}={value}", kind(**{own: value})
+            if key in defaults and value != defaults[key]:
+                yield f"{key}={value}", kind(**{key: value})
 
 
 def _weighing(algorithm: Algorithm) -> str:
-    return "by their examples" if algorithm.solves() == "examples" else "each the same"
-
-
-def _differs(one: Algorithm, other: Algorithm) -> bool:
-    return one.solves() != other.solves()
+    return "by their examples" if algorithm.solves() == "examples" else "equally"
 
 
 def list_parts(
@@ -146,15 +150,17 @@ def list_parts(
         Table("an experiment: TOML keys, or --set KEY=VALUE", ("key", "default", "meaning"), settings), numbers=False
     )
     algorithms = tuple((name, _difference(kind), kind.when) for name, kind in ALGORITHMS.items())
-    more = ("`fedgg list NAME` shows one in full: paper and equation, settings, costs.",)
-    print_table(Table("algorithms", ("name", "differs from FedAvg", "when to use it"), algorithms, more), numbers=False)
+    notes = ("`fedgg list NAME` shows one in full: paper and equation, settings, costs.",)
+    print_table(
+        Table("algorithms", ("name", "differs from FedAvg", "when to use it"), algorithms, notes), numbers=False
+    )
     print_table(_cost_table(ALGORITHMS), numbers=False)
     for name, kind in ALGORITHMS.items():
-        own = tuple(
+        rows = tuple(
             (f.name, str(f.default), f"{f.metadata['about']} (default: {f.metadata['origin']})") for f in fields(kind)
         )
-        if own:
-            print_table(Table(f"algorithm.* of {name}", ("key", "default", "meaning"), own), numbers=False)
+        if rows:
+            print_table(Table(f"algorithm.* of {name}", ("key", "default", "meaning"), rows), numbers=False)
     print_table(_optional_sections(), numbers=False)
     for table in part_tables():
         print_table(table, numbers=False)
@@ -181,31 +187,27 @@ def part_tables() -> list[Table]:
 
 
 def _cost_table(algorithms: Mapping[str, type[Algorithm]]) -> Table:
-    """What each sends, keeps and computes, seen by letting it play two rounds."""
-    from fedgg.check.cost import EPOCHS, price
+    """What each sends, stores and computes, measured by running it for two rounds."""
+    from fedgg.check.cost import cost_of
 
-    found = {name: price(kind()) for name, kind in algorithms.items()}
-    rows = tuple((name, p.sent, p.kept, f"{p.bytes:g}", f"{p.arithmetic:.3g}") for name, p in found.items())
-    looking = ", ".join(name for name, kind in algorithms.items() if kind.needs_proxy)
-    equal = ", ".join(f"{name}:{key}" for name, key in _counting_clients_equally(algorithms))
+    rows = tuple((name, *_cost_cells(cost_of(kind()))) for name, kind in algorithms.items())
+    with_proxy = ", ".join(name for name, kind in algorithms.items() if kind.needs_proxy)
+    equally = ", ".join(f"{name}:{choice}" for name, choice in _counting_clients_equally(algorithms))
     notes = (
-        "Each is as long as the model but for what is marked as a number.",
-        "bytes: a round's, in times FedAvg's, which are two models a client: 8 bytes a parameter in fp32.",
-        f"work: arithmetic for each example trained on, in times FedAvg's, with {EPOCHS} local epochs.",
-        f"{looking}: the server also takes the gradient of each of its own examples (data.proxy), once a round.",
-        f"Clients count by their examples; each the same with {equal}.",
+        *_cost_notes(),
+        f"{with_proxy}: the server also computes the gradient of each of its own examples (data.proxy), once a round.",
+        f"Clients count by their examples; equally with {equally}.",
     )
-    columns = ("name", "sent besides model and update", "kept besides the server's model", "bytes", "work")
-    return Table("what they cost", columns, rows, notes)
+    return Table("costs", ("name", *_COST_COLUMNS), rows, notes)
 
 
 def _counting_clients_equally(algorithms: Mapping[str, type[Algorithm]]) -> Iterator[tuple[str, str]]:
-    """The settings under which an algorithm solves the problem in which every client is the same."""
+    """The settings with which an algorithm solves the problem that weights clients equally."""
     for name, kind in algorithms.items():
-        for own, type_ in get_type_hints(kind).items():
+        for key, type_ in get_type_hints(kind).items():
             for value in get_args(type_) if get_origin(type_) is Literal else ():
-                if kind(**{own: value}).solves() == "clients":
-                    yield name, f"{own}={value}"
+                if kind(**{key: value}).solves() == "clients":
+                    yield name, f"{key}={value}"
 
 
 def _difference(kind: type[Algorithm]) -> str:
@@ -239,9 +241,9 @@ def check(
     trust_named({"algorithm.name": algorithm})
     kind = algorithm_class(algorithm)
     broken = skipped = 0
-    said: set[str] = set()
+    errors_shown: set[str] = set()
     with progress() as bar:
-        seen = bar.console if console.is_terminal else console  # above the bar, or into a file
+        output = bar.console if console.is_terminal else console  # above the bar, or into a file
         task = bar.add_task(kind.__name__, total=len(PROPERTIES), news="", within="")
         for name, holds in PROPERTIES.items():
             bar.update(task, news=name)
@@ -256,10 +258,11 @@ def check(
                 verdict = [("broken", "red"), (f"  {printable(str(why))}", "")]
             except Exception as error:
                 broken += 1
-                told = f"it raised {type(error).__name__}: {error}{_where(error, kind)}"
-                verdict = [("broken", "red"), (f"  {printable('the same as above' if told in said else told)}", "")]
-                said.add(told)
-            seen.print(Text.assemble(f"{name:42} ", *verdict), soft_wrap=True)
+                reason = f"it raised {type(error).__name__}: {error}{_where(error, kind)}"
+                shown = "the same as above" if reason in errors_shown else reason
+                verdict = [("broken", "red"), (f"  {printable(shown)}", "")]
+                errors_shown.add(reason)
+            output.print(Text.assemble(f"{name:42} ", *verdict), soft_wrap=True)
             bar.advance(task)
     held = len(PROPERTIES) - broken - skipped
     say(f"{kind.__name__}: of {len(PROPERTIES)} properties {held} hold, {broken} broken, {skipped} not applicable")
@@ -268,7 +271,7 @@ def check(
 
 
 def _where(error: Exception, kind: type) -> str:
-    """The line of the algorithm's own file that was the last to be at work, if any."""
-    own = inspect.getsourcefile(kind)
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
-    return f" ({Path(lines[-1].filename).name}, line {lines[-1].lineno}, in {lines[-1].name})" if lines else ""
+    """The innermost line of the algorithm's file in the traceback, if any."""
+    file = inspect.getsourcefile(kind)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""

@@ -23,38 +23,39 @@ if TYPE_CHECKING:
     from fedgg.lab.config import Experiment
 
 
-NAMED = 3  # calls that are shown
+MAX_COMMANDS = 3  # shown of those that wrote to a folder
 
 
 def called_as() -> str | None:
-    """This process's own command line; None where it is another program that uses the library."""
+    """The command line of this process; None if another program uses the library."""
     program = Path(sys.argv[0])
     ours = program.stem == "fedgg" or (program.name == "__main__.py" and program.parent.name == "fedgg")
     return shlex.join(["fedgg", *sys.argv[1:]]) if ours else None
 
 
 def refuse_a_study(folder: Path) -> None:
-    """A comparison or sweep goes on by the command that began it: say which, if its folder knows."""
+    """A comparison or sweep is continued by the command that started it: name it, if the folder records it."""
     file = folder / "study.json"
     if not file.is_file():
         return
     try:
         content = without_checksum(read_json(file))
-        called = [command for command in content.get("commands", [content.get("command")]) if isinstance(command, str)]
+        recorded = [entry for entry in content.get("commands", [content.get("command")]) if isinstance(entry, str)]
     except (OSError, ValueError, AttributeError, TypeError):
-        called = []
-    commands = [command for command in (_again(one, folder) for one in called) if command is not None]
-    more = f" (and {len(commands) - NAMED} other calls, which {file} lists)" if len(commands) > NAMED else ""
-    again = "; ".join(commands[-NAMED:]) + more
-    again = again or f"call the same `fedgg compare` or `fedgg sweep` again, with --out {shlex.quote(str(folder))}"
+        recorded = []
+    commands = [command for command in (_continuing(entry, folder) for entry in recorded) if command is not None]
+    hidden = len(commands) - MAX_COMMANDS
+    more = f" (and {hidden} other calls, which {file} lists)" if hidden > 0 else ""
+    advice = "; ".join(commands[-MAX_COMMANDS:]) + more
+    advice = advice or f"call the same `fedgg compare` or `fedgg sweep` again, with --out {shlex.quote(str(folder))}"
     raise UserError(
-        f"{folder} holds a comparison or sweep, which needs no resume; to go on, {again} (finished runs are kept, "
-        "the others go on where they stopped)"
+        f"{folder} holds a comparison or sweep, which needs no resume; to continue, {advice} (finished runs are kept, "
+        "the others are resumed)"
     )
 
 
-def _again(command: str, folder: Path) -> str | None:
-    """What the folder says was called, if it is such a call and nothing else: folders also come from other people."""
+def _continuing(command: str, folder: Path) -> str | None:
+    """How to repeat a recorded command; None unless it is exactly such a call, since folders may be from others."""
     if command.startswith("fedgg.compare("):
         return f"call again: fedgg.compare(..., out={str(folder)!r}), from Python, with the same variants"
     try:
@@ -103,7 +104,7 @@ def changes(
     device: str | None = None,
     settings: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Dotted keys and their values; `--set` has the last word. Code that is typed here may run."""
+    """Dotted keys and their values; `--set` takes precedence. Code named on the command line is trusted."""
     short = {
         "data.source": data,
         "model.name": model,
@@ -112,14 +113,14 @@ def changes(
         "rounds": rounds,
         "engine.device": device,
     }
-    given = {key: value for key, value in short.items() if value is not None}
-    given |= dict(key_and_value(text) for text in settings or [])
-    trust_named(given)
-    return given
+    changed = {key: value for key, value in short.items() if value is not None}
+    changed |= dict(key_and_value(text) for text in settings or [])
+    trust_named(changed)
+    return changed
 
 
 def trust_all(places: list[str] | None) -> None:
-    """What `--trust` allows."""
+    """Allow the code that `--trust` names."""
     trust(*places or [])
 
 
@@ -131,7 +132,7 @@ def key_and_value(text: str) -> tuple[str, Any]:
 
 
 def parsed(value: str) -> Any:
-    """A value as TOML reads it; what TOML cannot read is text."""
+    """A value as TOML reads it, or the text itself if it is not TOML."""
     try:
         return parse_toml(f"value = {value}")["value"]
     except ValueError:
@@ -139,7 +140,7 @@ def parsed(value: str) -> Any:
 
 
 def split_values(text: str) -> list[str]:
-    """What stands between commas; those within brackets, braces and quotes separate nothing."""
+    """Split at commas outside brackets, braces and quotes."""
     parts, depth, quote = [""], 0, ""
     for sign in text:
         if quote:
@@ -171,7 +172,7 @@ def seeds(text: str) -> tuple[int, ...]:
 
 
 def seeds_or_count(text: str) -> tuple[int, ...]:
-    """As `seeds`, where a number alone says how many: 3 is 0, 1, 2."""
+    """As `seeds`, but a single number is a count: 3 is 0, 1, 2."""
     if text.strip().isdecimal() and int(text) > 0:
         return tuple(range(int(text)))
     return seeds(text)
@@ -185,16 +186,16 @@ def algorithm_settings(text: str) -> dict[str, Any]:
 
 
 def variants(texts: list[str], recorded: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-    """Several `[LABEL@]NAME[:KEY=VALUE,...]` by their labels: the one given, else the name and settings.
+    """Several `[LABEL@]NAME[:KEY=VALUE,...]` by label; without a LABEL, name and settings are the label.
 
-    An algorithm from a file is labelled by its class, unless `recorded`, the labels of a study to be continued, has it
-    as it was typed.
+    An algorithm from a file is labelled by its class, unless `recorded`, the labels of a study to be continued, has the
+    full name.
     """
-    given = [_variant(text) for text in texts]
-    shown = short_names(name for _, name, _ in given)
+    parsed_texts = [_variant(text) for text in texts]
+    shown = short_names(name for _, name, _ in parsed_texts)
     labelled: dict[str, dict[str, Any]] = {}
-    for text, (label, name, settings) in zip(texts, given, strict=True):
-        as_typed, by_class = (_labelled(word, settings) for word in (name, shown[name]))
+    for text, (label, name, settings) in zip(texts, parsed_texts, strict=True):
+        as_typed, by_class = (_label(word, settings) for word in (name, shown[name]))
         chosen = label or (as_typed if as_typed in recorded else by_class)
         if chosen in labelled:
             raise UserError(
@@ -205,25 +206,25 @@ def variants(texts: list[str], recorded: Collection[str] = ()) -> dict[str, dict
     return labelled
 
 
-def _labelled(name: str, settings: dict[str, Any]) -> str:
+def _label(name: str, settings: dict[str, Any]) -> str:
     return " ".join([name, *(f"{key}={value}" for key, value in settings.items())])
 
 
 def _variant(text: str) -> tuple[str, str, dict[str, Any]]:
-    """Label (or nothing), name and settings."""
+    """Label (or an empty string), name and settings."""
     label, _, rest = text.rpartition("@")
     name, settings = name_and_settings(rest)
     return label, name, dict(key_and_value(part) for part in split_values(settings)) if settings else {}
 
 
 def name_and_settings(text: str) -> tuple[str, str]:
-    """Split at the colon before the settings; a user's own class has one colon more in its name."""
+    """Split at the colon before the settings; the name of a user's class (FILE.py:CLASS) has a colon too."""
     head, colon, tail = text.rpartition(":")
     return (head, tail) if colon and "=" in tail else (text, "")
 
 
 def folder_name(experiment: Experiment) -> str:
-    """Where a run lies if nobody says where."""
+    """The name of a run's folder without `--out`."""
     from fedgg.lab.study_folder import slug
 
     source = experiment.data.source.rpartition("/")[2]

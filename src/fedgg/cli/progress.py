@@ -14,18 +14,18 @@ from fedgg.cli.screen import Heartbeat, counted, ending, news, note, progress, s
 from fedgg.errors import missing_extra
 from fedgg.lab.observer import Observer
 
-NAMED = 5  # lines at the end of a run
+MAX_LINES = 5  # on dropped clients, at the end of a run
 
 
 class DroppedClients:
-    """Counts the rounds in which a client was dropped, as far as this process has run them."""
+    """Counts the rounds in which a client was dropped, of the rounds run by this process."""
 
     def __init__(self) -> None:
         self._rounds: dict[tuple[str, str], int] = {}
         self._rounds_with_drops = 0
 
     def add(self, record: dict[str, Any]) -> str:
-        """The round's part of the progress line; empty where no client was dropped."""
+        """The round's part of the progress line; empty if no client was dropped."""
         from fedgg.lab.round_record import client_name
 
         dropped = [(client_name(entry), entry["why"]) for entry in record["lost"]]
@@ -40,16 +40,17 @@ class DroppedClients:
 
     def totals(self) -> list[str]:
         """Sentences for the end of a run on clients that were dropped more than once, most often first."""
-        alike: dict[tuple[int, str], list[str]] = {}
+        groups: dict[tuple[int, str], list[str]] = {}
         for (client, why), count in self._rounds.items():
             if count > 1:
-                alike.setdefault((count, why), []).append(client)
-        often_first = sorted(alike.items(), reverse=True)
+                groups.setdefault((count, why), []).append(client)
         sentences = [
-            f"{_named(clients, why)}, {counted(count, 'round')} in all" for (count, why), clients in often_first
+            f"{_named(clients, why)}, {counted(count, 'round')} in all"
+            for (count, why), clients in sorted(groups.items(), reverse=True)
         ]
-        more = ["more clients were dropped, less often: rounds.jsonl lists all"] if len(sentences) > NAMED else []
-        return sentences[:NAMED] + more
+        if len(sentences) > MAX_LINES:
+            sentences[MAX_LINES:] = ["more clients were dropped, less often: rounds.jsonl lists all"]
+        return sentences
 
 
 def _named(clients: list[str], why: str) -> str:
@@ -57,7 +58,7 @@ def _named(clients: list[str], why: str) -> str:
 
 
 def processes_for(device: str) -> int:
-    """One for each core; a GPU is driven from one."""
+    """One process per core; one in all for a GPU."""
     return 1 if device.startswith("cuda") else os.cpu_count() or 1
 
 
@@ -124,7 +125,7 @@ class StudyProgress(Observer):
             note(f"{run}: {message}")
 
     def on_end(self, run: str, summary: dict[str, Any]) -> None:
-        self.rounds_done[run] = self.rounds_of[run]  # a run that diverged or stopped needs no more
+        self.rounds_done[run] = self.rounds_of[run]  # also for a run that diverged or stopped early
         self.bar.remove_task(self.tasks.pop(run))
         for sentence in self.dropped[run].totals():
             note(f"{run}: {sentence}")
@@ -151,7 +152,7 @@ def show_progress(runs: int, rounds: int, work: Callable[[Observer], None]) -> N
 
 
 def show_summary(summary: dict[str, Any], folder: Path) -> None:
-    """How a run ended, with its pictures."""
+    """Print a run's result and write its figures."""
     from fedgg.analysis.run_environment import shown_megabytes
 
     _draw(folder)
@@ -170,7 +171,7 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
 
 
 def _draw(folder: Path) -> None:
-    """Pictures of the split, where it is known, and of the learning curves, where a round was evaluated."""
+    """Figures of the split, if it is known, and of the learning curves, if a round was evaluated."""
     from fedgg.runfolder.read import read_run
 
     try:

@@ -52,10 +52,10 @@ def report(
     - `fedgg report runs/paper --figures figures --tables tables`
     - `fedgg report runs/demo --tensorboard events`
     """
-    folders = _named(runs, "fedgg report runs/demo")
+    folders = _at_least_one(runs, "fedgg report runs/demo")
     for path in folders:
         if not path.exists():
-            raise UserError(f"there is no {path}: name a folder that `fedgg run`, compare, sweep or reproduce wrote")
+            raise UserError(f"{path} does not exist: name a folder that `fedgg run`, compare, sweep or reproduce wrote")
     for option, folder in (("figures", figures), ("tables", tables), ("tensorboard", tensorboard)):
         if folder is not None and str(folder).startswith("-"):
             raise UserError(f"--{option} needs a folder to write to, got {str(folder)!r}: --{option} {option}")
@@ -87,7 +87,7 @@ def watch(
     """
     from fedgg.report.live import LiveData, LivePage
 
-    with LivePage(LiveData(_named(runs, "fedgg watch runs/demo")), port) as server:
+    with LivePage(LiveData(_at_least_one(runs, "fedgg watch runs/demo")), port) as server:
         say(f"watching {', '.join(map(str, runs or []))} at {server.address} (Ctrl-C stops it)")
         if open_it:  # in a thread: some browsers do not return before they are closed
             threading.Thread(target=open_in_browser, args=(server.address,), daemon=True).start()
@@ -105,25 +105,25 @@ def write_report(
     tensorboard: Path | None = None,
     beside: dict[str, str] | None = None,
 ) -> Path:
-    """Write the page and the files requested, and say where they are; also the last step of compare and sweep."""
+    """Write the page and the requested files, and print their paths; also the last step of compare and sweep."""
     from fedgg.report.page import write_page
 
     with progress() as bar:
         beat = Heartbeat(seconds=2.0)
         task = bar.add_task("reading", total=None, news="", within="")
 
-        def doing(what: str) -> None:
-            bar.update(task, description=what)
-            beat(what)
+        def show_step(step: str) -> None:
+            bar.update(task, description=step)
+            beat(step)
 
         if beside is None and (file.parent / PAPER).exists():
             beside = {PAPER: BESIDE_PAPER}
-        collection = write_page(folders, file, beside, doing)
+        collection = write_page(folders, file, beside, show_step)
         written = [f"page: {file}"]
         if figures is not None:
             from fedgg.report.export import write_figures
 
-            written.append(f"figures: {len(write_figures(collection.groups, figures, doing))} files in {figures}")
+            written.append(f"figures: {len(write_figures(collection.groups, figures, show_step))} files in {figures}")
         if tables is not None:
             from fedgg.report.export import write_tables
 
@@ -131,7 +131,7 @@ def write_report(
         if tensorboard is not None:
             from fedgg.report.export import write_events
 
-            count = write_events(collection.groups, tensorboard, doing)
+            count = write_events(collection.groups, tensorboard, show_step)
             written.append(f"events of {counted(count, 'run')}: tensorboard --logdir {tensorboard}")
     for problem in collection.problems:
         note(f"{problem.path} {problem.what}: {problem.why}")
@@ -141,7 +141,7 @@ def write_report(
 
 
 def open_in_browser(address: str) -> None:
-    """Show it; where no browser can be started, a line says how to open the page."""
+    """Open the address; if no browser can be started, print how to open it."""
     try:
         shown = webbrowser.open(address)
     except webbrowser.Error:
@@ -150,7 +150,7 @@ def open_in_browser(address: str) -> None:
         note(f"no browser could be started: open {address} yourself, or name one in the variable BROWSER")
 
 
-def _named(runs: list[Path] | None, example: str) -> list[Path]:
+def _at_least_one(runs: list[Path] | None, example: str) -> list[Path]:
     if not runs:
         raise UserError(f"name at least one folder of runs, for instance: {example}")
     return runs

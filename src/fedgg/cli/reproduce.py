@@ -1,4 +1,4 @@
-"""`fedgg reproduce`: the paper's tables and figures, run again and laid beside what it prints."""
+"""`fedgg reproduce`: the paper's tables and figures, reproduced and shown beside the printed values."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def reproduce(
     if accuracy not in ("highest", "final"):
         raise UserError(f"--accuracy {accuracy!r}: choose highest or final")
     if quick and datasets:
-        raise UserError("--quick is on the embedded digits: leave --datasets out")
+        raise UserError("--quick is on the embedded digits: omit --datasets")
     if not items and not show_list:
         if not quick:
             raise UserError(
-                "name what to reproduce: table1 to table4, fig1 to fig3, all or ours; --list says what each is"
+                "name what to reproduce: table1 to table4, fig1 to fig3, all or ours; --list describes each"
             )
         items = ["all"]
     plan = ReproductionPlan(
@@ -98,10 +98,10 @@ def reproduce(
         print_table(items_table(plan, folder, processes), numbers=False)
         print_table(readings_table(), numbers=False)
         return
-    _make(plan, folder, processes, accuracy, data_folder, source, fold)
+    _reproduce(plan, folder, processes, accuracy, data_folder, source, fold)
 
 
-def _make(
+def _reproduce(
     plan: ReproductionPlan,
     folder: Path,
     processes: int,
@@ -116,7 +116,7 @@ def _make(
 
     for item in plan.items:
         if not plan.datasets_of(item):
-            note(f"{item.name} is on {', '.join(item.datasets)} in the paper: left out")
+            note(f"{item.name} is skipped: in the paper it is on {', '.join(item.datasets)}")
     plan = _without_empty(plan)
     results: Results
     if source is None:
@@ -125,11 +125,13 @@ def _make(
     else:
         results = ArchivedRuns(source, plan.changes.get("engine.precision"))
         if plan.runs() and not any(results.record(method, seed) for method, seed in plan.runs()):
-            note(f"none of what was asked for is in {source}: there are {results.content()}")
+            note(f"{source} has none of the requested runs; it has {results.content()}")
     with writing_pages(folder, note):
-        made = make_items(plan, results, "final" if accuracy == "final" else "highest", data_folder, run=source is None)
-        files = write_items(plan, made, folder)
-        _show(plan, made)
+        outputs = make_items(
+            plan, results, "final" if accuracy == "final" else "highest", data_folder, run=source is None
+        )
+        files = write_items(plan, outputs, folder)
+        _show(outputs)
         page = folder / page_name(plan)
         say(f"beside the paper: {page}.html; tables: {page}.md; {len(files)} files in {folder}")
         _report(plan, source or folder, folder, page.name)
@@ -137,45 +139,45 @@ def _make(
         records = all_records(plan, results)
         for record in records:
             if record.damaged:
-                note(f"{record.path} is damaged and left out of the archive: {record.faults[0].why}")
+                note(f"{record.path} is damaged and not archived: {record.faults[0].why}")
         count = write_archive(records, fold)
         say(f"{count} runs archived in {fold}")
 
 
 def _report(plan: ReproductionPlan, runs: Path, folder: Path, page: str) -> None:
-    """All runs that lie there, each data set and split a group; the page beside the paper is a click away."""
+    """The report of all runs there, grouped by data set and split, with a link to the page beside the paper."""
     if plan.runs():
         places = sorted(runs.glob("*.json")) if runs.is_dir() and runs != folder else [runs]
         write_report(places, folder / PAGE, beside={f"{page}.html": BESIDE_PAPER})
 
 
 def _without_empty(plan: ReproductionPlan) -> ReproductionPlan:
-    kept = tuple(item for item in plan.items if plan.datasets_of(item))
-    if not kept:
-        raise UserError("nothing is left to show: name a data set that the item has, or leave --datasets out")
-    return replace(plan, items=kept)
+    items = tuple(item for item in plan.items if plan.datasets_of(item))
+    if not items:
+        raise UserError("none of the items is on these data sets: name one that an item has, or omit --datasets")
+    return replace(plan, items=items)
 
 
 def _run(plan: ReproductionPlan, folder: Path, processes: int, data_folder: Path | None) -> None:
     from fedgg.paper.runs import missing_jobs, run_missing
 
     missing = missing_jobs(plan, folder, data_folder)
-    of = len(plan.runs())
+    runs = len(plan.runs())
     names = ", ".join(item.name for item in plan.items)
-    if of:
-        say(f"{names}: {of} runs of {plan.rounds()} rounds, {of - len(missing)} of them finished in {folder}")
+    if runs:
+        say(f"{names}: {runs} runs of {plan.rounds()} rounds, {runs - len(missing)} of them finished in {folder}")
     if missing:
         rounds = sum(job.experiment.rounds for job in missing)
         show_progress(len(missing), rounds, lambda observer: run_missing(missing, processes, observer))
 
 
-def _show(plan: ReproductionPlan, made: list[ItemOutput]) -> None:
-    for one in made:
-        if one.table is not None:
-            print_table(one.table, names=2)
-        elif one.figure is None:
-            note(f"{one.item.name}: none of its runs is there, so there is nothing to draw")
+def _show(outputs: list[ItemOutput]) -> None:
+    for output in outputs:
+        if output.table is not None:
+            print_table(output.table, names=2)
+        elif output.figure is None:
+            note(f"{output.item.name} is not drawn: it has no finished runs")
         else:
-            if one.figure.summary is not None:
-                print_table(replace(one.figure.summary, notes=one.figure.notes))
-            say(f"{one.item.title}: {one.item.name}.png")
+            if output.figure.summary is not None:
+                print_table(replace(output.figure.summary, notes=output.figure.notes))
+            say(f"{output.item.title}: {output.item.name}.png")

@@ -34,7 +34,7 @@ def run(
     out: options.OutOption = None,
     trust: options.TrustOption = None,
 ) -> None:
-    """Run one experiment; with a folder that holds a part of it, resume it.
+    """Run one experiment, or resume it if the folder holds an unfinished run of it.
 
     Examples:
 
@@ -61,7 +61,7 @@ def run(
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run folder. To resume a comparison, run its command again.")],
-    rounds: Annotated[int | None, typer.Option(help="Train until this round instead of the one set at first.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Train until this round instead of the configured one.")] = None,
     epsilon_limit: Annotated[
         float | None, typer.Option(help="A larger privacy.epsilon_limit than at the start.")
     ] = None,
@@ -83,7 +83,7 @@ def resume(
     options.trust_all(trust)
     if (folder / "federation").is_dir() and not Store(folder).holds_a_run():
         raise UserError(
-            f"{folder} holds a federation that never began: call `fedgg flower up` again with the same experiment and "
+            f"{folder} holds a federation that was not started: call `fedgg flower up` again with the experiment and "
             f"--out {shlex.quote(str(folder))}"
         )
     experiment = Store(folder).experiment()
@@ -91,7 +91,7 @@ def resume(
         experiment = experiment.changed({"rounds": rounds})
     if epsilon_limit is not None:
         if experiment.privacy is None:
-            raise UserError(f"{folder} is no private run, so --epsilon-limit has nothing to limit: leave it out")
+            raise UserError(f"{folder} is not a private run: omit --epsilon-limit")
         experiment = experiment.changed({"privacy.epsilon_limit": epsilon_limit})
     parts = (experiment.model.name, experiment.data.source, experiment.algorithm.name)
     if any(part.startswith("python:") for part in parts):
@@ -108,7 +108,7 @@ def resume(
 
 
 def _check_code_is_the_same(experiment: Experiment, folder: Path) -> None:
-    """A folder may come from somebody else: its code runs if the user allows it, and has not changed or is named."""
+    """A folder may be from others: its code runs only if the user allows it, and if it has changed, by name."""
     from fedgg.lab.name_resolution import code_of_parts
     from fedgg.lab.store import Store
     from fedgg.lab.trusted_code import check_trusted, doubt_about

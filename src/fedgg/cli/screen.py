@@ -1,7 +1,7 @@
 """Terminal output: progress bars, tables, one-line errors, and the description of an experiment.
 
-Labels, reasons and names of files come from elsewhere. Strings are printed as they are, without markup of their own
-(styles are given as `Text`), and without what a terminal would obey: control characters are replaced here, for all.
+Labels, error texts and file names are untrusted. Strings are printed without interpreting rich markup (styled text is
+passed as `Text`), and control characters, which a terminal would execute, are replaced.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def described(experiment: Experiment, swept: Collection[str] = ()) -> str:
-    """Without the settings that are swept over, which differ from run to run."""
+    """The main settings in one line, without those that are swept over."""
     split, data = experiment.split, experiment.data
     beta = f" {split.beta:g}" if split.scheme.startswith("dirichlet") and "split.beta" not in swept else ""
     words = {
@@ -44,17 +44,17 @@ def described(experiment: Experiment, swept: Collection[str] = ()) -> str:
         "rounds": counted(experiment.rounds, "round"),
         "local.epochs": f"{counted(experiment.local.epochs, 'epoch')} a round",
     }
-    return ", ".join(said for key, said in words.items() if said and key not in swept)
+    return ", ".join(text for key, text in words.items() if text and key not in swept)
 
 
-LONGEST_LINE = 2000  # letters: an invalid value may be as long as a file
-IN_A_FILE = 140  # columns where no terminal says how many it has
-# C0 but for tabs and line breaks, C1, what turns the direction of writing, line separators, halves of surrogate pairs
+LONGEST_LINE = 2000  # characters: an invalid value may be as long as a file
+IN_A_FILE = 140  # columns if standard output is not a terminal
+# C0 except tabs and line breaks, C1, marks of writing direction, line separators, unpaired surrogates
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class OutputLost(UserError):
-    """Standard output takes no more; `quiet` where its reader has left (`| head`)."""
+    """Standard output cannot be written; `quiet` if its reader has closed it (`| head`)."""
 
     def __init__(self, error: OSError):
         self.quiet = error.errno == errno.EPIPE
@@ -63,19 +63,19 @@ class OutputLost(UserError):
 
 
 def printable(text: str) -> str:
-    """The text without what a terminal would obey instead of showing it."""
+    """The text with control characters replaced."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class Screen(Console):
-    """A console for texts from elsewhere: see above."""
+    """A console for untrusted text: see the module's docstring."""
 
     def __init__(self, **settings: Any):
         super().__init__(markup=False, emoji=False, highlight=False, **settings)
 
     def render_str(self, text: str, **how: Any) -> Text:
         shown = printable(text)
-        if not self.encoding.startswith("utf"):  # before tables are laid out: what is spelled is longer
+        if not self.encoding.startswith("utf"):  # before tables are laid out: replacements may be longer
             shown = shown.encode(self.encoding, "fedgg.spelled").decode(self.encoding)
         return super().render_str(shown, **how)
 
@@ -84,20 +84,20 @@ class Screen(Console):
             super().print(*things, **how)
         except OSError as error:
             if not self.stderr:
-                raise OutputLost(error) from error  # what standard error cannot take is dropped
+                raise OutputLost(error) from error  # failed writes to standard error are ignored
 
     def on_broken_pipe(self) -> None:
         if not self.stderr:
             raise OutputLost(BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)))
 
 
-def _wide() -> int | None:
-    """As wide as the terminal; in a pipe or a file wide enough for every table, unless COLUMNS says otherwise."""
+def _width() -> int | None:
+    """The terminal's width; IN_A_FILE for a pipe or a file, unless COLUMNS is set."""
     terminal = sys.stdout is not None and sys.stdout.isatty()
     return None if terminal or "COLUMNS" in os.environ else IN_A_FILE
 
 
-console = Screen(width=_wide())
+console = Screen(width=_width())
 errors = Screen(stderr=True)
 
 _SPELLED = dict(zip("−–—×↑↓≈·•\N{REPLACEMENT CHARACTER}", "---x^v~**?", strict=True)) | {
@@ -106,7 +106,7 @@ _SPELLED = dict(zip("−–—×↑↓≈·•\N{REPLACEMENT CHARACTER}", "---x^
 
 
 def _spelled(error: UnicodeError) -> tuple[str, int]:
-    """For `codecs`: what the encoding of an output has no sign for, in letters that it has."""
+    """For `codecs`: characters that the output's encoding lacks, replaced by ones that it has."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     letters = (_SPELLED.get(sign) or _plain(sign) for sign in error.object[error.start : error.end])
@@ -121,9 +121,9 @@ codecs.register_error("fedgg.spelled", _spelled)
 
 
 def prepare_output() -> None:
-    """Before anything is printed: every sign can be, and the numbers 0 to 2 are no files of ours."""
+    """Make every character printable, and open the descriptors 0 to 2 if they are closed."""
     closed = sys.stdout is None
-    for descriptor in (0, 1, 2):  # the next file that is opened would become standard output
+    for descriptor in (0, 1, 2):  # otherwise the next opened file would become standard output
         try:
             os.fstat(descriptor)
         except OSError:
@@ -138,7 +138,7 @@ def prepare_output() -> None:
 
 
 def close_output() -> None:
-    """Whatever still waits to be written goes nowhere: Python would complain of it once more at the end."""
+    """Discard buffered output, which Python would otherwise try to write, and fail, at exit."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError, AttributeError):
@@ -146,7 +146,7 @@ def close_output() -> None:
 
 
 def complain(sentence: str) -> None:
-    """One line on standard error, never wrapped, so that it can be searched and quoted."""
+    """Print an error in one line on standard error, not wrapped, so that it can be searched and quoted."""
     line = " ".join(sentence.split())
     errors.print(Text.assemble(("error:", "bold red"), " ", printable(_cut(line))), soft_wrap=True)
 
@@ -160,7 +160,7 @@ def _cut(sentence: str) -> str:
 
 
 def confirm(question: str) -> bool:
-    """Answered with y on a terminal; everything else is no."""
+    """Ask on the terminal; only y means yes."""
     return typer.confirm(question, default=False, err=True)
 
 
@@ -168,18 +168,18 @@ def say(sentence: str) -> None:
     console.print(sentence, soft_wrap=True)
 
 
-LONGEST = 15  # letters of a word that are kept together: distinguishable
+LONGEST = 15  # characters of a word that are not broken across lines
 
 
 def print_table(table: Table, *, numbers: bool = True, names: int = 1) -> None:
-    """Columns after the first `names` stand to the right if they are numbers."""
+    """`numbers`: the columns after the first `names` are aligned to the right."""
     grid = RichTable(
         title=table.title, title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD
     )
     for number, column in enumerate(table.columns):
         words = " ".join([column, *(row[number] for row in table.rows)]).split()
         right = number >= names and numbers
-        # No word is broken as long as that is possible at all.
+        # Columns are as wide as their longest word, if there is room.
         whole = min(max(map(len, words), default=1), LONGEST)
         grid.add_column(column, justify="right" if right else "left", overflow="fold", min_width=whole)
     for row in table.rows:
@@ -191,7 +191,7 @@ def print_table(table: Table, *, numbers: bool = True, names: int = 1) -> None:
 
 
 class Words(TextColumn):
-    """A column of text from elsewhere."""
+    """A column of untrusted text."""
 
     def render(self, task: Task) -> Text:
         return Text(printable(self.text_format.format(task=task)), style=self.style, justify=self.justify)
@@ -207,13 +207,13 @@ def progress() -> Progress:
         Words("{task.fields[within]}", style="dim"),
         TimeRemainingColumn(compact=True),
         console=errors,
-        transient=True,  # what remains to be seen is printed; after a mistake only the mistake stays
+        transient=True,  # the bar disappears at the end; results are printed
         disable=not errors.is_terminal,
     )
 
 
 class Heartbeat:
-    """A line now and then where there is no terminal to draw bars on: a log shows that work goes on."""
+    """Prints progress lines at intervals if standard error is not a terminal, for example into a log."""
 
     def __init__(self, seconds: float = 10.0):
         self._seconds, self._last = seconds, time.monotonic()
@@ -225,7 +225,7 @@ class Heartbeat:
 
 
 def ending(summary: dict[str, Any]) -> str | None:
-    """Why a run ended before its last round, if it did."""
+    """The reason if a run ended before its last round, otherwise None."""
     word = {"diverged": "diverged", "spent": "stopped"}.get(summary["status"])
     return None if word is None else f"{word} after {counted(summary['rounds_done'], 'round')}: {summary['why']}"
 
@@ -242,7 +242,7 @@ def shown_epsilon(record: dict[str, Any]) -> str:
 
 
 def news(record: dict[str, Any], lost: str = "") -> str:
-    """A round in a few words: which accuracy this is stands beside it; `lost` says who was left out."""
+    """One line on a round; `lost` names its dropped clients."""
     parts = []
     if record.get("test_accuracy") is not None:
         parts.append(f"test accuracy {100 * record['test_accuracy']:.1f}%")

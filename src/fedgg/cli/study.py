@@ -125,12 +125,12 @@ def sweep(
 
 
 def _folder(name: str, study: Study) -> Path:
-    """A folder of its own for each study, so that one never meets the files of another."""
+    """A default folder that depends on the study's settings, so that different studies do not share one."""
     return Path("runs") / f"{name}-{study.hash()[:6]}"
 
 
 def _labels_in(folder: Path | None) -> tuple[str, ...]:
-    """Of the study that is already in the folder; none where there is no study, or none that can be read."""
+    """The labels of the study in the folder; none if there is no readable study."""
     from fedgg.runfolder.read import read_study_plan
 
     try:
@@ -165,7 +165,7 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
 
 
 def _show(folder: Path) -> None:
-    """Tables, figures and page of everything that is finished in the folder by now, whichever call has run it."""
+    """Write and print tables, figures and page of all finished runs in the folder, also of other calls."""
     from fedgg.report.tables import TABLES, write_study_tables
     from fedgg.runfolder.read import read_study
 

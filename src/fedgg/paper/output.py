@@ -18,12 +18,12 @@ from fedgg.report.tables import Table, as_csv, as_markdown
 
 TITLE = "Global Update Guided Federated Learning: the paper's tables and figures, run again"
 REPORT = "report.html"  # the page of all runs, which the command writes last
-NOTHING = "Nothing to draw: none of its runs is there."
+NOTHING = "Not drawn: it has no finished runs."
 
 
 @dataclass(frozen=True)
 class ItemOutput:
-    """An item as a table, or as a figure (None if none of its runs is there)."""
+    """An item as a table, or as a figure (None if it has no runs)."""
 
     item: Item
     table: Table | None = None
@@ -49,13 +49,13 @@ def write_items(plan: ReproductionPlan, outputs: Sequence[ItemOutput], out: Path
     files = []
     with writing_to(out):
         out.mkdir(parents=True, exist_ok=True)
-        for one in outputs:
-            name = one.item.name
-            table = one.table or (one.figure.numbers if one.figure else None)
+        for output in outputs:
+            name = output.item.name
+            table = output.table or (output.figure.numbers if output.figure else None)
             if table is not None:
                 files.append(_written(out / f"{name}.csv", as_csv(table)))
-            if one.figure:
-                files += [save(one.figure.figure, out / f"{name}.{kind}") for kind in ("png", "svg")]
+            if output.figure:
+                files += [save(output.figure.figure, out / f"{name}.{kind}") for kind in ("png", "svg")]
         files.append(_written(out / f"{page_name(plan)}.md", markdown(plan, outputs)))
         files.append(_written(out / f"{page_name(plan)}.html", html(plan, outputs)))
     return files
@@ -70,29 +70,29 @@ def page_name(plan: ReproductionPlan) -> str:
 
 def markdown(plan: ReproductionPlan, outputs: Sequence[ItemOutput]) -> str:
     parts = [f"# {TITLE}\n", *(f"{text}\n" for text in lead(plan))]
-    for one in outputs:
-        parts.append(f"## {titled(plan, one.item)}\n")
-        parts.append(block(one, f"{one.item.name}.png"))
+    for output in outputs:
+        parts.append(f"## {titled(plan, output.item)}\n")
+        parts.append(block(output, f"{output.item.name}.png"))
     return "\n".join(parts)
 
 
-def block(one: ItemOutput, picture: str) -> str:
+def block(output: ItemOutput, picture: str) -> str:
     """One item as Markdown."""
-    if one.table is not None:
-        return as_markdown(one.table)
-    if one.figure is None:
+    if output.table is not None:
+        return as_markdown(output.table)
+    if output.figure is None:
         return f"{NOTHING}\n"
-    parts = [f"![{one.item.title}]({picture})\n", "\n".join(f"- {note}" for note in one.figure.notes) + "\n"]
-    parts += [as_markdown(one.figure.summary)] if one.figure.summary else []
+    parts = [f"![{output.item.title}]({picture})\n", "\n".join(f"- {note}" for note in output.figure.notes) + "\n"]
+    parts += [as_markdown(output.figure.summary)] if output.figure.summary else []
     return "\n".join(parts)
 
 
 def html(plan: ReproductionPlan, outputs: Sequence[ItemOutput]) -> str:
     sections = []
-    for one in outputs:
-        name, title, figure = one.item.name, titled(plan, one.item), one.figure
-        if one.table is not None:
-            sections.append(Section(name, title, tables=(one.table,)))
+    for output in outputs:
+        name, title, figure = output.item.name, titled(plan, output.item), output.figure
+        if output.table is not None:
+            sections.append(Section(name, title, tables=(output.table,)))
         elif figure is None:
             sections.append(Section(name, title, notes=(NOTHING,)))
         else:

@@ -183,7 +183,7 @@ def _study_file(file: str) -> Path:
     for entry in installed:
         if entry.parts[-2:] == ("experiments", file):
             return Path(str(entry.locate())).resolve()
-    raise UserError(f"experiments/{file} is not where fedgg is installed: install it again, or run from its repository")
+    raise UserError(f"experiments/{file} is missing from the installation: reinstall fedgg, or run from its repository")
 
 
 # Settings that --set cannot change, and what decides them instead.
@@ -241,7 +241,7 @@ class ReproductionPlan:
         return preset("quick" if dataset == QUICK else dataset).base.changed(dict(self.changes))
 
     def lengths(self, *items: Item) -> tuple[int, ...]:
-        """The numbers of rounds of some items, or of all: one number, or several where studies differ."""
+        """The numbers of rounds of some items, or of all: one number, or several if studies differ."""
         lengths = {method.base.rounds for item in items or self.items for method in self.methods_of(item)}
         return tuple(sorted(lengths or {self.base(self.datasets[0]).rounds}))
 

@@ -1,4 +1,4 @@
-"""The runs behind the items of `fedgg reproduce`: read from files, run where missing, their time estimated."""
+"""The runs of the items of `fedgg reproduce`: read from files, run if missing, their time estimated."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from fedgg.runfolder.run_records import RunRecord
 
 
 class Results(Protocol):
-    """Where the run of a method and seed is read from."""
+    """A source of runs, by method and seed."""
 
     def record(self, method: PlannedMethod, seed: int) -> RunRecord | None: ...
 
@@ -84,7 +84,7 @@ class ArchivedRuns:
     @cached_property
     def _records(self) -> dict[str, list[RunRecord]]:
         if not self.place.exists():
-            raise UserError(f"there is no {self.place}: give a folder of archives that `fedgg reproduce --fold` wrote")
+            raise UserError(f"{self.place} does not exist: name archives that `fedgg reproduce --fold` wrote")
         by_settings: dict[str, list[RunRecord]] = {}
         for file in [self.place] if self.place.is_file() else sorted(self.place.glob("*.json")):
             for record in read_archive(file):
@@ -132,7 +132,7 @@ def all_records(plan: ReproductionPlan, results: Results) -> list[RunRecord]:
 
 
 def _floats(value: Any) -> Any:
-    """1 and 1.0 are one setting."""
+    """Integers as floats, so that 1 and 1.0 are the same setting."""
     if isinstance(value, dict):
         return {key: _floats(inner) for key, inner in value.items()}
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
@@ -178,10 +178,10 @@ def steps_a_round(experiment: Experiment) -> int:
 
 
 def seconds_a_step(experiment: Experiment, runs: int = 1) -> float:
-    """The time of one client's local step with this experiment's engine, while so many runs are trained together."""
+    """The time of one client's local step with this experiment's engine, with `runs` runs trained together."""
     shape, classes, _ = _facts(experiment.data.source)
     chosen = experiment.engine
-    one_by_one = chosen.device == "cpu" and chosen.name != "stacked"
+    one_by_one = chosen.device == "cpu" and chosen.name != "stacked"  # clients are trained one after another
     clients, engine = (1, "fused") if one_by_one else (experiment.split.clients, chosen.name)
     small = experiment.changed(
         {"split.scheme": "iid", "split.clients": clients, "local.epochs": 1, "rounds": 2, "engine.name": engine}
@@ -189,15 +189,15 @@ def seconds_a_step(experiment: Experiment, runs: int = 1) -> float:
     with arithmetic(small):
         data = _noise(shape, classes, PROBE_STEPS * clients * small.local.batch).to(chosen_device(small))
         federation = build(small, data=data)
-        maker, state = make_engine(federation), begin(federation)
-        together = min(runs, MOST_TOGETHER) if isinstance(maker, Stacked) else 1
+        trainer, state = make_engine(federation), begin(federation)
+        together = min(runs, MOST_TOGETHER) if isinstance(trainer, Stacked) else 1
         jobs = [next_job(federation, state) for _ in range(together)]
         for _ in range(2):
             started = time.perf_counter()
-            if isinstance(maker, Stacked):
-                maker.train_together(jobs)
+            if isinstance(trainer, Stacked):
+                trainer.train_together(jobs)
             else:
-                dict(maker.train(jobs[0]))
+                dict(trainer.train(jobs[0]))
             synchronise(federation.net.start)
             spent = time.perf_counter() - started
     return spent / (PROBE_STEPS * clients * together)

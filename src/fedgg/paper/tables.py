@@ -84,7 +84,7 @@ def paper_table(plan: ReproductionPlan, item: Item, results: Results, accuracy: 
 
 
 def titled(plan: ReproductionPlan, item: Item) -> str:
-    """The item's title, with a remark where the runs differ from the paper's in rounds or data."""
+    """The item's title, with a remark if the runs differ from the paper's in rounds or data."""
     if plan.quick:
         return f"{item.title}; quick version"
     if plan.lengths(item) == (ROUNDS,):
@@ -181,7 +181,7 @@ def reached(reach: Reach) -> str:
 
 
 def _speed(reach: Reach) -> str:
-    """Only where every seed reaches the target: a mean over some seeds does not include the others."""
+    """Only if every seed reaches the target: a mean over some seeds does not include the others."""
     if reach.speed_up is None:
         return "<1×" if reach.seeds else NONE
     return f"{reach.speed_up:.2f}×" if reach.reached == reach.seeds else NONE
@@ -195,7 +195,7 @@ def _percent(ours: Spread | None, row: ComparisonRow, seeds: int) -> str:
 
 
 def notes_of(comparison: Comparison, study: StudyRecord) -> list[str]:
-    """The comparison's notes, or that there is nothing to compare."""
+    """The comparison's notes, or a note that nothing has been run."""
     return list(comparison.notes) if any(study.runs.values()) else ["Nothing has been run yet."]
 
 

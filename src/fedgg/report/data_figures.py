@@ -145,7 +145,7 @@ def _class_ticks(axes: Axes, classes: Sequence[str], room: float) -> None:
 
 
 def _total_bars(axes: Axes, totals: Ints) -> None:
-    """The size of each client as a bar, with its number or, where numbers would overlap, a scale."""
+    """The size of each client as a bar, with its number or, if numbers would overlap, a scale."""
     if len(totals) <= 200:
         axes.barh(np.arange(len(totals)), totals, color="#dddddd", height=0.7)
     else:  # one shape instead of thousands of bars

@@ -52,7 +52,7 @@ SETTINGS: dict[Any, Any] = {
 
 
 def legend_name(label: str, note: str = "") -> str:
-    """A label in lines of a column beside the axes, shortened so that the axes keep their room; the note is not."""
+    """A label broken into lines for a legend beside the axes, shortened to limit its height; the note is not."""
     return textwrap.fill(shortened(label, 4 * LEGEND_WIDTH) + note, LEGEND_WIDTH)
 
 
@@ -76,7 +76,7 @@ def styled(draw: Callable[Parameters, Figure]) -> Callable[Parameters, Figure]:
 
 
 def blank(width: float, height: float) -> Figure:
-    """An empty figure, in inches, that pyplot does not know of."""
+    """An empty figure, in inches, that is not registered with pyplot."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -1,4 +1,4 @@
-"""The live page of `fedgg watch`: its data with a version, and a server that sends a browser what has changed."""
+"""The live page of `fedgg watch`: its data with a version, and a server that sends the changes to a browser."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedgg.report.page_data import Data, PageGroup, page_group, page_groups, run
 from fedgg.runfolder.run_records import RunRecord
 
 LOOPBACK = "127.0.0.1"
-PAUSE = 1.0  # seconds between two readings of the folders, however many requests there are
+PAUSE = 1.0  # seconds between two readings of the folders, for any number of requests
 
 
 class LiveData:
@@ -41,7 +41,7 @@ class LiveData:
         self._groups: dict[str, tuple[tuple[Any, ...], PageGroup, int]] = {}
 
     def page(self) -> bytes:
-        """The whole page as it is now, in UTF-8; the same object until something changes."""
+        """The current page, in UTF-8; the same object until something changes."""
         with self._lock:
             self._refresh()
             if self._page is None:
@@ -50,7 +50,7 @@ class LiveData:
             return self._page
 
     def since(self, version: str) -> tuple[str, str | None]:
-        """The current version, and what has changed since the one given; None if nothing has."""
+        """The current version, and the changes since `version`; None if there are none."""
         with self._lock:
             self._refresh()
             if version == self._version:
@@ -59,7 +59,7 @@ class LiveData:
             return self._version, as_json(self._since(self._number_in(version)) | {"problems": problems})
 
     def _number_in(self, version: str) -> int:
-        """0, which is before the first change, unless this process has given the version."""
+        """The number of a version issued by this process; 0, before the first change, for any other."""
         process, _, number = version.rpartition("-")
         is_ours = process == self._process and number.isdecimal() and len(number) <= len(str(self._number))
         return int(number) if is_ours and int(number) <= self._number else 0
@@ -82,7 +82,7 @@ class LiveData:
         self._refreshed = time.monotonic()
 
     def _update(self, group: Group) -> PageGroup:
-        """Compute again what has changed in a group; its data name its runs without containing them."""
+        """Recompute the changed parts of a group; its data has the ids of its runs, not their data."""
         names = []
         for label, by_seed in group.study.runs.items():
             for seed, record in by_seed.items():
@@ -126,7 +126,7 @@ class LivePage(ThreadingHTTPServer):
             super().__init__((LOOPBACK, port), _RequestHandler)
         except (OSError, OverflowError) as error:
             raise UserError(
-                f"port {port} cannot be listened on ({error}): choose another with --port, or leave it out"
+                f"cannot listen on port {port} ({error}): choose another with --port, or omit the option"
             ) from error
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -201,7 +201,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Nothing: a line for each request would fill the terminal."""
+        """Print nothing: a line for each request would fill the terminal."""
 
 
 _ALWAYS = {

@@ -35,7 +35,7 @@ def asset(name: str) -> str:
 
 
 def document(title: str, body: str, *, scripts: Sequence[str] = (), data: Any = None, live: bool = False) -> str:
-    """A whole document, with `data` as JSON in the element `data`; the browser runs these scripts and no others."""
+    """A whole document, with `data` as JSON in the element `data`; the browser runs only these scripts."""
     block = "" if data is None else f'<script type="application/json" id="data">{as_json(data)}</script>\n'
     code = "".join(f"<script>{script}</script>\n" for script in scripts)
     page = (
@@ -49,7 +49,7 @@ def document(title: str, body: str, *, scripts: Sequence[str] = (), data: Any = 
 
 
 def as_json(data: Any) -> str:
-    """JSON that can stand within a page: no character in it can end the element or start a tag."""
+    """JSON for embedding in a page: no character in it can end the element or start a tag."""
     try:
         text = _compact(data)
     except ValueError:  # JSON has no NaN, though Python writes one
@@ -70,7 +70,7 @@ def _finite(data: Any) -> Any:
 
 
 def policy(scripts: Sequence[str], live: bool) -> str:
-    """The content-security policy: these scripts and no others, nothing loaded; a live page requests its own server."""
+    """The content-security policy: only these scripts run, nothing is loaded; a live page may request its server."""
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts) or "'none'"
     requests = "'self'" if live else "'none'"
     return (
@@ -90,7 +90,7 @@ def html_table(table: Table, heading: str = "") -> str:
     """
     text = [all(_is_text(row[at]) for row in table.rows) for at in range(len(table.columns))]
     head = "".join(_cell("th", name, text[at], ' scope="col"') for at, name in enumerate(table.columns))
-    # The first cell of a row is its heading; the first two where the first is not unique.
+    # The first cell of a row is its heading; the first two if the first is not unique.
     heads = 1 if len({row[0] for row in table.rows}) == len(table.rows) else 2
     unseen = ' class="unseen"' if table.title == heading else ""
     rows = []
@@ -201,16 +201,16 @@ def write_page(
     paths: Sequence[Path],
     file: Path,
     beside: Mapping[str, str] | None = None,
-    doing: Callable[[str], None] = lambda what: None,
+    progress: Callable[[str], None] = lambda step: None,
 ) -> RunCollection:
-    """Write the page of these folders; the runs that were read for it. UserError where there is nothing to report."""
+    """Write the page of these folders, and return the runs read for it; UserError if no run has started."""
     collection = RunCollection(list(paths))
     collection.refresh()
     if not any(any(group.study.runs.values()) for group in collection.groups):
         why = "; ".join(f"{problem.path}: {problem.why}" for problem in collection.problems)
         named = ", ".join(map(str, collection.paths))
         raise UserError(f"there is nothing to report: {why or f'none of the runs of {named} has started'}")
-    doing("writing the page")
+    progress("writing the page")
     write_text(file, report_html(collection, beside))
     return collection
 
@@ -253,7 +253,7 @@ def page_html(
 
 @cache
 def script() -> str:
-    """The page's own script, made of all its files."""
+    """The page's script, joined from its files."""
     return "\n".join(asset(f"{name}.js") for name in SCRIPTS)
 
 

@@ -165,7 +165,7 @@ def place(study: StudyRecord) -> str:
 
 
 def _betas(records: list[RunRecord]) -> str:
-    """The beta of a Dirichlet split; several where runs differ in it."""
+    """The beta of a Dirichlet split; several if runs differ in it."""
     splits = [record.config.get("split", {}) for record in records]
     drawn = [split["beta"] for split in splits if "beta" in split and str(split.get("scheme")).startswith("dirichlet")]
     return f" {listed([str(beta) for beta in dict.fromkeys(drawn)])}" if drawn else ""
@@ -208,7 +208,7 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _splits(study: StudyRecord) -> Data:
-    """By hash; where rows have different splits with the same seed, with the label of the first row that has it."""
+    """By hash; if rows have different splits with the same seed, with the label of the first row that has it."""
     splits: Data = {}
     for label, by_seed in study.runs.items():
         for record in by_seed.values():
@@ -282,15 +282,15 @@ def _in_words(fact: Any) -> Any:
 
 
 def command_again(study: StudyRecord) -> str | None:
-    """For a POSIX shell: it writes a study file and calls `fedgg compare`. None where parts were passed from Python."""
+    """For a POSIX shell: it writes a study file and calls `fedgg compare`. None if parts were passed from Python."""
     settings = settings_by_label(study)
     if not settings or any(str(v).startswith(FROM_PYTHON) for row in settings.values() for v in row.values()):
         return None
     # ascii() so that no name can end the comment.
     names = {str(row.get(key)) for row in settings.values() for key in NAMED_PARTS}
     code = sorted(name for name in names if names_code(name))
-    way = "Read it first; fedgg asks before it runs it, or takes --trust."
-    warning = f"# It runs code from outside fedgg: {', '.join(map(ascii, code))}. {way}\n" if code else ""
+    advice = "Read it first; fedgg asks before it runs it, unless --trust names it."
+    warning = f"# It runs code from outside fedgg: {', '.join(map(ascii, code))}. {advice}\n" if code else ""
     shared = tuple(seed for seed in study.seeds if all(seed in study.seeds_of(label) for label in settings))
     rest = {label: tuple(seed for seed in study.seeds_of(label) if seed not in shared) for label in settings}
     if not any(rest.values()):

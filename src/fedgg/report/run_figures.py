@@ -144,17 +144,17 @@ def _diagnostic(axes: Axes, study: StudyRecord, label: str, at: int, name: str) 
 
 @styled
 def clients_figure(study: StudyRecord, seed: int) -> Figure:
-    """Each client's last hold-out accuracy, or its loss where there are no hold-out examples.
+    """Each client's last hold-out accuracy, or its loss if there are no hold-out examples.
 
     One marker for each client and row; with more than `HISTORIES` clients, a line for each row over its sorted clients.
     """
     by_label = clients_by_label(study, seed)
-    key = "holdout" if any(one["holdout"] for one in by_label.values()) else "loss"
-    many = any(one["of"] > HISTORIES for one in by_label.values())
+    key = "holdout" if any(clients["holdout"] for clients in by_label.values()) else "loss"
+    many = any(clients["of"] > HISTORIES for clients in by_label.values())
     figure = blank(7.5, 3.4)
     axes = figure.subplots()
-    for at, (label, one) in enumerate(list(by_label.items())[:MOST_MARKED]):
-        points = [(c, v) for c, v in zip(one["client"], one[key] or [], strict=False) if v is not None]
+    for at, (label, clients) in enumerate(list(by_label.items())[:MOST_MARKED]):
+        points = [(c, v) for c, v in zip(clients["client"], clients[key] or [], strict=False) if v is not None]
         if points and many:
             values = sorted((v for _, v in points), reverse=key == "loss")
             axes.plot(np.linspace(0, 100, len(values)), values, label=legend_name(label), **_line(at))

@@ -119,14 +119,14 @@ def runs_table(study: StudyRecord) -> Table:
 
 def _run_cells(label: str, seed: int, run: RunRecord, private: bool) -> tuple[str, ...]:
     _, accuracy = run.accuracy()
-    traffic = sum(int(line.get(f"bytes_{way}") or 0) for line in run.rounds for way in ("up", "down"))
+    traffic = sum(int(line.get(key) or 0) for line in run.rounds for key in ("bytes_up", "bytes_down"))
     final, highest = (repr(float(v)) for v in (accuracy[-1], accuracy.max())) if len(accuracy) else (NONE, NONE)
     last = str(run.rounds[-1]["round"]) if run.rounds else "0"
     split = str((run.partition or {}).get("hash", NONE))
-    moved = f"{traffic / BYTES_PER_MEGABYTE:.3f}"
+    megabytes = f"{traffic / BYTES_PER_MEGABYTE:.3f}"
     spent = (_number(run.epsilon), _number(run.delta)) if private else ()
     accuracies = (label, str(seed), run.status, last, final, highest)
-    return (*accuracies, *spent, moved, f"{run.seconds:.1f}", split, str(run.path))
+    return (*accuracies, *spent, megabytes, f"{run.seconds:.1f}", split, str(run.path))
 
 
 def shown_epsilon(epsilon: float | None) -> str:
@@ -191,16 +191,17 @@ def _accuracy_notes(comparison: Comparison) -> tuple[str, ...]:
 
 def difference_rule(comparison: Comparison) -> str:
     """How rows are compared."""
-    differences = [one for row in comparison.rows for one in (row.against_reference, row.against_best) if one]
-    but = "" if all(difference.paired for difference in differences) else " where the splits are the same"
+    against = [(row.against_reference, row.against_best) for row in comparison.rows]
+    all_paired = all(difference.paired for pair in against for difference in pair if difference)
+    condition = "" if all_paired else " if the splits are the same"
     return (
-        f"Differences are in percentage points of final test accuracy, paired by seed{but}, ± half the width of the "
-        "95 % confidence interval (Student's t)."
+        f"Differences are in percentage points of final test accuracy, paired by seed{condition}, ± half the width of "
+        "the 95 % confidence interval (Student's t)."
     )
 
 
 def privacy_notes(comparison: Comparison) -> tuple[str, ...]:
-    """The note on the column of epsilons, where there is one."""
+    """The note on the column of epsilons, if there is one."""
     if not comparison.deltas:
         return ()
     at = " and ".join(f"{delta:g}" for delta in comparison.deltas)
@@ -211,10 +212,10 @@ def privacy_notes(comparison: Comparison) -> tuple[str, ...]:
 
 
 def _accountants(comparison: Comparison) -> str:
-    """The accountants of the runs, with a warning where there are several: their bounds cannot be compared."""
+    """The accountants of the runs, with a warning if there are several: their bounds cannot be compared."""
     names = comparison.accountants
-    more = " (bounds of different tightness: compare rows of one accountant only)" if len(names) > 1 else ""
-    return (" and ".join(names) or "none") + more
+    warning = " (bounds of different tightness: compare rows of one accountant only)" if len(names) > 1 else ""
+    return (" and ".join(names) or "none") + warning
 
 
 def _runs(row: ComparisonRow) -> str:

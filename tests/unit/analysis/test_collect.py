@@ -143,7 +143,7 @@ def test_folders_come_and_go(tmp_path: Path) -> None:
     collection = RunCollection([tmp_path / "later"])
     assert collection.refresh()
     assert not collection.refresh()
-    assert "no such folder (yet)" in collection.problems[0].why
+    assert "does not exist (yet)" in collection.problems[0].why
     (tmp_path / "later").mkdir()
     assert collection.refresh()
     assert "holds no run (yet)" in collection.problems[0].why

@@ -135,7 +135,7 @@ def test_missing_and_wrong_replies_are_failures(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_is_refused_where_there_is_none(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="take --device cpu"):
+    with pytest.raises(UserError, match="use --device cpu"):
         BenchDriver([], BenchOptions(repeat=2, device="cuda"), tmp_path, lambda kind, contender, what: None)
 
 
@@ -198,7 +198,7 @@ def test_no_process_is_left(tmp_path: Path, how: signal.Signals) -> None:
     if how != signal.SIGKILL:
         assert not list(tmp_path.glob("fedgg-bench-*"))
         assert driver.returncode == 130
-        assert "nobody is left running" in output
+        assert "all processes have ended" in output
         assert (tmp_path / "out" / "bench.png").exists()
         assert not json.loads(record.read_text())["finished"]
 

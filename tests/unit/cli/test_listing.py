@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from fedgg.algorithms import ALGORITHMS, MOON, SCAFFOLD, FedACG, FedAdam, FedAvg, FedCL, FedCM, FedCurv, FedDyn, FedGG
-from fedgg.check.cost import Price, price
+from fedgg.check.cost import Cost, cost_of
 from fedgg.cli import screen
 from fedgg.cli.listing import list_parts
 from fedgg.engines import Loop
@@ -32,18 +32,18 @@ def test_every_algorithm_says_how_it_differs_and_when_to_use_it(name: str) -> No
 
 def test_what_travels_and_what_is_kept() -> None:
     variate, pair = ("variate",), ("curvature", "weighted")
-    assert price(FedAvg()) == Price((), (), (), (), 1, 1)
-    assert price(SCAFFOLD()) == Price(variate, ("variate_change",), variate, variate, 2, 1)
-    assert price(FedGG()) == Price((), (), ("received",), (), 1, 1)
-    assert price(FedGG(direction="sent")) == Price(("update",), (), (), ("update",), 1.5, 1)
-    assert price(FedAdam()) == Price((), (), (), ("momentum", "squares"), 1, 1)
-    assert price(FedCM()) == Price(("pace",), ("reach (number)",), (), ("pace",), 1.5, 1)
-    assert price(FedACG()) == Price((), (), (), ("velocity",), 1, 1)
-    assert price(FedDyn()) == Price((), (), ("moved",), ("moved",), 1, 1)
-    assert price(FedCL()) == Price(("fisher",), (), (), (), 1.5, 1)
-    assert price(MOON()) == Price((), (), ("previous",), (), 1, 1 + 2 / 3)
+    assert cost_of(FedAvg()) == Cost((), (), (), (), 1, 1)
+    assert cost_of(SCAFFOLD()) == Cost(variate, ("variate_change",), variate, variate, 2, 1)
+    assert cost_of(FedGG()) == Cost((), (), ("received",), (), 1, 1)
+    assert cost_of(FedGG(direction="sent")) == Cost(("update",), (), (), ("update",), 1.5, 1)
+    assert cost_of(FedAdam()) == Cost((), (), (), ("momentum", "squares"), 1, 1)
+    assert cost_of(FedCM()) == Cost(("pace",), ("reach (number)",), (), ("pace",), 1.5, 1)
+    assert cost_of(FedACG()) == Cost((), (), (), ("velocity",), 1, 1)
+    assert cost_of(FedDyn()) == Cost((), (), ("moved",), ("moved",), 1, 1)
+    assert cost_of(FedCL()) == Cost(("fisher",), (), (), (), 1.5, 1)
+    assert cost_of(MOON()) == Cost((), (), ("previous",), (), 1, 1 + 2 / 3)
     kept = ("curvature", "until (number)", "weighted")
-    assert price(FedCurv()) == Price(pair, pair, kept, pair, 3, 1.2)
+    assert cost_of(FedCurv()) == Cost(pair, pair, kept, pair, 3, 1.2)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -55,7 +55,7 @@ def test_the_bytes_are_those_a_run_counts(name: str) -> None:
         _, record = play_round(federation, begin(federation), Loop())
         return float(record["bytes_down"] + record["bytes_up"])
 
-    assert counted(name) / counted("fedavg") == pytest.approx(price(ALGORITHMS[name]()).bytes, abs=0.01)
+    assert counted(name) / counted("fedavg") == pytest.approx(cost_of(ALGORITHMS[name]()).bytes, abs=0.01)
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -87,7 +87,7 @@ def test_one_algorithm_in_full(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     for field in fields(kind):
         assert f"algorithm.{field.name} {field.default} " in said
         assert str(field.metadata["origin"]).split()[0] in said
-    assert f"{price(kind()).bytes:g} {price(kind()).arithmetic:.3g}" in said
+    assert f"{cost_of(kind()).bytes:g} {cost_of(kind()).arithmetic:.3g}" in said
     assert f"To run it: fedgg run --algorithm {name}" in text
 
 
@@ -96,7 +96,7 @@ def test_choices_that_change_the_price_are_shown(monkeypatch: pytest.MonkeyPatch
     assert "direction=sent down: update server: update 1.5 1" in text
     assert "first_step=push" not in text
     assert "plain, exact, after)" in told("scaffold", monkeypatch)
-    assert "with variate_mean=uniform, each the same" in told("scaffold", monkeypatch)
+    assert "with variate_mean=uniform, equally" in told("scaffold", monkeypatch)
     assert "--set data.proxy=" in told("fedcl", monkeypatch)
 
 
@@ -105,7 +105,7 @@ def test_an_algorithm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "algorithm.radius" in told(f"{example}:MyAlgorithm", monkeypatch)
     own = tmp_path / "broken.py"
     own.write_text(example.read_text().replace("return {", "raise ZeroDivisionError('odd')\n        return {"))
-    with pytest.raises(UserError, match=r"cannot be played \(ZeroDivisionError: odd\): `fedgg check"):
+    with pytest.raises(UserError, match=r"cannot run two rounds \(ZeroDivisionError: odd\): see `fedgg check"):
         told(f"{own}:MyAlgorithm", monkeypatch)
     with pytest.raises(UserError, match="unknown algorithm 'fedag': did you mean 'fedavg'"):
         told("fedag", monkeypatch)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import fedgg
 from fedgg.check import PROPERTIES, Broken
-from fedgg.check.cost import price
+from fedgg.check.cost import cost_of
 from fedgg.core.algorithm import Algorithm, Server
 from fedgg.core.client_rows import Rows
 from fedgg.errors import UserError
@@ -50,7 +50,7 @@ def test_in_single_precision_a_position_is_as_large_as_a_value(top_k: Any, tmp_p
     fedgg.run(SMALL, algorithm=top_k(), out=tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     assert {line["bytes_up"] for line in lines} == {4 * KEPT * 8}
-    assert price(top_k()).bytes == pytest.approx((1 + 0.02) / 2)
+    assert cost_of(top_k()).bytes == pytest.approx((1 + 0.02) / 2)
 
 
 def test_it_is_never_charged_more_than_the_whole(top_k: Any) -> None:
@@ -58,7 +58,7 @@ def test_it_is_never_charged_more_than_the_whole(top_k: Any) -> None:
     assert done.rounds[0]["bytes_up"] == 4 * PARAMETERS * 4
 
 
-@pytest.mark.parametrize("what", [*list(PROPERTIES)[:7], "what is declared sparse is"])
+@pytest.mark.parametrize("what", [*list(PROPERTIES)[:7], "sparse messages are as declared"])
 def test_it_passes_the_suite(top_k: Any, what: str) -> None:
     PROPERTIES[what](top_k())
 
@@ -120,7 +120,7 @@ def test_what_is_declared_is_checked(kind: type[Algorithm], words: str) -> None:
         fedgg.run(SMALL, algorithm=kind())
     assert "\n" not in str(caught.value)
     with pytest.raises((Broken, UserError), match=rf"{kind.__name__}\.sparse_up\(\) declares"):
-        PROPERTIES["what is declared sparse is"](kind())
+        PROPERTIES["sparse messages are as declared"](kind())
 
 
 @pytest.mark.parametrize("kind", ["sign_flip", "noise", "nan"])

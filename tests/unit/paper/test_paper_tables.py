@@ -96,7 +96,7 @@ def test_with_nothing_run_every_cell_is_missing_and_figures_are_not_drawn() -> N
             assert paper_figure(everything, item, NoRuns(), run=False) is None
     made = make_items(everything, NoRuns(), "highest", run=False)
     assert "missing" in markdown(everything, made)
-    assert "Nothing to draw" in html(everything, made)
+    assert "Not drawn: it has no finished runs" in html(everything, made)
 
 
 def test_the_quick_version_shows_none_of_the_papers_values() -> None:

@@ -151,13 +151,13 @@ def test_folders_may_vanish(server: LivePage, folder: Path) -> None:
     shutil.rmtree(folder)
     after = news(server, before["version"])
     assert after["groups"] == []
-    assert any("no such folder" in problem["why"] for problem in after["problems"])
+    assert any("does not exist" in problem["why"] for problem in after["problems"])
     folder.mkdir()
     assert ask(server, "/")[0].status == 200
 
 
 def test_a_port_in_use(server: LivePage, folder: Path) -> None:
-    with pytest.raises(UserError, match=f"port {server.server_port} cannot be listened on"):
+    with pytest.raises(UserError, match=f"cannot listen on port {server.server_port}"):
         LivePage(LiveData([folder]), server.server_port)
 
 

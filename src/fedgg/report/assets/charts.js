@@ -4,7 +4,7 @@ const DASHES = ["solid", "dash", "dashdot", "dot"];
 const STROKES = ["", "5 3", "6 2 1.5 2", "1.5 2"];
 const charts = new Set();
 
-/** Colours as they are now, light or dark. */
+/** The current colours, light or dark. */
 function theme() {
   const probe = make("span", { hidden: true });
   document.body.append(probe);
@@ -76,7 +76,7 @@ const EVERY_ROUND = 10; // rounds across the axis up to which each has a tick
 
 /**
  * `spec`: name; describe(), its text for screen readers; draw(theme) -> {traces, layout}; rows() -> {columns, rows};
- * nothing(), a sentence in place of the chart while there is nothing to draw; rounds(), whether the axis counts rounds.
+ * nothing(), a sentence shown instead of an empty chart; rounds(), whether the axis counts rounds.
  */
 class Chart {
   constructor(spec) {
@@ -153,7 +153,7 @@ class Chart {
     }
   }
 
-  /** No tick between two rounds, however few of them are in view. */
+  /** Ticks at whole rounds only, also if few rounds are in view. */
   wholeRounds() {
     const [first, last] = this.plot.layout?.xaxis?.range ?? [];
     const few = Boolean(this.spec.rounds?.()) && Math.abs(last - first) <= EVERY_ROUND;

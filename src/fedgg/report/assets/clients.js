@@ -1,4 +1,4 @@
-// Hold-out accuracy and loss of single clients: each by itself, or of many clients their distribution.
+// Hold-out accuracy and loss of single clients, or the distribution over many clients.
 
 const SYMBOLS = [
   ["circle", "●"],
@@ -191,7 +191,7 @@ function clientsSection(view) {
         },
       ),
     ];
-    // The input stays where it is, so that a number can be typed while a live page is updated.
+    // The input element is kept, so that a number can be typed while a live page is updated.
     if (!controls.contains(search)) controls.replaceChildren(make("label", {}, "Highlight client", search));
     search.parentNode.hidden = !many();
     while (controls.firstChild !== search.parentNode) controls.firstChild.remove();
@@ -339,7 +339,7 @@ function clientAxis(order) {
   };
 }
 
-/** The worst client of a run, and after which round that is where the run has not finished. */
+/** The worst client of a run, with the round if the run has not finished. */
 function worstWords(run, key, isPercent) {
   const ranked = rankedClients(run, key);
   if (ranked.length < 2) return "";
@@ -364,10 +364,10 @@ function clientWords(runs, client, isPercent) {
     return [`${run.label} ${value} (rank ${one.rank + 1} of ${ranked.length}${examples})`];
   });
   if (sentences.length) return `Client ${client}: ${sentences.join("; ")}.`;
-  return `There is no value of client ${client} here.${subsetWords(runs)}`;
+  return `The runs shown have no value of client ${client}.${subsetWords(runs)}`;
 }
 
-/** Where not all clients are on the page. */
+/** A sentence if not all clients are on the page. */
 function subsetWords(runs) {
   const some = runs.find((run) => run.clients.of > run.clients.client.length);
   return some ? ` ${some.clients.client.length} of ${some.clients.of} clients, evenly spaced by rank.` : "";

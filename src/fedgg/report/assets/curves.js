@@ -122,14 +122,14 @@ const windowWords = (window) => (window === 1 ? "none" : `${window} rounds`);
 /** The default target, as in the terminal's table. */
 const targetRule = (group) => `each seed's target is ${group.reference}'s final accuracy with the same seed`;
 
-/** Where the target line is drawn: at the number chosen, else at the average of the seeds' targets. */
+/** The position of the target line: the chosen number, else the average of the seeds' targets. */
 function shownTarget(view) {
   if (isNumber(view.target)) return view.target;
   const finals = [...referenceFinals(view.group, view.what, view.window).values()];
   return finals.length ? mean(finals) : null;
 }
 
-/** A sentence where none of the lines has a point. */
+/** A sentence if none of the lines has a point. */
 function nothingDrawn(lines, sentence) {
   const drawn = lines.some(({ main, open }) => main.length || open.some(({ curve }) => curve.length));
   if (drawn) return "";
@@ -240,7 +240,7 @@ function legendOf(view) {
   return { node, refresh };
 }
 
-/** Which lines are hidden at first where there are too many to read. */
+/** The lines that are hidden at first if there are too many to read. */
 function mostHidden(group) {
   if (group.labels.length <= MOST_BANDS) return [];
   const ranked = [...group.rows].sort((a, b) => (b.final?.mean ?? -1) - (a.final?.mean ?? -1)).map((row) => row.label);

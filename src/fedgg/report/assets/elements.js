@@ -17,12 +17,12 @@ function make(tag, attributes = {}, ...children) {
   return node;
 }
 
-/** Text as Plotly reads it: it knows some tags, and a name has none. */
+/** Text escaped for Plotly, which interprets some tags. */
 function plain(text) {
   return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 }
 
-/** A name short enough to stand beside an axis. */
+/** A name shortened to fit beside an axis. */
 function brief(text, most = 24) {
   const whole = String(text);
   return plain(whole.length > most ? whole.slice(0, most - 1) + "…" : whole);
@@ -33,9 +33,9 @@ const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const percent = (value, digits = 1) => (isNumber(value) ? fixed(100 * value, digits) : NONE);
 const signed = (value, digits = 1) => (value < 0 ? "−" : "+") + fixed(Math.abs(value), digits);
 
-/** As Python's format writes it, so that page and terminal agree: 8.25 is 8.2 and 8.75 is 8.8; toFixed says 8.3. */
+/** As Python's format writes it, so that page and terminal agree: 8.25 is 8.2 and 8.75 is 8.8; toFixed gives 8.3. */
 function fixed(value, digits = 1) {
-  const halves = value * 2 ** (digits + 1); // an odd whole number exactly where the value lies between two decimals
+  const halves = value * 2 ** (digits + 1); // an odd whole number exactly if the value lies halfway between two decimals
   if (!Number.isInteger(halves) || halves % 2 === 0) return value.toFixed(digits);
   const below = Math.floor(value * 10 ** digits);
   return ((below % 2 === 0 ? below : below + 1) / 10 ** digits).toFixed(digits);
@@ -90,7 +90,7 @@ function choice(name, options, chosen, onchange) {
   return group;
 }
 
-/** A plain table: the first cell of a row heads it. */
+/** A plain table: the first cell of a row is its heading. */
 function table(caption, columns, rows) {
   const isText = columns.map((_, at) => rows.some((row) => /[A-Za-z]{2}/.test(String(row[at] ?? ""))));
   const cell = (tag, at, content, more = {}) =>

@@ -1,4 +1,4 @@
-// Updates from `fedgg watch`: requested every two seconds; a response holds what has changed.
+// Updates from `fedgg watch`: requested every two seconds; a response holds the changes.
 
 const INTERVAL = 2000; // milliseconds
 
@@ -51,7 +51,7 @@ function applyUpdate(update) {
   return undefined;
 }
 
-/** What the sections and controls depend on: when it changes, they are built again. */
+/** The data on which sections and controls depend: if it changes, they are rebuilt. */
 function sectionsOf(group) {
   const has = (test) => group.runs.some(test);
   return [

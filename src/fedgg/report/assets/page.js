@@ -1,4 +1,4 @@
-// The page: what is shown, for which group of runs, and what is redrawn after an update.
+// The page: its sections, the selected group of runs, and redrawing after an update.
 
 const page = JSON.parse(document.getElementById("data").textContent);
 const BUILDERS = [

@@ -89,4 +89,6 @@ def test_an_app_of_an_unknown_algorithm_is_not_written(words: list[str], tmp_pat
 
 def test_a_federation_that_never_began_is_not_resumed(tmp_path: Path) -> None:
     (tmp_path / "run" / "federation").mkdir(parents=True)
-    assert "holds a federation that never began: call `fedgg flower up`" in complaint(["resume", str(tmp_path / "run")])
+    assert "holds a federation that was not started: call `fedgg flower up`" in complaint(
+        ["resume", str(tmp_path / "run")]
+    )
