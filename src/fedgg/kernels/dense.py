@@ -63,7 +63,7 @@ def _back(
     tl.store(bias + row * stride_bias + o, tl.sum(value, axis=0), mask=o < outputs)
 
 
-def takes(inputs: int, outputs: int) -> bool:
+def supports(inputs: int, outputs: int) -> bool:
     """Whether a layer of these sizes falls into whole tiles."""
     return inputs % INPUTS == 0 and outputs % SMALL == 0
 

@@ -37,7 +37,7 @@ def _sizes(batch: int, classes: int) -> tuple[int, int]:
     return triton.next_power_of_2(batch), triton.next_power_of_2(classes)
 
 
-def takes(batch: int, classes: int) -> bool:
+def supports(batch: int, classes: int) -> bool:
     sizes = _sizes(batch, classes)
     return sizes[0] * sizes[1] <= MOST
 

@@ -1,6 +1,6 @@
 """The engine `fused`: one client after another in this process, with the fused step.
 
-On a GPU, where the fused step needs a captured graph (`stacked`, `streams`), clients take the reference step here.
+On a GPU, clients take the reference step: the fused one is part of the captured graphs of `stacked` and `streams`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Fused:
 
 
 def train_fused(job: RoundJob, client: int) -> LocalEnd:
-    """One client's round with the fused step, in whichever process."""
+    """One client's round with the fused step."""
     return train_client(replace(job, net=fused_net(job.net)), client, fused_round)
 
 
