@@ -1,13 +1,13 @@
-"""Convolution, ReLU and 2 x 2 max-pool as one layer, for many small models side by side, each with weights of its own.
+"""Convolution, ReLU and 2 x 2 max-pool as one layer, for many small models at once, each with its own weights.
 
-A pooled pixel looks at a patch of `T x T` input pixels, T = kernel + 1: the four convolution outputs of its window are
-four products of that one patch with the kernel shifted by (0, 0), (0, 1), (1, 0) and (1, 1). So the patch is read once,
-the window's maximum never leaves the registers, and what is remembered for the backward pass is one byte for each
-pooled pixel: which of the four it was (the first of equals, as torch counts), or DEAD where ReLU let nothing through.
+A pooled pixel depends on a patch of `T x T` input pixels, T = kernel + 1: the four convolution outputs of its window
+are products of this patch with the kernel shifted by (0, 0), (0, 1), (1, 0) and (1, 1). So the patch is read once and
+the maximum is taken in registers. For the backward pass one byte per pooled pixel is saved: which of the four was the
+maximum (the first of equal values, as in torch), or DEAD if ReLU gave zero.
 
-Images lie *packed*: `[K, B, H, W, channels]`, channels padded with zeros to a power of two, so that threads read whole
-16-byte words. Weights are spread out once a step (`_spread`): `[K, T, T, channels, 4 shifts, outputs]`. Odd kernels,
-stride 1, no padding.
+Images are *packed*: `[K, B, H, W, channels]` in memory, channels padded with zeros to a power of two, so that threads
+read whole 16-byte words. The shifted kernels are written once a step (`_spread`): `[K, T, T, channels, 4 shifts,
+outputs]`. Kernel sizes are odd; stride 1, no padding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEAD = tl.constexpr(4)
 
 @dataclass(frozen=True)
 class Shape:
-    """The layer's sizes, and the padded ones the kernels compute with."""
+    """The layer's sizes, and the padded sizes used by the kernels."""
 
     channels: int
     height: int
@@ -53,13 +53,13 @@ class Shape:
 
     @property
     def depth(self) -> int:
-        """Input values behind a pooled pixel, padding included."""
+        """Input values of a pooled pixel, padding included."""
         return self.patch**2 * self.lanes_in
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the work is cut: rows of a tile, its depth and warps; measured on an H200, not derived."""
+    """Rows and depth of a tile and number of warps, chosen by measurements on an H200."""
 
     forward: tuple[int, int, int] = (128, 32, 4)
     weights: tuple[int, int, int] = (64, 64, 4)
@@ -70,12 +70,12 @@ TILES = Tiles()
 
 
 def lanes(channels: int) -> int:
-    """Channels of a packed image."""
+    """Padded number of channels of a packed image."""
     return max(4, 1 << (channels - 1).bit_length())
 
 
 def packed(x: Tensor, width: int) -> Tensor:
-    """`[K, B, C, H, W]` as packed memory; what these kernels made lies there already."""
+    """`[K, B, C, H, W]` in packed memory; outputs of these kernels are packed already."""
     many, batch, channels, high, wide = x.shape
     expected = (batch * high * wide * width, high * wide * width, 1, wide * width, width)
     if x.stride() == expected:
@@ -86,9 +86,9 @@ def packed(x: Tensor, width: int) -> Tensor:
 
 
 def empty_packed(like: Tensor, many: int, batch: int, channels: int, high: int, wide: int, width: int) -> Tensor:
-    """Room for a packed image, seen as `[K, B, C, H, W]`."""
-    room = like.new_empty((many, batch, high, wide, width))
-    return room.permute(0, 1, 4, 2, 3)[:, :, :channels]
+    """Uninitialised packed images, viewed as `[K, B, C, H, W]`."""
+    memory = like.new_empty((many, batch, high, wide, width))
+    return memory.permute(0, 1, 4, 2, 3)[:, :, :channels]
 
 
 @triton.jit
@@ -110,7 +110,7 @@ def _spread(
 @triton.jit
 def _patches(x, m, kk, pixels, depth, high: tl.constexpr, wide: tl.constexpr, t: tl.constexpr, ci: tl.constexpr,
              height: tl.constexpr, width: tl.constexpr):  # fmt: skip
-    """What some pooled pixels look at, `[pixels, patch values]`."""
+    """The patches of some pooled pixels, `[pixels, patch values]`."""
     image, py, px = m // (high * wide), (m // wide) % high, m % wide
     corner = ((image * height + 2 * py) * width + 2 * px) * ci
     offset = ((kk // (t * ci)) * width + (kk // ci) % t) * ci + kk % ci
@@ -164,7 +164,7 @@ def _forward(
 
 @triton.jit
 def _window(grad, winner, m, keep, po, co: tl.constexpr):
-    """Gradients at the four places of the window, `[pooled pixels, 4 * outputs]`: the winner's has it, others none."""
+    """Gradients of the four outputs of a window, `[pooled pixels, 4 * outputs]`: zero except for the maximum."""
     place = m[:, None] * co + (po % co)[None, :]
     won = tl.load(winner + place, mask=keep[:, None], other=4).to(tl.int32) == (po // co)[None, :]
     value = tl.load(grad + place, mask=keep[:, None], other=0.0)
@@ -178,7 +178,7 @@ def _weights(
     high: tl.constexpr, wide: tl.constexpr, depth: tl.constexpr,
     rows: tl.constexpr, chunk: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """A part of the gradient of the four shifted kernels: the window's gradients times the patches."""
+    """A partial gradient of the four shifted kernels: the windows' gradients times the patches."""
     split = tl.program_id(0)
     part = tl.program_id(1)
     model = tl.program_id(2).to(tl.int64)
@@ -205,7 +205,7 @@ def _fold(
     channels: tl.constexpr, k: tl.constexpr, ci: tl.constexpr, co: tl.constexpr, depth: tl.constexpr,
     size: tl.constexpr,
 ):  # fmt: skip
-    """Adds the parts of one model's gradient, each shift back in its place; after the weights comes the bias."""
+    """Sums the partial gradients of one model over parts and shifts; the bias follows the weights."""
     model = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * size + tl.arange(0, size)
     each: tl.constexpr = channels * k * k
@@ -232,7 +232,7 @@ def _inputs(
     high: tl.constexpr, wide: tl.constexpr, depth: tl.constexpr,
     rows: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the input, in blocks of 2 x 2 pixels: each hears from the pooled pixels whose patches reach it."""
+    """Gradient of the input, in blocks of 2 x 2 pixels: the sum over the pooled pixels whose patches contain them."""
     model = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * rows + tl.arange(0, rows)
     tall: tl.constexpr = (height + 1) // 2
@@ -265,12 +265,12 @@ def _sizes(shape: Shape) -> dict[str, Any]:
 
 
 def spread(w: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
-    """The shifted kernels of all models; made once a step for the forward and the backward pass."""
+    """The shifted kernels of all models, computed once a step for the forward and the backward pass."""
     values, size = shape.depth * 4 * shape.lanes_out, 1024
-    room = torch.empty((len(w), values), dtype=dtype, device=w.device)
+    shifted = torch.empty((len(w), values), dtype=dtype, device=w.device)
     _spread[(-(-values // size), len(w))](
         w,
-        room,
+        shifted,
         shape.out,
         w.stride(0),
         shape.channels,
@@ -280,11 +280,11 @@ def spread(w: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
         shape.depth,
         size,
     )
-    return room
+    return shifted
 
 
 def forward(x: Tensor, kernels: Tensor, bias: Tensor, shape: Shape, precision: str) -> tuple[Tensor, Tensor]:
-    """The layer's output `[K, B, O, PH, PW]`, packed, and the winners as packed bytes; `x` is packed."""
+    """The layer's output `[K, B, O, PH, PW]`, packed, and the indices of the maxima as packed bytes; `x` is packed."""
     many, batch = x.shape[:2]
     high, wide = shape.pooled
     y = empty_packed(x, many, batch, shape.out, high, wide, shape.lanes_out)
@@ -301,7 +301,7 @@ def forward(x: Tensor, kernels: Tensor, bias: Tensor, shape: Shape, precision: s
 def weight_gradient(
     x: Tensor, grad: Tensor, winner: Tensor, shape: Shape, precision: str, into_w: Tensor, into_bias: Tensor
 ) -> None:
-    """Writes the gradients of weights and bias, `[K, O, C, k, k]` and `[K, O]` views into rows; x and grad packed."""
+    """Writes the gradients of weights and bias into views `[K, O, C, k, k]` and `[K, O]`; x and grad are packed."""
     many, batch = x.shape[:2]
     rows, chunk, warps = TILES.weights
     high, wide = shape.pooled

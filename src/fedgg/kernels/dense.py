@@ -1,4 +1,4 @@
-"""A wide linear layer for many rows, forwards and backwards, and the product of two tiles in any precision."""
+"""A wide linear layer for many rows, forward and backward, and the product of two tiles in each precision."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 @triton.jit
 def product(a, b, total, precision: tl.constexpr):
-    """total + a b, summed in float32; bf16 operands come as such."""
+    """total + a b, summed in float32; for bf16 the operands are bf16 already."""
     if precision == "bf16":
         return tl.dot(a, b, total)
     else:  # noqa: RET505 (a branch at compile time)
         return tl.dot(a, b, total, input_precision=precision)
 
 
-MOST_EXAMPLES = 128  # in a batch; more of them are a matter of arithmetic, not of memory
+MOST_EXAMPLES = 128  # in a batch; larger batches are bound by arithmetic, not by memory
 INPUTS = 64  # read at a time; sizes must be multiples of it
-SMALL, LARGE = 64, 128  # outputs of a block: fewer when there are few rows, so that there are blocks enough
+SMALL, LARGE = 64, 128  # outputs of a block: fewer if there are few rows, so that there are enough blocks
 
 
 @triton.jit
@@ -64,12 +64,12 @@ def _back(
 
 
 def supports(inputs: int, outputs: int) -> bool:
-    """Whether a layer of these sizes falls into whole tiles."""
+    """Whether a layer of these sizes consists of whole tiles."""
     return inputs % INPUTS == 0 and outputs % SMALL == 0
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, precision: str) -> Tensor:
-    """x `[K, batch, inputs]`, in bf16 or as the weight is; weight `[K, outputs, inputs]` and bias are parts of rows."""
+    """x `[K, batch, inputs]` in bf16 or the weight's type; weight `[K, outputs, inputs]` and bias are views of rows."""
     many, batch, inputs = x.shape
     outputs = weight.shape[1]
     y = torch.empty((many, batch, outputs), dtype=weight.dtype, device=x.device)
@@ -83,7 +83,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, precision: str)
 
 
 def back(grad: Tensor, y: Tensor, relu: bool, dtype: torch.dtype, into_bias: Tensor) -> Tensor:
-    """What comes back in front of ReLU, in the type products take; the bias's gradient goes to its place."""
+    """The gradient before ReLU, in `dtype`; writes the bias's gradient into `into_bias`."""
     many, batch, outputs = y.shape
     grad, out = grad.contiguous(), torch.empty_like(y, dtype=dtype)
     _back[(many, -(-outputs // SMALL))](

@@ -1,4 +1,4 @@
-"""Examples gathered, moved and normalised in one pass: from bytes in the data set to what a model takes."""
+"""Examples gathered, augmented and normalised in one pass: from bytes of the data set to a model's inputs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def gather(
     lanes: int = 0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`[M, ...]`; with `lanes`, images lie packed in memory: pixel by pixel, channels padded with zeros to so many."""
+    """`[M, ...]`; with `lanes`, images are packed: channels last, padded with zeros to this number."""
     shape = source.shape[1:]
     channels, height, width = shape if len(shape) == 3 else (shape[0], 1, shape[1:].numel())
     many, values, size = len(where), shape.numel(), 1024

@@ -1,4 +1,4 @@
-"""Cross entropy of many rows in one kernel: the mean loss of each, and its slope in the outputs on the way."""
+"""Mean cross entropy of many rows and its gradient in one kernel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST = 1 << 14  # outputs of a row that one block can hold
+MOST = 1 << 14  # outputs of a row (examples times classes) that fit into one block
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def supports(batch: int, classes: int) -> bool:
 
 
 def mean_cross_entropy(outputs: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Of outputs `[K, batch, classes]`, over the examples that count: loss `[K, 1]`, and its slope in the outputs."""
+    """Loss `[K, 1]` over the examples with mask 1, and its gradient; outputs are `[K, batch, classes]`."""
     many, batch, classes = outputs.shape
     outputs, targets, mask = outputs.contiguous(), targets.contiguous(), mask.contiguous()
     loss, slope = outputs.new_empty((many, 1)), torch.empty_like(outputs)
