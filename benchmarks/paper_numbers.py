@@ -21,7 +21,7 @@ PLAN = ReproductionPlan(tuple(ITEMS.values()), tuple(DATASETS), (0, 1, 2), readi
 _BLOCK = re.compile(r"<!-- ((?!end)[\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
-def made() -> list[ItemOutput]:
+def item_outputs() -> list[ItemOutput]:
     results: Results = ArchivedRuns(RESULTS) if RESULTS.is_dir() else NoRuns()
     return make_items(PLAN, results, "highest", run=False)
 
@@ -38,7 +38,7 @@ def filled(page: str, items: list[ItemOutput]) -> str:
 
 
 def main() -> None:
-    items = made()
+    items = item_outputs()
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), items), encoding="utf-8")
     for output in items:
         picture = HOME / "docs" / "figures" / f"paper-{output.item.name}.png"

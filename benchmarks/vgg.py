@@ -212,8 +212,8 @@ def parsed(words: Sequence[str] | None) -> tuple[argparse.Namespace, Size]:
     parser.add_argument("--tiny", action="store_true", help="a few steps, as a test")
     options = parser.parse_args(words)
     on_cpu = options.device == "cpu"
-    known = ("fp32",) if on_cpu else ("fp32", "tf32", "bf16")
-    options.precisions = named(options.precisions or ("fp32" if on_cpu else "bf16,tf32"), known, "--precisions")
+    precisions = ("fp32",) if on_cpu else ("fp32", "tf32", "bf16")
+    options.precisions = named(options.precisions or ("fp32" if on_cpu else "bf16,tf32"), precisions, "--precisions")
     options.eager_precision = named(options.eager_precision, EAGER, "--eager-precision")
     options.deterministic = options.deterministic or ("yes" if on_cpu else "both")
     size = Size(images=150, clients=3, batch=32, epochs=1, rounds=1, eager_steps=2, eager_warm_up=1)

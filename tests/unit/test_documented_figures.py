@@ -155,7 +155,7 @@ def test_the_page_of_the_papers_numbers_is_what_make_numbers_writes() -> None:
     """And prose between the blocks is kept."""
     numbers = script("paper_numbers")
     page = numbers.PAGE.read_text(encoding="utf-8")
-    items = numbers.made()
+    items = numbers.item_outputs()
     assert numbers.filled(page, items) == page
     for one in items:
         picture = HOME / "docs" / "figures" / f"paper-{one.item.name}.png"

@@ -190,7 +190,7 @@ def _depends_on_batch(trial: Trial, *, together: bool = False) -> bool:
     x, examples = trial.x, trial.x.shape[1]
     far = normal_numbers(x.shape, x, 2) * 10 * _width(x) - x
     others = torch.cat([x[:, :1], *_accepted(trial, [far, _reversed(x)])], 1)
-    longer, many = torch.cat([x, others], 1), torch.cat([x] * WIDE, 1)
+    longer, large = torch.cat([x, others], 1), torch.cat([x] * WIDE, 1)
     run = partial(trial.together if together else trial.alone, x=longer)
     alone = partial(trial.measured, partial(trial.alone, x=x))
     if not agree(alone, partial(trial.measured, run, examples), trial.tolerance):
@@ -198,7 +198,7 @@ def _depends_on_batch(trial: Trial, *, together: bool = False) -> bool:
     last = slice(others.shape[1], None)
     pairs = [
         (torch.cat([x[:, :1].expand_as(others), x], 1), torch.cat([others, x], 1), last),
-        (many, torch.cat([many, others], 1), slice(many.shape[1])),
+        (large, torch.cat([large, others], 1), slice(large.shape[1])),
     ]
     nan_batches = _accepted(trial, [torch.full_like(x, torch.nan)])
     pairs += [(x, torch.cat([x, nan_batch], 1), slice(examples)) for nan_batch in nan_batches]

@@ -76,18 +76,18 @@ def lanes(channels: int) -> int:
 
 def packed(x: Tensor, width: int) -> Tensor:
     """`[K, B, C, H, W]` in packed memory; outputs of these kernels are packed already."""
-    many, batch, channels, high, wide = x.shape
+    models, batch, channels, high, wide = x.shape
     expected = (batch * high * wide * width, high * wide * width, 1, wide * width, width)
     if x.stride() == expected:
         return x
-    out = x.new_zeros((many, batch, high, wide, width))
+    out = x.new_zeros((models, batch, high, wide, width))
     out[..., :channels] = x.permute(0, 1, 3, 4, 2)
     return out.permute(0, 1, 4, 2, 3)[:, :, :channels]
 
 
-def empty_packed(like: Tensor, many: int, batch: int, channels: int, high: int, wide: int, width: int) -> Tensor:
+def empty_packed(like: Tensor, models: int, batch: int, channels: int, high: int, wide: int, width: int) -> Tensor:
     """Uninitialised packed images, viewed as `[K, B, C, H, W]`."""
-    memory = like.new_empty((many, batch, high, wide, width))
+    memory = like.new_empty((models, batch, high, wide, width))
     return memory.permute(0, 1, 4, 2, 3)[:, :, :channels]
 
 
@@ -127,7 +127,7 @@ def _forward(
     model = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * rows + tl.arange(0, rows)
     o = tl.arange(0, co)
-    own = x + model * images * height * width * ci
+    model_images = x + model * images * height * width * ci
     weights = spread + model * depth * 4 * co
     a00 = tl.zeros((rows, co), tl.float32)
     a01 = tl.zeros((rows, co), tl.float32)
@@ -135,7 +135,7 @@ def _forward(
     a11 = tl.zeros((rows, co), tl.float32)
     for start in range(0, depth, chunk):
         kk = start + tl.arange(0, chunk)
-        patch = _patches(own, m, kk, pixels, depth, high, wide, k + 1, ci, height, width)
+        patch = _patches(model_images, m, kk, pixels, depth, high, wide, k + 1, ci, height, width)
         place = weights + (kk * 4 * co)[:, None] + o[None, :]
         inside = (kk < depth)[:, None]
         a00 = product(patch, tl.load(place, mask=inside, other=0.0), a00, precision)
@@ -145,15 +145,15 @@ def _forward(
     b = tl.load(bias + model * bk + o, mask=o < out, other=0.0)[None, :]
     best = a00 + b
     at = tl.zeros((rows, co), tl.int32)
-    other = a01 + b
-    at = tl.where(other > best, 1, at)
-    best = tl.maximum(best, other, propagate_nan=tl.PropagateNan.ALL)
-    other = a10 + b
-    at = tl.where(other > best, 2, at)
-    best = tl.maximum(best, other, propagate_nan=tl.PropagateNan.ALL)
-    other = a11 + b
-    at = tl.where(other > best, 3, at)
-    best = tl.maximum(best, other, propagate_nan=tl.PropagateNan.ALL)
+    candidate = a01 + b
+    at = tl.where(candidate > best, 1, at)
+    best = tl.maximum(best, candidate, propagate_nan=tl.PropagateNan.ALL)
+    candidate = a10 + b
+    at = tl.where(candidate > best, 2, at)
+    best = tl.maximum(best, candidate, propagate_nan=tl.PropagateNan.ALL)
+    candidate = a11 + b
+    at = tl.where(candidate > best, 3, at)
+    best = tl.maximum(best, candidate, propagate_nan=tl.PropagateNan.ALL)
     at = tl.where(best > 0, at, DEAD)
     best = tl.maximum(best, 0.0, propagate_nan=tl.PropagateNan.ALL)
     place = (model * pixels + m)[:, None] * co + o[None, :]
@@ -184,12 +184,12 @@ def _weights(
     model = tl.program_id(2).to(tl.int64)
     kk = part * chunk + tl.arange(0, chunk)
     po = tl.arange(0, 4 * co)
-    own = x + model * images * height * width * ci
+    model_images = x + model * images * height * width * ci
     total = tl.zeros((4 * co, chunk), tl.float32)
     bias = tl.zeros((4 * co,), tl.float32)
     for turn in range(turns):
         m = (turn * splits + split) * rows + tl.arange(0, rows)
-        patch = _patches(own, m, kk, pixels, depth, high, wide, k + 1, ci, height, width)
+        patch = _patches(model_images, m, kk, pixels, depth, high, wide, k + 1, ci, height, width)
         hot = _window(grad + model * pixels * co, winner + model * pixels * co, m, m < pixels, po, co)
         total = product(tl.trans(hot), patch, total, precision)
         bias += tl.sum(hot.to(tl.float32), axis=0)
@@ -285,13 +285,13 @@ def spread(w: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
 
 def forward(x: Tensor, kernels: Tensor, bias: Tensor, shape: Shape, precision: str) -> tuple[Tensor, Tensor]:
     """The layer's output `[K, B, O, PH, PW]`, packed, and the indices of the maxima as packed bytes; `x` is packed."""
-    many, batch = x.shape[:2]
+    models, batch = x.shape[:2]
     high, wide = shape.pooled
-    y = empty_packed(x, many, batch, shape.out, high, wide, shape.lanes_out)
+    y = empty_packed(x, models, batch, shape.out, high, wide, shape.lanes_out)
     pixels = batch * high * wide
-    winner = torch.empty((many, pixels, shape.lanes_out), dtype=torch.int8, device=x.device)
+    winner = torch.empty((models, pixels, shape.lanes_out), dtype=torch.int8, device=x.device)
     rows, chunk, warps = TILES.forward
-    _forward[(-(-pixels // rows), many)](
+    _forward[(-(-pixels // rows), models)](
         x, kernels, bias, y, winner, pixels, shape.out, bias.stride(0), batch,
         **_sizes(shape), rows=rows, chunk=chunk, precision=precision, num_warps=warps,
     )  # fmt: skip
@@ -302,20 +302,20 @@ def weight_gradient(
     x: Tensor, grad: Tensor, winner: Tensor, shape: Shape, precision: str, into_w: Tensor, into_bias: Tensor
 ) -> None:
     """Writes the gradients of weights and bias into views `[K, O, C, k, k]` and `[K, O]`; x and grad are packed."""
-    many, batch = x.shape[:2]
+    models, batch = x.shape[:2]
     rows, chunk, warps = TILES.weights
     high, wide = shape.pooled
     pixels, four = batch * high * wide, 4 * shape.lanes_out
     tiles, chunks = -(-pixels // rows), -(-shape.depth // chunk)
-    splits = max(1, min(tiles, -(-2048 // (many * chunks))))
-    parts = torch.empty((many, splits, four, shape.depth), dtype=torch.float32, device=x.device)
-    bias_parts = torch.empty((many, splits, four), dtype=torch.float32, device=x.device)
-    _weights[(splits, chunks, many)](
+    splits = max(1, min(tiles, -(-2048 // (models * chunks))))
+    parts = torch.empty((models, splits, four, shape.depth), dtype=torch.float32, device=x.device)
+    bias_parts = torch.empty((models, splits, four), dtype=torch.float32, device=x.device)
+    _weights[(splits, chunks, models)](
         x, grad, winner, parts, bias_parts, pixels, batch, -(-tiles // splits), splits,
         **_sizes(shape), rows=rows, chunk=chunk, precision=precision, num_warps=warps,
     )  # fmt: skip
     numbers, size = shape.out * (shape.channels * shape.kernel**2 + 1), 128
-    _fold[(-(-numbers // size), many)](
+    _fold[(-(-numbers // size), models)](
         parts, bias_parts, into_w, into_bias, shape.out, splits, into_w.stride(0), into_bias.stride(0),
         shape.channels, shape.kernel, shape.lanes_in, shape.lanes_out, shape.depth, size,
     )  # fmt: skip
@@ -323,12 +323,12 @@ def weight_gradient(
 
 def input_gradient(grad: Tensor, winner: Tensor, kernels: Tensor, shape: Shape, batch: int, precision: str) -> Tensor:
     """The gradient of the layer's input, packed; `grad` is packed."""
-    many = len(grad)
-    out = empty_packed(grad, many, batch, shape.channels, shape.height, shape.width, shape.lanes_in)
+    models = len(grad)
+    out = empty_packed(grad, models, batch, shape.channels, shape.height, shape.width, shape.lanes_in)
     high, wide = shape.pooled
     blocks = batch * -(-shape.height // 2) * -(-shape.width // 2)
     rows, warps = TILES.inputs
-    _inputs[(-(-blocks // rows), many)](
+    _inputs[(-(-blocks // rows), models)](
         kernels, grad, winner, out, blocks, batch * high * wide, batch,
         **_sizes(shape), rows=rows, precision=precision, num_warps=warps,
     )  # fmt: skip

@@ -70,12 +70,12 @@ def supports(inputs: int, outputs: int) -> bool:
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, precision: str) -> Tensor:
     """x `[K, batch, inputs]` in bf16 or the weight's type; weight `[K, outputs, inputs]` and bias are views of rows."""
-    many, batch, inputs = x.shape
+    models, batch, inputs = x.shape
     outputs = weight.shape[1]
-    y = torch.empty((many, batch, outputs), dtype=weight.dtype, device=x.device)
-    large = outputs % LARGE == 0 and many * (outputs // LARGE) >= 512
+    y = torch.empty((models, batch, outputs), dtype=weight.dtype, device=x.device)
+    large = outputs % LARGE == 0 and models * (outputs // LARGE) >= 512
     size = LARGE if large else SMALL
-    _forward[(many * (outputs // size),)](
+    _forward[(models * (outputs // size),)](
         x, weight, bias, y, batch, weight.stride(0), bias.stride(0), inputs, outputs, relu,
         precision, max(16, triton.next_power_of_2(batch)), size, INPUTS, num_warps=8 if large else 4, num_stages=3,
     )  # fmt: skip
@@ -84,9 +84,9 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, precision: str)
 
 def back(grad: Tensor, y: Tensor, relu: bool, dtype: torch.dtype, into_bias: Tensor) -> Tensor:
     """The gradient before ReLU, in `dtype`; writes the bias's gradient into `into_bias`."""
-    many, batch, outputs = y.shape
+    models, batch, outputs = y.shape
     grad, out = grad.contiguous(), torch.empty_like(y, dtype=dtype)
-    _back[(many, -(-outputs // SMALL))](
+    _back[(models, -(-outputs // SMALL))](
         grad, y, out, into_bias, batch, outputs, into_bias.stride(0), relu,
         max(16, triton.next_power_of_2(batch)), SMALL,
     )  # fmt: skip

@@ -103,8 +103,8 @@ def _drop(x, out, key, step, elements, place, threshold, left, size: tl.constexp
     uniform = _mixed(start + at.to(tl.uint64) * GOLDEN) >> 40
     here = row.to(tl.int64) * elements + at
     value = tl.load(x + here, mask=inside, other=0.0)
-    kept = uniform >= threshold.to(tl.uint64)
-    tl.store(out + here, tl.where(kept, value.to(tl.float32) / left, 0.0), mask=inside)
+    keep = uniform >= threshold.to(tl.uint64)
+    tl.store(out + here, tl.where(keep, value.to(tl.float32) / left, 0.0), mask=inside)
 
 
 def _grid(pixels: int, channels: int) -> tuple[int, int]:
@@ -125,11 +125,11 @@ def bias_relu(y: Tensor, bias: Tensor) -> Tensor:
 
 def bias_relu_pool(y: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """maxpool(relu(y + bias)), and which of the four was the maximum, or DEAD."""
-    many, channels, height, width = y.shape
+    images, channels, height, width = y.shape
     high, wide = height // 2, width // 2
-    out = _pixelwise(y, many, channels, high, wide)
+    out = _pixelwise(y, images, channels, high, wide)
     winner = torch.empty_like(out, dtype=torch.int8)
-    pixels = many * high * wide
+    pixels = images * high * wide
     _bias_relu_pool[_grid(pixels, channels)](
         y, bias, out, winner, pixels, channels, high, wide, height, width, PIXELS, CHANNELS
     )
@@ -148,11 +148,11 @@ def relu_back(grad: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def pool_back(grad: Tensor, winner: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
     """The same for `bias_relu_pool` on images of this height and width."""
-    many, channels, high, wide = grad.shape
-    out = _pixelwise(grad, many, channels, height, width)
+    images, channels, high, wide = grad.shape
+    out = _pixelwise(grad, images, channels, height, width)
     if height % 2 or width % 2:
         out.zero_()  # the last odd row or column belongs to no window
-    pixels = many * high * wide
+    pixels = images * high * wide
     grid = _grid(pixels, channels)
     parts = torch.empty((grid[0], channels), dtype=torch.float32, device=grad.device)
     _pool_back[grid](grad, winner, out, parts, pixels, channels, high, wide, height, width, PIXELS, CHANNELS)

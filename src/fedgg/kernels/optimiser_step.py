@@ -194,12 +194,12 @@ def _block(
     s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr,
 ):  # fmt: skip
     total = tl.load(grad + row.to(tl.int64) * stride_grad + at, mask=inside, other=0)
-    here, start, one, two = _read(
+    here, start, first, second = _read(
         w, anchor, a, b, lead_anchor, lead_a, lead_b, row, at, inside,
         stride_w, stride_anchor, stride_a, stride_b, has_anchor, vectors,
     )  # fmt: skip
     return _write(
-        total, here, start, one, two, w, velocity, factors, lr, momentum, decay,
+        total, here, start, first, second, w, velocity, factors, lr, momentum, decay,
         row, at, inside, stride_w, stride_velocity,
         has_momentum, has_decay, has_anchor, drift_term, a_term, b_term,
         sums, s00, s01, s10, s11, s20, s21, s30, s31,
@@ -281,14 +281,14 @@ def _advance_wide(
         along = tl.arange(0, tile_out * tile_in)
         at = (from_o + along // tile_in) * inputs + from_i + along % tile_in
         inside = along < tile_out * tile_in
-        here, start, one, two = _read(
+        here, start, first, second = _read(
             w, anchor, a, b, lead_anchor, lead_a, lead_b, row, at, inside,
             stride_w, stride_anchor, stride_a, stride_b, has_anchor, vectors,
         )  # fmt: skip
         total = product(tl.trans(slope), seen, tl.zeros((tile_out, tile_in), tl.float32), precision)
         total = tl.reshape(total, [tile_out * tile_in])
         v0, v1, v2, v3 = _write(
-            total, here, start, one, two, w, velocity, factors, lr, momentum, decay,
+            total, here, start, first, second, w, velocity, factors, lr, momentum, decay,
             row, at, inside, stride_w, stride_velocity,
             has_momentum, has_decay, has_anchor, drift_term, a_term, b_term,
             sums, s00, s01, s10, s11, s20, s21, s30, s31,

@@ -131,8 +131,7 @@ class Stacked:
             program = self._program(looks[group[0]].net)
             group_looks = [looks[number] for number in group]
             on_holdout = group_looks[0].client is not None
-            separately = on_holdout or program is None
-            group_scores = score_here(group_looks) if separately else _score(program, group_looks)
+            group_scores = score_here(group_looks) if on_holdout or program is None else _score(program, group_looks)
             scores |= dict(zip(group, group_scores, strict=True))
         return [scores[number] for number in range(len(looks))]
 

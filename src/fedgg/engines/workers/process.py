@@ -272,7 +272,7 @@ def _read_pipe(pipe: Connection, inbox: queue.SimpleQueue[tuple[tuple[Any, ...],
     while True:
         try:
             inbox.put(receive(pipe))
-        except BaseException:  # the parent has ended; the error depends on where
+        except BaseException:  # the parent has ended; its connection can fail in several ways
             os._exit(0)
 
 
