@@ -22,8 +22,8 @@ TEST_IMAGES = 64  # not used, but a data set needs some
 
 
 def conditions(device: str, commit: str | None) -> dict[str, Any]:
-    """Machine, versions and commit; `commit` where the folder is not a repository."""
-    told = code()
+    """Machine, versions and commit; `commit` replaces the detected one if this folder is not a repository."""
+    detected = code()
     return {
         "machine": {
             "processor": _processor(),
@@ -31,7 +31,7 @@ def conditions(device: str, commit: str | None) -> dict[str, Any]:
             "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
             "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         },
-        "code": told if commit is None else {**told, "commit": commit},
+        "code": detected if commit is None else {**detected, "commit": commit},
         "versions": {"torch": torch.__version__, "python": platform.python_version(), "cuda": torch.version.cuda},
         "when": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
     }
@@ -39,12 +39,12 @@ def conditions(device: str, commit: str | None) -> dict[str, Any]:
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--out", type=Path, help="a JSON file for every figure and the conditions")
-    parser.add_argument("--commit", help="the commit to record where this folder is not a repository")
+    parser.add_argument("--out", type=Path, help="a JSON file for the results and their conditions")
+    parser.add_argument("--commit", help="the commit to record if this folder is not a repository")
 
 
 def named(text: str, known: Collection[str], option: str) -> list[str]:
-    """The names in `a,b,c`, each of them known."""
+    """The names in `a,b,c`; UserError for one that is not known."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in known:
@@ -56,17 +56,17 @@ def named(text: str, known: Collection[str], option: str) -> list[str]:
 
 def present_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch sees no GPU here; take --device cpu")
+        raise UserError("--device cuda: torch finds no GPU on this machine; use --device cpu")
     return torch.device(name)
 
 
 def random_images(count: int, shape: tuple[int, ...], classes: int, device: torch.device) -> Dataset:
     """Random bytes; the classes are equally large."""
-    numbers = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
 
-    def images(many: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x = torch.randint(0, 256, (many, *shape), dtype=torch.uint8, generator=numbers)
-        return x, torch.arange(many) % classes
+    def images(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randint(0, 256, (size, *shape), dtype=torch.uint8, generator=generator)
+        return x, torch.arange(size) % classes
 
     names = tuple(map(str, range(classes)))
     return Dataset("random images", *images(count), *images(TEST_IMAGES), names, 255.0).to(device)
@@ -89,7 +89,7 @@ def free_memory() -> None:
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table with columns of equal width; figures stand to the right."""
+    """A Markdown table with aligned columns; numbers are right-aligned."""
     widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
     lines = [
         " | ".join(
@@ -101,7 +101,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def write_down(content: dict[str, Any], file: Path | None) -> None:
+def save_results(content: dict[str, Any], file: Path | None) -> None:
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

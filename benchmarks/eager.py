@@ -1,7 +1,7 @@
-"""The loop most people write: an ordinary module, torch.optim.SGD, deep copies, an average of state dicts.
+"""An ordinary PyTorch training loop: a module, torch.optim.SGD, deep copies, an average of state dicts.
 
-Nothing in it is slow on purpose: examples lie on the device as bytes, batches are indexed there, and crops and flips
-are done for a whole batch at once.
+It is not slow on purpose: examples are on the device as bytes, batches are indexed there, and crops and flips are
+applied to a whole batch at once.
 """
 
 from __future__ import annotations
@@ -30,32 +30,34 @@ class EagerLoop:
         shape, classes = federation.origin.shape, len(federation.origin.classes)
         model = build_model(experiment.model.name, experiment.model.settings, shape, classes, experiment.seed)
         self._model = model.to(self._x.device).to(memory_format=self._format)
-        self._clients = [torch.as_tensor(own, device=self._x.device) for own in feed.clients]
-        self._going = self._train()
+        self._clients = [torch.as_tensor(positions, device=self._x.device) for positions in feed.clients]
+        self._endless_training = self._train()
 
     def steps(self, count: int) -> None:
         for _ in range(count):
-            next(self._going)
+            next(self._endless_training)
 
     def copy_and_average(self) -> None:
         """The work of a round besides its steps."""
-        total = sum(len(own) for own in self._clients)
+        total = sum(len(positions) for positions in self._clients)
+        weights = [len(positions) / total for positions in self._clients]
         parts = [copy.deepcopy(self._model).state_dict() for _ in self._clients]
         average = {
-            name: torch.stack([len(own) / total * part[name] for own, part in zip(self._clients, parts, strict=True)])
+            name: torch.stack([weight * part[name] for weight, part in zip(weights, parts, strict=True)])
             for name in parts[0]
         }
         self._model.load_state_dict({name: rows.sum(0) for name, rows in average.items()})
 
     def _train(self) -> Iterator[None]:
-        """One step at a time; clients take their turn again and again."""
+        """Yields after each step; starts again with the first client after the last."""
         loss_of = nn.CrossEntropyLoss()
         while True:
-            for own in self._clients:
+            for positions in self._clients:
                 model = copy.deepcopy(self._model).train()
                 optimiser = torch.optim.SGD(model.parameters(), lr=self._local.lr, momentum=self._local.momentum)
                 for _ in range(self._local.epochs):
-                    for where in own[torch.randperm(len(own), device=own.device)].split(self._local.batch):
+                    shuffled = positions[torch.randperm(len(positions), device=positions.device)]
+                    for where in shuffled.split(self._local.batch):
                         x, y = self._batch(where), self._y[where]
                         optimiser.zero_grad()
                         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._autocast):
@@ -77,8 +79,8 @@ def _cropped_and_flipped(images: Tensor) -> Tensor:
     top, left = torch.randint(0, 2 * MARGIN + 1, (2, count, 1), device=device)
     rows = (top + torch.arange(height, device=device))[:, None, :, None]
     columns = (left + torch.arange(width, device=device))[:, None, None, :]
-    which = torch.arange(count, device=device)[:, None, None, None]
+    examples = torch.arange(count, device=device)[:, None, None, None]
     channels = torch.arange(images.shape[1], device=device)[None, :, None, None]
-    cropped = padded[which, channels, rows, columns]
+    cropped = padded[examples, channels, rows, columns]
     mirror = torch.rand(count, 1, 1, 1, device=device) < 0.5
     return torch.where(mirror, cropped.flip(-1), cropped)

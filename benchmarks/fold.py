@@ -1,8 +1,8 @@
-"""Write the runs of a study's folder to an archive, one small file to be kept under results/.
+"""Write the runs of a study's folder to an archive: one small file for results/.
 
-    python benchmarks/fold.py runs/STUDY results/NAME.json --note "what else a reader should know"
+    python benchmarks/fold.py runs/STUDY results/NAME.json --note "a remark for readers"
 
-Every undamaged run that has ended below the folder is in it; `fedgg.runfolder.json_archive` reads the file.
+It contains the undamaged runs below the folder that have ended; `fedgg.runfolder.json_archive` reads the file.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ def main() -> None:
     parser.add_argument("study", type=Path)
     parser.add_argument("result", type=Path)
     parser.add_argument("--note", default="")
-    chosen = parser.parse_args()
-    folders = sorted(config.parent for config in chosen.study.glob("**/seed-*/config.toml"))
+    options = parser.parse_args()
+    folders = sorted(config.parent for config in options.study.glob("**/seed-*/config.toml"))
     records = [read_run(folder) for folder in folders]
     for record in records:
         if record.damaged:
             print(f"{record.path} is damaged and left out of the archive: {record.faults[0].why}")
-    count = write_archive(records, chosen.result, chosen.note)
-    print(f"{count} of {len(folders)} runs archived in {chosen.result}")
+    count = write_archive(records, options.result, options.note)
+    print(f"{count} of {len(folders)} runs archived in {options.result}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What a round costs as the cohort and the population grow: seconds and peak memory, checkpoints included.
+"""The cost of a round for growing cohorts and populations: seconds and peak memory, checkpoints included.
 
-    python benchmarks/growth.py --out growth            # some ten minutes on two quiet cores; Linux only
-    python benchmarks/growth.py --out growth --draw     # the figure again, from growth/growth.json
+    python benchmarks/growth.py --out growth            # about ten minutes on two idle cores; Linux only
+    python benchmarks/growth.py --out growth --draw     # only the figure, from growth/growth.json
 
-Every point is measured in a fresh process, in a run folder of its own, with a checkpoint after every round. Points are
-measured in turn, and all of them again for every repeat, so that a busy minute of the machine does not hit one of them
-alone. Clients hold four examples each whatever the population, so that they do the same work everywhere.
+Each point is measured in a new process and a new run folder, with a checkpoint after every round. All points are
+measured once per repeat, in random order, so that a busy minute of the machine does not affect a single point only.
+Each client has four examples for every population, so that the work of a client is always the same.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def points(algorithms: list[str]) -> list[Point]:
 # In the process of one point ------------------------------------------------------------------------------------------
 
 
-def play(point: Point, engine: str, warm_up: int, rounds: int, folder: Path) -> dict[str, Any]:
+def run_point(point: Point, engine: str, warm_up: int, rounds: int, folder: Path) -> dict[str, Any]:
     """A whole run, with the time at which each of its rounds ended, checkpoint included."""
     import numpy as np
     import torch
@@ -67,10 +67,10 @@ def play(point: Point, engine: str, warm_up: int, rounds: int, folder: Path) -> 
     numbers = np.random.default_rng(0)
     x = numbers.standard_normal((EXAMPLES_PER_CLIENT * max(POPULATIONS), FEATURES), dtype=np.float32)
     y = numbers.integers(0, CLASSES, len(x))
-    held = EXAMPLES_PER_CLIENT * point.population
-    # The run copies the examples it is given. What it is not given is copied here, so that there are as many bytes of
-    # examples in memory at every point, and what differs is what the library needs besides.
-    ballast = x[held:].copy()
+    used = EXAMPLES_PER_CLIENT * point.population
+    # The run copies its examples. The other examples are copied here, so that examples take the same memory at every
+    # point and differences are due to the library.
+    ballast = x[used:].copy()
     experiment = Experiment(
         rounds=warm_up + rounds,
         split={"scheme": "iid", "clients": point.population, "min_examples": EXAMPLES_PER_CLIENT},
@@ -84,8 +84,8 @@ def play(point: Point, engine: str, warm_up: int, rounds: int, folder: Path) -> 
 
     class Timing(Observer):
         def on_start(self, run: str, rounds_done: int, rounds: int) -> None:
-            build_peak.append(highest(os.getpid()))
-            forget_highest()
+            build_peak.append(peak_memory(os.getpid()))
+            reset_peak_memory()
             print("built", flush=True)
             self.mark()
 
@@ -96,9 +96,9 @@ def play(point: Point, engine: str, warm_up: int, rounds: int, folder: Path) -> 
             marks.append(time.perf_counter())
             work.append(time.process_time())
 
-    forget_highest()
+    reset_peak_memory()
     began = time.perf_counter()
-    data = (x[:held], y[:held], x[:TEST_EXAMPLES], y[:TEST_EXAMPLES])
+    data = (x[:used], y[:used], x[:TEST_EXAMPLES], y[:TEST_EXAMPLES])
     run(experiment, data=data, out=folder, observer=Timing())
     del ballast
     return {
@@ -106,7 +106,7 @@ def play(point: Point, engine: str, warm_up: int, rounds: int, folder: Path) -> 
         "round_seconds": statistics.median(after - before for before, after in pairwise(marks[warm_up:])),
         "round_processor_seconds": statistics.median(after - before for before, after in pairwise(work[warm_up:])),
         "build_peak_mb": build_peak[0] / MEGABYTE,
-        "peak_mb": highest(os.getpid()) / MEGABYTE,
+        "peak_mb": peak_memory(os.getpid()) / MEGABYTE,
         "folder_mb": sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / MEGABYTE,
     }
 
@@ -115,51 +115,51 @@ def play(point: Point, engine: str, warm_up: int, rounds: int, folder: Path) -> 
 
 
 def measure(point: Point, engine: str, warm_up: int, rounds: int) -> dict[str, Any]:
-    """One point in a process of its own; memory is that of the process and of all it started."""
+    """One point in a new process; memory is the total of this process and its descendants."""
     folder = Path(tempfile.mkdtemp(prefix="fedgg-growth-"))
-    asked = json.dumps({"point": asdict(point), "engine": engine, "warm_up": warm_up, "rounds": rounds})
-    words = [sys.executable, str(Path(__file__).resolve()), "--point", asked, "--out", str(folder / "run")]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    arguments = json.dumps({"point": asdict(point), "engine": engine, "warm_up": warm_up, "rounds": rounds})
+    command = [sys.executable, str(Path(__file__).resolve()), "--point", arguments, "--out", str(folder / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     peak = 0
     try:
         assert process.stdout is not None
         process.stdout.readline()
         while process.poll() is None:
-            tree = family(process.pid)
-            if len(tree) > 1:  # a single one counts its own, and no glance from outside can miss its highest
-                peak = max(peak, sum(map(resident, tree)))
+            tree = process_tree(process.pid)
+            if len(tree) > 1:  # a single process reports its exact peak itself
+                peak = max(peak, sum(map(resident_memory, tree)))
             time.sleep(0.02)
-        told, _ = process.communicate()
+        output, _ = process.communicate()
     finally:
         process.kill()
         shutil.rmtree(folder, ignore_errors=True)
     if process.returncode:
         raise SystemExit(f"{point} failed")
-    measured = json.loads(told.splitlines()[-1])
+    measured = json.loads(output.splitlines()[-1])
     return {**asdict(point), **measured, "peak_mb": max(measured["peak_mb"], peak / MEGABYTE)}
 
 
-def family(root: int) -> list[int]:
-    """A process and all that descend from it."""
-    found = [root]
-    for process in found:
+def process_tree(root: int) -> list[int]:
+    """A process and its descendants."""
+    processes = [root]
+    for process in processes:  # grows during the loop
         for children in Path(f"/proc/{process}/task").glob("*/children"):
             with suppress(OSError):
-                found += map(int, children.read_text().split())
-    return found
+                processes += map(int, children.read_text().split())
+    return processes
 
 
-def resident(process: int) -> int:
-    """Bytes in memory now."""
+def resident_memory(process: int) -> int:
+    """Current memory in bytes."""
     return _status(process, "VmRSS:")
 
 
-def highest(process: int) -> int:
+def peak_memory(process: int) -> int:
     """The peak memory of this process since the last reset, in bytes."""
     return _status(process, "VmHWM:")
 
 
-def forget_highest() -> None:
+def reset_peak_memory() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -202,33 +202,34 @@ def measure_all(
     algorithms: list[str], engine: str, warm_up: int, rounds: int, repeats: int
 ) -> Iterator[dict[str, Any]]:
     """Yields the results so far after each repeat."""
-    told = conditions(engine, warm_up, rounds, repeats)
-    wanted, found = points(algorithms), []
+    settings = conditions(engine, warm_up, rounds, repeats)
+    order, results = points(algorithms), []
     for repeat in range(repeats):
-        random.Random(repeat).shuffle(wanted)
-        for number, point in enumerate(wanted):
-            found.append(measure(point, engine, warm_up, rounds))
-            one = found[-1]
+        random.Random(repeat).shuffle(order)
+        for number, point in enumerate(order):
+            result = measure(point, engine, warm_up, rounds)
+            results.append(result)
             print(
-                f"{repeat + 1}/{repeats} {number + 1:2}/{len(wanted)} {point.algorithm:9} {point.cohort:5} of "
-                f"{point.population:7,}: {1000 * one['round_seconds']:7.1f} ms a round "
-                f"({1000 * one['round_processor_seconds']:7.1f} of the processor), {one['peak_mb']:4.0f} MB at most; "
-                f"build {one['build_seconds']:.2f} s {one['build_peak_mb']:.0f} MB, folder {one['folder_mb']:.0f} MB",
+                f"{repeat + 1}/{repeats} {number + 1:2}/{len(order)} {point.algorithm:9} {point.cohort:5} of "
+                f"{point.population:7,}: {1000 * result['round_seconds']:7.1f} ms per round "
+                f"({1000 * result['round_processor_seconds']:7.1f} of CPU time), peak {result['peak_mb']:4.0f} MB; "
+                f"build {result['build_seconds']:.2f} s {result['build_peak_mb']:.0f} MB, "
+                f"folder {result['folder_mb']:.0f} MB",
                 flush=True,
             )
-        yield {"conditions": told | {"repeats": repeat + 1}, "measured": found}
+        yield {"conditions": settings | {"repeats": repeat + 1}, "measured": results}
 
 
 # The figure -----------------------------------------------------------------------------------------------------------
 
 
-CLOCKS = {"wall": ("round_seconds", "seconds a round"), "processor": ("round_processor_seconds", "processor s a round")}
+CLOCKS = {"wall": ("round_seconds", "seconds per round"), "processor": ("round_processor_seconds", "CPU s per round")}
 
 
 def draw(content: dict[str, Any], folder: Path, clock: str) -> None:
     from fedgg.report.figure_style import COLOURS, LINE_STYLES, blank, save, styled
 
-    rows, told = content["measured"], content["conditions"]
+    rows, settings = content["measured"], content["conditions"]
     titles = {"fedavg": "FedAvg", "fedgg": "FedGG", "scaffold": "SCAFFOLD"}
     measured = {row["algorithm"] for row in rows}
     seconds, seconds_label = CLOCKS[clock]
@@ -240,11 +241,12 @@ def draw(content: dict[str, Any], folder: Path, clock: str) -> None:
             if name not in measured:
                 continue
             style = {"color": COLOURS[position], "linestyle": LINE_STYLES[position]}
-            own = [row for row in chosen if row["algorithm"] == name]
-            places = sorted({row[along] for row in own})
-            least = [min(row[key] for row in own if row[along] == place) for place in places]
-            axes.plot(places, least, marker="o", markersize=3.5, label=titles[name], **style)
-            axes.plot([row[along] for row in own], [row[key] for row in own], ".", color=COLOURS[position], alpha=0.35)
+            of_algorithm = [row for row in chosen if row["algorithm"] == name]
+            x, y = [row[along] for row in of_algorithm], [row[key] for row in of_algorithm]
+            places = sorted(set(x))
+            minimum = [min(value for at, value in zip(x, y, strict=True) if at == place) for place in places]
+            axes.plot(places, minimum, marker="o", markersize=3.5, label=titles[name], **style)
+            axes.plot(x, y, ".", color=COLOURS[position], alpha=0.35)
         axes.set_xscale("log")
         axes.set_xticks(sorted({row[along] for row in chosen}), [f"{n:,}" for n in sorted({r[along] for r in chosen})])
         axes.minorticks_off()
@@ -253,7 +255,9 @@ def draw(content: dict[str, Any], folder: Path, clock: str) -> None:
         axes.grid(axis="y")
         if key == seconds and along == "cohort":
             axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")  # the house style sets no mathematics
+            axes.yaxis.set_major_formatter(
+                lambda value, _: f"{value:g}"
+            )  # not 10^-1: the figure style has no mathematical notation
             places = [min(COHORTS), max(COHORTS)]
             floor = min(row[key] for row in chosen if row[along] == places[1])
             guide = [0.7 * floor * place / places[1] for place in places]
@@ -270,11 +274,12 @@ def draw(content: dict[str, Any], folder: Path, clock: str) -> None:
         panel(c, "peak_mb", "cohort", "peak memory, MB")
         panel(d, "peak_mb", "population", "peak memory, MB")
         a.legend(loc="upper left")
-        machine = told["machine"]
+        machine = settings["machine"]
         drawn.suptitle(
-            f"One round, checkpoint included: {told['model']}, engine {told['engine']}, {machine['cores']} cores, "
-            f"torch {told['versions']['torch']}, commit {told['commit']}\ndots: runs ({told['repeats']} a point), "
-            f"each the median of {told['rounds']} rounds; line: the least; memory: the process with torch and data",
+            f"One round, checkpoint included: {settings['model']}, engine {settings['engine']}, {machine['cores']} "
+            f"cores, torch {settings['versions']['torch']}, commit {settings['commit']}\ndots: runs "
+            f"({settings['repeats']} per point), each the median of {settings['rounds']} rounds; line: the minimum; "
+            f"memory: the process with torch and data",
             x=0.01,
             ha="left",
             fontsize=8,
@@ -298,23 +303,23 @@ def main() -> None:
         "--clock",
         choices=CLOCKS,
         default="wall",
-        help="what the figure shows; `processor` leaves out waiting for the disk and for others on a busy machine, "
-        "and sees one process only (default: wall; growth.json has both)",
+        help="the time in the figure; `processor` excludes waiting for the disk and for other programs, "
+        "and is that of the main process only (default: wall; growth.json has both)",
     )
-    parser.add_argument("--draw", action="store_true", help="measure nothing, draw what lies in the folder")
+    parser.add_argument("--draw", action="store_true", help="only draw the figure from growth.json in the folder")
     parser.add_argument("--point", help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    if chosen.point:
-        asked = json.loads(chosen.point)
-        print(json.dumps(play(Point(**asked.pop("point")), **asked, folder=chosen.out)))
+    options = parser.parse_args()
+    if options.point:
+        arguments = json.loads(options.point)
+        print(json.dumps(run_point(Point(**arguments.pop("point")), **arguments, folder=options.out)))
         return
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    path = chosen.out / "growth.json"
-    if not chosen.draw:
-        algorithms = chosen.algorithm or list(ALGORITHMS)
-        for content in measure_all(algorithms, chosen.engine, chosen.warm_up, chosen.rounds, chosen.repeats):
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "growth.json"
+    if not options.draw:
+        algorithms = options.algorithm or list(ALGORITHMS)
+        for content in measure_all(algorithms, options.engine, options.warm_up, options.rounds, options.repeats):
             path.write_text(json.dumps(content, indent=1) + "\n")
-    draw(json.loads(path.read_text()), chosen.out, chosen.clock)
+    draw(json.loads(path.read_text()), options.out, options.clock)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Do tf32 and bf16 train what fp32 trains? Curves of runs archived under results/, and the table in docs/engines.md.
+"""Accuracy in tf32, bf16 and fp32: curves of runs archived under results/, and the table in docs/engines.md.
 
 python benchmarks/precision.py docs/figures/precision.png
 """
@@ -53,9 +53,9 @@ def runs(file: str) -> list[RunRecord]:
 
 
 def curves(precision: str, case: Case) -> list[list[float]]:
-    """Test accuracy in per cent, one curve a seed."""
-    found = {record.config["seed"]: record for record in runs(FILES[case.data][precision]) if case.of(record)}
-    return [[100 * float(value) for value in found[seed].accuracy()[1]] for seed in SEEDS]
+    """Test accuracy in per cent, one curve per seed."""
+    by_seed = {record.config["seed"]: record for record in runs(FILES[case.data][precision]) if case.of(record)}
+    return [[100 * float(value) for value in by_seed[seed].accuracy()[1]] for seed in SEEDS]
 
 
 def row(case: Case) -> list[str]:

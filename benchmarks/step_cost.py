@@ -1,13 +1,13 @@
-"""What a local step of each algorithm costs beside FedAvg's.
+"""The cost of a local step of each algorithm, relative to FedAvg.
 
     python benchmarks/step_cost.py --models cnn,mlp --turns 10                        # engine fused, one thread
     python benchmarks/step_cost.py --device cuda --turns 5 --out step-cost.json       # engines stacked and streams
-    python benchmarks/step_cost.py --algorithms neighbours --models cnn               # those that do more than a step
+    python benchmarks/step_cost.py --algorithms neighbours --models cnn               # with MOON and FedCurv
 
-Algorithms take turns round by round, in another order each turn, and the ratio to FedAvg is taken within a turn, so
-that a busy moment of the machine hits all of them alike. A step includes its share of the round: reading batches,
-`begin` and `finish`. The first rounds, in which steps are captured and FedGG has no direction yet, are not counted.
-Clients hold equally many random images: all do the same number of steps. `workers` is `fused` in several processes.
+Algorithms take turns round by round, in a new order each turn, and the ratio to FedAvg is computed within a turn, so
+that other load on the machine affects all of them. A step includes its share of the round: reading batches, `begin` and
+`finish`. The first rounds, in which steps are captured and FedGG has no direction yet, are not counted. All clients
+have the same number of random images, and so of steps. `workers` is not measured: it is `fused` in several processes.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from conditions import (
     named,
     present_device,
     random_images,
+    save_results,
     seconds,
     table,
-    write_down,
 )
 
 from fedgg.engines import Engine, Fused, Loop, Stacked, Streams
@@ -47,7 +47,7 @@ PAPER = 390  # steps of a client in a round of the paper: 5 epochs of 5,000 imag
 
 @dataclass(frozen=True)
 class Case:
-    """A model, what it reads, and how long its rounds are on a CPU and on a GPU."""
+    """A model, the shape of its inputs, and the length of its rounds on a CPU and on a GPU."""
 
     model: dict[str, Any]
     shape: tuple[int, ...]
@@ -98,7 +98,7 @@ ENGINES = ("loop", "fused", "stacked", "streams")
 
 
 class Runner:
-    """The runs of one algorithm; the engine trains all of them together where it can."""
+    """The runs of one algorithm; `stacked` trains all of them together."""
 
     def __init__(self, federations: Sequence[Federation], engine: Engine):
         self._federations = federations
@@ -114,30 +114,30 @@ class Runner:
         return self._federations[0].net.layout.total
 
     def round(self) -> float:
-        """Seconds of training; aggregation comes after, so that the next round is another one."""
+        """Trains and aggregates one round; returns the seconds of training."""
         jobs = [next_job(f, state) for f, state in zip(self._federations, self._states, strict=True)]
-        answers: list[Any] = []
+        results: list[Any] = []
 
         def work() -> None:
             if isinstance(self._engine, Stacked):
-                answers.extend(self._engine.train_together(jobs))
+                results.extend(self._engine.train_together(jobs))
             else:
-                answers.extend(train(job, self._engine) for job in jobs)
+                results.extend(train(job, self._engine) for job in jobs)
 
-        taken = seconds(work)
-        for number, (job, ends) in enumerate(zip(jobs, answers, strict=True)):
+        duration = seconds(work)
+        for number, (job, ends) in enumerate(zip(jobs, results, strict=True)):
             examples = self._federations[number].examples
             self._states[number], _ = close(self._states[number], job, examples, ends)
-        return taken
+        return duration
 
 
 def measure(
-    name: str, engine: str, precision: Precision, device: torch.device, chosen: argparse.Namespace
+    name: str, engine: str, precision: Precision, device: torch.device, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """All algorithms on one model and engine."""
     case = MODELS[name]
-    clients, steps = case.clients[device.type], chosen.steps or case.steps[device.type]
-    runs = chosen.runs if engine == "stacked" else 1
+    clients, steps = case.clients[device.type], options.steps or case.steps[device.type]
+    runs = options.runs if engine == "stacked" else 1
     data = random_images(clients * steps * BATCH, case.shape, case.classes, device)
 
     def federations(algorithm: dict[str, Any]) -> list[Federation]:
@@ -152,18 +152,18 @@ def measure(
         "stacked": lambda: Stacked(precision),
         "streams": Streams,
     }
-    some = experiment_of(case, ALGORITHMS[chosen.algorithms][REFERENCE], 0, clients, engine, precision, device)
-    with arithmetic(some):
+    reference = experiment_of(case, ALGORITHMS[options.algorithms][REFERENCE], 0, clients, engine, precision, device)
+    with arithmetic(reference):
         runners = {
             label: Runner(federations(settings), makers[engine]())
-            for label, settings in ALGORITHMS[chosen.algorithms].items()
+            for label, settings in ALGORITHMS[options.algorithms].items()
         }
-        for _ in range(chosen.warm_up):
+        for _ in range(options.warm_up):
             for runner in runners.values():
                 runner.round()
-        taken = take_turns({label: runner.round for label, runner in runners.items()}, chosen.turns)
+        durations = take_turns({label: runner.round for label, runner in runners.items()}, options.turns)
     first = runners[REFERENCE]
-    about = {
+    workload = {
         "model": name,
         "parameters": first.parameters,
         "engine": engine,
@@ -171,33 +171,34 @@ def measure(
         "clients": clients * runs,
         "client_steps": first.client_steps,
     }
-    settings = ALGORITHMS[chosen.algorithms]
-    return [{**about, **line, "settings": settings[line["algorithm"]]} for line in compared(taken, first.client_steps)]
+    settings = ALGORITHMS[options.algorithms]
+    lines = compared(durations, first.client_steps)
+    return [{**workload, **line, "settings": settings[line["algorithm"]]} for line in lines]
 
 
 def take_turns(rounds: dict[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
     """Seconds of all algorithms in each turn; their order changes from turn to turn."""
-    taken: dict[str, list[float]] = {label: [] for label in rounds}
-    order, dice = list(rounds), random.Random(0)
+    durations: dict[str, list[float]] = {label: [] for label in rounds}
+    order, generator = list(rounds), random.Random(0)
     for _ in range(turns):
-        dice.shuffle(order)
+        generator.shuffle(order)
         for label in order:
-            taken[label].append(rounds[label]())
-    return taken
+            durations[label].append(rounds[label]())
+    return durations
 
 
-def compared(taken: dict[str, list[float]], client_steps: int) -> list[dict[str, Any]]:
+def compared(durations: dict[str, list[float]], client_steps: int) -> list[dict[str, Any]]:
     """Milliseconds per step of a client, and the median over turns of the ratio to the reference."""
     lines = []
-    for label, own in taken.items():
-        ratios = [mine / reference for mine, reference in zip(own, taken[REFERENCE], strict=True)]
+    for label, rounds in durations.items():
+        ratios = [taken / reference for taken, reference in zip(rounds, durations[REFERENCE], strict=True)]
         lines.append(
             {
                 "algorithm": label,
-                "step_ms": 1000 * statistics.median(own) / client_steps,
+                "step_ms": 1000 * statistics.median(rounds) / client_steps,
                 "to_fedavg": statistics.median(ratios),
                 "to_fedavg_range": [min(ratios), max(ratios)],
-                "round_seconds": own,
+                "round_seconds": rounds,
             }
         )
     return lines
@@ -223,8 +224,8 @@ def experiment_of(
     )
 
 
-def shown(found: list[dict[str, Any]]) -> str:
-    head = ["model", "engine", "precision", "rows", "algorithm", "ms a client's step", "to FedAvg", "least", "most"]
+def shown(results: list[dict[str, Any]]) -> str:
+    head = ["model", "engine", "precision", "rows", "algorithm", "ms per client step", "to FedAvg", "least", "most"]
     return table(
         head,
         [
@@ -234,7 +235,7 @@ def shown(found: list[dict[str, Any]]) -> str:
                 f"{line['step_ms']:.4f}",
                 *(f"{ratio:.3f}" for ratio in (line["to_fedavg"], *line["to_fedavg_range"])),
             ]
-            for line in found
+            for line in results
         ],
     )
 
@@ -242,23 +243,27 @@ def shown(found: list[dict[str, Any]]) -> str:
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_options(parser)
-    parser.add_argument("--models", default=None, help=f"of {','.join(MODELS)} (default: all that run on the device)")
-    parser.add_argument("--algorithms", choices=ALGORITHMS, default="guided", help="which of them (default: guided)")
-    parser.add_argument("--engines", default=None, help=f"of {','.join(ENGINES)} (default: the device's own)")
-    parser.add_argument("--precisions", default=None, help="of fp32,tf32,bf16 (default: fp32 on a CPU, bf16 on a GPU)")
-    parser.add_argument("--turns", type=int, default=10, help="rounds of each algorithm that count (default: 10)")
+    parser.add_argument("--models", default=None, help=f"from {','.join(MODELS)} (default: all for the device)")
+    parser.add_argument(
+        "--algorithms", choices=ALGORITHMS, default="guided", help="set of algorithms (default: guided)"
+    )
+    parser.add_argument("--engines", default=None, help=f"from {','.join(ENGINES)} (default: those for the device)")
+    parser.add_argument(
+        "--precisions", default=None, help="from fp32,tf32,bf16 (default: fp32 on a CPU, bf16 on a GPU)"
+    )
+    parser.add_argument("--turns", type=int, default=10, help="measured rounds of each algorithm (default: 10)")
     parser.add_argument("--warm-up", type=int, default=2, help="rounds of each before them (default: 2)")
     parser.add_argument("--steps", type=int, default=None, help="of a client in a round (default: by model and device)")
     parser.add_argument("--runs", type=int, default=6, help="runs in a stack, of 10 clients on a GPU (default: 6)")
-    chosen = parser.parse_args(words)
+    options = parser.parse_args(words)
     for option in ("turns", "warm_up", "runs"):
-        if getattr(chosen, option) < 1:
-            raise UserError(f"--{option.replace('_', '-')} {getattr(chosen, option)}: at least 1")
-    chosen.models = named(chosen.models or ",".join(_models_on(chosen.device)), MODELS, "--models")
-    chosen.engines = named(chosen.engines, ENGINES, "--engines") if chosen.engines else None
-    default = "bf16" if chosen.device == "cuda" else "fp32"
-    chosen.precisions = named(chosen.precisions or default, ("fp32", "tf32", "bf16"), "--precisions")
-    return chosen
+        if getattr(options, option) < 1:
+            raise UserError(f"--{option.replace('_', '-')} {getattr(options, option)}: at least 1")
+    options.models = named(options.models or ",".join(_models_on(options.device)), MODELS, "--models")
+    options.engines = named(options.engines, ENGINES, "--engines") if options.engines else None
+    default = "bf16" if options.device == "cuda" else "fp32"
+    options.precisions = named(options.precisions or default, ("fp32", "tf32", "bf16"), "--precisions")
+    return options
 
 
 def _models_on(device: str) -> list[str]:
@@ -266,18 +271,18 @@ def _models_on(device: str) -> list[str]:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    chosen = parsed(words)
-    device = present_device(chosen.device)
-    told = {"conditions": conditions(device.type, chosen.commit), "turns": chosen.turns, "batch": BATCH}
-    found: list[dict[str, Any]] = []
-    for name in chosen.models:
-        for engine in chosen.engines or MODELS[name].engines[device.type] or ("fused",):
-            for precision in chosen.precisions:
-                found += measure(name, engine, precision, device, chosen)
+    options = parsed(words)
+    device = present_device(options.device)
+    settings = {"conditions": conditions(device.type, options.commit), "turns": options.turns, "batch": BATCH}
+    results: list[dict[str, Any]] = []
+    for name in options.models:
+        for engine in options.engines or MODELS[name].engines[device.type] or ("fused",):
+            for precision in options.precisions:
+                results += measure(name, engine, precision, device, options)
                 free_memory()
-                write_down({**told, "measured": found}, chosen.out)
+                save_results({**settings, "measured": results}, options.out)
                 print(f"{name}, {engine}, {precision}: done", file=sys.stderr, flush=True)
-    print(shown(found))
+    print(shown(results))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Of every algorithm's grid in a tuning study, the setting to be compared with others: a study of the chosen ones.
+"""Write a study of the best setting of each algorithm in a tuning study.
 
     fedgg compare experiments/tuning.toml --device cuda --set engine.precision=bf16 --out runs/tuning
     python benchmarks/fold.py runs/tuning results/tuning.json
     python benchmarks/tuned.py results/tuning.json experiments/tuned.toml
 
-A variant's label is `FAMILY: SETTING, beta BETA`. Of each family and beta the setting with the highest accuracy on the
-examples clients keep back is taken (`holdout_accuracy`, mean of the last rounds); the test set has no say. Diverged
-settings are never taken, and a family in which all diverged is left out, with a word.
+A variant's label is `FAMILY: SETTING, beta BETA`. For each family and beta the setting with the highest accuracy on the
+clients' held-out examples is chosen (`holdout_accuracy`, mean of the last rounds); the test set is not used. Diverged
+settings are not chosen, and a family in which all settings diverged is left out, with a comment.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from fedgg.runfolder.json_archive import read_archive
 from fedgg.runfolder.run_records import RunRecord
 
 LAST = 10  # rounds
-ROUNDS = 100  # of the comparison; the choice is made earlier
+ROUNDS = 100  # of the comparison; the tuning runs are shorter
 SEEDS = [0, 1, 2]
 REFERENCE_OF = "FedAvg, beta {}"
 
 
 @dataclass(frozen=True)
 class Point:
-    """A setting of a family at one beta, with what it reached on the examples kept back."""
+    """A setting of a family at one beta, with its run."""
 
     family: str
     setting: str
@@ -51,29 +51,31 @@ class Point:
 
     @property
     def accuracy(self) -> float | None:
-        """None where it diverged."""
+        """On the held-out examples; None if the run diverged."""
         if self.record.status != "finished":
             return None
         rounds, accuracies = self.record.numbers("holdout_accuracy")
         if not len(rounds):
-            raise UserError(f"{self.place}: the clients kept nothing back; set data.holdout in the tuning study")
+            raise UserError(
+                f"{self.place}: the clients have no held-out examples; set data.holdout in the tuning study"
+            )
         return statistics.mean(float(a) for r, a in zip(rounds, accuracies, strict=True) if r > rounds[-1] - LAST)
 
 
 def chosen(points: Iterable[Point]) -> dict[str, tuple[Point | None, list[Point]]]:
-    """For each family and beta the best point, and all of them: mild splits first, the reference before the others."""
+    """For each family and beta the best point and all points: large betas first, the reference before the others."""
     grids: dict[str, list[Point]] = {}
     for point in sorted(points, key=lambda p: (-float(p.beta), p.place != REFERENCE_OF.format(p.beta), p.family)):
         grids.setdefault(point.place, []).append(point)
     best: dict[str, tuple[Point | None, list[Point]]] = {}
     for place, grid in grids.items():
-        reached = [point for point in grid if point.accuracy is not None]
-        best[place] = (max(reached, key=lambda point: point.accuracy or 0.0, default=None), grid)
+        converged = [point for point in grid if point.accuracy is not None]
+        best[place] = (max(converged, key=lambda point: point.accuracy or 0.0, default=None), grid)
     return best
 
 
 def study(best: dict[str, tuple[Point | None, list[Point]]]) -> str:
-    """The study of the chosen settings, as TOML, with what every setting reached beside it."""
+    """The study of the chosen settings, as TOML, with the accuracies of all settings in comments."""
     first = next(point for point, _ in best.values() if point is not None).record.config
     base = {key: first[key] for key in ("rounds", "data", "split", "model", "local")} | {"rounds": ROUNDS}
     base["data"] = {key: value for key, value in base["data"].items() if key not in ("holdout", "proxy")}
@@ -86,15 +88,15 @@ def study(best: dict[str, tuple[Point | None, list[Point]]]) -> str:
     head["experiment"]["server"] = {"checkpoint_every": 50}
     parts = [f"# Made by benchmarks/tuned.py. {HEADING}\n", tomli_w.dumps(head)]
     for place, (point, grid) in best.items():
-        reached = ", ".join(f"{p.setting or 'no setting'} {_shown(p.accuracy)}" for p in grid)
+        accuracies = ", ".join(f"{p.setting or 'no setting'} {_shown(p.accuracy)}" for p in grid)
         if point is None:
-            parts.append(f"\n# {place}: left out, nothing but divergence ({reached})\n")
+            parts.append(f"\n# {place}: left out, all settings diverged ({accuracies})\n")
             continue
         config = point.record.config
         variant: dict[str, Any] = {"algorithm": config["algorithm"], "split": {"beta": config["split"]["beta"]}}
         if config["data"].get("proxy"):
             variant["data"] = {"proxy": config["data"]["proxy"]}
-        parts.append(f"\n# {reached}\n" + tomli_w.dumps({"variants": {place: variant}}))
+        parts.append(f"\n# {accuracies}\n" + tomli_w.dumps({"variants": {place: variant}}))
     return "".join(parts)
 
 
@@ -113,12 +115,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="+", help="one or more archives of the runs of a tuning study")
     parser.add_argument("study", type=Path, help="the TOML file to be written")
-    given = parser.parse_args()
-    best = chosen(Point.of(record) for file in given.results for record in read_archive(file))
-    given.study.write_text(study(best), encoding="utf-8")
+    options = parser.parse_args()
+    best = chosen(Point.of(record) for file in options.results for record in read_archive(file))
+    options.study.write_text(study(best), encoding="utf-8")
     for place, (point, grid) in best.items():
-        taken = "all diverged" if point is None else f"{point.setting or 'no setting'} ({_shown(point.accuracy)})"
-        print(f"{place}: {taken} of {len(grid)}")
+        choice = "all diverged" if point is None else f"{point.setting or 'no setting'} ({_shown(point.accuracy)})"
+        print(f"{place}: {choice} of {len(grid)}")
 
 
 if __name__ == "__main__":

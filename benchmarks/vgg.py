@@ -1,4 +1,4 @@
-"""Seconds a round for VGG-16 on CIFAR-100's size: a researcher's eager loop beside fedgg's engine streams.
+"""Seconds per round for VGG-16 on data of CIFAR-100's size: an eager PyTorch loop and fedgg's engine streams.
 
     python benchmarks/vgg.py --device cuda --out vgg.json
     python benchmarks/vgg.py --tiny                           # a trial on a CPU, with fused instead of streams
@@ -28,9 +28,9 @@ from conditions import (
     named,
     present_device,
     random_images,
+    save_results,
     seconds,
     table,
-    write_down,
 )
 from eager import EagerLoop
 
@@ -55,7 +55,7 @@ class Size:
     clients: int = 10
     batch: int = 64
     epochs: int = 5
-    rounds: int = 2  # of fedgg that count
+    rounds: int = 2  # measured rounds of fedgg
     eager_steps: int = 150
     eager_warm_up: int = 20
 
@@ -79,12 +79,12 @@ def fedgg_rounds(experiment: Experiment, data: Dataset, rounds: int) -> dict[str
         engine: Engine = Streams() if federation.engine == "streams" else Fused()
         state = begin(federation)
 
-        def play() -> None:
+        def run_round() -> None:
             nonlocal state
             job = next_job(federation, state)
             state, _ = close(state, job, federation.examples, train(job, engine))
 
-        first, *counted = [seconds(play) for _ in range(1 + rounds)]
+        first, *counted = [seconds(run_round) for _ in range(1 + rounds)]
     return {
         "who": f"fedgg {federation.engine}",
         "precision": experiment.engine.precision,
@@ -107,17 +107,17 @@ class EagerTiming:
         self._loop = EagerLoop(federation, autocast=precision == "bf16")
         self._precision, self._size, self._steps = precision, size, steps_of(federation)
         self._step_seconds: list[float] = []
-        self._around_seconds: list[float] = []
+        self._overhead_seconds: list[float] = []
 
-    def look(self) -> None:
+    def measure(self) -> None:
         """One measurement of a step, and of copies and average."""
         self._loop.steps(self._size.eager_warm_up)
         counted = self._size.eager_steps
         self._step_seconds.append(seconds(lambda: self._loop.steps(counted)) / counted)
-        self._around_seconds.append(seconds(self._loop.copy_and_average))
+        self._overhead_seconds.append(seconds(self._loop.copy_and_average))
 
-    def told(self) -> dict[str, Any]:
-        step, around = (statistics.median(found) for found in (self._step_seconds, self._around_seconds))
+    def result(self) -> dict[str, Any]:
+        step, overhead = statistics.median(self._step_seconds), statistics.median(self._overhead_seconds)
         label = "fp32, cuDNN's TF32 default" if self._precision == "default" else "bf16 autocast, channels_last"
         measured = len(self._step_seconds) * self._size.eager_steps
         return {
@@ -125,20 +125,20 @@ class EagerTiming:
             "precision": label,
             "deterministic": False,
             "steps_measured": measured,
-            "each_step_ms": [1000 * found for found in self._step_seconds],
-            "copies_and_average_seconds": around,
-            "round": self._steps * step + around,
+            "each_step_ms": [1000 * measurement for measurement in self._step_seconds],
+            "copies_and_average_seconds": overhead,
+            "round": self._steps * step + overhead,
             "scaled": f"{self._steps} steps as long as the {measured} that were measured, copies and average added",
             "step_ms": 1000 * step,
         }
 
 
-def measure(chosen: argparse.Namespace, size: Size, device: torch.device) -> Iterator[dict[str, Any]]:
+def measure(options: argparse.Namespace, size: Size, device: torch.device) -> Iterator[dict[str, Any]]:
     """Yields the results so far after each contender, so that an interrupted run leaves them."""
-    data = _data(chosen, size, device)
+    data = _data(options, size, device)
     plain = build(experiment_of(size, device.type, "fp32", True), data=data)
-    told = {
-        "conditions": conditions(device.type, chosen.commit),
+    header = {
+        "conditions": conditions(device.type, options.commit),
         "work": {
             "data": data.name,
             "client_examples": plain.examples,
@@ -148,25 +148,27 @@ def measure(chosen: argparse.Namespace, size: Size, device: torch.device) -> Ite
             "parameters": plain.net.layout.total,
         },
     }
-    eager = [EagerTiming(plain, precision, size) for precision in chosen.eager_precision]
-    found: list[dict[str, Any]] = []
+    eager = [EagerTiming(plain, precision, size) for precision in options.eager_precision]
+    fedgg_results: list[dict[str, Any]] = []
 
-    def known() -> dict[str, Any]:
-        measured = [researcher.told() for researcher in eager] + found
+    def results() -> dict[str, Any]:
+        measured = [timing.result() for timing in eager] + fedgg_results
         first = measured[0]["round"]
-        return {**told, "measured": [{**line, "eager_to_this": first / line["round"]} for line in measured]}
+        return {**header, "measured": [{**line, "eager_to_this": first / line["round"]} for line in measured]}
 
-    for researcher in eager:
-        researcher.look()
-    for precision in chosen.precisions:
-        for deterministic in DETERMINISTIC[chosen.deterministic]:
-            found.append(fedgg_rounds(experiment_of(size, device.type, precision, deterministic), data, size.rounds))
+    for timing in eager:
+        timing.measure()
+    for precision in options.precisions:
+        for deterministic in DETERMINISTIC[options.deterministic]:
+            experiment = experiment_of(size, device.type, precision, deterministic)
+            fedgg_results.append(fedgg_rounds(experiment, data, size.rounds))
             free_memory()
-            print(f"{found[-1]['who']}, {precision}, deterministic {deterministic}: done", file=sys.stderr, flush=True)
-            yield known()
-    for researcher in eager:
-        researcher.look()
-    yield known()
+            name = fedgg_results[-1]["who"]
+            print(f"{name}, {precision}, deterministic {deterministic}: done", file=sys.stderr, flush=True)
+            yield results()
+    for timing in eager:
+        timing.measure()
+    yield results()
 
 
 def shown(content: dict[str, Any]) -> str:
@@ -178,7 +180,7 @@ def shown(content: dict[str, Any]) -> str:
         ]
         for line in content["measured"]
     ]
-    head = ["who", "precision", "deterministic", "seconds a round", "ms a client's step", "times as fast"]
+    head = ["contender", "precision", "deterministic", "seconds per round", "ms per client step", "times as fast"]
     return (
         f"VGG-16 ({work['parameters']:,} parameters), {work['data']}, clients of {min(work['client_examples']):,} to "
         f"{max(work['client_examples']):,}, {work['epochs']} epochs, batch {work['batch']}: {work['steps']} steps\n"
@@ -186,48 +188,50 @@ def shown(content: dict[str, Any]) -> str:
     )
 
 
-def _data(chosen: argparse.Namespace, size: Size, device: torch.device) -> Dataset:
-    if chosen.data == "random":
+def _data(options: argparse.Namespace, size: Size, device: torch.device) -> Dataset:
+    if options.data == "random":
         return random_images(size.images, SHAPE, CLASSES, device)
-    return load("cifar100", chosen.data_folder).to(device)
+    return load("cifar100", options.data_folder).to(device)
 
 
 def parsed(words: Sequence[str] | None) -> tuple[argparse.Namespace, Size]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_options(parser)
-    parser.add_argument("--data", choices=["random", "cifar100"], default="random", help="random images of its shape")
-    parser.add_argument("--data-folder", type=Path, help="where CIFAR-100 lies")
-    parser.add_argument("--epochs", type=int, help="of a client in a round (default: 5)")
-    parser.add_argument("--rounds", type=int, help="rounds of fedgg that count (default: 2)")
-    parser.add_argument("--precisions", help="of fedgg, of fp32,tf32,bf16 (default: bf16,tf32; on a CPU fp32)")
-    parser.add_argument("--eager-precision", default="default", help="of default,bf16; ratios are to the first")
-    parser.add_argument("--eager-steps", type=int, help="steps of the eager loop that count (default: 150)")
+    parser.add_argument(
+        "--data", choices=["random", "cifar100"], default="random", help="random: images of the same shape"
+    )
+    parser.add_argument("--data-folder", type=Path, help="folder with CIFAR-100")
+    parser.add_argument("--epochs", type=int, help="local epochs of a client in a round (default: 5)")
+    parser.add_argument("--rounds", type=int, help="measured rounds of fedgg (default: 2)")
+    parser.add_argument("--precisions", help="of fedgg, from fp32,tf32,bf16 (default: bf16,tf32; on a CPU fp32)")
+    parser.add_argument("--eager-precision", default="default", help="from default,bf16; ratios are to the first")
+    parser.add_argument("--eager-steps", type=int, help="measured steps of the eager loop (default: 150)")
     parser.add_argument("--deterministic", choices=DETERMINISTIC, default=None, help="default: both; on a CPU yes")
-    parser.add_argument("--tiny", action="store_true", help="a few steps, to see that it works")
-    chosen = parser.parse_args(words)
-    on_cpu = chosen.device == "cpu"
-    known = ("fp32",) if on_cpu else ("fp32", "tf32", "bf16")
-    chosen.precisions = named(chosen.precisions or ("fp32" if on_cpu else "bf16,tf32"), known, "--precisions")
-    chosen.eager_precision = named(chosen.eager_precision, EAGER, "--eager-precision")
-    chosen.deterministic = chosen.deterministic or ("yes" if on_cpu else "both")
+    parser.add_argument("--tiny", action="store_true", help="a few steps, as a test")
+    options = parser.parse_args(words)
+    on_cpu = options.device == "cpu"
+    precisions = ("fp32",) if on_cpu else ("fp32", "tf32", "bf16")
+    options.precisions = named(options.precisions or ("fp32" if on_cpu else "bf16,tf32"), precisions, "--precisions")
+    options.eager_precision = named(options.eager_precision, EAGER, "--eager-precision")
+    options.deterministic = options.deterministic or ("yes" if on_cpu else "both")
     size = Size(images=150, clients=3, batch=32, epochs=1, rounds=1, eager_steps=2, eager_warm_up=1)
-    size = size if chosen.tiny else Size()
-    asked = {name: getattr(chosen, name) for name in ("epochs", "rounds", "eager_steps")}
-    for name, value in asked.items():
-        if value is not None and value < 1:
+    size = size if options.tiny else Size()
+    changes = {name: getattr(options, name) for name in ("epochs", "rounds", "eager_steps")}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    for name, value in changes.items():
+        if value < 1:
             raise UserError(f"--{name.replace('_', '-')} {value}: at least 1")
-    given = {name: value for name, value in asked.items() if value is not None}
-    return chosen, Size(**{**vars(size), **given})
+    return options, Size(**{**vars(size), **changes})
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    chosen, size = parsed(words)
-    device = present_device(chosen.device)
+    options, size = parsed(words)
+    device = present_device(options.device)
     if device.type == "cpu":
-        print("engine streams needs a GPU: fused stands in for it here", file=sys.stderr)
+        print("engine streams needs a GPU: fused is measured instead", file=sys.stderr)
     content: dict[str, Any] = {}
-    for content in measure(chosen, size, device):
-        write_down(content, chosen.out)
+    for content in measure(options, size, device):
+        save_results(content, options.out)
     print(shown(content))
 
 

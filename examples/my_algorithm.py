@@ -3,7 +3,7 @@
     fedgg check examples/my_algorithm.py:MyAlgorithm
     fedgg compare --algorithm fedavg --algorithm examples/my_algorithm.py:MyAlgorithm --rounds 10
 
-It clips every client's update to a length: a client that ran far away is brought back on its way.
+It clips each client's update to a maximal norm.
 """
 
 from dataclasses import dataclass, replace
@@ -15,9 +15,9 @@ from fedgg import Algorithm, Client, Number, Rows, length, setting
 
 @dataclass(frozen=True)
 class MyAlgorithm(Algorithm):
-    """Differs from FedAvg: an update longer than `radius` is shortened to it. Neutral at a huge radius."""
+    """Differs from FedAvg: an update with a norm above `radius` is scaled down to it. Neutral at a huge radius."""
 
-    radius: Number = setting(0.5, "the longest update a client may send", "tried on digits: half of what clients drift")
+    radius: Number = setting(0.5, "largest norm of an update", "tried on digits: half of the clients' drift")
 
     def neutral(self) -> "MyAlgorithm":
         return replace(self, radius=1e9)
@@ -25,5 +25,5 @@ class MyAlgorithm(Algorithm):
     def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
         up, memory = super().finish(w, client)
         delta = up["delta"]
-        factor = (self.radius / length(delta).clamp_min(1e-12)).clamp_max(1.0)  # [K, 1]: one factor for each client
+        factor = (self.radius / length(delta).clamp_min(1e-12)).clamp_max(1.0)  # [K, 1]: one factor per client
         return {"delta": factor * delta}, memory

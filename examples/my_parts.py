@@ -1,4 +1,4 @@
-"""Parts of your own beside a model and an algorithm: a data set, a split, an aggregation rule and an engine.
+"""Your own data set, split, aggregation rule and engine.
 
     fedgg run --trust examples/my_parts.py --data examples/my_parts.py:two_moons --set model.hidden=16 \
         --set split.scheme=examples/my_parts.py:by_size --set split.ratio=1.5 --set split.clients=5 \
@@ -37,7 +37,7 @@ def two_moons() -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.floa
 def by_size(
     labels: NDArray[np.int64], clients: int, rng: np.random.Generator, ratio: float = 2.0
 ) -> list[NDArray[np.int64]]:
-    """split.scheme: the example numbers of each client; here each client has `ratio` times as many as the one before.
+    """split.scheme: the example numbers of each client; here each client has `ratio` times as many as the previous one.
 
     `ratio` is the setting split.ratio.
     """
@@ -67,7 +67,7 @@ class GeometricMedian(Collector):
 
 
 class Reversed:
-    """engine.name: trains the clients of a round in any order, and scores models; here as `loop`, last client first."""
+    """engine.name: trains the clients of a round and scores models; here like `loop`, but last client first."""
 
     def __init__(self) -> None:
         self._loop = Loop()

@@ -1,4 +1,4 @@
-"""Your own model and your own arrays in ten lines: what `fedgg run` does, from Python."""
+"""`fedgg run` from Python, with your own model and arrays."""
 
 import numpy as np
 from sklearn.datasets import load_wine
@@ -13,7 +13,7 @@ train, test = order[:128], order[128:]
 run = fedgg.run(
     fedgg.Experiment(
         rounds=20,
-        data={"normalise": "standard"},  # own arrays reach the model as they are unless a scaling is asked for
+        data={"normalise": "standard"},  # your own arrays are not scaled by default
         split={"clients": 4, "beta": 0.5},
         local={"batch": 16},
     ),
@@ -22,4 +22,4 @@ run = fedgg.run(
     algorithm=fedgg.FedGG(mu=0.1),
 )
 print(f"{run.status}: test accuracy {100 * run.test_accuracy[-1]:.1f}% after {len(run.rounds)} rounds")
-print(f"first wines: predicted {run.predict(x[test][:5])}, labelled {y[test][:5]}")  # unscaled, as they are in x
+print(f"first wines: predicted {run.predict(x[test][:5])}, labelled {y[test][:5]}")  # predict takes unscaled inputs

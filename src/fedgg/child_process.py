@@ -1,7 +1,7 @@
-"""Child processes that end as soon as their parent is gone, by kill -9 too.
+"""Child processes that end as soon as their parent has ended, also by kill -9.
 
-On Linux the kernel ends them. Everywhere a thread waits for the parent's end, which the system shows by closing a pipe.
-Both begin before the child imports anything large.
+On Linux the kernel kills them. On all systems a thread in the child waits for the end of the parent, which closes a
+pipe. Both are set up before the child imports large modules.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
-STARTED_BY = "FEDGG_FORK_SERVER_STARTED_BY"  # environment variable: the process that a fork server belongs to
+STARTED_BY = "FEDGG_FORK_SERVER_STARTED_BY"  # environment variable: process id of the fork server's parent
 
 
 def child_process(context: Any, target: str, *args: Any) -> BaseProcess:
-    """A process, not started yet, that calls `module:function`; Ctrl-C is left to its parent."""
-    process: BaseProcess = context.Process(target=_begin, args=(target, kernel_may_end_children(), args), daemon=True)
+    """A process, not yet started, that calls `module:function` and ignores Ctrl-C."""
+    process: BaseProcess = context.Process(
+        target=_run_target, args=(target, kernel_may_end_children(), args), daemon=True
+    )
     return process
 
 
 def kernel_may_end_children() -> bool:
-    """The kernel takes the end of the thread that starts a child for the end of its parent."""
+    """Whether this is the main thread: the kernel kills children at the end of the thread that started them."""
     return threading.current_thread() is threading.main_thread()
 
 
 def fork_server_modules(*modules: str) -> list[str]:
-    """What a fork server that this process starts is to import, in order, so that it ends with this process."""
+    """Modules that a fork server started by this process preloads, in order, so that it ends with this process."""
     if not kernel_may_end_children():
         return [*modules]
     os.environ[STARTED_BY] = str(os.getpid())
@@ -40,24 +42,24 @@ def fork_server_modules(*modules: str) -> list[str]:
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel end this process with its parent; where it cannot, nothing happens."""
+    """On Linux, the kernel kills this process when its parent ends; elsewhere this does nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before it could be watched
+        if os.getppid() != parent:  # the parent ended before prctl was called
             os._exit(1)
 
 
-def _begin(target: str, by_kernel: bool, args: tuple[Any, ...]) -> None:
+def _run_target(target: str, by_kernel: bool, args: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def wait() -> None:
+    def exit_with_parent() -> None:
         parent.join()
         os._exit(1)
 
-    if by_kernel and os.getppid() == parent.pid:  # for the kernel, a fork server's processes are its children
+    if by_kernel and os.getppid() == parent.pid:  # not if the kernel's parent is the fork server
         end_with(parent.pid)
-    threading.Thread(target=wait, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
     module, _, function = target.partition(":")
     getattr(importlib.import_module(module), function)(*args)

@@ -1,8 +1,8 @@
-"""Errors that the user can put right, and packages that belong to an extra.
+"""Errors that the user can correct, and packages that belong to an extra.
 
-Everything that a user can put right (a wrong key, a missing file, a full disk) is raised as `UserError` with one line
-that names the offending thing and the way out. The command line prints that line and exits with code 2; any other
-exception is a bug of ours and keeps its traceback.
+An error that the user can correct (a wrong key, a missing file, a full disk) is raised as `UserError` with a message of
+one line that names the cause and the remedy. The command line prints the message and exits with code 2; any other
+exception is a bug in fedgg and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ EXTRAS = {
 
 
 class UserError(Exception):
-    """A mistake the user can put right; its message is one line."""
+    """An error that the user can correct; its message is one line."""
 
 
 def missing_extra(error: ImportError) -> UserError | None:
-    """The command that installs the package whose import failed, where it belongs to an extra of fedgg."""
+    """A UserError with the install command if the missing package belongs to an extra of fedgg, else None."""
     package = (error.name or "").partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or package not in EXTRAS:
         return None

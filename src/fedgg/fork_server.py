@@ -1,6 +1,6 @@
-"""Imported by a fork server before anything else: it ends with the process that started it, while it imports torch too.
+"""Preloaded by a fork server before other modules, so that it ends with its parent, even while it imports torch.
 
-A fork server must not have threads, so this is left to the kernel, where it can do it.
+A fork server must not have threads, so only the kernel can end it, on Linux.
 """
 
 from __future__ import annotations

@@ -48,25 +48,23 @@ def test_vgg_beside_an_eager_loop() -> None:
     assert record["conditions"]["code"]["commit"][:7] in ENGINES
 
 
-def test_what_repetition_costs_in_other_precisions() -> None:
+def test_cost_of_determinism_in_other_precisions() -> None:
     record = json.loads((HOME / "results" / "vgg-precisions.json").read_text(encoding="utf-8"))
     eager, *ours = record["measured"]
     tf32, tf32_free, fp32, fp32_free = (line["round"] for line in ours)
-    said = " ".join(ENGINES.split())
-    assert (
-        f"beside the eager loop's {eager['round']:.2f} s: tf32 {tf32:.2f} s deterministic and {tf32_free:.2f}" in said
-    )
-    assert f"fp32 {fp32:.2f} and {fp32_free:.2f}." in said
-    assert f"a factor of {fp32 / fp32_free:.1f} for VGG-16 in fp32" in said
+    text = " ".join(ENGINES.split())
+    assert f"the eager loop takes {eager['round']:.2f} s: tf32 {tf32:.2f} s deterministic and {tf32_free:.2f}" in text
+    assert f"fp32 {fp32:.2f} and {fp32_free:.2f}." in text
+    assert f"a factor of {fp32 / fp32_free:.1f} for VGG-16 in fp32" in text
 
 
-def test_steps_of_those_that_compute_more_on_the_gpu() -> None:
+def test_cost_of_algorithms_that_compute_more_than_a_step() -> None:
     record = json.loads((HOME / "results" / "step-cost-neighbours.json").read_text(encoding="utf-8"))
     ratios = {(line["algorithm"], line["engine"]): line["to_fedavg"] for line in record["measured"]}
-    said = " ".join(ENGINES.split())
-    assert f"MOON {ratios['MOON', 'stacked']:.2f} and {ratios['MOON', 'streams']:.2f} of FedAvg's" in said
-    assert f"FedCurv {ratios['FedCurv', 'stacked']:.1f} and {ratios['FedCurv', 'streams']:.1f}," in said
-    assert f"commit {record['conditions']['code']['commit']}; one H200" in said
+    text = " ".join(ENGINES.split())
+    assert f"MOON takes {ratios['MOON', 'stacked']:.2f} and {ratios['MOON', 'streams']:.2f} times FedAvg's" in text
+    assert f"FedCurv {ratios['FedCurv', 'stacked']:.1f} and {ratios['FedCurv', 'streams']:.1f}," in text
+    assert f"commit {record['conditions']['code']['commit']}; one H200" in text
 
 
 def test_steps_beside_fedavg_on_the_gpu() -> None:
@@ -85,7 +83,7 @@ def test_a_round_on_the_gpu() -> None:
     stacked, streams, tight, loop = (
         f"{seen[name]:.2f} s" for name in ("fedgg-stacked", "fedgg-streams", "tight-2", "fedgg-loop")
     )
-    assert f"`stacked` {stacked}, `streams` {streams}, a tight loop {tight}, our `loop` {loop}" in " ".join(
+    assert f"`stacked` {stacked}, `streams` {streams}, a tight loop {tight}, fedgg's `loop` {loop}" in " ".join(
         ENGINES.split()
     )
 
@@ -157,7 +155,7 @@ def test_the_page_of_the_papers_numbers_is_what_make_numbers_writes() -> None:
     """And prose between the blocks is kept."""
     numbers = script("paper_numbers")
     page = numbers.PAGE.read_text(encoding="utf-8")
-    items = numbers.made()
+    items = numbers.item_outputs()
     assert numbers.filled(page, items) == page
     for one in items:
         picture = HOME / "docs" / "figures" / f"paper-{one.item.name}.png"

@@ -59,7 +59,7 @@ def test_a_family_that_diverged_is_left_out_with_a_word(tmp_path: Path) -> None:
     points = [tuned.Point.of(record) for record in read_archive(archived(tmp_path, 0.2))]
     text = tuned.study(tuned.chosen([p for p in points if p.setting in ("", "mu 1e+30")]))
     assert list(tomllib.loads(text)["variants"]) == ["FedAvg, beta 0.5"]
-    assert "FedProx, beta 0.5: left out, nothing but divergence (mu 1e+30 diverged)" in text
+    assert "FedProx, beta 0.5: left out, all settings diverged (mu 1e+30 diverged)" in text
 
 
 def test_without_anything_kept_back_nothing_is_chosen(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """FedLab: its standalone pipeline with the serial trainer, one client after another on one thread.
 
-Its SGD trainer has neither momentum nor weights by examples; both are put in where FedLab asks for such things:
-`local_process` and `global_update`. The pipeline's `evaluate`, called after each round, waits for
-the driver.
+Its SGD trainer has neither momentum nor weights by examples; both are added in the methods that FedLab provides for
+this, `local_process` and `global_update`. The pipeline's `evaluate`, called after each round, waits for the driver.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ ENDLESS = 1_000_000  # rounds; the driver ends the run
 
 
 class Stop(Exception):
-    """The driver wants no further round."""
+    """The driver has ended the run."""
 
 
 class Clients:

@@ -23,7 +23,7 @@ ACTORS = 2
 
 
 class Stop(Exception):
-    """The driver wants no further round; raised in the strategy, it ends the simulation."""
+    """The driver has ended the run; raised in the strategy, it ends the simulation."""
 
 
 def server_of(driver: DriverConnection, workload) -> ServerApp:

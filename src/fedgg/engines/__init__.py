@@ -1,7 +1,7 @@
-"""Engines train the clients of a round and score models; they differ in speed, and in the order of rounding.
+"""Engines train the clients of a round and score models; they differ in speed and in floating-point rounding.
 
-`ENGINES` names those that an experiment can choose (`engine.name`). The constructor's parameters are chosen, by name,
-among the settings of the section [engine]; `devices`, where a class has it, are the devices it works on.
+`ENGINES` holds the values of `engine.name`. A constructor's parameters are filled, by name, from the settings in the
+section [engine]. A class attribute `devices` limits an engine to these devices.
 """
 
 from __future__ import annotations

@@ -131,10 +131,10 @@ class Engine(Protocol):
     def score(self, looks: Sequence[Look]) -> list[Score]: ...
 
 
-# The arithmetic of a run. Models, updates and sums are fp32 (or fp64) throughout.
+# The precision of a run. Models, updates and sums are always in fp32 (or fp64).
 #
 # fp64  double precision;
 # fp32  single precision, no TF32;
-# tf32  products of matrices and convolutions take TF32 operands: 10 bits of mantissa, sums in fp32;
-# bf16  convolutions, and all matrix products of large models, take bfloat16 operands: 7 bits, sums in fp32.
+# tf32  matrix products and convolutions with TF32 operands: 10 bits of mantissa, sums in fp32;
+# bf16  convolutions, and all matrix products of large models, with bfloat16 operands: 7 bits, sums in fp32.
 Precision = Literal["fp64", "fp32", "tf32", "bf16"]

@@ -1,8 +1,6 @@
-"""How much arithmetic a forward pass is, and how many numbers it leaves behind: for the choice of an engine.
+"""Multiply-adds and number of activations of a forward pass, for the choice of an engine.
 
-Multiply-adds are counted as the module's products are called.
-
-torch has a counter of its own; the first use of it imports a compiler, which takes longer than many a run.
+`torch.utils.flop_counter` is not used: its first use imports a compiler, which takes longer than many runs.
 """
 
 from __future__ import annotations
@@ -28,15 +26,15 @@ def _convolution(y: Tensor, x: Tensor, weight: Tensor, *_: Any) -> int:
     return y.numel() * weight[0].numel()
 
 
-def _transposed(y: Tensor, x: Tensor, weight: Tensor, *_: Any) -> int:
+def _transposed_convolution(y: Tensor, x: Tensor, weight: Tensor, *_: Any) -> int:
     return x.numel() * weight[0].numel()
 
 
-def _matrices(y: Tensor, a: Tensor, b: Tensor, *_: Any) -> int:
+def _matmul(y: Tensor, a: Tensor, b: Tensor, *_: Any) -> int:
     return y.numel() * a.shape[-1]
 
 
-def _added_matrices(y: Tensor, _: Tensor, a: Tensor, b: Tensor, *__: Any) -> int:
+def _addmm(y: Tensor, _: Tensor, a: Tensor, b: Tensor, *__: Any) -> int:
     return y.numel() * a.shape[-1]
 
 
@@ -47,16 +45,16 @@ def _attention(y: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) ->
 COUNTS: dict[Any, Count] = {
     F.linear: _linear,
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), _convolution),
-    **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), _transposed),
-    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm, torch.mv, Tensor.matmul, Tensor.mm, Tensor.bmm), _matrices),
-    **dict.fromkeys((Tensor.__matmul__, Tensor.__rmatmul__), _matrices),
-    **dict.fromkeys((torch.addmm, torch.baddbmm), _added_matrices),
+    **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), _transposed_convolution),
+    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm, torch.mv, Tensor.matmul, Tensor.mm, Tensor.bmm), _matmul),
+    **dict.fromkeys((Tensor.__matmul__, Tensor.__rmatmul__), _matmul),
+    **dict.fromkeys((torch.addmm, torch.baddbmm), _addmm),
     F.scaled_dot_product_attention: _attention,
 }
 
 
 class CountedProducts(TorchFunctionMode):
-    """Within, every product is counted; what is none of `COUNTS` (a recurrent layer's, for instance) is not."""
+    """Counts the multiply-adds of the functions in `COUNTS`; others, for instance recurrent layers, are not counted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,24 +66,24 @@ class CountedProducts(TorchFunctionMode):
         outputs = function(*args, **(kwargs or {}))
         count = COUNTS.get(function)
         if count is not None and isinstance(outputs, Tensor):
-            operands = [thing for thing in (*args, *(kwargs or {}).values()) if isinstance(thing, Tensor)]
+            operands = [value for value in (*args, *(kwargs or {}).values()) if isinstance(value, Tensor)]
             self.multiply_adds += count(outputs, *operands)
         return outputs
 
 
 def multiply_adds(net: Net) -> float:
-    """Of a forward pass, an example; zero for a net that has not been examined."""
-    return _size_of_a_pass(net)[0]
+    """Multiply-adds of a forward pass per example; zero for a net without a sample input."""
+    return _forward_size(net)[0]
 
 
 def activations(net: Net) -> int:
-    """Numbers that a forward pass leaves behind, an example."""
-    return _size_of_a_pass(net)[1]
+    """Number of activations of a forward pass per example; zero for a net without a sample input."""
+    return _forward_size(net)[1]
 
 
-def _size_of_a_pass(net: Net) -> tuple[float, int]:
-    """Both, counted once for each way to run the module."""
-    key, x = f"size of a pass of {type(net).__name__}", net.sample
+def _forward_size(net: Net) -> tuple[float, int]:
+    """Multiply-adds and activations per example, counted once per net and class (`Net`, `FusedNet`)."""
+    key, x = f"forward size of {type(net).__name__}", net.sample
     if x is None:
         return 0.0, 0
     if key not in net.facts:

@@ -1,11 +1,11 @@
-"""Whether a faster form of a user's module computes the same function: its exact structure first, then its numbers.
+"""Whether a faster form of a user's module computes the same function: by its exact structure, then by its results.
 
-Structure: a part counts as torch's own layer only when calling it runs that layer's `forward` and nothing else. Types
-are compared exactly, since a subclass may compute anything; hooks, parametrizations and methods set on an instance rule
-a part out. Numbers: outputs and gradients of both forms are compared on a probe batch, in training and in evaluation
-mode, with the same dropout masks, in float64 on a copy of the module, so that neither buffers nor random generators of
-the run are touched. Weights of the probe are drawn around the starting point: a layer that starts at zero would hide
-what stands before it.
+Structure: a part counts as a torch layer only if calling it runs that layer's `forward` and nothing else. Types are
+compared exactly, since a subclass may compute anything; hooks, parametrizations and methods set on an instance exclude
+a part. Results: outputs and gradients of both forms are compared on a probe batch, in training and in evaluation mode,
+with the same dropout masks, in float64 on a copy of the module, so that buffers and random generators of the run do not
+change. The probe's weights are drawn around the initial ones: a layer initialised to zero would hide the layers before
+it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fedgg.core.model import Net, rows_around
 from fedgg.core.sampling import unchanged_generators
 from fedgg.engines.flops import multiply_adds
 
-EXACT = 1e-9  # relative difference allowed in float64: a thousand times more than rounding makes in a deep model
+EXACT = 1e-9  # tolerated relative difference in float64: a thousand times the rounding error of a deep model
 ROUGH = 1e-3  # in float32, for modules that do not run in float64
-SMALL_SHARE = 1e-3  # of the largest gradient: what is smaller is measured against this much of it
-LARGE = 20e6  # multiply-adds an example
-WIDE = 8  # times the probe batch: a batch of many examples
+SMALL_SHARE = 1e-3  # smaller tensors are compared relative to this share of the largest one
+LARGE = 20e6  # multiply-adds per example
+WIDE = 8  # times the probe batch: size of a batch of many examples
 STEP = 3  # number of the step whose dropout masks are used
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 GLOBAL_HOOKS = tuple(f"_global{hooks}" for hooks in HOOKS)
@@ -46,9 +46,9 @@ def is_plain(part: nn.Module | None, kind: type[nn.Module]) -> bool:
 
 
 def parts_in_order(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The parts of nested plain `nn.Sequential`s as often as they run, with the prefix of their parameters' names.
+    """The parts of nested plain `nn.Sequential`s in the order they run, with the prefix of their parameters' names.
 
-    `named_children()` lists a module that stands in two places once.
+    A module in two places is listed twice, unlike in `named_children()`.
     """
     if not is_plain(module, nn.Sequential):
         yield prefix, module
@@ -59,13 +59,13 @@ def parts_in_order(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, n
 
 
 def shares_parameters(module: nn.Module) -> bool:
-    """Whether a parameter stands under two names."""
+    """Whether a parameter has two names."""
     return len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A copy of a net with what it is tried on; `rows` models, all different."""
+    """A copy of a net, with `rows` different models and a batch to try it on."""
 
     net: Net
     w: Tensor  # [K, P]
@@ -76,9 +76,9 @@ class Trial:
 
     @classmethod
     def of(cls, net: Net, rows: int = 1) -> Trial | None:
-        """In float64 where the module runs in it, else in its own precision; None where no copy of it runs.
+        """In float64 if the module runs in it, else in the net's precision; None if no copy of the module runs.
 
-        A large model on a CPU, where float64 takes seconds, is tried in its own precision.
+        A large model on a CPU, where float64 takes seconds, is tried in the net's precision.
         """
         if net.sample is None:
             return None
@@ -86,11 +86,11 @@ class Trial:
         large = multiply_adds(net) > LARGE and not net.start.is_cuda
         for dtype, tolerance in [rough] if large else [(torch.float64, EXACT), rough]:
             try:
-                twin = _copied(net, dtype)
+                net_copy = _copied(net, dtype)
                 w = rows_around(net, rows).to(dtype)
                 keys = torch.arange(1, rows + 1, device=w.device)[:, None]
                 for x in [net.sample] if large else _inputs(net.sample.to(dtype)):
-                    trial = cls(twin, w, x.to(dtype).expand(rows, *x.shape), keys, tolerance, large)
+                    trial = cls(net_copy, w, x.to(dtype).expand(rows, *x.shape), keys, tolerance, large)
                     if trial._runs():
                         return trial
             except Exception:  # a user's module may raise anything
@@ -107,7 +107,7 @@ class Trial:
     def alone(
         self, w: Tensor, train: bool, x: Tensor, buffers: Rows | None = None, *, net: Net | None = None
     ) -> Tensor:
-        """Each row by itself, by the module's own forward or as another net runs it; buffers are moved in place."""
+        """Outputs of each row separately, by this net or by `net`; updates `buffers` in place."""
         outputs = []
         for k in range(len(w)):
             rows = {name: value[k : k + 1] for name, value in (buffers or self.buffers()).items()}
@@ -117,20 +117,19 @@ class Trial:
         return torch.cat(outputs)
 
     def together(self, w: Tensor, train: bool, x: Tensor) -> Tensor:
-        """All rows at once, as a stack runs them."""
+        """Outputs of all rows at once, as in a stack."""
         forward = self.net.bind(self.buffers(), train=train, keys=self.keys if train else None)
         forward.step = STEP
         return forward(w, x)
 
     def buffers(self) -> Rows:
-        """Fresh copies of the starting ones for every row."""
+        """Copies of the initial buffers, one per row."""
         return {name: torch.cat([rows] * len(self.w)) for name, rows in self.net.start_buffers.items()}
 
     def measured(self, run: Callable[[Tensor, bool], Tensor], examples: int | None = None) -> list[Tensor]:
-        """Outputs, and the gradient of each parameter, in both modes; only of the first examples, if so many are named.
+        """Outputs, and the gradient of each parameter, in both modes; only of the first `examples`, if given.
 
-        The others get no gradient, as examples that are padding get none. Of a large model gradients are taken in
-        training mode alone.
+        The other examples get no gradient, like padding. For a large model, gradients are taken in training mode only.
         """
         results = []
         for train in (True, False):
@@ -142,24 +141,24 @@ class Trial:
                 continue
             (gradient,) = torch.autograd.grad((outputs * normal_numbers(outputs.shape, outputs)).sum(), leaf)
             if not math.isfinite(float(outputs.detach().norm() + gradient.norm())):
-                raise ArithmeticError("nothing can be told by numbers that are not finite")
+                raise ArithmeticError("results that are not finite cannot be compared")
             results += [outputs.detach(), *self.net.layout.unflatten(gradient).values()]
         return results
 
     def outputs(self, x: Tensor, which: slice) -> list[Tensor]:
-        """Of some examples of a batch, in both modes."""
+        """Outputs of some examples of a batch, in both modes."""
         with torch.no_grad():
             return [self.alone(self.w, train, x)[:, which] for train in (True, False)]
 
     def with_buffers(self, net: Net) -> list[Tensor]:
-        """What this net gives, and the buffers it leaves behind."""
+        """`measured` results of this net, and the buffers after them."""
         buffers = self.buffers()
         results = self.measured(partial(self.alone, x=self.x, buffers=buffers, net=net))
         return [*results, *buffers.values()]
 
 
 def mixes_examples(net: Net) -> bool:
-    """Whether what is computed for an example depends on its batch, so that batches must not be padded."""
+    """Whether the output for an example depends on its batch, so that batches must not be padded."""
     mixes: bool | None = net.facts.get("mixes examples")
     if mixes is None:
         trial = Trial.of(net)
@@ -168,11 +167,11 @@ def mixes_examples(net: Net) -> bool:
 
 
 def is_stackable(net: Net) -> bool:
-    """Whether many rows, with padded batches, can be run as one by `torch.func.vmap`, with the same numbers."""
+    """Whether `torch.func.vmap` can run many rows with padded batches at once and give the same results."""
     stackable: bool | None = net.facts.get("stackable")
     if stackable is None:
-        alone = net.keeps_statistics or net.draws_random_numbers or net.facts.get("mixes examples")
-        trial = None if alone else Trial.of(net, rows=2)
+        excluded = net.keeps_statistics or net.draws_random_numbers or net.facts.get("mixes examples")
+        trial = None if excluded else Trial.of(net, rows=2)
         stackable = net.facts["stackable"] = trial is not None and not _depends_on_batch(trial, together=True)
         if stackable:
             net.facts["mixes examples"] = False
@@ -180,37 +179,37 @@ def is_stackable(net: Net) -> bool:
 
 
 def _depends_on_batch(trial: Trial, *, together: bool = False) -> bool:
-    """Whether what is computed for an example depends on the others of its batch, or on how many they are.
+    """Whether the output for an example depends on the other examples of its batch, or on the size of the batch.
 
-    Found out by trying, since any `forward` may take a mean over its batch: outputs and gradients of a batch are
-    compared with those of the same examples in a longer one, whose other examples get no gradient. These are chosen so
-    that they show: copies, as padding has them, inputs far outside the data, and NaN, which passes through products,
-    sums and maxima however little they weigh. A batch of many examples is tried as well, for modules that treat short
-    ones differently. `together`: whether this, or running all rows as one, changes anything.
+    This is tested by running the module, since any `forward` may take a mean over its batch: outputs and gradients of a
+    batch are compared with those of the same examples in a longer batch, whose other examples get no gradient. The
+    other examples are copies, as in padding, inputs far outside the data, and NaN, which passes through products, sums
+    and maxima of any weight. A batch of many examples is tried too, for modules that treat short batches differently.
+    With `together`, the longer batches are run for all rows at once, which is tested as well.
     """
     x, examples = trial.x, trial.x.shape[1]
     far = normal_numbers(x.shape, x, 2) * 10 * _width(x) - x
-    others = torch.cat([x[:, :1], *_taken(trial, [far, _reversed(x)])], 1)
-    longer, many = torch.cat([x, others], 1), torch.cat([x] * WIDE, 1)
+    others = torch.cat([x[:, :1], *_accepted(trial, [far, _reversed(x)])], 1)
+    longer, large = torch.cat([x, others], 1), torch.cat([x] * WIDE, 1)
     run = partial(trial.together if together else trial.alone, x=longer)
     alone = partial(trial.measured, partial(trial.alone, x=x))
     if not agree(alone, partial(trial.measured, run, examples), trial.tolerance):
         return True
-    shown = slice(others.shape[1], None)
+    last = slice(others.shape[1], None)
     pairs = [
-        (torch.cat([x[:, :1].expand_as(others), x], 1), torch.cat([others, x], 1), shown),
-        (many, torch.cat([many, others], 1), slice(many.shape[1])),
+        (torch.cat([x[:, :1].expand_as(others), x], 1), torch.cat([others, x], 1), last),
+        (large, torch.cat([large, others], 1), slice(large.shape[1])),
     ]
-    undefined = _taken(trial, [torch.full_like(x, torch.nan)])
-    pairs += [(x, torch.cat([x, other], 1), slice(examples)) for other in undefined]
+    nan_batches = _accepted(trial, [torch.full_like(x, torch.nan)])
+    pairs += [(x, torch.cat([x, nan_batch], 1), slice(examples)) for nan_batch in nan_batches]
     return not all(
         agree(partial(trial.outputs, short, which), partial(trial.outputs, long, which), trial.tolerance)
         for short, long, which in pairs
     )
 
 
-def _taken(trial: Trial, batches: list[Tensor]) -> Iterator[Tensor]:
-    """Those that the module takes: tokens, for instance, cannot be just any number."""
+def _accepted(trial: Trial, batches: list[Tensor]) -> Iterator[Tensor]:
+    """The batches that the module accepts: tokens, for instance, cannot be arbitrary numbers."""
     for x in batches:
         try:
             with unchanged_generators():
@@ -221,7 +220,7 @@ def _taken(trial: Trial, batches: list[Tensor]) -> Iterator[Tensor]:
 
 
 def _reversed(x: Tensor) -> Tensor:
-    """The same numbers of each example in the opposite order."""
+    """The values of each example in reverse order."""
     return x.flip(list(range(2, x.ndim)))
 
 
@@ -232,7 +231,7 @@ def _width(x: Tensor) -> float:
 def agree(
     reference: Callable[[], Sequence[Tensor]], candidate: Callable[[], Sequence[Tensor]], tolerance: float
 ) -> bool:
-    """Whether two computations give the same tensors; one that fails agrees with nothing."""
+    """Whether two computations give the same tensors; False if one of them raises an error."""
     try:
         with unchanged_generators():
             torch.manual_seed(0)
@@ -241,44 +240,44 @@ def agree(
             actual = candidate()
     except Exception:  # a user's module may raise anything
         return False
-    lengths = [float(one.double().norm()) for one in expected]
-    largest = max((length for length in lengths if math.isfinite(length)), default=0.0)
+    norms = [float(tensor.double().norm()) for tensor in expected]
+    largest = max((norm for norm in norms if math.isfinite(norm)), default=0.0)
     return len(expected) == len(actual) and all(
         _close(a, b, tolerance, SMALL_SHARE * largest) for a, b in zip(expected, actual, strict=True)
     )
 
 
-def _close(expected: Tensor, actual: Tensor, tolerance: float, least: float) -> bool:
+def _close(expected: Tensor, actual: Tensor, tolerance: float, smallest_norm: float) -> bool:
     if expected.shape != actual.shape:
         return False
     expected, actual = expected.double(), actual.double()
-    gap, length = float((expected - actual).norm()), float(expected.norm())
-    if math.isfinite(gap) and math.isfinite(length):
-        return gap <= tolerance * max(length, least)
+    distance, norm = float((expected - actual).norm()), float(expected.norm())
+    if math.isfinite(distance) and math.isfinite(norm):
+        return distance <= tolerance * max(norm, smallest_norm)
     finite = expected.isfinite()
     if not torch.equal(
         torch.where(finite, 0, expected).nan_to_num(9.0), torch.where(finite, 0, actual).nan_to_num(9.0)
     ):
-        return False  # infinities and NaN stand in the same places: a mask in a buffer may hold them
-    gap, length = (float(torch.where(finite, one, 0).norm()) for one in (expected - actual, expected))
-    return gap <= tolerance * max(length, least)
+        return False  # infinities and NaN, which a mask in a buffer may hold, must be in the same places
+    distance, norm = (float(torch.where(finite, tensor, 0).norm()) for tensor in (expected - actual, expected))
+    return distance <= tolerance * max(norm, smallest_norm)
 
 
 def _copied(net: Net, dtype: torch.dtype) -> Net:
-    twin = Net.__new__(Net)
-    vars(twin).update(vars(net), facts={}, row_module=None)
-    twin.module = copy.deepcopy(net.module).to(dtype)
-    twin.start = net.start.to(dtype)
-    twin.start_buffers = {
+    net_copy = Net.__new__(Net)
+    vars(net_copy).update(vars(net), facts={}, row_module=None)
+    net_copy.module = copy.deepcopy(net.module).to(dtype)
+    net_copy.start = net.start.to(dtype)
+    net_copy.start_buffers = {
         name: rows.to(dtype) if rows.is_floating_point() else rows.clone() for name, rows in net.start_buffers.items()
     }
-    twin.products = None
-    twin._training = None
-    return twin
+    net_copy.products = None
+    net_copy._training = None
+    return net_copy
 
 
 def _inputs(sample: Tensor) -> Iterator[Tensor]:
-    """Batches to be tried: the sample with noisy copies, or for inputs that cannot be noisy (tokens), by itself."""
+    """Batches to try: the sample with noisy copies, then without noise, for inputs such as tokens."""
     yield torch.cat([sample, sample + normal_numbers(sample.shape, sample, 1) * _width(sample)])
     yield torch.cat([sample, sample.flip(0)])
 

@@ -45,7 +45,7 @@ class RunConfig:
     max_examples: int = MAX_EXAMPLES
 
     def enough(self, clients: int) -> int:
-        """How many of so many clients must have replied."""
+        """How many of this number of clients must have replied."""
         return min(self.min_clients, clients) if self.min_clients else -(-clients // 2)
 
 
@@ -66,7 +66,7 @@ _TYPE_NAMES = {str: "text", float: "a number of seconds", int: "an integer"}
 
 
 def run_config(config: Configuration) -> RunConfig:
-    """Keys that fedgg does not know are ignored: the app may have its own."""
+    """Other keys are ignored, since the app may have its own; UserError for a key of fedgg written with hyphens."""
     for key in config:
         if key not in _TYPES and key.replace("-", "_") in _TYPES:
             raise UserError(f"run config: unknown key {key!r}{nearest(key, _TYPES)}")
@@ -90,7 +90,7 @@ def _checked(key: str, value: Any) -> Any:
 
 
 def check_min_clients(experiment: Experiment, min_clients: int) -> None:
-    """UserError where `min_clients` is more than the clients of a round."""
+    """UserError if `min_clients` is more than the clients of a round."""
     cohort = experiment.cohort_of(experiment.split.clients)
     if min_clients > cohort:
         raise UserError(f"min_clients = {min_clients}, but a round has {cohort} clients: take {cohort} or fewer")
@@ -298,14 +298,14 @@ The settings under `[tool.flwr.app.config]` in `pyproject.toml`; `--run-config` 
 
 
 def _code_section(experiment: Experiment) -> str:
-    """How to allow the experiment's own code on each machine; empty where it names none."""
+    """How to allow the experiment's own code on each machine; empty if it names none."""
     paths = [name.rpartition(":")[0] for name in named_parts(experiment).values() if names_code(name)]
     if not paths:
         return ""
     return f"""## Your own code
 
 The experiment names code that is not part of fedgg. It must be installed under the same name on the server and on every
-node, and it runs only where the owner of the machine allows it in the environment of the SuperLink or SuperNode:
+node, and it runs only if the owner of the machine allows it in the environment of the SuperLink or SuperNode:
 
 ```
 export {VARIABLE}={shlex.quote(os.pathsep.join(dict.fromkeys(paths)))}

@@ -1,6 +1,6 @@
 """The Flower `ClientApp`: reads a message, trains or evaluates on the data of its node, and replies.
 
-A client is trained by the fused step, so the numbers are those of the engine `fused`.
+A client is trained by the fused step, with the same results as the engine `fused`.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class ReceivedModel:
 
     w: Tensor
     down: Rows
-    buffers: Rows  # the server's, or those of the initial model where none were sent
+    buffers: Rows  # the server's, or those of the initial model if none were sent
 
 
 def trainer_for(experiment_file: Path, config: NodeConfig) -> ClientTrainer:
@@ -148,7 +148,7 @@ def _modified(path: Path) -> int:
 
 
 def _trainer_from_source(experiment_file: Path, client: int) -> ClientTrainer:
-    """In a simulation, where the data set is on this machine."""
+    """For a simulation, in which the data set is on this machine."""
     first = _first_trainer_from_source(experiment_file, _modified(experiment_file))
     clients = len(first.feed.clients)
     if client >= clients:
@@ -188,7 +188,7 @@ def _trainer_from_file(experiment_file: Path, client: int, data: Path, modified:
 
 
 def _sample(feed: Feed, shape: tuple[int, ...]) -> Tensor:
-    """Two examples to trace the model with, filled up with zeros where the client has fewer."""
+    """Two examples to trace the model with, filled up with zeros if the client has fewer."""
     first = feed.scaling(feed.x[:2])
     return torch.cat([first, first.new_zeros(2, *shape)])[:2]
 
@@ -294,7 +294,7 @@ def _message_id(header: MessageHeader, message: Message) -> str:
 
 
 def _received(trainer: ClientTrainer, content: RecordDict) -> ReceivedModel:
-    """The tensors of a message; InvalidMessage where they do not fit the model or are not finite."""
+    """The tensors of a message; InvalidMessage if they do not fit the model or are not finite."""
     device = trainer.net.start.device
     expected = specs_of({"w": trainer.net.start})
     model = messages.check_specs(_finite_rows(content, "model", device), expected, "the model")

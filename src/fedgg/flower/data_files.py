@@ -80,9 +80,9 @@ class ServerFile:
     proxy: Examples
     classes: tuple[str, ...]
     scaling: Scaling
-    split: dict[str, str]  # `scheme` and `hash`, where the file has them
-    client_names: tuple[str, ...] | None = None  # by client, where the data set names its clients
-    client_files: tuple[ClientFileSummary, ...] | None = None  # by client, where `divide` wrote the file
+    split: dict[str, str]  # `scheme` and `hash`, if the file has them
+    client_names: tuple[str, ...] | None = None  # by client, if the data set names its clients
+    client_files: tuple[ClientFileSummary, ...] | None = None  # by client, if `divide` wrote the file
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -166,7 +166,7 @@ def _examples(
     *,
     may_be_empty: bool = False,
 ) -> Examples:
-    """The arrays, checked like those of a data set; where they may be missing, `like` has their dtype and shape."""
+    """The arrays, checked like those of a data set; if they may be missing, `like` has their dtype and shape."""
     if like is not None and len(arrays.get(x, ())) == 0:
         return Examples(like.x[:0], like.y[:0])
     for name in (x, y):

@@ -47,7 +47,7 @@ class FlowerEngine:
     _read: int = 0
 
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd | Lost]]:
-        """Train the cohort; while too few clients have replied, ask the missing ones again, up to `attempts` times."""
+        """Train the cohort; if too few clients reply, send to the missing ones again, up to `attempts` times."""
         results: dict[int, LocalEnd | Lost] = {}
         for attempt in range(1, self.config.attempts + 1):
             missing = [client for client in job.cohort if not isinstance(results.get(client), LocalEnd)]
@@ -73,7 +73,7 @@ class FlowerEngine:
         return [scores[look.client] if look.client is not None else score_here([look])[0] for look in looks]
 
     def _out_of_proportion(self, job: RoundJob, results: Mapping[int, LocalEnd | Lost]) -> dict[int, LocalEnd | Lost]:
-        """The same check as at the end of a round; here already, so that missing clients are asked again."""
+        """The same check as at the end of a round, made earlier so that these clients are sent to again."""
         if self.private:
             return {}
         trained = {client: result for client, result in results.items() if isinstance(result, LocalEnd)}
@@ -81,7 +81,7 @@ class FlowerEngine:
         return {client.client: client for client in dropped}
 
     def _enough(self, job: RoundJob, results: Mapping[int, LocalEnd | Lost]) -> bool:
-        """Also where every reply has NaN or infinity: the run has diverged, and a repetition does not help."""
+        """Also true if all replies have NaN or infinity: the run has diverged, and a repetition does not help."""
         if all(isinstance(result, Lost) and result.why.startswith(NOT_FINITE) for result in results.values()):
             return True
         return _count_trained(results) >= self.config.enough(len(job.cohort))
@@ -118,7 +118,7 @@ class FlowerEngine:
         return MessageHeader(run, experiment, number, attempt, client, settled, last_used)
 
     def _nodes(self, clients: list[int], needed: int) -> dict[int, int]:
-        """Node by client; waits for missing nodes where the round would fail without them."""
+        """Node by client; waits for missing nodes if the round would fail without them."""
         nodes = self.membership.wait_for_new_nodes(clients)
         if sum(client in nodes for client in clients) < min(needed, len(clients)):
             self.membership.wait_for(clients, self.config.wait)
@@ -192,7 +192,7 @@ def _model_arrays(look: Look, model: ArrayRecord) -> dict[str, ArrayRecord]:
 
 
 def _with_note(result: LocalEnd | Lost, before: LocalEnd | Lost | None) -> LocalEnd | Lost:
-    """Notes in the record of the round why a client had to be asked again."""
+    """Adds a note on the first attempt's failure, which is written into the record of the round."""
     if isinstance(result, LocalEnd) and isinstance(before, Lost):
         return replace(result, note="; ".join(filter(None, [f"repeated, because at first: {before.why}", result.note])))
     return result

@@ -64,7 +64,7 @@ CPU = torch.device("cpu")
 
 
 def guidable_algorithm(argument: Any) -> Algorithm:
-    """The algorithm; UserError where it changes more than gradients and steps."""
+    """The algorithm; UserError if it changes more than gradients and steps."""
     algorithm = given_algorithm(argument)
     kind = type(algorithm)
     changes_loop = kind.loss is not Algorithm.loss or kind.work is not Algorithm.work
@@ -90,7 +90,7 @@ def _config_value(message: Message, key: str) -> Any:
     return next((config[key] for config in message.content.config_records.values() if key in config), None)
 
 
-class guided:  # noqa: N801 (it reads as a verb where it is used)
+class guided:  # noqa: N801 (a context manager with the name of a function)
     """Inside the block, steps of a `torch.optim.SGD` on the parameters of this model follow the algorithm."""
 
     def __init__(self, algorithm: Algorithm, model: nn.Module, message: Message, context: Context):

@@ -105,7 +105,7 @@ class Membership:
         return self.nodes()
 
     def wait_for(self, clients: Collection[int], seconds: float) -> list[int]:
-        """Wait until these clients have nodes; those that have none after so many seconds."""
+        """Wait until these clients have nodes; returns those that have none after this time."""
         end = self.exchange.now() + seconds
         while missing := [client for client in clients if client not in self.update()]:
             if self.exchange.now() >= end:
@@ -114,7 +114,7 @@ class Membership:
         return []
 
     def wait_for_new_nodes(self, clients: Collection[int]) -> dict[int, int]:
-        """Node by client; where a client has none, waits a limited time for the replies of new nodes."""
+        """Node by client; if a client has none, waits a limited time for the replies of new nodes."""
         while any(client not in self.update() for client in clients):
             now, limit = self.exchange.now(), min(NEW_NODE_SECONDS, self.exchange.deadline)
             if not any(now - query.sent_at < limit for query in self.pending.values()):
@@ -161,7 +161,7 @@ class Membership:
             self.pending[message_id] = PendingQuery(message, self.exchange.now())
 
     def _add(self, node: int, info: ClientInfo, queried_client: int) -> None:
-        """InvalidClientInfo where the report cannot be true."""
+        """InvalidClientInfo if the report cannot be true."""
         if info.simulated:
             self._add_simulated(node, info, queried_client)
             return
@@ -249,7 +249,7 @@ class SavedMembership:
 
 
 def _parsed_client_info(entry: dict[str, Any]) -> ClientInfo:
-    """ValueError or TypeError for wrong content: the folder may come from somebody else."""
+    """ValueError or TypeError for wrong content: the folder may be of unknown origin."""
     info = ClientInfo(**entry)
     if not all(type(getattr(info, f.name)).__name__ == f.type for f in fields(ClientInfo)):
         raise ValueError(f"client {info.client!r} has values of other types")

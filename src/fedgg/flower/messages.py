@@ -1,7 +1,7 @@
 """Content of the messages between ServerApp and ClientApp: a header, tensors as raw bytes, metrics, and a reply status.
 
-A Flower array is a NumPy file by default. Here it holds the bytes of the tensor alone, with dtype and shape beside
-them: nothing is unpickled and no file format is parsed.
+A Flower array is a NumPy file by default. Here it holds only the bytes of the tensor, with dtype and shape as separate
+fields: nothing is unpickled and no file format is parsed.
 
 Every message has a header (run, experiment, round, attempt, client), and a reply repeats the header of its request. A
 reply with another header is rejected.
@@ -52,7 +52,7 @@ def to_record(rows: Rows) -> ArrayRecord:
 
 
 def from_record(record: ArrayRecord, device: torch.device) -> Rows:
-    """Rows of one client; InvalidMessage where dtype, shape and number of bytes do not fit each other."""
+    """Rows of one client; InvalidMessage if dtype, shape and number of bytes do not fit each other."""
     return {name: _to_tensor(name, array).to(device) for name, array in record.items()}
 
 
@@ -83,7 +83,7 @@ def check_subset(rows: Rows, expected: Mapping[str, TensorSpec], what: str) -> R
 
 
 def check_buffers(before: Rows, after: Rows, what: str) -> Rows:
-    """`after`; InvalidMessage where a value has become NaN or infinite."""
+    """`after`; InvalidMessage if a value has become NaN or infinite."""
     if names := not_finite(before, after):
         raise InvalidMessage(f"not finite: {', '.join(f'{what} {name}'.strip() for name in names)}")
     return after
@@ -158,7 +158,7 @@ class ReplyStatus:
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """Which client a node is, and what the server may know about its data."""
+    """Which client a node is, and a summary of its data for the server."""
 
     client: int
     examples: int
@@ -190,7 +190,7 @@ def message_content(
 
 
 def header_of(content: RecordDict) -> MessageHeader:
-    """InvalidMessage where there is no header, or one of another format."""
+    """InvalidMessage if the header is missing or of another format."""
     values = _fields_of(content, HEADER, MessageHeader)
     if values["format"] != FORMAT:
         raise InvalidMessage(
@@ -215,7 +215,7 @@ def arrays_of(content: RecordDict, name: str) -> ArrayRecord:
 
 
 def metrics_of(content: RecordDict, expected: Collection[str]) -> dict[str, float]:
-    """The metrics; InvalidMessage where their names are not exactly the expected ones."""
+    """The metrics; InvalidMessage if their names are not exactly the expected ones."""
     record = content.get(METRICS)
     if not isinstance(record, MetricRecord) or set(record) != set(expected):
         names = sorted(record) if isinstance(record, MetricRecord) else "none"
@@ -232,7 +232,7 @@ def diagnostic_key(name: str) -> str:
 
 
 def header_mismatch(request: MessageHeader, reply: MessageHeader) -> str | None:
-    """Where the header of a reply differs from that of its request."""
+    """How the header of a reply differs from that of its request; None if it does not."""
     for name in ("run", "experiment", "client", "round", "attempt"):
         expected, value = getattr(request, name), getattr(reply, name)
         if expected != value:

@@ -4,8 +4,8 @@ A round may be repeated: the reply was lost, too few clients replied, or the ser
 checkpoint. So the node keeps the state of earlier rounds until the oldest checkpoint of the server is newer
 (`settled`). The server names the round whose state counts (`met`); state of later rounds was not used and is deleted.
 
-A process that hung and continues after its client was asked again must not overwrite newer state: it finds that a newer
-message has started (`StaleMessage`) and writes nothing.
+A process that hung must not overwrite newer state when it continues after a new message for its client: it finds that a
+newer message has started (`StaleMessage`) and writes nothing.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class StaleMessage(Exception):
 
 @dataclass(frozen=True)
 class SavedClientState:
-    """What a client carries from one round to the next."""
+    """Client state: what is saved from one round to the next."""
 
     memory: Rows  # of the algorithm
-    buffers: Rows  # the client's own batch statistics, where `model.statistics` is `local`
+    buffers: Rows  # the client's own batch statistics, if `model.statistics` is `local`
 
 
 class NodeStateFolder:
@@ -56,7 +56,7 @@ class NodeStateFolder:
     def begin(
         self, header: MessageHeader, message_id: str, device: torch.device
     ) -> tuple[SavedClientState | None, str]:
-        """The state a round starts from, or None with the reason where the server expects one that is missing.
+        """The state a round starts from, or None, with a reason if the server expects state that is missing.
 
         Marks this message as the newest, and deletes state that no round can start from any more.
         """

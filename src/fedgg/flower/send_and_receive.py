@@ -33,8 +33,8 @@ from fedgg.flower.messages import (
 )
 from fedgg.output_files import writing_to
 
-POLL_SECONDS = 0.2  # between two looks for replies
-TTL_SLACK = 5.0  # seconds that a message lives longer than its deadline
+POLL_SECONDS = 0.2  # between two requests for replies
+TTL_SLACK = 5.0  # seconds by which the time to live exceeds the deadline
 LONGEST_REASON = 300  # characters
 NO_REPLY = "no reply"  # the beginning of the reason for which a client without a reply is dropped
 
@@ -96,7 +96,7 @@ class Exchange:
         ]
 
     def send(self, kind: str, message: OutgoingMessage, seconds: float) -> str | None:
-        """Send one message with this time to live; its id, or None where the grid did not accept it.
+        """Send one message with this time to live; returns its id, or None if the grid did not accept it.
 
         One call per message shows which were accepted; Flower uploads arrays that several messages share once.
         """

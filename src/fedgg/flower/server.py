@@ -1,6 +1,6 @@
 """The Flower `ServerApp`: waits for the clients, then runs the experiment or resumes it.
 
-The server knows its own data (test set, proxy set) and of each client the number of examples, their shape and a hash.
+The server has its own data (test set, proxy set), and of each client the number of examples, their shape and a hash.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _wait_for_clients(
     """Wait until each client has reported how many examples it has: weights and cohorts depend on it.
 
     The run starts without clients whose nodes were rejected if enough others are connected. Returns the clients that
-    are left out of the whole run, because nothing else tells how many examples they have, and why.
+    are left out of the whole run, because their number of examples is not known, with the reason.
     """
     clients = range(membership.clients)
     missing = membership.wait_for(clients, config.wait)
@@ -161,7 +161,7 @@ def _wait_for_clients(
 
 
 def _dominating_clients(membership: Membership, data: ServerData) -> list[str]:
-    """Warns of a client that reports more examples than all others together, where the server cannot check it."""
+    """Warnings of clients that report more examples than all others together, if the server cannot check it."""
     infos = membership.client_info
     total = sum(info.examples for info in infos.values())
     return [
@@ -185,7 +185,7 @@ def _query_errors(membership: Membership) -> str:
 
 @dataclass(frozen=True, eq=False)
 class DataOnNodes:
-    """The server's knowledge of data on nodes: its own file, and what each client reported."""
+    """Data on nodes as seen by the server: the server's file, and the reports of the clients."""
 
     file: ServerFile
     client_info: ClientInfos
@@ -215,7 +215,7 @@ class DataOnNodes:
         return self.file.split.get("hash") or self.fingerprint
 
     def described(self) -> dict[str, Any]:
-        """Without the classes of each client, which the server does not know."""
+        """Without the classes of each client, which are not reported to the server."""
         scheme, names = self.file.split.get("scheme", "by its owners"), self.client_names
         content = {"scheme": scheme, "hash": self.split_hash(), "classes": list(self.classes), "sizes": self._sizes()}
         return content | ({} if names is None else {"names": list(names)})
@@ -231,7 +231,7 @@ class DataOnNodes:
 class ServerData:
     """The server's data: its file or, in a simulation, the data source of the experiment.
 
-    Where it tells what data a client has, the client's report must agree.
+    If it contains a summary of a client's data, the client's report must agree.
     """
 
     def __init__(self, experiment: Experiment, data: Path | None):
@@ -258,7 +258,7 @@ class ServerData:
         return self.simulated is not None
 
     def expected(self, client: int) -> ClientInfo | None:
-        """What this client must report; None where the server does not know."""
+        """The report that this client must send; None if the server has no summary of its data."""
         if self.simulated is not None:
             feed = self.simulated.feed
             positions = np.concatenate([feed.clients[client], feed.held_out[client]])
@@ -334,8 +334,8 @@ def _summary(info: ClientInfo) -> str:
 def _feed(file: ServerFile, client_info: ClientInfos, experiment: Experiment) -> Feed:
     """The server's examples, and the numbers of examples of the clients.
 
-    Every example of a client is represented by one placeholder, the first test example: the dry run before the first
-    round, which finds out what the algorithm's clients send, reads it.
+    All examples of clients are represented by one placeholder, the first test example. The dry run before the first
+    round, which determines the content of the clients' updates, reads it.
     """
     device = chosen_device(experiment)
     x, y = torch.cat([file.proxy.x, file.test.x[:1]]), torch.cat([file.proxy.y, file.test.y[:1]])
@@ -343,7 +343,7 @@ def _feed(file: ServerFile, client_info: ClientInfos, experiment: Experiment) ->
     infos = [client_info[client] for client in range(experiment.split.clients)]
 
     def positions(count: int) -> Positions:
-        return np.broadcast_to(np.int64(placeholder), count)  # one number in memory, however many a node reports
+        return np.broadcast_to(np.int64(placeholder), count)  # one number in memory for any count a node reports
 
     return Feed(
         x=x.to(device),

@@ -1,7 +1,7 @@
-"""Hand-written GPU kernels (Triton) for what torch's own leave slow: many small models side by side.
+"""Triton kernels for operations that are slow in torch: many small models at once.
 
-Nothing here knows of clients or algorithms. Every kernel has a plain torch twin elsewhere in the library, which is the
-definition; tests hold the two together. Triton comes with torch on Linux with CUDA; `available()` says whether it does.
+They do not depend on clients or algorithms. Each kernel has a reference in torch elsewhere in the library, and tests
+compare the two. Triton is installed with torch on Linux with CUDA; `available()` tells whether it is installed.
 """
 
 from __future__ import annotations

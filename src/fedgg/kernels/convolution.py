@@ -1,13 +1,13 @@
-"""Convolution, ReLU and 2 x 2 max-pool as one layer, for many small models side by side, each with weights of its own.
+"""Convolution, ReLU and 2 x 2 max-pool as one layer, for many small models at once, each with its own weights.
 
-A pooled pixel looks at a patch of `T x T` input pixels, T = kernel + 1: the four convolution outputs of its window are
-four products of that one patch with the kernel shifted by (0, 0), (0, 1), (1, 0) and (1, 1). So the patch is read once,
-the window's maximum never leaves the registers, and what is remembered for the backward pass is one byte for each
-pooled pixel: which of the four it was (the first of equals, as torch counts), or DEAD where ReLU let nothing through.
+A pooled pixel depends on a patch of `T x T` input pixels, T = kernel + 1: the four convolution outputs of its window
+are products of this patch with the kernel shifted by (0, 0), (0, 1), (1, 0) and (1, 1). So the patch is read once and
+the maximum is taken in registers. For the backward pass one byte per pooled pixel is saved: which of the four was the
+maximum (the first of equal values, as in torch), or DEAD if ReLU gave zero.
 
-Images lie *packed*: `[K, B, H, W, channels]`, channels padded with zeros to a power of two, so that threads read whole
-16-byte words. Weights are spread out once a step (`_spread`): `[K, T, T, channels, 4 shifts, outputs]`. Odd kernels,
-stride 1, no padding.
+Images are *packed*: `[K, B, H, W, channels]` in memory, channels padded with zeros to a power of two, so that threads
+read whole 16-byte words. The shifted kernels are written once a step (`_spread`): `[K, T, T, channels, 4 shifts,
+outputs]`. Kernel sizes are odd; stride 1, no padding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEAD = tl.constexpr(4)
 
 @dataclass(frozen=True)
 class Shape:
-    """The layer's sizes, and the padded ones the kernels compute with."""
+    """The layer's sizes, and the padded sizes used by the kernels."""
 
     channels: int
     height: int
@@ -53,13 +53,13 @@ class Shape:
 
     @property
     def depth(self) -> int:
-        """Input values behind a pooled pixel, padding included."""
+        """Input values of a pooled pixel, padding included."""
         return self.patch**2 * self.lanes_in
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the work is cut: rows of a tile, its depth and warps; measured on an H200, not derived."""
+    """Rows and depth of a tile and number of warps, chosen by measurements on an H200."""
 
     forward: tuple[int, int, int] = (128, 32, 4)
     weights: tuple[int, int, int] = (64, 64, 4)
@@ -70,25 +70,25 @@ TILES = Tiles()
 
 
 def lanes(channels: int) -> int:
-    """Channels of a packed image."""
+    """Padded number of channels of a packed image."""
     return max(4, 1 << (channels - 1).bit_length())
 
 
 def packed(x: Tensor, width: int) -> Tensor:
-    """`[K, B, C, H, W]` as packed memory; what these kernels made lies there already."""
-    many, batch, channels, high, wide = x.shape
+    """`[K, B, C, H, W]` in packed memory; outputs of these kernels are packed already."""
+    models, batch, channels, high, wide = x.shape
     expected = (batch * high * wide * width, high * wide * width, 1, wide * width, width)
     if x.stride() == expected:
         return x
-    out = x.new_zeros((many, batch, high, wide, width))
+    out = x.new_zeros((models, batch, high, wide, width))
     out[..., :channels] = x.permute(0, 1, 3, 4, 2)
     return out.permute(0, 1, 4, 2, 3)[:, :, :channels]
 
 
-def empty_packed(like: Tensor, many: int, batch: int, channels: int, high: int, wide: int, width: int) -> Tensor:
-    """Room for a packed image, seen as `[K, B, C, H, W]`."""
-    room = like.new_empty((many, batch, high, wide, width))
-    return room.permute(0, 1, 4, 2, 3)[:, :, :channels]
+def empty_packed(like: Tensor, models: int, batch: int, channels: int, high: int, wide: int, width: int) -> Tensor:
+    """Uninitialised packed images, viewed as `[K, B, C, H, W]`."""
+    memory = like.new_empty((models, batch, high, wide, width))
+    return memory.permute(0, 1, 4, 2, 3)[:, :, :channels]
 
 
 @triton.jit
@@ -110,7 +110,7 @@ def _spread(
 @triton.jit
 def _patches(x, m, kk, pixels, depth, high: tl.constexpr, wide: tl.constexpr, t: tl.constexpr, ci: tl.constexpr,
              height: tl.constexpr, width: tl.constexpr):  # fmt: skip
-    """What some pooled pixels look at, `[pixels, patch values]`."""
+    """The patches of some pooled pixels, `[pixels, patch values]`."""
     image, py, px = m // (high * wide), (m // wide) % high, m % wide
     corner = ((image * height + 2 * py) * width + 2 * px) * ci
     offset = ((kk // (t * ci)) * width + (kk // ci) % t) * ci + kk % ci
@@ -127,7 +127,7 @@ def _forward(
     model = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * rows + tl.arange(0, rows)
     o = tl.arange(0, co)
-    own = x + model * images * height * width * ci
+    model_images = x + model * images * height * width * ci
     weights = spread + model * depth * 4 * co
     a00 = tl.zeros((rows, co), tl.float32)
     a01 = tl.zeros((rows, co), tl.float32)
@@ -135,7 +135,7 @@ def _forward(
     a11 = tl.zeros((rows, co), tl.float32)
     for start in range(0, depth, chunk):
         kk = start + tl.arange(0, chunk)
-        patch = _patches(own, m, kk, pixels, depth, high, wide, k + 1, ci, height, width)
+        patch = _patches(model_images, m, kk, pixels, depth, high, wide, k + 1, ci, height, width)
         place = weights + (kk * 4 * co)[:, None] + o[None, :]
         inside = (kk < depth)[:, None]
         a00 = product(patch, tl.load(place, mask=inside, other=0.0), a00, precision)
@@ -145,15 +145,15 @@ def _forward(
     b = tl.load(bias + model * bk + o, mask=o < out, other=0.0)[None, :]
     best = a00 + b
     at = tl.zeros((rows, co), tl.int32)
-    other = a01 + b
-    at = tl.where(other > best, 1, at)
-    best = tl.maximum(best, other, propagate_nan=tl.PropagateNan.ALL)
-    other = a10 + b
-    at = tl.where(other > best, 2, at)
-    best = tl.maximum(best, other, propagate_nan=tl.PropagateNan.ALL)
-    other = a11 + b
-    at = tl.where(other > best, 3, at)
-    best = tl.maximum(best, other, propagate_nan=tl.PropagateNan.ALL)
+    candidate = a01 + b
+    at = tl.where(candidate > best, 1, at)
+    best = tl.maximum(best, candidate, propagate_nan=tl.PropagateNan.ALL)
+    candidate = a10 + b
+    at = tl.where(candidate > best, 2, at)
+    best = tl.maximum(best, candidate, propagate_nan=tl.PropagateNan.ALL)
+    candidate = a11 + b
+    at = tl.where(candidate > best, 3, at)
+    best = tl.maximum(best, candidate, propagate_nan=tl.PropagateNan.ALL)
     at = tl.where(best > 0, at, DEAD)
     best = tl.maximum(best, 0.0, propagate_nan=tl.PropagateNan.ALL)
     place = (model * pixels + m)[:, None] * co + o[None, :]
@@ -164,7 +164,7 @@ def _forward(
 
 @triton.jit
 def _window(grad, winner, m, keep, po, co: tl.constexpr):
-    """Gradients at the four places of the window, `[pooled pixels, 4 * outputs]`: the winner's has it, others none."""
+    """Gradients of the four outputs of a window, `[pooled pixels, 4 * outputs]`: zero except for the maximum."""
     place = m[:, None] * co + (po % co)[None, :]
     won = tl.load(winner + place, mask=keep[:, None], other=4).to(tl.int32) == (po // co)[None, :]
     value = tl.load(grad + place, mask=keep[:, None], other=0.0)
@@ -178,18 +178,18 @@ def _weights(
     high: tl.constexpr, wide: tl.constexpr, depth: tl.constexpr,
     rows: tl.constexpr, chunk: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """A part of the gradient of the four shifted kernels: the window's gradients times the patches."""
+    """A partial gradient of the four shifted kernels: the windows' gradients times the patches."""
     split = tl.program_id(0)
     part = tl.program_id(1)
     model = tl.program_id(2).to(tl.int64)
     kk = part * chunk + tl.arange(0, chunk)
     po = tl.arange(0, 4 * co)
-    own = x + model * images * height * width * ci
+    model_images = x + model * images * height * width * ci
     total = tl.zeros((4 * co, chunk), tl.float32)
     bias = tl.zeros((4 * co,), tl.float32)
     for turn in range(turns):
         m = (turn * splits + split) * rows + tl.arange(0, rows)
-        patch = _patches(own, m, kk, pixels, depth, high, wide, k + 1, ci, height, width)
+        patch = _patches(model_images, m, kk, pixels, depth, high, wide, k + 1, ci, height, width)
         hot = _window(grad + model * pixels * co, winner + model * pixels * co, m, m < pixels, po, co)
         total = product(tl.trans(hot), patch, total, precision)
         bias += tl.sum(hot.to(tl.float32), axis=0)
@@ -205,7 +205,7 @@ def _fold(
     channels: tl.constexpr, k: tl.constexpr, ci: tl.constexpr, co: tl.constexpr, depth: tl.constexpr,
     size: tl.constexpr,
 ):  # fmt: skip
-    """Adds the parts of one model's gradient, each shift back in its place; after the weights comes the bias."""
+    """Sums the partial gradients of one model over parts and shifts; the bias follows the weights."""
     model = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * size + tl.arange(0, size)
     each: tl.constexpr = channels * k * k
@@ -232,7 +232,7 @@ def _inputs(
     high: tl.constexpr, wide: tl.constexpr, depth: tl.constexpr,
     rows: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the input, in blocks of 2 x 2 pixels: each hears from the pooled pixels whose patches reach it."""
+    """Gradient of the input, in blocks of 2 x 2 pixels: the sum over the pooled pixels whose patches contain them."""
     model = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * rows + tl.arange(0, rows)
     tall: tl.constexpr = (height + 1) // 2
@@ -265,12 +265,12 @@ def _sizes(shape: Shape) -> dict[str, Any]:
 
 
 def spread(w: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
-    """The shifted kernels of all models; made once a step for the forward and the backward pass."""
+    """The shifted kernels of all models, computed once a step for the forward and the backward pass."""
     values, size = shape.depth * 4 * shape.lanes_out, 1024
-    room = torch.empty((len(w), values), dtype=dtype, device=w.device)
+    shifted = torch.empty((len(w), values), dtype=dtype, device=w.device)
     _spread[(-(-values // size), len(w))](
         w,
-        room,
+        shifted,
         shape.out,
         w.stride(0),
         shape.channels,
@@ -280,18 +280,18 @@ def spread(w: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
         shape.depth,
         size,
     )
-    return room
+    return shifted
 
 
 def forward(x: Tensor, kernels: Tensor, bias: Tensor, shape: Shape, precision: str) -> tuple[Tensor, Tensor]:
-    """The layer's output `[K, B, O, PH, PW]`, packed, and the winners as packed bytes; `x` is packed."""
-    many, batch = x.shape[:2]
+    """The layer's output `[K, B, O, PH, PW]`, packed, and the indices of the maxima as packed bytes; `x` is packed."""
+    models, batch = x.shape[:2]
     high, wide = shape.pooled
-    y = empty_packed(x, many, batch, shape.out, high, wide, shape.lanes_out)
+    y = empty_packed(x, models, batch, shape.out, high, wide, shape.lanes_out)
     pixels = batch * high * wide
-    winner = torch.empty((many, pixels, shape.lanes_out), dtype=torch.int8, device=x.device)
+    winner = torch.empty((models, pixels, shape.lanes_out), dtype=torch.int8, device=x.device)
     rows, chunk, warps = TILES.forward
-    _forward[(-(-pixels // rows), many)](
+    _forward[(-(-pixels // rows), models)](
         x, kernels, bias, y, winner, pixels, shape.out, bias.stride(0), batch,
         **_sizes(shape), rows=rows, chunk=chunk, precision=precision, num_warps=warps,
     )  # fmt: skip
@@ -301,21 +301,21 @@ def forward(x: Tensor, kernels: Tensor, bias: Tensor, shape: Shape, precision: s
 def weight_gradient(
     x: Tensor, grad: Tensor, winner: Tensor, shape: Shape, precision: str, into_w: Tensor, into_bias: Tensor
 ) -> None:
-    """Writes the gradients of weights and bias, `[K, O, C, k, k]` and `[K, O]` views into rows; x and grad packed."""
-    many, batch = x.shape[:2]
+    """Writes the gradients of weights and bias into views `[K, O, C, k, k]` and `[K, O]`; x and grad are packed."""
+    models, batch = x.shape[:2]
     rows, chunk, warps = TILES.weights
     high, wide = shape.pooled
     pixels, four = batch * high * wide, 4 * shape.lanes_out
     tiles, chunks = -(-pixels // rows), -(-shape.depth // chunk)
-    splits = max(1, min(tiles, -(-2048 // (many * chunks))))
-    parts = torch.empty((many, splits, four, shape.depth), dtype=torch.float32, device=x.device)
-    bias_parts = torch.empty((many, splits, four), dtype=torch.float32, device=x.device)
-    _weights[(splits, chunks, many)](
+    splits = max(1, min(tiles, -(-2048 // (models * chunks))))
+    parts = torch.empty((models, splits, four, shape.depth), dtype=torch.float32, device=x.device)
+    bias_parts = torch.empty((models, splits, four), dtype=torch.float32, device=x.device)
+    _weights[(splits, chunks, models)](
         x, grad, winner, parts, bias_parts, pixels, batch, -(-tiles // splits), splits,
         **_sizes(shape), rows=rows, chunk=chunk, precision=precision, num_warps=warps,
     )  # fmt: skip
     numbers, size = shape.out * (shape.channels * shape.kernel**2 + 1), 128
-    _fold[(-(-numbers // size), many)](
+    _fold[(-(-numbers // size), models)](
         parts, bias_parts, into_w, into_bias, shape.out, splits, into_w.stride(0), into_bias.stride(0),
         shape.channels, shape.kernel, shape.lanes_in, shape.lanes_out, shape.depth, size,
     )  # fmt: skip
@@ -323,12 +323,12 @@ def weight_gradient(
 
 def input_gradient(grad: Tensor, winner: Tensor, kernels: Tensor, shape: Shape, batch: int, precision: str) -> Tensor:
     """The gradient of the layer's input, packed; `grad` is packed."""
-    many = len(grad)
-    out = empty_packed(grad, many, batch, shape.channels, shape.height, shape.width, shape.lanes_in)
+    models = len(grad)
+    out = empty_packed(grad, models, batch, shape.channels, shape.height, shape.width, shape.lanes_in)
     high, wide = shape.pooled
     blocks = batch * -(-shape.height // 2) * -(-shape.width // 2)
     rows, warps = TILES.inputs
-    _inputs[(-(-blocks // rows), many)](
+    _inputs[(-(-blocks // rows), models)](
         kernels, grad, winner, out, blocks, batch * high * wide, batch,
         **_sizes(shape), rows=rows, precision=precision, num_warps=warps,
     )  # fmt: skip

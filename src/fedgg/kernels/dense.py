@@ -1,4 +1,4 @@
-"""A wide linear layer for many rows, forwards and backwards, and the product of two tiles in any precision."""
+"""A wide linear layer for many rows, forward and backward, and the product of two tiles in each precision."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 @triton.jit
 def product(a, b, total, precision: tl.constexpr):
-    """total + a b, summed in float32; bf16 operands come as such."""
+    """total + a b, summed in float32; for bf16 the operands are bf16 already."""
     if precision == "bf16":
         return tl.dot(a, b, total)
     else:  # noqa: RET505 (a branch at compile time)
         return tl.dot(a, b, total, input_precision=precision)
 
 
-MOST_EXAMPLES = 128  # in a batch; more of them are a matter of arithmetic, not of memory
+MOST_EXAMPLES = 128  # in a batch; larger batches are bound by arithmetic, not by memory
 INPUTS = 64  # read at a time; sizes must be multiples of it
-SMALL, LARGE = 64, 128  # outputs of a block: fewer when there are few rows, so that there are blocks enough
+SMALL, LARGE = 64, 128  # outputs of a block: fewer if there are few rows, so that there are enough blocks
 
 
 @triton.jit
@@ -63,19 +63,19 @@ def _back(
     tl.store(bias + row * stride_bias + o, tl.sum(value, axis=0), mask=o < outputs)
 
 
-def takes(inputs: int, outputs: int) -> bool:
-    """Whether a layer of these sizes falls into whole tiles."""
+def supports(inputs: int, outputs: int) -> bool:
+    """Whether a layer of these sizes consists of whole tiles."""
     return inputs % INPUTS == 0 and outputs % SMALL == 0
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, precision: str) -> Tensor:
-    """x `[K, batch, inputs]`, in bf16 or as the weight is; weight `[K, outputs, inputs]` and bias are parts of rows."""
-    many, batch, inputs = x.shape
+    """x `[K, batch, inputs]` in bf16 or the weight's type; weight `[K, outputs, inputs]` and bias are views of rows."""
+    models, batch, inputs = x.shape
     outputs = weight.shape[1]
-    y = torch.empty((many, batch, outputs), dtype=weight.dtype, device=x.device)
-    large = outputs % LARGE == 0 and many * (outputs // LARGE) >= 512
+    y = torch.empty((models, batch, outputs), dtype=weight.dtype, device=x.device)
+    large = outputs % LARGE == 0 and models * (outputs // LARGE) >= 512
     size = LARGE if large else SMALL
-    _forward[(many * (outputs // size),)](
+    _forward[(models * (outputs // size),)](
         x, weight, bias, y, batch, weight.stride(0), bias.stride(0), inputs, outputs, relu,
         precision, max(16, triton.next_power_of_2(batch)), size, INPUTS, num_warps=8 if large else 4, num_stages=3,
     )  # fmt: skip
@@ -83,10 +83,10 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, precision: str)
 
 
 def back(grad: Tensor, y: Tensor, relu: bool, dtype: torch.dtype, into_bias: Tensor) -> Tensor:
-    """What comes back in front of ReLU, in the type products take; the bias's gradient goes to its place."""
-    many, batch, outputs = y.shape
+    """The gradient before ReLU, in `dtype`; writes the bias's gradient into `into_bias`."""
+    models, batch, outputs = y.shape
     grad, out = grad.contiguous(), torch.empty_like(y, dtype=dtype)
-    _back[(many, -(-outputs // SMALL))](
+    _back[(models, -(-outputs // SMALL))](
         grad, y, out, into_bias, batch, outputs, into_bias.stride(0), relu,
         max(16, triton.next_power_of_2(batch)), SMALL,
     )  # fmt: skip

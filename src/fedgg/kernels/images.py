@@ -1,4 +1,4 @@
-"""Examples gathered, moved and normalised in one pass: from bytes in the data set to what a model takes."""
+"""Examples gathered, augmented and normalised in one pass: from bytes of the data set to a model's inputs."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def gather(
     lanes: int = 0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`[M, ...]`; with `lanes`, images lie packed in memory: pixel by pixel, channels padded with zeros to so many."""
+    """`[M, ...]`; with `lanes`, images are packed: channels last, padded with zeros to this number."""
     shape = source.shape[1:]
     channels, height, width = shape if len(shape) == 3 else (shape[0], 1, shape[1:].numel())
-    many, values, size = len(where), shape.numel(), 1024
+    images, values, size = len(where), shape.numel(), 1024
     length = height * width * lanes if lanes else values
-    out = torch.empty((many, length), dtype=dtype or shift.dtype, device=source.device)
+    out = torch.empty((images, length), dtype=dtype or shift.dtype, device=source.device)
     top, left, mirror = moves or (where, where, where)
-    _gather[(many, -(-length // size))](
+    _gather[(images, -(-length // size))](
         source, where, top, left, mirror, shift, scale, out, values, length,
         channels, height, width, lanes, margin, moves is not None, shift.numel() > 1, size,
     )  # fmt: skip
     if not lanes:
-        return out.view(many, *shape)
-    return out.view(many, height, width, lanes).permute(0, 3, 1, 2)[:, :channels]
+        return out.view(images, *shape)
+    return out.view(images, height, width, lanes).permute(0, 3, 1, 2)[:, :channels]

@@ -1,7 +1,7 @@
-"""What stands around a convolution of a large model, in one pass each: bias, ReLU, 2 x 2 max-pool, dropout, and back.
+"""Bias, ReLU and 2 x 2 max-pool around a convolution of a large model in one pass, their backward pass, and dropout.
 
-Images lie pixel by pixel (`channels_last`): `[N, H, W, C]` in memory. Sums for a bias's gradient are written in parts
-and added in a fixed order: the same bits every time.
+Images are in `channels_last` format: `[N, H, W, C]` in memory. A bias's gradient is written as partial sums, which are
+added in a fixed order, so that results are reproducible to the bit.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def _drop(x, out, key, step, elements, place, threshold, left, size: tl.constexp
     uniform = _mixed(start + at.to(tl.uint64) * GOLDEN) >> 40
     here = row.to(tl.int64) * elements + at
     value = tl.load(x + here, mask=inside, other=0.0)
-    kept = uniform >= threshold.to(tl.uint64)
-    tl.store(out + here, tl.where(kept, value.to(tl.float32) / left, 0.0), mask=inside)
+    keep = uniform >= threshold.to(tl.uint64)
+    tl.store(out + here, tl.where(keep, value.to(tl.float32) / left, 0.0), mask=inside)
 
 
 def _grid(pixels: int, channels: int) -> tuple[int, int]:
@@ -124,12 +124,12 @@ def bias_relu(y: Tensor, bias: Tensor) -> Tensor:
 
 
 def bias_relu_pool(y: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """maxpool(relu(y + bias)), and which of the four it was, or DEAD."""
-    many, channels, height, width = y.shape
+    """maxpool(relu(y + bias)), and which of the four was the maximum, or DEAD."""
+    images, channels, height, width = y.shape
     high, wide = height // 2, width // 2
-    out = _pixelwise(y, many, channels, high, wide)
+    out = _pixelwise(y, images, channels, high, wide)
     winner = torch.empty_like(out, dtype=torch.int8)
-    pixels = many * high * wide
+    pixels = images * high * wide
     _bias_relu_pool[_grid(pixels, channels)](
         y, bias, out, winner, pixels, channels, high, wide, height, width, PIXELS, CHANNELS
     )
@@ -137,7 +137,7 @@ def bias_relu_pool(y: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def relu_back(grad: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients in front of bias and ReLU, and of the bias `[C]` in float32."""
+    """The gradient before bias and ReLU, and that of the bias `[C]` in float32."""
     channels = y.shape[1]
     pixels = y.numel() // channels
     grid = _grid(pixels, channels)
@@ -147,12 +147,12 @@ def relu_back(grad: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pool_back(grad: Tensor, winner: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """The same through the pool of images of this height and width: gradients in front, and of the bias."""
-    many, channels, high, wide = grad.shape
-    out = _pixelwise(grad, many, channels, height, width)
+    """The same for `bias_relu_pool` on images of this height and width."""
+    images, channels, high, wide = grad.shape
+    out = _pixelwise(grad, images, channels, height, width)
     if height % 2 or width % 2:
-        out.zero_()  # an odd row or column is in no window
-    pixels = many * high * wide
+        out.zero_()  # the last odd row or column belongs to no window
+    pixels = images * high * wide
     grid = _grid(pixels, channels)
     parts = torch.empty((grid[0], channels), dtype=torch.float32, device=grad.device)
     _pool_back[grid](grad, winner, out, parts, pixels, channels, high, wide, height, width, PIXELS, CHANNELS)
@@ -160,7 +160,7 @@ def pool_back(grad: Tensor, winner: Tensor, height: int, width: int) -> tuple[Te
 
 
 def drop(x: Tensor, key: Tensor, step: Tensor, place: int, p: float) -> Tensor:
-    """Dropout with the masks of `core.forward`; x `[K, ...]`, key and step `[K, 1]`. Its own backward."""
+    """Dropout with the masks of `core.forward`; x `[K, ...]`, key and step `[K, 1]`. Also its own backward pass."""
     x = x.contiguous()
     out, elements, size = torch.empty_like(x), x[0].numel(), 1024
     _drop[(-(-elements // size), len(x))](x, out, key, step, elements, place, round(p * (1 << 24)), 1 - p, size)

@@ -4,11 +4,11 @@
     v     = momentum v + grad'
     w     = w - lr v
 
-and of the new state, for the next step's factors, some inner products among drift = w - anchor, step = -lr v, a and b.
-A program does several blocks of a long row one after another and writes its part of a sum, and the parts are added
-afterwards in a fixed order: the same bits every time.
-Rows may share an anchor, a or b (clients of one experiment do): `lead` names the row to read, and since the rows of
-one block of parameters are visited one after another, a shared one comes out of the cache.
+and, for the next step's factors, inner products of drift = w - anchor, step = -lr v, a and b in the new state. A
+program processes several blocks of a long row and writes a partial sum; the partial sums are added afterwards in a
+fixed order, so that results are reproducible to the bit.
+Rows may share an anchor, a or b (clients of one experiment do): `lead` is the row to read. Programs of consecutive rows
+process the same block of parameters, so that a shared vector is read from the cache.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from torch import Tensor
 from fedgg.kernels.dense import product
 
 BLOCK = 2048
-PROGRAMS = 256  # a row needs no more of them to keep the memory busy
-BLOCKS_EACH = 16  # of a program at most: its threads then wait for each other once, and leave room for other streams
+PROGRAMS = 256  # per row: enough to use the full memory bandwidth
+BLOCKS_EACH = 16  # per program at most: one synchronisation for all of them, and room for other streams
 TILE = (64, 64)  # of a wide layer's weight: outputs, inputs
 WARPS = 4  # for a tile
 VECTORS = 2  # a and b
 MOST_SUMS = 4
-AT_ONCE = 1 << 24  # numbers that are compared together
-DRIFT, STEP, FIRST_VECTOR = 0, 1, 2  # how inner products name what they are made of
+AT_ONCE = 1 << 24  # elements compared in one operation
+DRIFT, STEP, FIRST_VECTOR = 0, 1, 2  # numbers of the vectors in `Pass.pairs`
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Vectors `[K, P]` of which several rows may be the same one: row k is to be read at row `lead[k]`."""
+    """Vectors `[K, P]`, several of which may be equal: row `lead[k]` is read for row k."""
 
     rows: Tensor
     lead: Tensor  # [K] int32
@@ -43,28 +43,28 @@ class Shared:
 
 @dataclass(frozen=True)
 class Pass:
-    """What a step needs beside the gradient; `w`, `velocity` and `parts` are moved in place."""
+    """The inputs of a step besides the gradient; `w`, `velocity` and `parts` are updated in place."""
 
     w: Tensor
     velocity: Tensor
     anchor: Shared | None
     vectors: list[Shared]
-    factors: Tensor  # [K, 3]: of the drift and of each vector
+    factors: Tensor  # [K, 3]: of the drift and of the vectors
     has_factor: list[bool]
     lr: Tensor
     momentum: Tensor | None
     decay: Tensor | None
-    at_work: Tensor  # [K, 1] bool: the others stand still, and keep their sums
-    parts: Tensor  # [K, sums, blocks]
-    pairs: tuple[tuple[int, int], ...]
+    at_work: Tensor  # [K, 1] bool: rows that take the step; the others keep their state and sums
+    parts: Tensor  # [K, sums, blocks]: partial sums of the inner products
+    pairs: tuple[tuple[int, int], ...]  # the vectors of each inner product
 
 
 @dataclass(frozen=True)
 class Wide:
-    """A linear layer whose weight opens the row: its gradient is made where it is used, and never lies in memory."""
+    """A linear layer at the start of the row; its weight gradient is computed in the kernel, not stored in memory."""
 
-    x: Tensor  # [K, batch, inputs], what it saw
-    grad: Tensor  # [K, batch, outputs], what came back to it
+    x: Tensor  # [K, batch, inputs], its input
+    grad: Tensor  # [K, batch, outputs], the gradient of its output
     precision: str
 
     @property
@@ -101,7 +101,7 @@ def _add_four(a0, a1, a2, a3, b0, b1, b2, b3):
 
 @triton.jit
 def _sum_up(part, blocks, v0, v1, v2, v3, sums: tl.constexpr):
-    """All sums of a block in one go: the threads wait for each other once, not once for each."""
+    """All sums of a block in one reduction: one synchronisation instead of one per sum."""
     if sums == 1:
         tl.store(part, tl.sum(v0, axis=0))
     if sums == 2:
@@ -126,7 +126,7 @@ def _read(
     w, anchor, a, b, lead_anchor, lead_a, lead_b, row, at, inside,
     stride_w, stride_anchor, stride_a, stride_b, has_anchor: tl.constexpr, vectors: tl.constexpr,
 ):  # fmt: skip
-    """What the step reads beside gradient and velocity; what it does not need stands for nothing and costs nothing."""
+    """The values the step reads besides gradient and velocity; those not needed are not loaded and must not be used."""
     here = tl.load(w + row.to(tl.int64) * stride_w + at, mask=inside, other=0)
     start = here
     first = here
@@ -149,7 +149,7 @@ def _write(
     sums: tl.constexpr, s00: tl.constexpr, s01: tl.constexpr, s10: tl.constexpr, s11: tl.constexpr,
     s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr,
 ):  # fmt: skip
-    """From the gradient to the new row, and the products that are to be summed up; those not asked for are anything."""
+    """Updates the row; returns the products to be summed up for the inner products, unused ones undefined."""
     long_row = row.to(tl.int64)
     speed = velocity + long_row * stride_velocity + at
     if has_momentum:
@@ -194,12 +194,12 @@ def _block(
     s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr,
 ):  # fmt: skip
     total = tl.load(grad + row.to(tl.int64) * stride_grad + at, mask=inside, other=0)
-    here, start, one, two = _read(
+    here, start, first, second = _read(
         w, anchor, a, b, lead_anchor, lead_a, lead_b, row, at, inside,
         stride_w, stride_anchor, stride_a, stride_b, has_anchor, vectors,
     )  # fmt: skip
     return _write(
-        total, here, start, one, two, w, velocity, factors, lr, momentum, decay,
+        total, here, start, first, second, w, velocity, factors, lr, momentum, decay,
         row, at, inside, stride_w, stride_velocity,
         has_momentum, has_decay, has_anchor, drift_term, a_term, b_term,
         sums, s00, s01, s10, s11, s20, s21, s30, s31,
@@ -224,7 +224,7 @@ def _advance(
     if tl.load(at_work + row) != 0:
         nothing = tl.zeros((size,), w.dtype.element_ty)
         t0, t1, t2, t3 = nothing, nothing, nothing, nothing
-        # Only a row's end is cut off. Masked by a length of any size, words would be read one by one.
+        # Only blocks at a row's end are masked: with a mask of any length, words would be read one by one.
         if begin + (block + 1) * each * size <= length:
             for number in range(each):
                 v0, v1, v2, v3 = _block(
@@ -263,7 +263,7 @@ def _advance_wide(
     s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr,
     tile_out: tl.constexpr, tile_in: tl.constexpr, size_batch: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """The same for a weight `[outputs, inputs]` whose gradient is made on the way, from `grad` and `x`."""
+    """The same for a weight `[outputs, inputs]` whose gradient is computed here from `grad` and `x`."""
     place = tl.program_id(0)
     row = place % rows
     block = place // rows
@@ -276,19 +276,19 @@ def _advance_wide(
         counts = (n < batch)[:, None]
         slope = tl.load(grad + (long_row * batch + n[:, None]) * outputs + o[None, :], mask=counts, other=0.0)
         seen = tl.load(x + (long_row * batch + n[:, None]) * inputs + i[None, :], mask=counts, other=0.0)
-        # All but the product runs over the tile as one line, and the velocity is read behind the product: the compiler
-        # then brings the product to the others' order, and not each of them to the product's.
+        # All but the product treats the tile as one-dimensional, and the velocity is read after the product: the
+        # compiler then converts the product to the layout of the others, not each of them to that of the product.
         along = tl.arange(0, tile_out * tile_in)
         at = (from_o + along // tile_in) * inputs + from_i + along % tile_in
         inside = along < tile_out * tile_in
-        here, start, one, two = _read(
+        here, start, first, second = _read(
             w, anchor, a, b, lead_anchor, lead_a, lead_b, row, at, inside,
             stride_w, stride_anchor, stride_a, stride_b, has_anchor, vectors,
         )  # fmt: skip
         total = product(tl.trans(slope), seen, tl.zeros((tile_out, tile_in), tl.float32), precision)
         total = tl.reshape(total, [tile_out * tile_in])
         v0, v1, v2, v3 = _write(
-            total, here, start, one, two, w, velocity, factors, lr, momentum, decay,
+            total, here, start, first, second, w, velocity, factors, lr, momentum, decay,
             row, at, inside, stride_w, stride_velocity,
             has_momentum, has_decay, has_anchor, drift_term, a_term, b_term,
             sums, s00, s01, s10, s11, s20, s21, s30, s31,
@@ -297,7 +297,7 @@ def _advance_wide(
 
 
 def blocks(length: int, wide: int = 0) -> int:
-    """Into how many parts an inner product over so many parameters falls, so many of them of a wide layer."""
+    """Number of partial sums of an inner product over `length` parameters, `wide` of which are of a wide layer."""
     return wide // (TILE[0] * TILE[1]) + -(-(length - wide) // (BLOCK * _blocks_each(length - wide)))
 
 
@@ -306,25 +306,25 @@ def _blocks_each(length: int) -> int:
 
 
 def advance(step: Pass, grad: Tensor, wide: Wide | None = None) -> None:
-    """With a wide layer, its part of `grad` is not read: it is made here."""
+    """Takes the step. With a wide layer, its part of `grad` is not read but computed here."""
     rows, length = step.w.shape
-    nothing = Shared(step.w, step.at_work)
-    shared = [step.anchor or nothing, *step.vectors, nothing, nothing][: 1 + VECTORS]
+    unused = Shared(step.w, step.at_work)
+    shared = [step.anchor or unused, *step.vectors, unused, unused][: 1 + VECTORS]
     pairs = [*step.pairs, (0, 0), (0, 0), (0, 0), (0, 0)][:MOST_SUMS]
     lr, begin = step.lr, wide.parameters if wide else 0
     count, tiles = blocks(length, begin), begin // (TILE[0] * TILE[1])
-    vectors = (*(one.rows for one in shared), *(one.lead for one in shared))
+    vectors = (*(vector.rows for vector in shared), *(vector.lead for vector in shared))
     numbers = (
         step.factors,
         lr,
         lr if step.momentum is None else step.momentum,
         lr if step.decay is None else step.decay,
     )
-    strides = (step.velocity.stride(0), *(one.rows.stride(0) for one in shared))
+    strides = (step.velocity.stride(0), *(vector.rows.stride(0) for vector in shared))
     switches = (
         step.momentum is not None, step.decay is not None, step.anchor is not None, step.has_factor[0],
         len(step.vectors), step.has_factor[1], step.has_factor[2],
-        len(step.pairs), *(number for both in pairs for number in both),
+        len(step.pairs), *(number for pair in pairs for number in pair),
     )  # fmt: skip
     if wide is not None:
         batch, inputs = wide.x.shape[1:]
@@ -345,11 +345,11 @@ def leads(rows: Tensor, owners: list[int]) -> Tensor:
     first: dict[int, int] = {}
     for row, owner in enumerate(owners):
         first.setdefault(owner, row)
-    own = torch.arange(len(owners), dtype=torch.int32, device=rows.device)
+    row_numbers = torch.arange(len(owners), dtype=torch.int32, device=rows.device)
     if len(first) == len(owners):
-        return own
+        return row_numbers
     candidates = torch.tensor([first[owner] for owner in owners], dtype=torch.int32, device=rows.device)
-    same = torch.ones_like(own, dtype=torch.bool)
-    for some in rows.split(max(AT_ONCE // len(owners), 1), dim=1):
-        same &= (some == some[candidates]).all(1)
-    return torch.where(same, candidates, own)
+    same = torch.ones_like(row_numbers, dtype=torch.bool)
+    for columns in rows.split(max(AT_ONCE // len(owners), 1), dim=1):
+        same &= (columns == columns[candidates]).all(1)
+    return torch.where(same, candidates, row_numbers)

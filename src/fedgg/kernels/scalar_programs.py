@@ -1,8 +1,8 @@
-"""A short program on single numbers, for many rows at once, in one launch.
+"""A short program of scalar operations for many rows in one launch.
 
-What stands between inner products and an algorithm's factors is a dozen operations on one number a row. As torch's
-kernels each of them takes longer to launch than to do. Here one block of threads does all of them for one row: it adds
-up the row's inner products from their parts, in a fixed order, and goes through the program, in float64.
+An algorithm's factors follow from the inner products by a dozen operations on one number per row. As torch kernels,
+each takes longer to launch than to compute. Here one block of threads runs all of them for one row: it sums the row's
+inner products from their parts in a fixed order, then executes the program in float64.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CODES = {
     "minimum": 16,
 }
 SIZE = 256  # parts of an inner product read at a time
-NOTHING = -1  # in place of a value that is not needed
+NOTHING = -1  # the index of an output that is not written
 
 
 @triton.jit
@@ -74,7 +74,7 @@ def _done(code: tl.constexpr, a, b, c):
 
 @triton.jit
 def _behind(values, value):
-    return values + (value,)  # noqa: RUF005 (Triton knows no star)
+    return values + (value,)  # noqa: RUF005 (Triton does not support *)
 
 
 @triton.jit
@@ -101,13 +101,13 @@ def _program(
             tl.store(out + row * len(wanted) + number, values[wanted[number]])
 
 
-Lines = tuple[tuple[int, ...], ...]  # a code and the numbers of three values, of which some are not looked at
+Lines = tuple[tuple[int, ...], ...]  # an operation's code and the indices of three values, some of them unused
 
 
 def run(step: Tensor, parts: Tensor, lasting: Tensor, lines: Lines, wanted: tuple[int, ...], out: Tensor) -> None:
-    """Writes values `[K, wanted]` into `out`; those numbered NOTHING stay as they are.
+    """Writes values `[K, wanted]` into `out`; columns with the index NOTHING stay as they are.
 
-    Values are numbered: the step, the inner products, the lasting columns, and then what each line makes.
+    Values are numbered in this order: the step, the inner products, the columns `lasting`, the result of each line.
     """
     rows, sums, blocks = parts.shape
     _program[(rows,)](step, parts, lasting, out, blocks, sums, lasting.shape[1], lines, wanted, SIZE)

@@ -38,8 +38,8 @@ from fedgg.engines.layers.program import (
     _large_convolution,
     large_program_of,
     layers_of,
+    matches_module,
     program_of,
-    stands_for,
 )
 from fedgg.engines.module_equivalence import is_stackable
 from fedgg.errors import UserError
@@ -487,7 +487,7 @@ def check_program(make: Recipe) -> bool:
     if layers is None:
         return False
     program = Program(layers, net.layout)
-    assert stands_for(program, net)
+    assert matches_module(program, net)
     x = torch.from_numpy(X[:5])
     torch.testing.assert_close(program.by_torch(net.start, x[None])[0], module.eval()(x))
     return True
@@ -521,10 +521,10 @@ def test_a_wrong_reading_of_a_module_is_found() -> None:
     net.examine(torch.from_numpy(X[:2]), CLASSES)
     layers = layers_of(net, lambda prefix, parts: None)
     assert layers is not None
-    assert stands_for(Program(layers, net.layout), net)
+    assert matches_module(Program(layers, net.layout), net)
     for at, wrong in ((1, Dense("1.weight", "1.bias", False)), (2, Dropout(2, 0.5)), (2, Dropout(1, 0.4))):
-        assert not stands_for(Program([*layers[:at], wrong, *layers[at + 1 :]], net.layout), net)
-    assert not stands_for(Program([*layers[:3], layers[3], layers[3], layers[4]], net.layout), net)
+        assert not matches_module(Program([*layers[:at], wrong, *layers[at + 1 :]], net.layout), net)
+    assert not matches_module(Program([*layers[:3], layers[3], layers[3], layers[4]], net.layout), net)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")

@@ -172,7 +172,7 @@ def test_mean_cross_entropy(batch: int, classes: int) -> None:
     each = F.cross_entropy(exact.flatten(0, 1), targets.flatten(), reduction="none").view_as(mask)
     expected = (each * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)
     slope = torch.autograd.grad(expected.sum(), outputs)[0]
-    assert loss.takes(batch, classes)
+    assert loss.supports(batch, classes)
     ours, ours_slope = loss.mean_cross_entropy(outputs.detach(), targets, mask)
     torch.testing.assert_close(ours, expected.float(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(ours_slope, slope, rtol=1e-4, atol=1e-6)

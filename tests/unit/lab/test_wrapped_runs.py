@@ -101,7 +101,7 @@ def test_different_wrappers_train_in_one_stack(tmp_path: Path) -> None:
     experiments = {"none": base, **{name: base.changed(wrapper) for name, wrapper in WRAPPERS.items()}}
     data = load_digits()
     first, *others = [next_job(f, begin(f)) for f in (build(e, data=data) for e in experiments.values())]
-    assert all(Stacked()._trained_alike(first, other) for other in others)
+    assert all(Stacked()._can_train_together(first, other) for other in others)
     jobs = [Job(name, e, tmp_path / name.replace(" ", "-"), None) for name, e in experiments.items()]
     run_together(jobs, Observer())
     for job in jobs:

@@ -1,14 +1,14 @@
-"""Convolution, ReLU and 2 x 2 max-pool as one, for a CPU.
+"""Fused convolution, ReLU and 2 x 2 max-pool on a CPU.
 
-The maximum of ReLUs is the ReLU of the maximum, so that ReLU is done on a quarter of the pixels, and torch's own
-max-pool, which looks for the maximum one window at a time, becomes the maximum of four tensors:
+The maximum of ReLUs is the ReLU of the maximum: ReLU is applied after the max-pool, to a quarter of the pixels. torch's
+max-pool, which handles one window at a time, is replaced by the elementwise maximum of whole tensors:
 
-pairs   of a convolution with few channels, which leaves most of a vector register empty: two outputs side by side are
-        two kernels over one patch, the kernel and the same shifted by a pixel, so that one convolution of stride 2 with
-        twice the channels has them in two planes, whose maximum is quickly found;
-views   of any other: four strided views of what the convolution gave.
+pairs   for a convolution with few channels, which leaves most of a vector register unused: two neighbouring outputs are
+        the products of one patch with the kernel and with the kernel shifted by a pixel. One convolution of stride 2
+        with twice the output channels computes both, and the maximum is taken over the two halves of the channels;
+views   for other convolutions: the maximum of four strided views of the output.
 
-What is built here is used only where `engines.equivalence` finds it equal to the module (`engines.fused.net`).
+A fused module is used only if `engines.module_equivalence` finds it equal to the original (`engines.fused.cpu_step`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from fedgg.engines.module_equivalence import is_plain, shares_parameters
 
-FEW_IN, FEW_OUT = 4, 8  # channels: twice as many outputs still fit into the 16 numbers of a register
+FEW_IN, FEW_OUT = 4, 8  # channels: twice as many outputs still fit into a vector register of 16 floats
 
 
 def with_fused_pooling(module: nn.Module) -> nn.Module:
-    """A container of the same parts under the same names, or the module itself where nothing can be gained."""
-    if shares_parameters(module):  # two places would need the same replacement
+    """An `nn.Sequential` with fused parts under the same names, or the module itself if there is nothing to fuse."""
+    if shares_parameters(module):  # a shared part would have to be replaced in both places
         return module
     return _fused(module)
 
@@ -35,19 +35,19 @@ def with_fused_pooling(module: nn.Module) -> nn.Module:
 def _fused(module: nn.Module) -> nn.Module:
     if not is_plain(module, nn.Sequential) or None in module._modules.values():
         return module
-    before = {name: part for name, part in module._modules.items() if part is not None}  # a part may stand in it twice
+    before = {name: part for name, part in module._modules.items() if part is not None}  # may list a part twice
     parts = OrderedDict((name, _fused(part)) for name, part in before.items())
     names = list(parts)
-    for place, name in enumerate(names):
-        earlier = [parts[one] for one in names[max(place - 2, 0) : place]]
+    for i, name in enumerate(names):
+        preceding = [parts[earlier] for earlier in names[max(i - 2, 0) : i]]
         if not is_2x2_max_pool(parts[name]):
             continue
-        if not earlier or not is_plain(earlier[-1], nn.ReLU):
+        if not preceding or not is_plain(preceding[-1], nn.ReLU):
             parts[name] = FusedPool()
             continue
-        parts[names[place - 1]], parts[name] = FusedPool(), nn.ReLU()
-        if len(earlier) == 2 and _has_few_channels(earlier[0]):
-            parts[names[place - 2]], parts[names[place - 1]] = FusedConvolutionPool(earlier[0]), nn.Identity()
+        parts[names[i - 1]], parts[name] = FusedPool(), nn.ReLU()
+        if len(preceding) == 2 and _has_few_channels(preceding[0]):
+            parts[names[i - 2]], parts[names[i - 1]] = FusedConvolutionPool(preceding[0]), nn.Identity()
     return module if all(parts[name] is before[name] for name in names) else nn.Sequential(parts)
 
 
@@ -57,12 +57,12 @@ class FusedPool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-2] % 2 or x.shape[-1] % 2:
             return F.max_pool2d(x, 2)
-        pooled, _, _ = _OfViews.apply(x)  # type: ignore[no-untyped-call]
+        pooled, _, _ = _ViewMaximum.apply(x)  # type: ignore[no-untyped-call]
         return pooled  # type: ignore[no-any-return]
 
 
 class FusedConvolutionPool(nn.Module):
-    """A convolution and the max-pool behind it, with the convolution's own parameters."""
+    """A convolution followed by a 2 x 2 max-pool; shares the convolution's parameters."""
 
     def __init__(self, convolution: nn.Conv2d):
         super().__init__()
@@ -71,17 +71,17 @@ class FusedConvolutionPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         assert not isinstance(self._padding, str)
-        sides = [
+        output_size = [
             size + 2 * pad - kernel + 1
             for size, pad, kernel in zip(x.shape[-2:], self._padding, self.weight.shape[-2:], strict=True)
         ]
-        if sides[0] % 2 or sides[1] % 2:
+        if output_size[0] % 2 or output_size[1] % 2:
             return F.max_pool2d(F.conv2d(x, self.weight, self.bias, padding=self._padding), 2)
         shifted = [F.pad(self.weight, (0, 1)), F.pad(self.weight, (1, 0))]
         bias = None if self.bias is None else self.bias.repeat(2)
         pairs = F.conv2d(x, torch.cat(shifted), bias, stride=(1, 2), padding=self._padding)
-        best, _ = _OfPairs.apply(pairs.unflatten(1, (2, -1)))  # type: ignore[no-untyped-call]
-        return best  # type: ignore[no-any-return]
+        pooled, _ = _PairMaximum.apply(pairs.unflatten(1, (2, -1)))  # type: ignore[no-untyped-call]
+        return pooled  # type: ignore[no-any-return]
 
 
 def is_2x2_max_pool(part: nn.Module) -> bool:
@@ -105,10 +105,10 @@ def _has_few_channels(part: nn.Module) -> TypeGuard[nn.Conv2d]:
     )
 
 
-class _OfPairs(torch.autograd.Function):
-    """The maximum over the two planes of dimension 1, then over pairs of rows; of equals the first counts, as in torch.
+class _PairMaximum(torch.autograd.Function):
+    """The maximum over the two planes of dimension 1, then over pairs of rows; the first of equal values wins.
 
-    Comparisons are kept as numbers, which is far quicker than choosing by booleans.
+    The backward pass multiplies by comparisons stored as floats, which is much faster than indexing by booleans.
     """
 
     generate_vmap_rule = True
@@ -126,43 +126,43 @@ class _OfPairs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tensor:
         y, rows = ctx.saved_tensors
-        of_rows = torch.empty_like(rows)
-        upper, lower = of_rows[..., 0::2, :], of_rows[..., 1::2, :]
+        row_grad = torch.empty_like(rows)
+        upper, lower = row_grad[..., 0::2, :], row_grad[..., 1::2, :]
         torch.ge(rows[..., 0::2, :], rows[..., 1::2, :], out=upper).mul_(grad)
         torch.sub(grad, upper, out=lower)
-        back = torch.empty_like(y)
-        left, right = back[:, 0], back[:, 1]
-        torch.ge(y[:, 0], y[:, 1], out=left).mul_(of_rows)
-        torch.sub(of_rows, left, out=right)
-        return back
+        input_grad = torch.empty_like(y)
+        left, right = input_grad[:, 0], input_grad[:, 1]
+        torch.ge(y[:, 0], y[:, 1], out=left).mul_(row_grad)
+        torch.sub(row_grad, left, out=right)
+        return input_grad
 
 
-class _OfViews(torch.autograd.Function):
-    """A 2 x 2 max-pool; where the maximum was is found in the backward pass, for torch's own scatter."""
+class _ViewMaximum(torch.autograd.Function):
+    """A 2 x 2 max-pool; the backward pass recomputes the indices of the maxima for torch's own backward."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         top = torch.maximum(x[..., 0::2, 0::2], x[..., 0::2, 1::2])
-        low = torch.maximum(x[..., 1::2, 0::2], x[..., 1::2, 1::2])
-        return torch.maximum(top, low), top, low
+        bottom = torch.maximum(x[..., 1::2, 0::2], x[..., 1::2, 1::2])
+        return torch.maximum(top, bottom), top, bottom
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        _, top, low = output
-        ctx.mark_non_differentiable(top, low)
-        ctx.save_for_backward(*inputs, top, low)
+        _, top, bottom = output
+        ctx.mark_non_differentiable(top, bottom)
+        ctx.save_for_backward(*inputs, top, bottom)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tensor:
-        x, top, low = ctx.saved_tensors
-        high, wide = x.shape[-2:]
-        below = low > top  # of equals the first counts, as in torch
-        on_top, beneath = top != x[..., 0::2, 0::2], low != x[..., 1::2, 0::2]
-        right = on_top ^ (below & (on_top ^ beneath))  # a choice between the two
-        corner = torch.arange(0, high, 2)[:, None] * wide + torch.arange(0, wide, 2)
-        where = torch.add(corner, below, alpha=wide).add_(right)
+        x, top, bottom = ctx.saved_tensors
+        height, width = x.shape[-2:]
+        in_bottom = bottom > top  # the first of equal values wins, as in torch
+        right_of_top, right_of_bottom = top != x[..., 0::2, 0::2], bottom != x[..., 1::2, 0::2]
+        in_right = right_of_top ^ (in_bottom & (right_of_top ^ right_of_bottom))  # bottom's where in_bottom, else top's
+        corner = torch.arange(0, height, 2)[:, None] * width + torch.arange(0, width, 2)
+        indices = torch.add(corner, in_bottom, alpha=width).add_(in_right)
         window = [2, 2], [2, 2], [0, 0], [1, 1], False
-        back: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(grad, x, *window, where)
-        return back
+        input_grad: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(grad, x, *window, indices)
+        return input_grad

@@ -1,10 +1,10 @@
-"""The fused step on a CPU, for one client whose steps are sums of terms: everything in place, vectors read once.
+"""The fused step on a CPU, for one client whose steps are sums of terms.
 
-Gradients stay where autograd leaves them, one for each parameter, and model, velocity and drift are moved in place: for
-a model of a million parameters, fresh memory for every intermediate costs as much as the model's own arithmetic. Long
-parameters are done piece by piece, so that a piece is still in the cache when its next operation comes. What FedGG
-costs beside FedAvg is reading and writing: two vectors more, one of which moves, and three inner products; its
-coefficients are one function of plain numbers.
+Model, velocity and drift are updated in place, and gradients are read from the tensors autograd returns: for a model of
+a million parameters, allocating every intermediate costs as much as the model's own arithmetic. Large parameters are
+processed in pieces that stay in the cache from one operation to the next. Compared with FedAvg, FedGG then costs the
+memory traffic of two more vectors, one of which is updated, and three inner products; its coefficients are one function
+of Python floats.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from fedgg.errors import UserError
 
 
 class FusedNet(Net):
-    """Made by `fused_net`."""
+    """A net for the fused step, created by `fused_net`."""
 
-    row_module: nn.Module  # on a CPU with fused pooling, where there is something to fuse
+    row_module: nn.Module  # runs a single row on a CPU: the module itself, or the module with fused pooling
 
     def bind(
         self,
@@ -52,12 +52,12 @@ class FusedNet(Net):
 
 
 class FusedForward(Forward):
-    """Single rows on a CPU, with fused pooling."""
+    """Runs single rows with fused pooling on a CPU."""
 
     _net: FusedNet
 
     def loss_with(self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """`loss` for one row whose parameters are given one by one, in the layout's order."""
+        """`loss` for one row, from a list of its parameters in the layout's order."""
         net = self._net
         net.set_mode(self._train)
         outputs = self._alone(dict(zip(net.layout.names, parameters, strict=True)), x[0], 0)
@@ -65,18 +65,18 @@ class FusedForward(Forward):
 
 
 def fused_net(net: Net) -> FusedNet:
-    """The same net for the fused step: one object for each net, with that net's settings of this moment."""
+    """The same net for the fused step: one object per net, updated to the net's current settings."""
     if isinstance(net, FusedNet):
         return net
-    twin: FusedNet = net.facts.setdefault("fused net", FusedNet.__new__(FusedNet))
-    pooled = vars(twin).get("row_module")
-    vars(twin).update(vars(net))
-    twin.row_module = _pooled(net) if pooled is None else pooled
-    return twin
+    fused: FusedNet = net.facts.setdefault("fused net", FusedNet.__new__(FusedNet))
+    pooled = vars(fused).get("row_module")
+    vars(fused).update(vars(net))
+    fused.row_module = _with_checked_pooling(net) if pooled is None else pooled
+    return fused
 
 
-def _pooled(net: Net) -> nn.Module:
-    """The module with fused pooling, if there is something to fuse and it computes the same."""
+def _with_checked_pooling(net: Net) -> nn.Module:
+    """The module with fused pooling if that gives equal results, else the module itself."""
     module = with_fused_pooling(net.module)
     if module is net.module or net.start.is_cuda:
         return net.module
@@ -89,29 +89,27 @@ def _pooled(net: Net) -> nn.Module:
     return module if same else net.module
 
 
-CoefficientFunction = Callable[
-    [int, Sequence[float]], Sequence[float]
-]  # from the number of the step and the inner products
+CoefficientFunction = Callable[[int, Sequence[float]], Sequence[float]]  # of the step's index and the inner products
 
-PIECE = 1 << 18  # numbers
-SMALL = 1 << 17  # models that are done in one piece: calls cost more than memory there
+PIECE = 1 << 18  # elements
+SMALL = 1 << 17  # parameters: smaller models are one piece, since calls cost more than memory traffic
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of the row, in every vector: views."""
+    """Views of the same range of elements in all vectors."""
 
     w: Tensor
     velocity: Tensor
-    drift: Tensor | None  # where a term or an inner product needs it
-    terms: tuple[Tensor, ...]  # what is added, each times a coefficient
-    products: tuple[tuple[Tensor, Tensor], ...]  # whose inner products are needed
+    drift: Tensor | None  # if a term or an inner product needs it
+    terms: tuple[Tensor, ...]  # vectors that are added, each times a coefficient
+    products: tuple[tuple[Tensor, Tensor], ...]  # pairs whose inner products are needed
 
 
 def fused_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, batches: Iterable[Batch]) -> LocalEnd:
-    """`core.local.local_round` with the fused step, where one row on a CPU takes steps that are a sum of terms.
+    """`core.local.local_round` with the fused step if a single row on a CPU takes steps that are a sum of terms.
 
-    Other rows take the reference step.
+    Otherwise with the reference step.
     """
     net = fused_net(net)
     running, client = open_round(algorithm, net, sgd, start)
@@ -126,7 +124,7 @@ def fused_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, bat
 def fused_steps(
     algorithm: Algorithm, sgd: SGD, client: Client, terms: StepTerms, batches: Iterable[Batch]
 ) -> tuple[LocalState, Rows]:
-    """All steps of one row whose objective is the supervised loss: where it stands then, and its inner products."""
+    """All steps of one row whose objective is the supervised loss: the final state and its inner products."""
     forward = client.net
     assert isinstance(forward, FusedForward)
     zero = torch.zeros_like(client.w[:, :1])
@@ -148,7 +146,7 @@ def fused_steps(
         loss = forward.loss_with(leaves, batch.x, batch.y, batch.mask)
         grads = torch.autograd.grad(loss, leaves, torch.ones_like(loss), allow_unused=True, materialize_grads=True)
         with torch.no_grad():
-            sums = optimiser.move(pieces, _cut(grads, len(pieces) == 1), coefficients(number, sums))
+            sums = optimiser.step(pieces, _cut(grads, len(pieces) == 1), coefficients(number, sums))
             count = batch.mask.sum(1, keepdim=True)
             state.step.add_(1)
             state.loss_sum.add_(loss.detach() * count)
@@ -157,77 +155,77 @@ def fused_steps(
 
 
 def _coefficients(algorithm: Algorithm, client: Client, terms: StepTerms) -> CoefficientFunction:
-    """The coefficients of a step's terms, in their order."""
+    """The function that computes the coefficients of a step's terms, in the order of the terms."""
     trace, zero = trace_terms(algorithm, client, terms.inner_products), torch.zeros_like(client.w[:, :1])
 
     def by_tensors(number: int, sums: Sequence[float]) -> Sequence[float]:
-        known = _InnerProducts(_tensors(terms, sums, zero))
-        coefficients = later_terms(algorithm, replace(client, sums=known), number, terms)
+        inner_products = _InnerProducts(_tensors(terms, sums, zero))
+        coefficients = later_terms(algorithm, replace(client, sums=inner_products), number, terms)
         return [float(coefficient) for coefficient in coefficients.values()]
 
     if trace is None:
         return by_tensors
-    function, rest = as_python_function(trace), [column.item() for column in constant_columns(trace, algorithm, client)]
-    most = torch.finfo(
-        client.w.dtype
-    ).max  # beyond it a number of the rows' precision is infinite, and the run diverges
+    function = as_python_function(trace)
+    constants = [column.item() for column in constant_columns(trace, algorithm, client)]
+    largest = torch.finfo(client.w.dtype).max  # a larger value is infinite in the rows' precision
     return lambda number, sums: [
-        x if -most <= x <= most or x != x else math.copysign(math.inf, x) for x in function(number, *sums, *rest)
+        x if -largest <= x <= largest or x != x else math.copysign(math.inf, x)
+        for x in function(number, *sums, *constants)
     ]
 
 
 def _tensors(terms: StepTerms, sums: Sequence[float], like: Tensor) -> Rows:
-    exact = torch.tensor(sums, dtype=torch.float64).to(like.dtype)  # too large a number becomes infinite
-    return {both: exact[number].view(1, 1) for number, both in enumerate(terms.inner_products)}
+    values = torch.tensor(sums, dtype=torch.float64).to(like.dtype)  # too large a value becomes infinite
+    return {pair: values[number].view(1, 1) for number, pair in enumerate(terms.inner_products)}
 
 
 class _InnerProducts(dict[str, Tensor]):
-    """The inner products at hand; others of moving vectors would be those of the round's start."""
+    """The inner products of the current step; UserError for another one of drift or step, which is not up to date."""
 
     def get(self, name: str, default: Any = None) -> Any:
         if name not in self and not {"drift", "step"}.isdisjoint(name.split(".")):
             raise UserError(
-                f"terms() asks for the inner product {name} in a later step and not in the first two: ask for it in "
-                f"every step"
+                f"terms() reads the inner product {name} in a later step but not in the first two: read it in every "
+                f"step"
             )
         return super().get(name, default)
 
 
 @dataclass(frozen=True)
 class FusedSGD:
-    """The optimiser's settings as numbers.
+    """SGD on pieces, with settings as Python floats.
 
-    Everything is added by `addcmul` with a factor that is one: torch then rounds a product before it is added, which is
-    what the rest of the library does in two operations, and reads and writes every number once. `add` with an `alpha`
-    would round once, and algorithms at their neutral setting would no longer be FedAvg bit for bit.
+    Products are added by `addcmul` with a factor of one: torch then rounds the product before the addition, as the rest
+    of the library does in two operations, but reads and writes memory once. `add` with an `alpha` would round once, and
+    algorithms at their neutral setting would no longer equal FedAvg bit for bit.
     """
 
     lr: float
     momentum: float | None
     decay: float | None
     one: Tensor
-    scales: tuple[float, ...]  # of the inner products: a step is the velocity but for its factor, -lr
+    scales: tuple[float, ...]  # of the inner products, which are computed with velocity = step / -lr
 
     @classmethod
     def of(cls, sgd: SGD, terms: StepTerms) -> FusedSGD:
         momentum = float(sgd.momentum) if sgd.has_momentum else None
         decay = float(sgd.weight_decay) if sgd.has_decay else None
         lr = float(sgd.lr)
-        scales = tuple((-lr) ** both.split(".").count("step") for both in terms.inner_products)
+        scales = tuple((-lr) ** pair.split(".").count("step") for pair in terms.inner_products)
         return cls(lr, momentum, decay, torch.ones_like(sgd.lr[0, 0]), scales)
 
-    def move(self, pieces: list[Piece], grads: list[Tensor], coefficients: Sequence[float]) -> list[float]:
-        """One step of every piece; the inner products of where they stand then."""
+    def step(self, pieces: list[Piece], grads: list[Tensor], coefficients: Sequence[float]) -> list[float]:
+        """Takes one step in place and returns the inner products after it."""
         products = []
         for piece, grad in zip(pieces, grads, strict=True):
-            self._move(piece, grad, coefficients)
+            self._step(piece, grad, coefficients)
             products.append([torch.dot(a, b) for a, b in piece.products])
-        one = len(products) == 1
-        whole = products[0] if one else [torch.stack(parts).sum() for parts in zip(*products, strict=True)]
-        return [inner.item() * scale for inner, scale in zip(whole, self.scales, strict=True)]
+        single = len(products) == 1
+        totals = products[0] if single else [torch.stack(parts).sum() for parts in zip(*products, strict=True)]
+        return [total.item() * scale for total, scale in zip(totals, self.scales, strict=True)]
 
-    def _move(self, piece: Piece, grad: Tensor, coefficients: Sequence[float]) -> None:
-        """The gradient is only read: autograd may have given the same one to two parameters."""
+    def _step(self, piece: Piece, grad: Tensor, coefficients: Sequence[float]) -> None:
+        """Does not modify the gradient: autograd may return one tensor for two parameters."""
         velocity = piece.velocity
         if self.momentum is None:
             velocity.copy_(grad)
@@ -247,12 +245,12 @@ def _pieces(state: LocalState, client: Client, terms: StepTerms) -> list[Piece]:
     lengths = [sum(sizes)]
     if lengths[0] > SMALL:
         lengths = [len(part) for size in sizes for part in torch.empty(size, device="meta").split(PIECE)]
-    # Under the names algorithms use; for the step the velocity, which is the step but for its coefficient.
+    # Under the names algorithms use; "step" is the velocity, which differs from the step by the factor -lr.
     rows = {"w": state.w, "step": state.velocity} | {name: client.notes[name] for name in terms.notes}
     if terms.drift:
         rows["drift"] = torch.zeros_like(client.w)
     cuts = {name: vector[0].split(lengths) for name, vector in rows.items()}
-    pairs = [both.split(".") for both in terms.inner_products]
+    pairs = [pair.split(".") for pair in terms.inner_products]
     return [
         Piece(
             w=cuts["w"][i],

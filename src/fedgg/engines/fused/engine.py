@@ -1,6 +1,6 @@
 """The engine `fused`: one client after another in this process, with the fused step.
 
-On a GPU, where the fused step needs a captured graph (`stacked`, `streams`), clients take the reference step here.
+On a GPU, clients take the reference step: the fused one is part of the captured graphs of `stacked` and `streams`.
 """
 
 from __future__ import annotations

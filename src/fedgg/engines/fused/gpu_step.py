@@ -18,8 +18,8 @@ from fedgg.core.local import SGD, LocalState, gradient
 from fedgg.engines.fused.term_analysis import (
     StepTerms,
     analyse_terms,
+    check_later_terms,
     is_independent_of_values,
-    refuse_other_names,
     trace_terms,
 )
 from fedgg.engines.fused.term_coefficients import Coefficients, SplitTrace, split_trace
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FusedPlan:
-    """What an algorithm's steps are made of."""
+    """The terms of an algorithm's steps and how their coefficients are computed."""
 
     terms: StepTerms
-    split: SplitTrace | None  # None: coefficients by the algorithm's own functions
-    lasts: bool  # whether it is the same whatever the numbers are, and need be found out only once
+    split: SplitTrace | None  # None: coefficients are computed by calling `Algorithm.terms`
+    reusable: bool  # whether the plan does not depend on values, so that it holds for later rounds
 
     @classmethod
     def of(cls, algorithm: Algorithm, client: Client) -> FusedPlan | None:
-        """None where one pass cannot do them: an algorithm that is more than a sum of a few terms."""
+        """None if the kernel cannot take the step: it is not a sum of terms, or has too many of them."""
         from fedgg.kernels import optimiser_step
 
         terms = analyse_terms(algorithm, client)
@@ -49,25 +49,25 @@ class FusedPlan:
             or len(terms.inner_products) > optimiser_step.MOST_SUMS
         ):
             return None
-        refuse_other_names(algorithm, client, terms)
+        check_later_terms(algorithm, client, terms)
         trace = trace_terms(algorithm, client, terms.inner_products)
         split = split_trace(trace, _places(terms)) if trace else None
-        plain = type(algorithm).nudge is Algorithm.nudge
+        has_nudge = type(algorithm).nudge is not Algorithm.nudge
         names = terms.inner_products
-        lasts = plain and trace is not None and is_independent_of_values(trace, algorithm, client, names)
-        return cls(terms, split, lasts)
+        reusable = not has_nudge and trace is not None and is_independent_of_values(trace, algorithm, client, names)
+        return cls(terms, split, reusable)
 
 
 @dataclass(frozen=True, eq=False)
 class FusedStep:
-    """What the pass needs beside the rows, at addresses that never change."""
+    """Inputs of the kernel besides the rows, at fixed addresses."""
 
     terms: StepTerms
-    parts: Tensor  # [K, inner products, blocks]: inner products of where the rows stand, in parts
-    leads: Rows  # of the anchor and of each note: the row to be read in place of an equal one, [K] int32
-    plain: bool  # whether the loss is the supervised one and no more
-    wide: Program | None  # whose first layer's gradient is made in the pass
-    coefficients: Coefficients | None  # None: by the algorithm's own functions, operation by operation
+    parts: Tensor  # [K, inner products, blocks]: partial sums of the current inner products
+    leads: Rows  # of the anchor and of each note: the first row with the same content, [K] int32
+    plain: bool  # whether the loss is the supervised loss
+    wide: Program | None  # if set, the kernel computes the weight gradient of this program's first layer
+    coefficients: Coefficients | None  # None: computed by calling `Algorithm.terms`
     side: torch.cuda.Stream
 
     @classmethod
@@ -80,7 +80,7 @@ class FusedStep:
         plans: FusedPlans,
         rule: Hashable,
     ) -> FusedStep | None:
-        """None where there is no such pass: on a CPU, or for an algorithm that is more than a sum of terms."""
+        """None if there is no kernel for it: on a CPU, or if the step is not a sum of few terms."""
         if not client.w.is_cuda or not kernels.available():
             return None
         from fedgg.kernels import optimiser_step
@@ -88,17 +88,17 @@ class FusedStep:
         plan = plans.get(rule) or FusedPlan.of(algorithm, client)
         if plan is None:
             return None
-        if plan.lasts:
+        if plan.reusable:
             plans[rule] = plan
         terms = plan.terms
         shared = (["anchor"] if terms.drift else []) + list(terms.notes)
         rows, length = client.w.shape
-        plain = type(algorithm).loss is Algorithm.loss  # the model is run once: there is one gradient to withhold
+        plain = type(algorithm).loss is Algorithm.loss  # one forward pass, so one weight gradient to defer
         wide = wide if plain else None
-        inside = math.prod(client.net.layout.shapes[0]) if wide else 0
+        wide_parameters = math.prod(client.net.layout.shapes[0]) if wide else 0
         return cls(
             terms,
-            client.w.new_zeros(rows, len(terms.inner_products), optimiser_step.blocks(length, inside)),
+            client.w.new_zeros(rows, len(terms.inner_products), optimiser_step.blocks(length, wide_parameters)),
             {name: optimiser_step.leads(client.notes[name], owners) for name in shared},
             plain,
             wide,
@@ -107,38 +107,38 @@ class FusedStep:
         )
 
     def step(self, algorithm: Algorithm, sgd: SGD, running: LocalState, client: Client, batch: Batch) -> None:
-        """Moves `running` and `parts` in place. What is made of single numbers runs beside the large kernels."""
+        """Updates `running` and `parts` in place. Small kernels run on a second stream, beside the large ones."""
         from fedgg.kernels import optimiser_step
 
         here = torch.cuda.current_stream()
         at_work = torch.ones_like(running.step, dtype=torch.bool) if batch.at_work is None else batch.at_work
-        with self._beside(here):
+        with self._on_side_stream(here):
             sums = {} if self.plain and self.coefficients else self.sums()
             client = replace(client, step=running.step, w=running.w, last_step=None, sums=sums)
             move = self._pass(algorithm, sgd, running, client, at_work)
         if not self.plain:
-            here.wait_stream(self.side)  # the algorithm's own loss may read the sums
-        withholding: AbstractContextManager[list[Wide]] = self.wide.withholding() if self.wide else nullcontext([])
-        with withholding as withheld:
+            here.wait_stream(self.side)  # the algorithm's `loss` may read the sums
+        deferring: AbstractContextManager[list[Wide]] = self.wide.deferring() if self.wide else nullcontext([])
+        with deferring as deferred:
             loss, grad = gradient(algorithm, running.w, batch, client)
         here.wait_stream(self.side)
-        with self._beside(here):
+        with self._on_side_stream(here):
             count = batch.mask.sum(1, keepdim=True) * at_work
             running.step.add_(at_work)
             running.loss_sum.add_(torch.where(at_work, loss, 0) * count)
             running.seen.add_(count)
         with torch.no_grad():
-            optimiser_step.advance(move, grad, *withheld)
+            optimiser_step.advance(move, grad, *deferred)
         here.wait_stream(self.side)
 
     @property
     def captured(self) -> object:
-        """What of it a graph holds for good."""
+        """The part that a captured graph contains as constants."""
         return self.terms, self.coefficients and (self.coefficients.operations, self.coefficients.results)
 
     @contextmanager
-    def _beside(self, here: torch.cuda.Stream) -> Iterator[None]:
-        """On a stream of its own, from what has been done so far; in a captured step, a branch of the graph."""
+    def _on_side_stream(self, here: torch.cuda.Stream) -> Iterator[None]:
+        """Runs on the side stream after the work launched so far; in a captured step, a branch of the graph."""
         self.side.wait_stream(here)
         with torch.cuda.stream(self.side), torch.no_grad():
             yield
@@ -152,14 +152,14 @@ class FusedStep:
             velocity=running.velocity,
             anchor=self._shared("anchor", client) if self.terms.drift else None,
             vectors=[self._shared(name, client) for name in self.terms.notes],
-            factors=self._factors(algorithm, running, client) if self.terms.vectors else sgd.lr,  # which is not read
+            factors=self._factors(algorithm, running, client) if self.terms.vectors else sgd.lr,  # not read
             has_factor=[name in self.terms.vectors for name in names],
             lr=sgd.lr,
             momentum=sgd.momentum if sgd.has_momentum else None,
             decay=sgd.weight_decay if sgd.has_decay else None,
             at_work=at_work,
             parts=self.parts,
-            pairs=tuple(self._numbers(both) for both in self.terms.inner_products),
+            pairs=tuple(self._vector_numbers(pair) for pair in self.terms.inner_products),
         )
 
     def _factors(self, algorithm: Algorithm, running: LocalState, client: Client) -> Tensor:
@@ -169,24 +169,24 @@ class FusedStep:
         return torch.cat([_column(terms.get(name, 0.0), running.step) for name in _places(self.terms)], 1)
 
     def sums(self) -> Rows:
-        """The inner products, put together from their parts in a fixed order."""
+        """The inner products, summed from their parts in a fixed order."""
         if not self.terms.inner_products:
             return {}
-        whole = self.parts.sum(2)
-        return {name: whole[:, number : number + 1] for number, name in enumerate(self.terms.inner_products)}
+        totals = self.parts.sum(2)
+        return {name: totals[:, number : number + 1] for number, name in enumerate(self.terms.inner_products)}
 
     def _shared(self, name: str, client: Client) -> Shared:
         from fedgg.kernels.optimiser_step import Shared
 
         return Shared(client.notes[name], self.leads[name])
 
-    def _numbers(self, both: str) -> tuple[int, int]:
+    def _vector_numbers(self, pair: str) -> tuple[int, int]:
         order = ["drift", "step", *self.terms.notes]
-        a, b = both.split(".")
+        a, b = pair.split(".")
         return order.index(a), order.index(b)
 
 
-# By what a plan depends on: an algorithm's kind, switches and numbers, and shapes.
+# The key is all that a plan depends on: the algorithm's class and settings, and the shapes of its tensors.
 FusedPlans = dict[Hashable, FusedPlan]
 
 

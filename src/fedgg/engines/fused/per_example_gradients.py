@@ -1,8 +1,8 @@
-"""The Fisher information from one pass for many examples: squares of single examples' gradients, added up.
+"""The Fisher information: sums of squared per-example gradients from one backward pass for many examples.
 
-What a layer's weight gets from an example is made of what went in and of what came back: for a linear layer g x^T,
-whose square is g^2 (x^2)^T, so that the sum over examples is one product; for a convolution, one small product an
-example.
+The gradient of a layer's weight follows from the layer's input x and output gradient g. For a linear layer it is g x^T,
+whose square is g^2 (x^2)^T, so that the sum over examples is one matrix product; a convolution needs one small product
+per example.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from fedgg.core.model import Net
 from fedgg.engines.module_equivalence import Trial, agree, is_plain, shares_parameters
 
 Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]
-AT_ONCE = 1 << 24  # numbers in the gradients of single examples that are held together
-ON_A_GPU = 16  # times as many: what launching costs is worth a GB
+AT_ONCE = 1 << 24  # elements of per-example gradients in memory at the same time
+ON_A_GPU = 16  # times as many: a GB of memory for fewer launches
 
 
 @dataclass(eq=False)
 class _LayerRecord:
-    """What went into a layer, and what comes back out of it."""
+    """Inputs and outputs of a layer in a forward pass."""
 
     layer: nn.Module
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
 
-    def note(self, _: nn.Module, layer_inputs: tuple[Tensor, ...], made: Tensor) -> Tensor:
-        """The model continues with a copy: the next layer may work in place."""
+    def record(self, _: nn.Module, layer_inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """A forward hook. The model continues with a copy of the output: the next layer may be in place."""
         self.inputs.append(layer_inputs[0].detach())
-        self.outputs.append(made)
-        return made.clone()
+        self.outputs.append(output)
+        return output.clone()
 
 
 def fisher(net: Net, row: Tensor, buffers: Rows, chunks: Iterable[Examples]) -> Tensor:
-    """Mean square of the examples' gradients, `[1, P]`, in evaluation mode: `Net.fisher`, for many examples at once."""
+    """Mean squared per-example gradient, `[1, P]`, in evaluation mode: a faster `Net.fisher`."""
     net.set_mode(False)
     layers = one_pass_layers(net)
     if row.is_cuda and layers is not None:
@@ -60,12 +60,12 @@ def fisher(net: Net, row: Tensor, buffers: Rows, chunks: Iterable[Examples]) -> 
 def squares_in_one_pass(
     net: Net, layers: dict[str, nn.Module], row: Tensor, buffers: Rows, x: Tensor, y: Tensor
 ) -> Tensor | None:
-    """Sum of squared gradients over examples, where layers are simple enough."""
-    few = examples_at_once(layers, x, ON_A_GPU * AT_ONCE if x.is_cuda else AT_ONCE)
+    """Sum of squared per-example gradients; None if a layer is not called exactly once per forward pass."""
+    size = examples_at_once(layers, x, ON_A_GPU * AT_ONCE if x.is_cuda else AT_ONCE)
     total = torch.zeros_like(row)
-    for some, targets in zip(x.split(few), y.split(few), strict=True):
+    for inputs, targets in zip(x.split(size), y.split(size), strict=True):
         with torch.enable_grad():
-            losses = partial(net.losses, row[0].detach().requires_grad_(), buffers, some, targets)
+            losses = partial(net.losses, row[0].detach().requires_grad_(), buffers, inputs, targets)
             squares = sums_of_squares(layers, losses, net.layout, row)
         if squares is None:
             return None
@@ -74,20 +74,20 @@ def squares_in_one_pass(
 
 
 def squares_by_vmap(net: Net, row: Tensor, buffers: Rows, x: Tensor, y: Tensor) -> Tensor:
-    """The same for any model, from the gradient of each example by itself."""
-    few = max(AT_ONCE // row.shape[1], 1)
+    """The same for any model, from per-example gradients by `vmap` or one by one."""
+    size = max(AT_ONCE // row.shape[1], 1)
     each = vmap(gradient_of(lambda row, x, y: net.losses(row, buffers, x[None], y[None]).sum()), in_dims=(None, 0, 0))
-    parts = zip(x.split(few), y.split(few), strict=True)
+    parts = zip(x.split(size), y.split(size), strict=True)
     try:
         return torch.stack([each(row[0].detach(), *part).square().sum(0, keepdim=True) for part in parts]).sum(0)
-    except (RuntimeError, NotImplementedError, ValueError):  # a module without a rule for many examples at once
+    except (RuntimeError, NotImplementedError, ValueError):  # a module that vmap does not support
         return net.squared_gradients(row, buffers, x, y)
 
 
 def one_pass_layers(net: Net) -> dict[str, nn.Module] | None:
-    """The layers by which squares of all examples come from one pass, where that was found to be true of this net.
+    """The layers whose squared gradients come from one pass, if a trial on this net shows equal results; else None.
 
-    A function of the net alone: in every process, and whatever data come first.
+    Depends on the net only, not on the data, so that all processes choose the same way.
     """
     layers = layers_of(net.module, net.layout)
     if layers is None:
@@ -101,28 +101,28 @@ def _squares_agree(net: Net) -> bool:
     trial = Trial.of(net)
     if trial is None:
         return False
-    twin, row, x = trial.net, trial.w, trial.x[0]
-    layers = layers_of(twin.module, twin.layout)
+    net, row, x = trial.net, trial.w, trial.x[0]
+    layers = layers_of(net.module, net.layout)
     y = trial.outputs(trial.x, slice(None))[1][0].argmin(1)  # unlikely classes, whose gradients are large
-    twin.set_mode(False)
+    net.set_mode(False)
 
-    def together() -> list[Tensor]:
-        squares = None if layers is None else squares_in_one_pass(twin, layers, row, twin.start_buffers, x, y)
+    def in_one_pass() -> list[Tensor]:
+        squares = None if layers is None else squares_in_one_pass(net, layers, row, net.start_buffers, x, y)
         return [] if squares is None else [squares]
 
-    return agree(lambda: [twin.squared_gradients(row, twin.start_buffers, x, y)], together, trial.tolerance)
+    return agree(lambda: [net.squared_gradients(row, net.start_buffers, x, y)], in_one_pass, trial.tolerance)
 
 
-def regrouped(chunks: Iterable[Examples], most: Callable[[Tensor], int]) -> Iterator[Examples]:
-    """The same examples in fewer chunks: as many in one as are allowed, and never less than there were."""
-    held: list[Examples] = []
+def regrouped(chunks: Iterable[Examples], limit: Callable[[Tensor], int]) -> Iterator[Examples]:
+    """Joins consecutive chunks up to `limit` examples; a chunk that is larger by itself stays whole."""
+    pending: list[Examples] = []
     for x, y in chunks:
-        if held and sum(len(y) for _, y in held) + len(y) > most(x):
-            yield _joined(held)
-            held = []
-        held.append((x, y))
-    if held:
-        yield _joined(held)
+        if pending and sum(len(y) for _, y in pending) + len(y) > limit(x):
+            yield _joined(pending)
+            pending = []
+        pending.append((x, y))
+    if pending:
+        yield _joined(pending)
 
 
 def _joined(parts: list[Examples]) -> Examples:
@@ -130,17 +130,17 @@ def _joined(parts: list[Examples]) -> Examples:
 
 
 def layers_of(module: nn.Module, layout: Layout) -> dict[str, nn.Module] | None:
-    """The layers that own all parameters, if each of them is one whose squares are known.
+    """The layers that hold the parameters, if all of them are supported linear layers or convolutions; else None.
 
-    Whether the module uses them as layers, and in no other way, is for a trial to show (`one_pass_layers`).
+    Whether the module uses them as layers only is tested by a trial (`one_pass_layers`).
     """
     trainable = {name.rpartition(".")[0] for name in layout.names}
     layers = {name: part for name, part in module.named_modules() if name in trainable}
-    return None if shares_parameters(module) or not all(_fits(part) for part in layers.values()) else layers
+    return None if shares_parameters(module) or not all(_is_supported(part) for part in layers.values()) else layers
 
 
 def examples_at_once(layers: dict[str, nn.Module], x: Tensor, numbers: int) -> int:
-    """How many examples' patches and gradients stay below so many numbers."""
+    """How many examples fit if patches and per-example gradients may take this many numbers."""
     pixels = x[0].numel() // x.shape[1] if x.ndim == 4 else 1
     weights = [part.weight for part in layers.values() if isinstance(part, nn.Conv2d)]
     each = max((max(weight[0].numel() * pixels, weight.numel()) for weight in weights), default=x[0].numel())
@@ -150,35 +150,36 @@ def examples_at_once(layers: dict[str, nn.Module], x: Tensor, numbers: int) -> i
 def sums_of_squares(
     layers: dict[str, nn.Module], losses: Callable[[], Tensor], layout: Layout, like: Tensor
 ) -> Tensor | None:
-    """`[1, P]`; `losses` gives the loss of each example; None if a layer is not called once, on a batch of examples."""
+    """`[1, P]` from the per-example `losses`; None if a layer is not called exactly once on the batch."""
     records = {name: _LayerRecord(part) for name, part in layers.items()}
-    hooks = [one.layer.register_forward_hook(one.note) for one in records.values()]
+    hooks = [record.layer.register_forward_hook(record.record) for record in records.values()]
     try:
         each = losses()
     finally:
         for hook in hooks:
             hook.remove()
-    if any(len(one.outputs) != 1 or not _plain(one, len(each)) for one in records.values()):
+    if any(len(record.outputs) != 1 or not _is_batch(record, len(each)) for record in records.values()):
         return None
-    back = torch.autograd.grad(each.sum(), [one.outputs[0] for one in records.values()])
+    grads = torch.autograd.grad(each.sum(), [record.outputs[0] for record in records.values()])
     parts: dict[str, Tensor] = {}
-    for (name, one), grad in zip(records.items(), back, strict=True):
-        for key, value in _squares(one.layer, one.inputs[0].to(like.dtype), grad.to(like.dtype)).items():
+    for (name, record), grad in zip(records.items(), grads, strict=True):
+        for key, value in _squares(record.layer, record.inputs[0].to(like.dtype), grad.to(like.dtype)).items():
             parts[f"{name}.{key}" if name else key] = value
     row = layout.flatten(parts)
     return layout.arranged(row) if layout.pixelwise else row
 
 
-def _fits(layer: nn.Module) -> bool:
+def _is_supported(layer: nn.Module) -> bool:
     if is_plain(layer, nn.Conv2d):
         assert isinstance(layer, nn.Conv2d)
         return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     return is_plain(layer, nn.Linear)
 
 
-def _plain(one: _LayerRecord, examples: int) -> bool:
-    x = one.inputs[0]
-    return x.ndim == (4 if isinstance(one.layer, nn.Conv2d) else 2) and len(x) == examples
+def _is_batch(record: _LayerRecord, examples: int) -> bool:
+    """Whether the layer's input is a batch of this many examples without further dimensions."""
+    x = record.inputs[0]
+    return x.ndim == (4 if isinstance(record.layer, nn.Conv2d) else 2) and len(x) == examples
 
 
 def _squares(layer: nn.Module, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
@@ -193,12 +194,12 @@ def _squares(layer: nn.Module, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
 
 
 def _patches(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    """What each pixel of the output is made of, `[N, C k k, pixels]`, by one copy: F.unfold makes one an example."""
+    """The input patch of each output pixel, `[N, C k k, pixels]`, in one copy; F.unfold makes one per example."""
     assert not isinstance(layer.padding, str)
-    (down, right), (high, wide), (tall, broad) = layer.stride, layer.kernel_size, layer.dilation
+    (sy, sx), (ky, kx), (dy, dx) = layer.stride, layer.kernel_size, layer.dilation
     x = F.pad(x, (layer.padding[1], layer.padding[1], layer.padding[0], layer.padding[0])).contiguous()
-    many, channels, height, width = x.shape
-    places = ((height - tall * (high - 1) - 1) // down + 1, (width - broad * (wide - 1) - 1) // right + 1)
+    examples, channels, height, width = x.shape
+    outputs = ((height - dy * (ky - 1) - 1) // sy + 1, (width - dx * (kx - 1) - 1) // sx + 1)
     example, channel, row, column = x.stride()
-    steps = (example, channel, row * tall, column * broad, row * down, column * right)
-    return x.as_strided((many, channels, high, wide, *places), steps).reshape(many, channels * high * wide, -1)
+    strides = (example, channel, row * dy, column * dx, row * sy, column * sx)
+    return x.as_strided((examples, channels, ky, kx, *outputs), strides).reshape(examples, channels * ky * kx, -1)

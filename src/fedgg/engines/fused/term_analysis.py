@@ -1,9 +1,9 @@
-"""What `Algorithm.terms` asks for in a step, found by calling it once, and its coefficients traced as one function.
+"""The vectors and inner products that `Algorithm.terms` uses, and a trace of how its coefficients are computed.
 
-An algorithm computes its coefficients with torch (`distance.sqrt()`, `torch.where(step == 0, 0, pull)`): twenty
-operations on columns of a single number for each client, which take longer one by one than their arithmetic is worth: a
-tenth of a small model's step. So `terms` is called once a round with columns that record every operation, and the trace
-is executed as one function of plain numbers on a CPU, as one kernel on a GPU (`coefficients`).
+An algorithm computes its coefficients with torch (`distance.sqrt()`, `torch.where(step == 0, 0, pull)`): some twenty
+operations on columns with one number per client, whose overhead is a tenth of a small model's step. Therefore `terms`
+is called once a round with columns that record the operations, and the trace is executed as one function of Python
+floats on a CPU or as one kernel on a GPU (`term_coefficients`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedgg.core.algorithm import Algorithm, Client, Number
 from fedgg.core.client_rows import Rows
 from fedgg.errors import UserError
 
-LATER = (2, 3, 4, 9, 99, 999)  # steps, counted from zero, at which terms are looked at again
+LATER = (2, 3, 4, 9, 99, 999)  # steps, counted from zero, in which terms are checked
 
 
 @dataclass(frozen=True)
@@ -27,75 +27,74 @@ class StepTerms:
     """The vectors an algorithm adds to the gradient, and the inner products their coefficients are computed from."""
 
     vectors: tuple[str, ...]  # the drift and notes, by name
-    inner_products: tuple[str, ...]  # those that change from step to step
+    inner_products: tuple[str, ...]  # "a.b"; those that change from step to step
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Vectors besides the drift, added or in the inner products."""
-        named = [*self.vectors, *(name for both in self.inner_products for name in both.split("."))]
+        named = [*self.vectors, *(name for pair in self.inner_products for name in pair.split("."))]
         return tuple(name for name in dict.fromkeys(named) if name not in ("drift", "step"))
 
     @property
     def drift(self) -> bool:
-        return "drift" in self.vectors or any("drift" in both.split(".") for both in self.inner_products)
+        return "drift" in self.vectors or any("drift" in pair.split(".") for pair in self.inner_products)
 
 
 def analyse_terms(algorithm: Algorithm, client: Client) -> StepTerms | None:
-    """None if a step is more than a sum of terms: then the algorithm's own functions are called step by step."""
-    if type(algorithm).steer is not Algorithm.steer or not _leaves_steps_alone(algorithm, client):
+    """None if a step is not a sum of terms that are known in advance: then the reference step is taken."""
+    if type(algorithm).steer is not Algorithm.steer or not _does_not_nudge(algorithm, client):
         return None
     during, after = _Recorder(client.lr), _Recorder(client.lr)
-    nowhere = cast(Tensor, None)
-    without_rows = replace(client, w=nowhere, last_step=None, sums=during)
+    without_rows = replace(client, w=cast(Tensor, None), last_step=None, sums=during)
     try:
         factors = algorithm.terms(without_rows)
         if list(algorithm.terms(replace(without_rows, step=client.step + 1))) != list(factors):
-            return None  # the first step has terms of its own
+            return None  # the first step has other terms
         algorithm.diagnostics(client.w, replace(client, last_step=None, sums=after))
     except (AttributeError, TypeError, RuntimeError):
-        return None  # it looks at the rows themselves
+        return None  # it uses the rows themselves
     if "step" in factors:
-        return None  # engines keep the last step's inner products, not the step
+        return None  # the fused step keeps inner products of the last step, not the step itself
     if any(isinstance(factor, Tensor) and factor.shape[1:] != (1,) for factor in factors.values()):
         return None
-    of_the_step = [both for both in after.names if "step" in both.split(".")]
-    moving = [both for both in during.names if not {"drift", "step"}.isdisjoint(both.split("."))]
-    terms = StepTerms(tuple(factors), tuple(dict.fromkeys([*moving, *of_the_step])))
+    with_step = [pair for pair in after.names if "step" in pair.split(".")]
+    changing = [pair for pair in during.names if not {"drift", "step"}.isdisjoint(pair.split("."))]
+    terms = StepTerms(tuple(factors), tuple(dict.fromkeys([*changing, *with_step])))
     for name in terms.notes:
         client.check_noted(name)
     return terms
 
 
-def refuse_other_names(algorithm: Algorithm, client: Client, terms: StepTerms) -> None:
-    """UserError where later steps name other vectors; for engines that do not call `terms` in every step."""
+def check_later_terms(algorithm: Algorithm, client: Client, terms: StepTerms) -> None:
+    """UserError if later steps name other vectors; for engines that do not call `terms` in every step."""
     for number in LATER:
         later_terms(algorithm, replace(client, sums=_Recorder(client.lr)), number, terms)
 
 
 def later_terms(algorithm: Algorithm, client: Client, number: int, terms: StepTerms) -> Mapping[str, Number]:
-    """What the step of this number, counted from zero, adds; UserError where it wants other things than the first two.
+    """The coefficients of this step, counted from zero; UserError if it uses other vectors than the first two steps.
 
-    The rows themselves are out of sight, since `client` holds those of the round's start.
+    `terms` is called without the rows, since `client` holds those of the round's start.
     """
     without_rows = replace(client, step=torch.full_like(client.step, number), w=cast(Tensor, None), last_step=None)
-    who = f"{type(algorithm).__name__}.terms()"
+    method = f"{type(algorithm).__name__}.terms()"
     try:
         coefficients = algorithm.terms(without_rows)
     except (AttributeError, TypeError, RuntimeError) as error:
         raise UserError(
-            f"{who} looks at the rows themselves in step {number + 1}, and not in the first two: look at them in every "
-            f"step, or in none ({type(error).__name__}: {error})"
+            f"{method} uses the rows themselves in step {number + 1} but not in the first two: use them in every step "
+            f"or in none ({type(error).__name__}: {error})"
         ) from error
     if list(coefficients) != list(terms.vectors):
         raise UserError(
-            f"{who} names {', '.join(coefficients) or 'nothing'} in step {number + 1}, and "
-            f"{', '.join(terms.vectors) or 'nothing'} before: name the same vectors in every step, with a factor of "
-            f"zero where they do not count"
+            f"{method} returns {', '.join(coefficients) or 'nothing'} in step {number + 1} and "
+            f"{', '.join(terms.vectors) or 'nothing'} before: return the same vectors in every step, with a factor of "
+            f"zero for those not in use"
         )
     return coefficients
 
 
-def _leaves_steps_alone(algorithm: Algorithm, client: Client) -> bool:
+def _does_not_nudge(algorithm: Algorithm, client: Client) -> bool:
     if type(algorithm).nudge is Algorithm.nudge:
         return True
     move = torch.zeros_like(client.w)
@@ -103,7 +102,7 @@ def _leaves_steps_alone(algorithm: Algorithm, client: Client) -> bool:
 
 
 class _Recorder(dict[str, Tensor]):
-    """Gives zero for every inner product, and records which were read."""
+    """Returns zero for any inner product and records which were read."""
 
     def __init__(self, like: Tensor):
         super().__init__()
@@ -116,26 +115,26 @@ class _Recorder(dict[str, Tensor]):
         return torch.zeros_like(self._like)
 
 
-Source = tuple[str, ...]  # where a number comes from: ("lr",), ("sums", "drift.drift"), ("notes", "reach"), ...
-Operand = int | float  # the number of a value, or a constant
+Source = tuple[str, ...]  # of an input: ("lr",), ("sums", "drift.drift"), ("notes", "reach"), ...
+Operand = int | float  # the index of a value, or a constant
 STEP: Source = ("step",)
 
 
 @dataclass(frozen=True)
 class TracedOperation:
-    """One operation; its result is the value after all sources and all operations before it."""
+    """One operation; values are numbered in order: all sources, then the result of each operation."""
 
     name: str
-    operands: tuple[tuple[bool, Operand], ...]  # whether it is a value, and its number; else a constant
+    operands: tuple[tuple[bool, Operand], ...]  # (True, index of a value) or (False, constant)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The operations from numbers to coefficients."""
+    """The operations that compute the coefficients."""
 
     sources: tuple[Source, ...]
     operations: tuple[TracedOperation, ...]
-    coefficients: tuple[tuple[str, bool, Operand], ...]  # by the name of their vector
+    coefficients: tuple[tuple[str, bool, Operand], ...]  # name of the vector, and its operand as above
 
 
 class NotTraceable(Exception):
@@ -173,7 +172,7 @@ class _TracedColumn:
         raise NotTraceable(name)
 
     def __bool__(self) -> bool:
-        raise NotTraceable("a decision in Python that depends on a number: torch.where can be traced")
+        raise NotTraceable("a Python condition on a value; torch.where can be traced")
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -198,42 +197,42 @@ _TORCH_NAMES = {
     torch.ones_like: "ones_like",
 }
 _FILLED = {"zeros_like": 0.0, "ones_like": 1.0}
-_TWO = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow"}
+_BINARY = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow"}
 _COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne")
-_ONE = {"__neg__": "neg", "__abs__": "abs", "abs": "abs", "sqrt": "sqrt", "exp": "exp"}
+_UNARY = {"__neg__": "neg", "__abs__": "abs", "abs": "abs", "sqrt": "sqrt", "exp": "exp"}
 
 
 def _add_operators() -> None:
-    """Operators and methods of a column, each of which records itself."""
-    for word, name in _TWO.items():
-        setattr(_TracedColumn, f"__{word}__", lambda self, other, name=name: self._record(name, self, other))
-        setattr(_TracedColumn, f"__r{word}__", lambda self, other, name=name: self._record(name, other, self))
+    """Adds operators and methods to `_TracedColumn` that record themselves."""
+    for method, name in _BINARY.items():
+        setattr(_TracedColumn, f"__{method}__", lambda self, other, name=name: self._record(name, self, other))
+        setattr(_TracedColumn, f"__r{method}__", lambda self, other, name=name: self._record(name, other, self))
     for name in _COMPARISONS:
         setattr(_TracedColumn, f"__{name}__", lambda self, other, name=name: self._record(name, self, other))
-    for word, name in _ONE.items():
-        setattr(_TracedColumn, word, lambda self, name=name: self._record(name, self))
-    for word, name in (("clamp_min", "maximum"), ("clamp_max", "minimum")):
-        setattr(_TracedColumn, word, lambda self, other, name=name: self._record(name, self, other))
+    for method, name in _UNARY.items():
+        setattr(_TracedColumn, method, lambda self, name=name: self._record(name, self))
+    for method, name in (("clamp_min", "maximum"), ("clamp_max", "minimum")):
+        setattr(_TracedColumn, method, lambda self, other, name=name: self._record(name, self, other))
 
 
 _add_operators()
 
 
 def trace_terms(algorithm: Algorithm, client: Client, inner_products: Iterable[str]) -> Trace | None:
-    """None if `terms` uses what cannot be traced: then it is called in every step, with tensors."""
-    sources = [STEP, *(("sums", both) for both in inner_products), *_columns(algorithm, client)]
+    """None if `terms` cannot be traced: then it is called in every step, with tensors."""
+    sources = [STEP, *(("sums", pair) for pair in inner_products), *_columns(algorithm, client)]
     operations: list[TracedOperation] = []
     columns: Any = {source: _TracedColumn(operations, len(sources), number) for number, source in enumerate(sources)}
     try:
         coefficients = _with_traced_settings(algorithm, columns).terms(_with_traced_columns(client, columns))
         results = tuple((name, *_operand(factor)) for name, factor in coefficients.items())
     except (NotTraceable, AttributeError, TypeError, ValueError, RuntimeError):
-        return None  # a real mistake shows again, with tensors
+        return None  # an error in the algorithm is raised again when it runs with tensors
     return Trace(tuple(sources), tuple(operations), results)
 
 
 def constant_columns(trace: Trace, algorithm: Algorithm, client: Client) -> list[Tensor]:
-    """The columns that are constant over the round: all sources behind the step and the inner products."""
+    """The columns that are constant over the round: all sources except the step and the inner products."""
     return [column_of(source, algorithm, client) for source in trace.sources if is_constant(source)]
 
 
@@ -243,7 +242,7 @@ def is_constant(source: Source) -> bool:
 
 
 def column_of(source: Source, algorithm: Algorithm, client: Client) -> Tensor:
-    """The column behind a constant source."""
+    """The column of a constant source."""
     if source[0] == "algorithm":
         setting: Tensor = getattr(algorithm, source[1])
         return setting
@@ -253,21 +252,21 @@ def column_of(source: Source, algorithm: Algorithm, client: Client) -> Tensor:
 
 
 def is_independent_of_values(trace: Trace, algorithm: Algorithm, client: Client, inner_products: Iterable[str]) -> bool:
-    """Whether `terms` and `diagnostics` do the same whatever the values are: then one trace serves all rounds."""
-    unseen = _without_numbers(client)
-    return trace_terms(algorithm, unseen, inner_products) == trace and _readings_are_traceable(algorithm, unseen)
+    """Whether `terms` and `diagnostics` do not depend on values in Python: then one trace is valid for all rounds."""
+    without_values = _without_values(client)
+    traced_again = trace_terms(algorithm, without_values, inner_products)
+    return traced_again == trace and _diagnostics_are_traceable(algorithm, without_values)
 
 
-def _without_numbers(client: Client) -> Client:
-    """Its rows have shapes and no values: a decision by their values raises an error."""
+def _without_values(client: Client) -> Client:
+    """The client with rows on the meta device: a condition on their values raises an error."""
 
     def empty(rows: Rows) -> Rows:
         return {name: row if _is_column(row) else torch.empty_like(row, device="meta") for name, row in rows.items()}
 
-    nowhere: Any = None
     return replace(
         client,
-        net=nowhere,
+        net=cast(Any, None),
         probe=None,
         down=empty(client.down),
         memory=empty(client.memory),
@@ -276,12 +275,12 @@ def _without_numbers(client: Client) -> Client:
     )
 
 
-def _readings_are_traceable(algorithm: Algorithm, client: Client) -> bool:
+def _diagnostics_are_traceable(algorithm: Algorithm, client: Client) -> bool:
     sources = [STEP, *_columns(algorithm, client)]
     columns: Any = {source: _TracedColumn([], len(sources), number) for number, source in enumerate(sources)}
-    blind = replace(_with_traced_columns(client, columns), sums=_AnyInnerProduct())
+    traced = replace(_with_traced_columns(client, columns), sums=_AnyInnerProduct())
     try:
-        _with_traced_settings(algorithm, columns).diagnostics(client.w, blind)
+        _with_traced_settings(algorithm, columns).diagnostics(client.w, traced)
     except (NotTraceable, AttributeError, TypeError, ValueError, RuntimeError):
         return False
     return True
@@ -293,7 +292,7 @@ class _AnyInnerProduct(dict[str, Any]):
 
 
 def _columns(algorithm: Algorithm, client: Client) -> list[Source]:
-    """Everything of one number a row that `terms` may look at."""
+    """All values with one number per row that `terms` may use."""
     names: list[Source] = [("algorithm", f.name) for f in fields(algorithm) if _is_column(getattr(algorithm, f.name))]
     for field in fields(client):
         value = getattr(client, field.name)
@@ -316,7 +315,7 @@ def _with_traced_settings(algorithm: Algorithm, columns: Any) -> Algorithm:
 
 
 def _with_traced_columns(client: Client, columns: Any) -> Client:
-    """The client with traced columns, and without the rows themselves."""
+    """The client with traced columns and without the rows."""
     changed: dict[str, Any] = {"w": None, "last_step": None, "sums": {}}
     for source, column in columns.items():
         if source[0] == "algorithm":

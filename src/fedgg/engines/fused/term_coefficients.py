@@ -1,6 +1,6 @@
-"""The coefficients of a step's terms, from a trace: as a Python function on a CPU, as one small kernel a step on a GPU.
+"""The coefficients of a step's terms, from a trace: by a Python function on a CPU, by one small kernel on a GPU.
 
-On a GPU, what is constant over a round is computed once, before the first step.
+On a GPU, values that are constant over a round are computed once, before the first step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from fedgg.core.algorithm import Algorithm, Client
 from fedgg.engines.fused.term_analysis import Operand, Trace, TracedOperation, column_of, is_constant
 
-Value = tuple[bool, Operand]  # as in an operation: the number of a value, or a constant
+Value = tuple[bool, Operand]  # as in `TracedOperation`: (True, index of a value) or (False, constant)
 
 
 # On a CPU ------------------------------------------------------------------------------------------------------------
@@ -25,24 +25,24 @@ Value = tuple[bool, Operand]  # as in an operation: the number of a value, or a 
 
 @lru_cache(maxsize=64)
 def as_python_function(trace: Trace) -> Callable[..., tuple[float, ...]]:
-    """The trace as one function of plain numbers, in the order of its sources."""
+    """The trace as one function of Python floats, in the order of its sources."""
     names = [f"x{number}" for number in range(len(trace.sources) + len(trace.operations))]
 
-    def shown(is_value: bool, operand: Operand) -> str:
+    def expression(is_value: bool, operand: Operand) -> str:
         if is_value:
             return names[int(operand)]
         return repr(operand) if math.isfinite(operand) else f"float('{operand!r}')"
 
     body = [
         f"    {names[len(trace.sources) + number]} = "
-        + _PYTHON_OPERATIONS[operation.name].format(*(shown(*operand) for operand in operation.operands))
+        + _PYTHON_OPERATIONS[operation.name].format(*(expression(*operand) for operand in operation.operands))
         for number, operation in enumerate(trace.operations)
     ]
-    results = "".join(f"{shown(is_value, operand)}, " for _, is_value, operand in trace.coefficients)
+    results = "".join(f"{expression(is_value, operand)}, " for _, is_value, operand in trace.coefficients)
     head = f"def coefficients({', '.join(names[: len(trace.sources)])}):"
-    known: dict[str, Any] = dict(_PYTHON_FUNCTIONS)
-    exec("\n".join([head, *body, f"    return ({results})"]), known)
-    function: Callable[..., tuple[float, ...]] = known["coefficients"]
+    namespace: dict[str, Any] = dict(_PYTHON_FUNCTIONS)
+    exec("\n".join([head, *body, f"    return ({results})"]), namespace)
+    function: Callable[..., tuple[float, ...]] = namespace["coefficients"]
     return function
 
 
@@ -102,28 +102,28 @@ _PYTHON_FUNCTIONS = {"sqrt": _sqrt, "div": _divided, "pow": _power, "exp": _exp,
 
 @dataclass(frozen=True)
 class SplitTrace:
-    """A trace in two parts: what is constant over a round is computed once, the rest in every step."""
+    """A trace in two parts: operations computed once a round, and operations computed in every step."""
 
     trace: Trace
-    places: tuple[str, ...]
-    computed_once: tuple[tuple[int, TracedOperation], ...]  # by the number of what they make
-    constants: tuple[Value, ...]  # what the steps need of the first part
-    operations: tuple[tuple[int, ...], ...]  # of every step, see `kernels.coefficients`
-    results: tuple[int, ...]  # for each place the number of its value; () if nothing changes from step to step
+    places: tuple[str, ...]  # vectors in the order of the kernel's factors
+    computed_once: tuple[tuple[int, TracedOperation], ...]  # with the index of the result
+    constants: tuple[Value, ...]  # constant values that the steps use
+    operations: tuple[tuple[int, ...], ...]  # of every step, as in `kernels.scalar_programs`
+    results: tuple[int, ...]  # for each place the index of its value; () if all coefficients are constant
 
     def of(self, algorithm: Algorithm, client: Client) -> Coefficients:
-        """With this round's numbers."""
+        """The coefficients for this round, with the constant operations computed."""
         like = torch.zeros_like(client.step, dtype=torch.float64)
-        known: dict[Value, Tensor] = {}
+        columns: dict[Value, Tensor] = {}
 
         def column(value: Value) -> Tensor:
             is_value, number = value
-            if value not in known and is_value:
-                known[value] = column_of(self.trace.sources[int(number)], algorithm, client).double()
-            return known[value] if is_value else torch.full_like(like, number)
+            if value not in columns and is_value:
+                columns[value] = column_of(self.trace.sources[int(number)], algorithm, client).double()
+            return columns[value] if is_value else torch.full_like(like, number)
 
         for number, operation in self.computed_once:
-            known[True, number] = _TORCH_FUNCTIONS[operation.name](
+            columns[True, number] = _TORCH_FUNCTIONS[operation.name](
                 *(column(operand) for operand in operation.operands)
             ).double()
         if self.results:
@@ -136,14 +136,14 @@ class SplitTrace:
 
 @dataclass(frozen=True, eq=False)
 class Coefficients:
-    """What is left to be computed in a step."""
+    """The constants of a round, and the operations that are computed in every step."""
 
-    constants: Tensor  # [K, columns] in float64; the coefficients themselves if nothing changes from step to step
+    constants: Tensor  # [K, columns] in float64; the coefficients themselves if they are constant
     operations: tuple[tuple[int, ...], ...]
     results: tuple[int, ...]
 
     def at(self, step: Tensor, parts: Tensor) -> Tensor:
-        """`[K, places]`, after so many steps and with these parts of the inner products."""
+        """`[K, places]` for this step number and these partial sums of the inner products."""
         from fedgg.kernels import scalar_programs
 
         if not self.results:
@@ -161,8 +161,8 @@ def split_trace(trace: Trace, places: tuple[str, ...]) -> SplitTrace | None:
     factors = {name: (is_value, operand) for name, is_value, operand in trace.coefficients}
     operations = dict(enumerate(trace.operations, start=len(trace.sources)))
     needed = _needed(operations, list(factors.values()))
-    moving = sum(not is_constant(source) for source in trace.sources)  # the step and the inner products come first
-    changing: set[Value] = {(True, number) for number in range(moving)}
+    variables = sum(not is_constant(source) for source in trace.sources)  # the step and the inner products come first
+    changing: set[Value] = {(True, number) for number in range(variables)}
     for number, operation in operations.items():
         if any(operand in changing for operand in operation.operands):
             changing.add((True, number))
@@ -174,25 +174,25 @@ def split_trace(trace: Trace, places: tuple[str, ...]) -> SplitTrace | None:
         return SplitTrace(trace, places, computed_once, (), (), ())
     operands = [*(operand for _, operation in in_steps for operand in operation.operands), *factors.values()]
     constants = tuple(operand for operand in dict.fromkeys(operands) if operand not in changing)
-    values: list[Value] = [*((True, n) for n in range(moving)), *constants, *((True, n) for n, _ in in_steps)]
-    number_of = {value: number for number, value in enumerate(values)}
+    values: list[Value] = [*((True, n) for n in range(variables)), *constants, *((True, n) for n, _ in in_steps)]
+    index_of = {value: number for number, value in enumerate(values)}
     coded = (
-        (CODES[operation.name], *(number_of[operand] for operand in operation.operands), 0, 0)[:4]
+        (CODES[operation.name], *(index_of[operand] for operand in operation.operands), 0, 0)[:4]
         for _, operation in in_steps
     )
-    results = tuple(number_of[factors[name]] if name in factors else NOTHING for name in places)
+    results = tuple(index_of[factors[name]] if name in factors else NOTHING for name in places)
     return SplitTrace(trace, places, computed_once, constants, tuple(coded), results)
 
 
 def _needed(operations: dict[int, TracedOperation], results: list[Value]) -> set[Value]:
-    """The results and everything they are made of."""
+    """The results and all values they are computed from."""
     needed, waiting = set(results), list(results)
     while waiting:
         is_value, number = waiting.pop()
         operation = operations.get(int(number)) if is_value else None
-        fresh = [operand for operand in operation.operands if operand not in needed] if operation else []
-        needed.update(fresh)
-        waiting += fresh
+        operands = [operand for operand in operation.operands if operand not in needed] if operation else []
+        needed.update(operands)
+        waiting += operands
     return needed
 
 

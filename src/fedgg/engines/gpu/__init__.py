@@ -1,1 +1,1 @@
-"""The engines for a GPU: `stacked` and `streams`, and the captured steps both replay."""
+"""The engines for a GPU, `stacked` and `streams`, and the CUDA graphs they replay."""

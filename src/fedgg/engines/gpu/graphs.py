@@ -1,11 +1,11 @@
-"""Steps captured once as CUDA graphs and replayed without the host, on several streams, with prefetched schedules.
+"""Steps captured once as CUDA graphs and replayed on several streams, with prefetched batch schedules.
 
-A device-side counter picks the page of the schedule, so that a whole round runs without waiting for Python. Rows stand
-longest first: as they finish, graphs of fewer rows take over. Between two sizes, rows that are done stand still. Where
-batches must not be padded (batch statistics), there is a graph for every width of a batch.
+A counter on the device selects the page of the schedule, so that a round runs without synchronising with Python. Rows
+are sorted by their number of steps, longest first, and graphs of fewer rows are replayed as rows finish; a finished row
+in a larger graph is masked. If batches must not be padded (batch statistics), each batch size has a graph.
 
-Which clients train in the next round is not known yet, but schedules are a function of (seed, round, client): those of
-the same clients are prefetched, and used if these clients train again.
+A schedule is a function of (seed, round, client). The next round's clients are not known yet, so the schedules of the
+current clients are prefetched, and used if these clients train again.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from fedgg.engines.layers.program import Program, padded_rows
 
 
 class CudaStreams:
-    """As many streams as are needed, kept from round to round; on a CPU there are none, and work is done in turns."""
+    """CUDA streams, created as needed and reused in later rounds; on a CPU there are none."""
 
     def __init__(self) -> None:
         self._streams: list[torch.cuda.Stream] = []
 
     def run(self, works: Sequence[Iterator[None]], device: torch.device) -> None:
-        """All to their ends, each on its own stream, one launch after another in turn."""
+        """Runs all iterators to their ends, each on its own stream, advancing them in turn."""
         if device.type != "cuda":
-            _in_turn([(work, None) for work in works])
+            _round_robin([(work, None) for work in works])
             return
         while len(self._streams) < len(works):
             self._streams.append(torch.cuda.Stream(device))
@@ -48,23 +48,23 @@ class CudaStreams:
         for stream in streams:
             stream.wait_stream(here)
         try:
-            _in_turn(list(zip(works, streams, strict=True)))
+            _round_robin(list(zip(works, streams, strict=True)))
         finally:
             torch.cuda.set_stream(here)
         for stream in streams:
             here.wait_stream(stream)
 
 
-def _in_turn(waiting: Sequence[tuple[Iterator[None], torch.cuda.Stream | None]]) -> None:
-    while waiting:
-        still = []
-        for work, stream in waiting:
+def _round_robin(active: Sequence[tuple[Iterator[None], torch.cuda.Stream | None]]) -> None:
+    while active:
+        unfinished = []
+        for work, stream in active:
             if stream is not None:
-                torch.cuda.set_stream(stream)  # a context would ask which one it was each time, and small steps wait
+                torch.cuda.set_stream(stream)  # cheaper than torch.cuda.stream(), which queries the current stream
             with suppress(StopIteration):
                 next(work)
-                still.append((work, stream))
-        waiting = still
+                unfinished.append((work, stream))
+        active = unfinished
 
 
 JobClient = tuple[RoundJob, int]  # a job and one of its clients
@@ -72,40 +72,42 @@ Key = tuple[int, Work, int, int, int]
 
 
 class Prefetch:
+    """Computes the batch schedules (agendas) of the next round in background threads."""
+
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
-        self._made: dict[Key, tuple[ClientData, Future[Any]]] = {}  # data are held, so that their ids stay unique
+        self._prefetched: dict[Key, tuple[ClientData, Future[Any]]] = {}  # references to the data keep their ids unique
 
     def agendas(self, job_clients: Sequence[JobClient]) -> list[Any]:
-        """One for each of these clients, made before or made now."""
+        """The agenda of each of these clients, prefetched or computed now."""
         return [self._agenda(job, client) for job, client in job_clients]
 
     def prepare(self, job_clients: Sequence[JobClient]) -> None:
-        """Begin with the agendas of the same clients' next round."""
+        """Starts to compute the agendas of the same clients' next round."""
         self._threads = self._threads or ThreadPoolExecutor(2, "fedgg-schedules")
         oldest = min(job.round for job, _ in job_clients)
-        self._made = {key: made for key, made in self._made.items() if key[3] >= oldest}  # drop what was not used
+        self._prefetched = {key: entry for key, entry in self._prefetched.items() if key[3] >= oldest}  # drop unused
         for job, client in job_clients:
             future = self._threads.submit(job.data.agenda, job.seed, job.round + 1, client, job.work)
-            self._made[_key(job, client, 1)] = (job.data, future)
+            self._prefetched[_key(job, client, 1)] = (job.data, future)
 
     def _agenda(self, job: RoundJob, client: int) -> Any:
-        made = self._made.pop(_key(job, client, 0), None)
-        return job.data.agenda(job.seed, job.round, client, job.work) if made is None else made[1].result()
+        entry = self._prefetched.pop(_key(job, client, 0), None)
+        return job.data.agenda(job.seed, job.round, client, job.work) if entry is None else entry[1].result()
 
 
-def _key(job: RoundJob, client: int, later: int) -> Key:
-    return id(job.data), job.work, job.seed, job.round + later, client
+def _key(job: RoundJob, client: int, rounds_ahead: int) -> Key:
+    return id(job.data), job.work, job.seed, job.round + rounds_ahead, client
 
 
-SIZES = 12  # graphs for each stack: more waste less arithmetic and take longer to capture
+SIZES = 12  # graphs per stack: more graphs waste less arithmetic but take longer to capture
 WARM_UP = 2
-WIDE = 1024  # rows of so many numbers or more get aligned addresses
+WIDE = 1024  # rows with at least this many elements get aligned addresses
 
 
 @dataclass(frozen=True)
 class Form:
-    """How batches are read for the model: see `kernels.images`."""
+    """Memory layout and type of the batches the model reads, see `kernels.images`."""
 
     lanes: int = 0
     dtype: torch.dtype | None = None
@@ -113,72 +115,72 @@ class Form:
 
 @dataclass(frozen=True, eq=False)
 class StaticTensors:
-    """Everything a step reads or writes, at addresses that never change."""
+    """All tensors that a captured step reads or writes, at fixed addresses."""
 
     algorithm: Algorithm
     sgd: SGD
     running: LocalState
     client: Client
     pages: Any  # [steps, K, batch]
-    counter: Tensor  # [1] which page comes next
+    counter: Tensor  # [1] index of the next page
     fused: FusedStep | None
 
 
 @dataclass(frozen=True)
 class Step:
-    """One replay: of the first so many rows, with so many examples each."""
+    """One replay: of the first `rows` rows, with batches of `width` examples."""
 
     rows: int
     width: int
 
 
 class Stack:
-    """A static and its graphs, kept from round to round."""
+    """Static tensors and the graphs captured on them, reused in later rounds."""
 
     def __init__(self, static: StaticTensors, data: ClientData, net: Net, form: Form):
         self.static = _copied(static)
-        self.net = net  # held, so that its id stays unique
+        self.net = net  # a reference keeps its id unique
         self._data = data
         self._form = form
         self._graphs: dict[Step, Callable[[], None]] = {}
         self._pool = torch.cuda.graph_pool_handle() if static.counter.is_cuda else None
 
-    def takes(self, fresh: StaticTensors) -> bool:
-        """Whether the schedule fits on the static."""
-        mine, theirs = self.static.pages.where.shape, fresh.pages.where.shape
-        return bool(theirs[0] <= mine[0] and theirs[1:] == mine[1:])
+    def fits(self, fresh: StaticTensors) -> bool:
+        """Whether the schedule fits into the static tensors."""
+        available, needed = self.static.pages.where.shape, fresh.pages.where.shape
+        return bool(needed[0] <= available[0] and needed[1:] == available[1:])
 
     def load(self, fresh: StaticTensors, steps: Sequence[Step]) -> None:
-        """Capture what is missing, then lay everything out: warming up moves the static."""
+        """Captures missing graphs, then copies the round's tensors in: warm-up steps overwrite the static tensors."""
         for step in dict.fromkeys(steps):
             if step not in self._graphs:
                 self._graphs[step] = self._captured(step)
         _copy_into(self.static, fresh)
 
     def replay(self, steps: Sequence[Step]) -> Iterator[None]:
-        """All steps of a round, with a pause after each in which others may launch theirs."""
+        """Launches the steps of a round, yielding after each so that other stacks can launch theirs."""
         for step in steps:
             self._graphs[step]()
             yield
 
     def end(self, algorithm: Algorithm, start: LocalStart, client: Client) -> LocalEnd:
-        """What the rows have to show, in tensors of their own."""
+        """The results of the rows, copied out of the static tensors."""
         static = self.static
         sums = _copied(static.fused.sums()) if static.fused else None
         buffers = _copied(static.client.net.buffers)
         return end_round(algorithm, replace(start, buffers=buffers), _copied(static.running), client, sums)
 
     def _captured(self, step: Step) -> Callable[[], None]:
-        """Warmed up and captured on its lane's own stream; `torch.cuda.graph` would collect garbage every time."""
+        """Captured on the current stream after a warm-up; `torch.cuda.graph` would run the garbage collector."""
         if self._pool is None:
-            return partial(self._step, step)  # without a GPU, for tests: the same steps, nothing captured
+            return partial(self._step, step)  # without a GPU, for tests: the same steps without a graph
         torch.cuda.synchronize()
         for _ in range(WARM_UP):
-            self.static.counter.zero_()  # it may stand behind the last page
+            self.static.counter.zero_()  # it may be beyond the last page
             self._step(step)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with own_workspaces():
+        with private_workspaces():
             graph.capture_begin(pool=self._pool)
             self._step(step)
             graph.capture_end()
@@ -187,12 +189,12 @@ class Stack:
         return graph.replay
 
     def _step(self, step: Step) -> None:
-        """Read the page, take the step, write it back, turn the page."""
+        """Reads the current page, takes the step in place and advances the counter."""
         static = self.static
         page = each_row(static.pages, static.counter)
-        place = (0, slice(step.rows), slice(step.width))
-        where = page.where[place]
-        batch = self._data.read(where, page.moves and page.moves[place], self._form.lanes, self._form.dtype)
+        part = (0, slice(step.rows), slice(step.width))
+        where = page.where[part]
+        batch = self._data.read(where, page.moves and page.moves[part], self._form.lanes, self._form.dtype)
         if len(static.running.w) > 1:
             batch = replace(batch, at_work=where[:, :1] >= 0)
         parts = (static.algorithm, static.sgd, static.running, static.client, static.fused)
@@ -206,13 +208,12 @@ class Stack:
 
 
 @contextmanager
-def own_workspaces() -> Iterator[None]:
-    """What is captured in here takes cuBLAS's scratch memory from the graph's own pool, and leaves none to others.
+def private_workspaces() -> Iterator[None]:
+    """Graphs captured within allocate their cuBLAS workspace from the graph's own memory pool and share it with none.
 
-    PyTorch keeps one scratch memory for each stream, hands streams out in turn from a pool of 32, and a captured
-    product remembers the address. Two graphs captured on what is the same stream would then write into the same scratch
-    memory when they are replayed side by side, and products of a single row, which are summed in parts there, came out
-    wrong.
+    PyTorch keeps one workspace per stream and takes streams in turn from a pool of 32; a captured product contains the
+    workspace's address. Two graphs captured on the same stream would write into the same workspace when replayed
+    concurrently, which gave wrong results for products of a single row, whose partial sums are stored there.
     """
     torch._C._cuda_clearCublasWorkspaces()
     try:
@@ -222,7 +223,7 @@ def own_workspaces() -> Iterator[None]:
 
 
 class GraphCache:
-    """Stacks by what is captured in them."""
+    """Stacks, by all that their graphs contain as constants."""
 
     def __init__(self) -> None:
         self._stacks: dict[Any, Stack] = {}
@@ -241,10 +242,10 @@ class GraphCache:
         steps: Sequence[Step],
         form: Form,
     ) -> tuple[Stack, Client]:
-        """A stack with this round laid out on it; `place` tells stacks apart that are at work at the same time."""
+        """A stack loaded with this round; `place` distinguishes stacks that run at the same time."""
         running, client = open_round(algorithm, net, sgd, start)
         program, width = start.many, pages.where.shape[2]
-        wide = program if isinstance(program, Program) and program.withholds(width) else None
+        wide = program if isinstance(program, Program) and program.can_defer(width) else None
         rule = (type(algorithm), _shapes(algorithm), _shapes(client.notes), sgd.has_momentum, sgd.has_decay)
         fused = FusedStep.of(
             algorithm, client, owners, wide, self._plans, (rule, _shapes(start.down), _shapes(start.memory))
@@ -256,65 +257,68 @@ class GraphCache:
         counter = torch.zeros(1, dtype=torch.int64, device=start.w.device)
         fresh = StaticTensors(algorithm, sgd, running, replace(client, probe=None), pages, counter, fused)
         stack = self._stacks.get(key)
-        if stack is None or not stack.takes(fresh):
+        if stack is None or not stack.fits(fresh):
             stack = self._stacks[key] = Stack(fresh, data, net, form)
         stack.load(fresh, steps)
         return stack, client
 
 
 def steps_of_stack(lengths: Sequence[int], width: int) -> list[Step]:
-    """Each step with the smallest of some prefix sizes that holds all rows still at work.
+    """The steps of a round, each with the smallest graph size that holds all unfinished rows.
 
-    The sizes are a function of this round alone, whatever graphs earlier rounds left: a stack of another size rounds
-    differently, and a resumed run would not repeat the bits.
+    The sizes depend on this round only, not on graphs captured in earlier rounds: a stack of another size rounds
+    differently, and a resumed run would not give the same bits.
     """
     sizes = prefix_sizes(tuple(lengths), SIZES)
-    at_work = np.searchsorted(-np.asarray(lengths), -np.arange(lengths[0]), side="left")
-    return [Step(int(rows), width) for rows in np.asarray(sizes)[np.searchsorted(sizes, at_work)]]
+    unfinished = np.searchsorted(-np.asarray(lengths), -np.arange(lengths[0]), side="left")
+    return [Step(int(rows), width) for rows in np.asarray(sizes)[np.searchsorted(sizes, unfinished)]]
 
 
 @lru_cache(maxsize=256)
 def prefix_sizes(lengths: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """At most `most` stack sizes, ascending, under which the fewest row-steps are wasted on rows that are done.
+    """At most `most` graph sizes, ascending, that waste the fewest row-steps on finished rows.
 
-    With the rows longest first, step t has n(t) rows at work, and a graph of size s >= n(t) costs s. Dynamic
-    programming over the distinct n finds the cheapest choice.
+    With the rows longest first, step t has n(t) unfinished rows, and a graph of size s >= n(t) costs s. Dynamic
+    programming over the distinct n finds the cheapest sizes.
     """
-    at_work, steps = np.unique(
+    unfinished, steps = np.unique(
         np.searchsorted(-np.asarray(lengths), -np.arange(lengths[0]), side="left"), return_counts=True
     )
     before = np.concatenate([[0], np.cumsum(steps)])
-    best = [(float(at_work[i] * before[i + 1]), [int(at_work[i])]) for i in range(len(at_work))]
+    best = [(float(unfinished[i] * before[i + 1]), [int(unfinished[i])]) for i in range(len(unfinished))]
     for _ in range(most - 1):
         best = [
             min(
                 [best[i]]
                 + [
-                    (best[j][0] + float(at_work[i] * (before[i + 1] - before[j + 1])), [*best[j][1], int(at_work[i])])
+                    (
+                        best[j][0] + float(unfinished[i] * (before[i + 1] - before[j + 1])),
+                        [*best[j][1], int(unfinished[i])],
+                    )
                     for j in range(i)
                 ],
                 key=lambda choice: choice[0],
             )
-            for i in range(len(at_work))
+            for i in range(len(unfinished))
         ]
     return tuple(best[-1][1])
 
 
-def _copied(thing: Any) -> Any:
-    """The same structure with tensors of its own, wide rows at aligned addresses."""
-    if isinstance(thing, Tensor):
-        if thing.ndim == 2 and thing.shape[1] >= WIDE and thing.is_floating_point():
-            return padded_rows(thing).copy_(thing)
-        return thing.detach().clone()
-    if isinstance(thing, dict):
-        return {key: _copied(value) for key, value in thing.items()}
-    if is_dataclass(thing) and not isinstance(thing, type):
-        return type(thing)(**{f.name: _copied(getattr(thing, f.name)) for f in fields(thing)})
-    return thing
+def _copied(value: Any) -> Any:
+    """The same structure with copied tensors, wide rows at aligned addresses."""
+    if isinstance(value, Tensor):
+        if value.ndim == 2 and value.shape[1] >= WIDE and value.is_floating_point():
+            return padded_rows(value).copy_(value)
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(entry) for key, entry in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{f.name: _copied(getattr(value, f.name)) for f in fields(value)})
+    return value
 
 
 def _copy_into(static: Any, fresh: Any) -> None:
-    """Overwrite the tensors of one structure with those of another; a schedule may be shorter than its static."""
+    """Overwrites the tensors of `static` with those of `fresh`, whose schedule may be shorter."""
     if isinstance(static, Tensor):
         (static[: len(fresh)] if static.ndim else static).copy_(fresh)
     elif isinstance(static, dict):
@@ -325,10 +329,10 @@ def _copy_into(static: Any, fresh: Any) -> None:
             _copy_into(getattr(static, field.name), getattr(fresh, field.name))
 
 
-def _shapes(thing: Any) -> Any:
-    """What of an algorithm is captured into a graph: its switches and numbers, and the shapes of its columns."""
-    if isinstance(thing, Tensor):
-        return tuple(thing.shape)
-    if isinstance(thing, dict):
-        return tuple((key, _shapes(value)) for key, value in thing.items())
-    return tuple((f.name, _shapes(v) if isinstance(v := getattr(thing, f.name), Tensor) else v) for f in fields(thing))
+def _shapes(value: Any) -> Any:
+    """The part of a structure that a graph contains as constants: its settings, and the shapes of its tensors."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape)
+    if isinstance(value, dict):
+        return tuple((key, _shapes(entry)) for key, entry in value.items())
+    return tuple((f.name, _shapes(v) if isinstance(v := getattr(value, f.name), Tensor) else v) for f in fields(value))

@@ -1,10 +1,10 @@
-"""All clients of all experiments as one program over rows `[K, P]`: for small models, where launching is the cost.
+"""All clients of all experiments as one program over rows `[K, P]`: for small models, whose cost is kernel launches.
 
-Experiments go into one stack when they share the model, the data and the algorithm with its switches; seeds, splits and
-numbers (mu, lr, ...) may differ, since numbers become columns. Models are the same when everything they hold is
-(`engines.gpu.module_content`); frozen parameters and constant buffers may differ, and each row has its own. Stacks of
-different algorithms run side by side on streams of their own. What cannot be stacked (models that mix the examples of a
-batch, modules without a rule for many rows) is handed to the engine `fused`.
+Experiments share a stack if they have the same model, the same data and the same algorithm with the same non-numeric
+settings; seeds, splits and numeric settings (mu, lr, ...) may differ, since numbers become columns. Models are the same
+if their contents are (`engines.gpu.module_comparison`); frozen parameters and constant buffers may differ, one per row.
+Stacks of different algorithms run concurrently on their own streams. Models that cannot be stacked (they mix the
+examples of a batch, or vmap does not support them) are trained by the engine `fused`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ T = TypeVar("T")
 
 SETTINGS = ("criterion", "frozen_statistics", "products", "channels_last", "drops", "head")  # of a net
 # For estimating the memory of a stack before it is built:
-PASSES = 16  # rows of parameters alive at once: models, velocity, gradient, notes and memory, on the desk and beside it
-TRACES = 3  # of each activation: itself, its gradient, and what a layer keeps for the backward pass
-SHARE = 0.8  # of the memory that is free, the rest is for kernels and fragments
+PASSES = 16  # rows of parameters in memory: models, velocity, gradient, notes and memory, static and as copies
+TRACES = 3  # per activation: itself, its gradient, and the tensor saved for the backward pass
+SHARE = 0.8  # of the free memory; the rest is for kernels and fragmentation
 
 
 @dataclass(frozen=True)
 class StackRow:
-    """One client of one job, and how long it will take."""
+    """One client of one job, and its number of steps."""
 
     job: int
     client: int
@@ -70,7 +70,7 @@ class Stacked:
     def train_together(self, jobs: Sequence[RoundJob]) -> list[dict[int, LocalEnd]]:
         jobs = [replace(job, net=fused_net(job.net)) for job in jobs]
         ends: list[dict[int, LocalEnd]] = [{} for _ in jobs]
-        groups = _groups(jobs, self._trained_alike)
+        groups = _groups(jobs, self._can_train_together)
         stackable = [group for group in groups if is_stackable(jobs[group[0]].net)]
         works = [self._train_stack(place, jobs, group, ends) for place, group in enumerate(stackable)]
         self._streams.run(works, jobs[0].w.device)
@@ -83,7 +83,7 @@ class Stacked:
     def _train_stack(
         self, place: int, jobs: Sequence[RoundJob], group: list[int], ends: list[dict[int, LocalEnd]]
     ) -> Iterator[None]:
-        """Trains a group; pauses after each launch, and leaves the results in `ends`."""
+        """Trains a group, yielding after each launch; writes the results into `ends`."""
         rows = _rows(jobs, group)
         first = jobs[group[0]]
         program = self._program(first.net)
@@ -109,12 +109,12 @@ class Stacked:
             pages = first.data.lay_out(agendas)
             steps = steps_of_stack([row.steps for row in rows], pages.where.shape[2])
             owners = [row.job for row in rows]
-            opened = self._graphs.open(
+            graphs, client_view = self._graphs.open(
                 place, algorithm, first.net, sgd, start, first.data, pages, owners, steps, _form(program)
             )
             self._prefetch.prepare([(jobs[row.job], row.client) for row in rows])
-            yield from opened[0].replay(steps)
-            end = opened[0].end(algorithm, start, opened[1])
+            yield from graphs.replay(steps)
+            end = graphs.end(algorithm, start, client_view)
         else:
             end = fused_round(algorithm, first.net, sgd, start, first.data.gather(agendas))
         end = recorded_on_host(end)
@@ -122,34 +122,34 @@ class Stacked:
             ends[row.job][row.client] = each_row(end, slice(position, position + 1))
 
     def score(self, looks: Sequence[Look]) -> list[Score]:
-        """Models that share a program and a test set are looked at together."""
+        """Models that share a program and a test set are scored together."""
         looks = [with_fused_net(look) for look in looks]
         scores: dict[int, Score] = {}
-        for group in _groups(looks, self._seen_alike):
+        for group in _groups(looks, self._can_score_together):
             program = self._program(looks[group[0]].net)
-            some = [looks[number] for number in group]
-            apart = some[0].client is not None
-            group_scores = score_here(some) if apart or program is None else _score(program, some)
+            group_looks = [looks[number] for number in group]
+            on_holdout = group_looks[0].client is not None
+            group_scores = score_here(group_looks) if on_holdout or program is None else _score(program, group_looks)
             scores |= dict(zip(group, group_scores, strict=True))
         return [scores[number] for number in range(len(looks))]
 
     def _program(self, net: Net) -> Program | None:
-        known = self._programs.get(id(net))
-        if known is None:
+        entry = self._programs.get(id(net))
+        if entry is None:
             program = program_of(net, self._precision, net.start.device)
-            known = self._programs[id(net)] = (net, program)  # the net is held: so that its id stays unique
-        return known[1]
+            entry = self._programs[id(net)] = (net, program)  # a reference to the net keeps its id unique
+        return entry[1]
 
-    def _trained_alike(self, a: RoundJob, b: RoundJob) -> bool:
+    def _can_train_together(self, a: RoundJob, b: RoundJob) -> bool:
         return (
             type(a.algorithm) is type(b.algorithm)
-            and _switches(a.algorithm) == _switches(b.algorithm)
+            and _non_numeric_settings(a.algorithm) == _non_numeric_settings(b.algorithm)
             and a.work == b.work
             and self._varying(a.net, b.net) is not None
             and a.data.shares_examples_with(b.data)
         )
 
-    def _seen_alike(self, a: Look, b: Look) -> bool:
+    def _can_score_together(self, a: Look, b: Look) -> bool:
         return (
             a.client is b.client is None
             and self._varying(a.net, b.net) is not None
@@ -157,18 +157,18 @@ class Stacked:
         )
 
     def _varying(self, a: Net, b: Net) -> frozenset[str] | None:
-        """Names of the tensors that each has of its own, if the nets are otherwise the same; None if they are not."""
+        """Names of the tensors in which the nets differ, if they are otherwise the same; else None."""
         if a is b:
             return frozenset()
         key = id(a), id(b)
-        if key not in self._compared:  # once, and both are held: their ids stay theirs
+        if key not in self._compared:  # references to both keep their ids unique
             same = a.layout == b.layout and all(getattr(a, name) == getattr(b, name) for name in SETTINGS)
             same = same and is_stackable(a) == is_stackable(b)
             self._compared[key] = (a, b, varying_tensors(a.module, b.module) if same else None)
         return self._compared[key][2]
 
     def _tensors_per_row(self, net: Net, jobs: Sequence[RoundJob]) -> Rows:
-        """Frozen parameters and constant buffers in which experiments differ from the net that is run, a row each."""
+        """Frozen parameters and constant buffers in which the experiments' nets differ, one row per job."""
         names = sorted({name for job in jobs for name in self._varying(net, job.net) or ()})
         if not names:
             return {}
@@ -180,14 +180,14 @@ class Stacked:
 
 
 def stack_bytes(net: Net, work: Work, clients: int) -> int:
-    """For so many clients of one experiment."""
+    """Estimated memory of a stack of this many clients of one experiment."""
     batch = work.batch or 256
     numbers = PASSES * net.layout.total + TRACES * batch * activations(net)
     return int(clients * numbers * net.start.element_size())
 
 
 def room(device: torch.device) -> float:
-    """Bytes that a stack may take."""
+    """Bytes of memory that a stack may use."""
     if device.type != "cuda":
         return float("inf")
     free, _ = torch.cuda.mem_get_info(device)
@@ -195,23 +195,23 @@ def room(device: torch.device) -> float:
 
 
 def _score(program: Program, looks: Sequence[Look]) -> list[Score]:
-    """As `core.evaluation.evaluate`, for several rows at once."""
+    """`core.evaluation.evaluate` for several rows at once."""
     first, w = looks[0], torch.cat([look.w for look in looks])
-    right = loss = w.new_zeros(len(w), dtype=torch.float64)
+    correct = loss = w.new_zeros(len(w), dtype=torch.float64)
     examples = 0
     for number in range(first.data.unseen_chunks(None)):
         x, y = first.data.unseen(None, number)
         outputs, _ = program.forward(w, x.expand(len(w), *x.shape))
-        right = right + (outputs.argmax(2) == y).sum(1)
+        correct = correct + (outputs.argmax(2) == y).sum(1)
         each = first.net.criterion(outputs.flatten(0, 1), y.repeat(len(w)))
         loss = loss + each.view(len(w), -1).double().sum(1)
         examples += len(y)
-    sums = torch.stack([right, loss]).tolist()
+    sums = torch.stack([correct, loss]).tolist()
     return [Score(a / max(examples, 1), b / max(examples, 1), examples) for a, b in zip(*sums, strict=True)]
 
 
 def _form(program: Program | None) -> Form:
-    """Images come in the right type, and packed, where a layer of ours is what reads them first."""
+    """The layout and type in which the program's first layer reads images."""
     first = program and program.first
     if isinstance(first, WideDense):
         return Form(dtype=torch.bfloat16 if first.precision == "bf16" else None)
@@ -224,7 +224,7 @@ def _form(program: Program | None) -> Form:
 
 
 def _rows(jobs: Sequence[RoundJob], group: list[int]) -> list[StackRow]:
-    """Longest first; stable: equal rows keep their order, so that results do too."""
+    """Sorted by number of steps, longest first, with a stable order of equal rows for reproducible results."""
     rows = [
         StackRow(number, client, jobs[number].work.steps(jobs[number].data.examples(client)))
         for number in group
@@ -234,7 +234,7 @@ def _rows(jobs: Sequence[RoundJob], group: list[int]) -> list[StackRow]:
 
 
 def _probe(jobs: Sequence[RoundJob], rows: list[StackRow]) -> Probe:
-    """StackRow by row, each with the net and the buffers of its own experiment."""
+    """A probe that gives each row the net, buffers and data of its experiment."""
 
     def of_row(k: int) -> Probe:
         job, client = jobs[rows[k].job], rows[k].client
@@ -254,12 +254,12 @@ def _sgd(jobs: Sequence[RoundJob]) -> SGD:
     )
 
 
-def _groups(things: Sequence[T], alike: Callable[[T, T], bool]) -> list[list[int]]:
-    """Numbers of those that can be done as one."""
+def _groups(items: Sequence[T], alike: Callable[[T, T], bool]) -> list[list[int]]:
+    """Indices of the items in groups of alike ones."""
     groups: list[list[int]] = []
-    for number, thing in enumerate(things):
+    for number, item in enumerate(items):
         for group in groups:
-            if alike(things[group[0]], thing):
+            if alike(items[group[0]], item):
                 group.append(number)
                 break
         else:
@@ -267,7 +267,7 @@ def _groups(things: Sequence[T], alike: Callable[[T, T], bool]) -> list[list[int
     return groups
 
 
-def _switches(algorithm: Algorithm) -> dict[str, object]:
+def _non_numeric_settings(algorithm: Algorithm) -> dict[str, object]:
     values = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
     return {name: value for name, value in values.items() if not isinstance(value, float)}
 
@@ -278,7 +278,7 @@ def _memory(job: RoundJob, client: int) -> dict[str, Tensor]:
 
 
 def _with_columns(algorithms: list[Algorithm], like: Tensor) -> Algorithm:
-    """One algorithm whose numbers are columns where the rows differ in them."""
+    """One algorithm for all rows; numeric settings in which the rows differ become columns."""
     first = algorithms[0]
     columns = {}
     for field in fields(first):

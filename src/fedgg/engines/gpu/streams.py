@@ -1,7 +1,7 @@
-"""Several clients in flight on one GPU, each with a captured step on a stream of its own: for large models.
+"""Several clients in flight on one GPU, each with a captured step on its own stream: for large models.
 
-A large model fills the GPU for moments only: between its small kernels there is room for other clients'. Batches of
-models that mix the examples of a batch are never padded: a shorter last batch is a graph of its own.
+The large kernels of one model run beside the small kernels of others. Batches of models that mix the examples of a
+batch are not padded: a shorter last batch has its own graph.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ LANES = 6  # clients in flight: more gain little and cost memory
 class Streams:
     """On a GPU, large models: several clients in flight.
 
-    Trains the clients of a round, a few at a time, longest first.
+    Trains the clients of a round, a few concurrently, longest first.
     """
 
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
 
     def __init__(self, lanes: int = LANES) -> None:
-        self._most = lanes
+        self._max_lanes = lanes
         self._streams = CudaStreams()
         self._graphs = GraphCache()
         self._prefetch = Prefetch()
@@ -50,7 +50,7 @@ class Streams:
         exact = job.net.keeps_statistics or mixes_examples(job.net)
         order = sorted(job.cohort, key=lambda client: -job.data.examples(client))
         waiting, ends = deque(order), dict[int, LocalEnd]()
-        works = [self._lane(number, job, waiting, ends, exact) for number in range(min(self._most, len(order)))]
+        works = [self._lane(number, job, waiting, ends, exact) for number in range(min(self._max_lanes, len(order)))]
         self._streams.run(works, job.w.device)
         for client in job.cohort:
             yield client, recorded_on_host(ends[client])
@@ -60,7 +60,7 @@ class Streams:
     def _lane(
         self, number: int, job: RoundJob, waiting: deque[int], ends: dict[int, LocalEnd], exact: bool
     ) -> Iterator[None]:
-        """One client after another; which lane trains whom is a function of the cohort, and changes no number."""
+        """Trains one client after another; which lane trains a client does not affect results."""
         longest = job.work.steps(max(job.data.examples(client) for client in job.cohort))
         while waiting:
             client = waiting.popleft()
@@ -78,23 +78,23 @@ class Streams:
             ends[client] = _restored(stack.end(job.algorithm, start, client_view), net)
 
     def _arranged(self, net: Net) -> tuple[Net, Program | None]:
-        """The net as it lies on this engine's desks, and its program if it has one."""
-        known = self._nets.get(id(net))
-        if known is None:
+        """The net in the memory layout of this engine, and its program if it has one."""
+        entry = self._nets.get(id(net))
+        if entry is None:
             arranged = net.arranged() if net.channels_last else net
             program = large_program_of(arranged) if net.channels_last else None
-            known = self._nets[id(net)] = (net, arranged, program)  # the net is held: so that its id stays unique
-        return known[1:]
+            entry = self._nets[id(net)] = (net, arranged, program)  # a reference to the net keeps its id unique
+        return entry[1:]
 
 
 def _arranged_start(start: LocalStart, net: Net, program: Program | None) -> LocalStart:
-    """Rows as the net reads them, wherever they come from."""
+    """The rows in the net's memory layout."""
     if not net.layout.pixelwise:
         return start
-    turned = net.layout.arranged
+    convert = net.layout.arranged
     probe = start.probe and replace(start.probe, net=net)
     return replace(
-        start, w=turned(start.w), down=_each(start.down, turned), memory=_each(start.memory, turned), probe=probe,
+        start, w=convert(start.w), down=_each(start.down, convert), memory=_each(start.memory, convert), probe=probe,
         many=program,
     )  # fmt: skip
 
@@ -102,15 +102,15 @@ def _arranged_start(start: LocalStart, net: Net, program: Program | None) -> Loc
 def _restored(end: LocalEnd, net: Net) -> LocalEnd:
     if not net.layout.pixelwise:
         return end
-    back = net.layout.restored
-    return replace(end, up=_each(end.up, back), memory=_each(end.memory, back))
+    convert = net.layout.restored
+    return replace(end, up=_each(end.up, convert), memory=_each(end.memory, convert))
 
 
-def _each(rows: Rows, turned: Callable[[Tensor], Tensor]) -> Rows:
-    return {name: turned(tensor) for name, tensor in rows.items()}
+def _each(rows: Rows, convert: Callable[[Tensor], Tensor]) -> Rows:
+    return {name: convert(tensor) for name, tensor in rows.items()}
 
 
 def _steps(where: Any, exact: bool) -> list[Step]:
-    """Batches at their own width where the model mixes their examples, else padded to the full one."""
+    """One step per batch, at the batch's own size if `exact`, else padded to the full size."""
     widths = (where >= 0).sum(1) if exact else [where.shape[1]] * len(where)
     return [Step(1, int(width)) for width in widths]

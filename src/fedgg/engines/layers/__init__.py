@@ -1,1 +1,1 @@
-"""Layers with forward and backward passes of their own, and the modules that can be run by them."""
+"""Layers with hand-written forward and backward passes, and programs of them that replace modules."""

@@ -1,4 +1,4 @@
-"""Layers for all rows of a stack at once, forwards and backwards; gradients go straight to their place in the row."""
+"""Layers for all rows of a stack at once, forward and backward; gradients are written directly into the rows."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 Pair = tuple[int, int]
 Parameters = dict[str, Tensor]  # views [K, *shape] into rows
-Moment = tuple[Tensor | None, Tensor | int]  # keys [K, 1] and step of the dropout masks; no keys: nothing is dropped
-# fp32 products are put together from three TF32 ones: as exact as fp32, and several times faster.
+MaskKeys = tuple[Tensor | None, Tensor | int]  # keys [K, 1] and step of the dropout masks; None: no dropout
+# fp32 products are composed of three TF32 products: as exact as fp32 and several times faster.
 PRODUCTS = {"fp64": "ieee", "fp32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}
 
 
 class Layer(Protocol):
-    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]: ...
+    def forward(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> tuple[Tensor, Any]: ...
     def backward(
         self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
     ) -> Tensor | None: ...
 
-    def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
-        """The same for one row, `[B, ...]`, in torch's own operations, on any device: what the layer stands for."""
+    def by_torch(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> Tensor:
+        """The reference: the same for one row, `[B, ...]`, in torch operations, on any device."""
 
 
 @dataclass(frozen=True)
 class Flatten:
-    def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
+    def by_torch(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> Tensor:
         return x.flatten(1)
 
-    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
+    def forward(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> tuple[Tensor, Any]:
         return x.reshape(*x.shape[:2], -1), x.shape
 
     def backward(
@@ -48,17 +48,17 @@ class Flatten:
 
 @dataclass(frozen=True)
 class Dense:
-    """A linear layer, with ReLU behind it or not."""
+    """A linear layer, optionally followed by ReLU."""
 
     weight: str
     bias: str
     relu: bool
 
-    def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
+    def by_torch(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> Tensor:
         y = F.linear(x, parameters[self.weight], parameters[self.bias])
         return y.relu() if self.relu else y
 
-    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
+    def forward(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> tuple[Tensor, Any]:
         x = x.to(parameters[self.weight].dtype)
         y = torch.baddbmm(parameters[self.bias][:, None], x, parameters[self.weight].mT)
         y = y.relu_() if self.relu else y
@@ -81,27 +81,27 @@ class Dense:
 
 @dataclass(frozen=True)
 class WideDense(Dense):
-    """The first layer, when it is most of the model: its gradient can be left to the pass that uses it."""
+    """A first layer that is most of the model: its weight gradient can be computed in the optimiser step."""
 
     precision: Precision
 
     @staticmethod
-    def takes(batch: int) -> bool:
+    def supports(batch: int) -> bool:
         from fedgg.kernels import dense
 
         return batch <= dense.MOST_EXAMPLES
 
-    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
+    def forward(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> tuple[Tensor, Any]:
         from fedgg.kernels import dense
 
-        if not self.takes(x.shape[1]):
-            return super().forward(x, parameters, moment)
+        if not self.supports(x.shape[1]):
+            return super().forward(x, parameters, mask_keys)
         x = x.to(torch.bfloat16 if self.precision == "bf16" else parameters[self.weight].dtype).contiguous()
         y = dense.forward(x, parameters[self.weight], parameters[self.bias], self.relu, PRODUCTS[self.precision])
         return y, (x, y)
 
-    def withheld(self, grad: Tensor, saved: Any, into: Parameters) -> Wide:
-        """The bias's gradient, and what the weight's is made of."""
+    def deferred(self, grad: Tensor, saved: Any, into: Parameters) -> Wide:
+        """Writes the bias's gradient and returns the factors of the weight's gradient."""
         from fedgg.kernels import dense
         from fedgg.kernels.optimiser_step import Wide
 
@@ -111,29 +111,29 @@ class WideDense(Dense):
 
 @dataclass(frozen=True)
 class Dropout:
-    """With counted masks: its place among the dropouts of the model, from 1, and the share it drops."""
+    """Dropout with counter-based masks; `place` numbers the dropout layers of the model from 1."""
 
     place: int
     share: float
 
-    def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
-        key, step = moment
+    def by_torch(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> Tensor:
+        key, step = mask_keys
         if key is None:
             return x
         return torch.where(keep(key, step, self.place, x.shape, self.share), x / (1 - self.share), 0)
 
-    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
-        return self._dropped(x, moment), moment
+    def forward(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> tuple[Tensor, Any]:
+        return self._dropped(x, mask_keys), mask_keys
 
     def backward(
         self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
     ) -> Tensor | None:
         return self._dropped(grad, saved)
 
-    def _dropped(self, x: Tensor, moment: Moment) -> Tensor:
+    def _dropped(self, x: Tensor, mask_keys: MaskKeys) -> Tensor:
         from fedgg.kernels.layers import drop
 
-        keys, step = moment
+        keys, step = mask_keys
         if keys is None:
             return x
         steps = step if isinstance(step, Tensor) else torch.full_like(keys, step)
@@ -147,10 +147,10 @@ class ConvolutionReluPool:
     kernel: int
     precision: Precision
 
-    def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
+    def by_torch(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> Tensor:
         return F.max_pool2d(F.conv2d(x, parameters[self.weight], parameters[self.bias]).relu(), 2)
 
-    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
+    def forward(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> tuple[Tensor, Any]:
         from fedgg.kernels import convolution
 
         weight = parameters[self.weight]
@@ -181,9 +181,9 @@ class ConvolutionReluPool:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution with ReLU, and a max-pool behind it or not: cuDNN's, with everything around it in our own passes.
+    """A convolution by cuDNN, with bias, ReLU and optional max-pool in kernels of fedgg.
 
-    For one row of a large model; images and weights lie pixelwise.
+    For one row of a large model; images and weights are in channels-last order.
     """
 
     weight: str
@@ -193,11 +193,11 @@ class Convolution:
     dilation: Pair
     pool: bool
 
-    def by_torch(self, x: Tensor, parameters: Parameters, moment: Moment) -> Tensor:
+    def by_torch(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> Tensor:
         y = F.conv2d(x, parameters[self.weight], parameters[self.bias], self.stride, self.padding, self.dilation).relu()
         return F.max_pool2d(y, 2) if self.pool else y
 
-    def forward(self, x: Tensor, parameters: Parameters, moment: Moment) -> tuple[Tensor, Any]:
+    def forward(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> tuple[Tensor, Any]:
         from fedgg.kernels import layers
 
         w, bias = parameters[self.weight][0], parameters[self.bias][0]
@@ -215,14 +215,16 @@ class Convolution:
     ) -> Tensor | None:
         from fedgg.kernels import layers
 
-        x, seen = saved
+        x, activation = saved
         grad = grad[0].contiguous(memory_format=torch.channels_last)
-        grad, to_bias = layers.pool_back(grad, *seen) if self.pool else layers.relu_back(grad, seen)
-        into[self.bias][0].copy_(to_bias)
+        grad, grad_bias = layers.pool_back(grad, *activation) if self.pool else layers.relu_back(grad, activation)
+        into[self.bias][0].copy_(grad_bias)
         w = parameters[self.weight][0]
-        to_x, to_w, _ = torch.ops.aten.convolution_backward(grad, x, w, None, *self._geometry, [to_input, True, False])
-        into[self.weight][0].copy_(to_w)
-        return to_x[None] if to_input else None
+        grad_x, grad_w, _ = torch.ops.aten.convolution_backward(
+            grad, x, w, None, *self._geometry, [to_input, True, False]
+        )
+        into[self.weight][0].copy_(grad_w)
+        return grad_x[None] if to_input else None
 
     @property
     def _geometry(self) -> tuple[Any, ...]:

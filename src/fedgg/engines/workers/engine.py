@@ -1,8 +1,8 @@
 """Clients in parallel, each in a process with one torch thread: for CPUs.
 
-One thread a process beats threads within an operator. The longest client goes first, so that no core waits long for the
-last one; with several experiments, one's clients fill the time in which another waits. Results are put in order before
-they are used: numbers are those of the engine `fused`, bit for bit.
+One thread per process is faster than threads within an operator. The longest client goes first, so that cores are idle
+for a short time only at the end of a round; clients of other experiments fill this time. Results are sorted before they
+are used: they equal those of the engine `fused`, bit for bit.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ LostClients = Literal["stop", "leave_out"]
 
 
 class TooManyDeaths(Exception):
-    """Processes died again and again on one task; what was finished before it stands."""
+    """Several worker processes died on the same task; finished rounds are kept."""
 
 
 class Workers:
     """On a CPU: the fused step in parallel processes.
 
-    Use it as a context: its processes end with it. They start when there is work for them.
+    A context manager that ends its processes on exit. They start with the first task.
     """
 
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
@@ -50,8 +50,8 @@ class Workers:
         self._lost_clients, self._notice = lost_clients, notice
         self._pool = Pool(self.size, start)
         self._numbers = itertools.count()
-        self._under_way: dict[int, OpenRequest] = {}
-        self._local_nets: dict[int, Net] = {}  # models that cannot travel to other processes
+        self._open_requests: dict[int, OpenRequest] = {}
+        self._local_nets: dict[int, Net] = {}  # models that cannot be sent to other processes
 
     def __enter__(self) -> Workers:
         return self
@@ -62,7 +62,7 @@ class Workers:
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd | Lost]]:
         yielded = set[int]()
         open_request = self._submit(Request(job, notice=self._notice))
-        while open_request is not None and open_request.to_come:
+        while open_request is not None and open_request.open_tasks:
             _, client = self._next_result()
             if isinstance(client, int) and client in open_request.results:
                 yielded.add(client)
@@ -72,19 +72,19 @@ class Workers:
         yield from ((client, end) for client, end in reply.ends.items() if client not in yielded)
 
     def score(self, looks: Sequence[Look]) -> list[Score]:
-        """The same bits as in one process: chunks are scored in any order, and added up in theirs."""
+        """Chunks are scored in any order and added up in their own, so that the bits equal those of one process."""
         if not looks:
             return []
         request = Request(tuple(looks), notice=self._notice)
         open_request = self._submit(request)
-        while open_request is not None and open_request.to_come:
+        while open_request is not None and open_request.open_tasks:
             self._next_result()
         reply = self._finished(open_request) if open_request is not None else request.run_here()
         assert isinstance(reply, Scored)
         return reply.scores
 
     def interleave(self, streams: Iterable[RequestStream]) -> None:
-        """Every experiment continues as soon as its request is done; meanwhile the others' tasks fill the pool."""
+        """Runs several experiments: each continues as soon as its request is finished, while others' tasks run."""
         waiting: dict[int, RequestStream] = {}
 
         def resume(stream: RequestStream, reply: Reply | None) -> None:
@@ -103,25 +103,25 @@ class Workers:
             resume(stream, None)
         while waiting:
             open_request, _ = self._next_result()
-            if not open_request.to_come:
+            if not open_request.open_tasks:
                 resume(waiting.pop(open_request.number), self._finished(open_request))
 
     def _submit(self, request: Request) -> OpenRequest | None:
-        """The request's tasks in the pool's queue; None if it cannot be sent to other processes."""
+        """Queues the request's tasks; None if the request cannot be sent to other processes."""
         if id(request.net) in self._local_nets:
             return None
         open_request = OpenRequest.of(next(self._numbers), request)
         try:
             if multiprocessing.current_process().daemon:
-                raise RuntimeError("this is itself a worker of a pool")
+                raise RuntimeError("this process is itself a worker")
             constant = [self._pool.share(part, mapped=True) for part in open_request.constant_parts()]
             needs = (*constant, self._pool.share(open_request.shared))
         except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
             self._fall_back(request, str(error))
             return None
-        self._under_way[open_request.number] = open_request
+        self._open_requests[open_request.number] = open_request
         for key, rank, task in open_request.tasks():
-            open_request.to_come += 1
+            open_request.open_tasks += 1
             self._pool.submit(
                 Ticket(rank, next(self._numbers), task, needs, (open_request.number, key), request.notice)
             )
@@ -130,37 +130,37 @@ class Workers:
     def _next_result(self) -> tuple[OpenRequest, Key]:
         ticket, outcome = self._pool.next_result()
         number, key = ticket.owner
-        open_request = self._under_way[number]
-        open_request.to_come -= 1
+        open_request = self._open_requests[number]
+        open_request.open_tasks -= 1
         if isinstance(outcome, Unreadable):
-            open_request.unreadable = outcome.why
+            open_request.unreadable = outcome.reason
         elif not isinstance(outcome, Abandoned):
-            open_request.take(key, outcome.result, outcome.seconds)
+            open_request.add_result(key, outcome.result, outcome.seconds)
         elif self._lost_clients == "leave_out" and isinstance(key, int):
-            open_request.take(key, Lost(key, outcome.why), 0.0)
+            open_request.add_result(key, Lost(key, outcome.reason), 0.0)
         else:
             name = open_request.request.name
-            raise TooManyDeaths(f"{name}{', ' if name else ''}{ticket.task}: {outcome.why}")
+            raise TooManyDeaths(f"{name}{', ' if name else ''}{ticket.task}: {outcome.reason}")
         return open_request, key
 
     def _finished(self, open_request: OpenRequest) -> Reply:
-        """The reply; what other processes could not read is done here."""
-        del self._under_way[open_request.number]
+        """The reply; a request that other processes could not unpickle is run in this process."""
+        del self._open_requests[open_request.number]
         self._pool.unshare(open_request.shared)
         if open_request.unreadable is None:
             return open_request.reply(self.size)
         self._fall_back(open_request.request, open_request.unreadable)
         return open_request.request.run_here()
 
-    def _fall_back(self, request: Request, why: str) -> None:
+    def _fall_back(self, request: Request, reason: str) -> None:
         self._local_nets[id(request.net)] = request.net
         request.notice(
-            f"engine 'workers' fell back to 'fused': the experiment cannot be sent to other processes ({why})"
+            f"engine 'workers' fell back to 'fused': the experiment cannot be sent to other processes ({reason})"
         )
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,8 +1,8 @@
-"""Worker processes that live as long as the pool: who does what, and what happens when one of them dies.
+"""A pool of worker processes: assigns tasks, and repeats a task whose worker died.
 
-Workers come from a fork server where there is one: it imports torch once, in a process without threads, and every
-worker is a copy of it, which starts at once and shares its memory. Forking this process itself would copy threads'
-locks in whatever state they are; spawning imports torch again for each worker. Both can be asked for.
+Workers are started by a fork server if the platform has one: it imports torch once, in a process without threads, and
+each worker is a fork of it, which starts quickly and shares its memory. Forking this process would copy locks that its
+threads may hold; spawning imports torch again for each worker. Both can be chosen (`start`).
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 StartMethod = Literal["forkserver", "spawn", "fork"]
-FILES_TO_START = 12  # open at once while a process is started
+FILES_TO_START = 12  # files open at the same time while a process is started
 OPEN_FILES = Path("/dev/fd")
-DEATHS = 3  # a task on which this many processes have died is given up
+DEATHS = 3  # after this many dead processes a task is abandoned
 
 
 @dataclass(frozen=True)
 class Abandoned:
-    """Too many processes have died on this task."""
+    """The result of a task on which too many processes died."""
 
-    why: str
+    reason: str
 
 
 TaskResult = Done | Unreadable | Abandoned
@@ -48,12 +48,12 @@ TaskResult = Done | Unreadable | Abandoned
 
 @dataclass(order=True)
 class Ticket:
-    """A task in the queue; the smallest rank is taken first."""
+    """A task in the queue; the one with the smallest rank goes first."""
 
     rank: tuple[int, ...]
     number: int
     task: Task = field(compare=False)
-    needs: tuple[int, ...] = field(compare=False)  # what was lent and belongs to it, in the order to be sent
+    needs: tuple[int, ...] = field(compare=False)  # numbers of shared objects, in the order to be sent
     owner: Any = field(compare=False)
     notice: Callable[[str], None] = field(compare=False)
     deaths: int = field(default=0, compare=False)
@@ -64,7 +64,7 @@ class _Worker:
     process: BaseProcess
     ready: bool = False
     ticket: Ticket | None = None
-    holds: set[int] = field(default_factory=set)
+    holds: set[int] = field(default_factory=set)  # numbers of the shared objects it has received
 
 
 class Pool:
@@ -80,32 +80,32 @@ class Pool:
         self._queue: list[Ticket] = []
         self._numbers = itertools.count()
         self._shared: dict[int, tuple[Any, PackedObject]] = {}
-        self._known: dict[int, int] = {}
+        self._shared_numbers: dict[int, int] = {}  # by the object's id
         self._failed_starts = 0
 
-    def share(self, thing: Any, *, mapped: bool = False) -> int:
-        """Pack it once for all workers that will need it. Raises what pickle raises if it cannot be sent."""
-        if id(thing) not in self._known:
+    def share(self, value: Any, *, mapped: bool = False) -> int:
+        """Packs an object once for all workers and returns its number; pickle's errors are raised."""
+        if id(value) not in self._shared_numbers:
             number = next(self._numbers)
-            self._shared[number] = (thing, pack(thing, self._known, shared=mapped))
-            self._known[id(thing)] = number
-        return self._known[id(thing)]
+            self._shared[number] = (value, pack(value, self._shared_numbers, shared=mapped))
+            self._shared_numbers[id(value)] = number
+        return self._shared_numbers[id(value)]
 
-    def unshare(self, thing: Any) -> None:
-        """No task will need it any more."""
-        number = self._known.pop(id(thing))
+    def unshare(self, value: Any) -> None:
+        """Removes a shared object that no task needs any more, in the workers too."""
+        number = self._shared_numbers.pop(id(value))
         self._shared.pop(number)[1].close()
         for pipe, worker in self._workers.items():
             if number in worker.holds:
                 worker.holds.remove(number)
-                with suppress(OSError):  # a dead worker is noticed where it is waited for
+                with suppress(OSError):  # a dead worker is detected in `next_result`
                     send(pipe, ("unshare", number))
 
     def submit(self, ticket: Ticket) -> None:
         heapq.heappush(self._queue, ticket)
 
     def next_result(self) -> tuple[Ticket, TaskResult]:
-        """The next task that is done, whichever it is; an error within a task is raised here."""
+        """The next finished task and its result; an exception in a task is raised here."""
         while True:
             self._assign_tasks()
             for pipe in wait(list(self._workers)):
@@ -113,44 +113,44 @@ class Pool:
                 try:
                     (kind,), packed = receive(pipe)
                 except EOFError:
-                    if (given_up := self._on_death(pipe)) is not None:
-                        return given_up
+                    if (abandoned := self._on_death(pipe)) is not None:
+                        return abandoned
                     continue
                 worker = self._workers[pipe]
                 if packed is None:
                     worker.ready, self._failed_starts = True, 0
                     continue
-                what, ticket = unpack(packed), worker.ticket
+                result, ticket = unpack(packed), worker.ticket
                 worker.ticket = None
                 assert ticket is not None
                 if kind == "failed":
-                    raise what
-                return ticket, what
+                    raise result
+                return ticket, result
 
     def _assign_tasks(self) -> None:
         idle = [pipe for pipe, worker in self._workers.items() if worker.ready and worker.ticket is None]
         while idle and self._queue:
-            self._give(idle.pop(0), heapq.heappop(self._queue))
+            self._send_task(idle.pop(0), heapq.heappop(self._queue))
         starting = sum(not worker.ready for worker in self._workers.values())
         for _ in range(min(len(self._queue) - starting, self._size - len(self._workers))):
             self._start()
 
-    def _give(self, pipe: Connection, ticket: Ticket) -> None:
+    def _send_task(self, pipe: Connection, ticket: Ticket) -> None:
         worker = self._workers[pipe]
         worker.ticket = ticket
-        with suppress(OSError):  # it died: its pipe says so when it is waited for
+        with suppress(OSError):  # a dead worker is detected in `next_result`
             for number in ticket.needs:
                 if number not in worker.holds:
                     send(pipe, ("share", number), self._shared[number][1])
                     worker.holds.add(number)
-            packed = pack(ticket.task, self._known)
+            packed = pack(ticket.task, self._shared_numbers)
             try:
                 send(pipe, ("do",), packed)
             finally:
                 packed.close()
 
     def _on_death(self, pipe: Connection) -> tuple[Ticket, TaskResult] | None:
-        """A worker is gone; its task goes back into the queue, or is given up."""
+        """Removes a dead worker; its task returns to the queue or is abandoned."""
         worker = self._workers.pop(pipe)
         pipe.close()
         worker.process.join()
@@ -158,8 +158,8 @@ class Pool:
             self._failed_starts += 1
             if self._failed_starts >= DEATHS:
                 raise UserError(
-                    "the worker processes cannot start: in a script of your own, call fedgg under "
-                    "`if __name__ == '__main__':`; or take engine.name = 'fused'"
+                    "the worker processes cannot start: in your own script, call fedgg under "
+                    "`if __name__ == '__main__':`, or set engine.name = 'fused'"
                 )
         ticket, code = worker.ticket, worker.process.exitcode
         if ticket is None:
@@ -167,24 +167,24 @@ class Pool:
         ticket.deaths += 1
         if ticket.deaths >= DEATHS:
             return ticket, Abandoned(f"its process died {DEATHS} times (exit code {code}; out of memory?)")
-        ticket.notice(f"{ticket.task}: its process died (exit code {code}); another one does it again")
+        ticket.notice(f"{ticket.task}: its process died (exit code {code}); another process repeats it")
         heapq.heappush(self._queue, ticket)
         return None
 
     def _start(self) -> None:
         allow_open_files(FILES_TO_START)
         with _without_interrupts():
-            ours, theirs = self._context.Pipe()
-            others = [*self._workers, ours] if self._forks else []
-            process = child_process(self._context, "fedgg.engines.workers.process:work", theirs, others)
+            parent_end, worker_end = self._context.Pipe()
+            inherited = [*self._workers, parent_end] if self._forks else []
+            process = child_process(self._context, "fedgg.engines.workers.process:work", worker_end, inherited)
             process.start()
-            theirs.close()  # so that the worker's death closes the pipe
-            self._workers[ours] = _Worker(process)
+            worker_end.close()  # so that the worker's death closes the pipe
+            self._workers[parent_end] = _Worker(process)
         with suppress(OSError):
-            send(ours, ("settings", TorchSettings.of_this_process()))
+            send(parent_end, ("settings", TorchSettings.of_this_process()))
 
     def close(self) -> None:
-        """All workers end now, whatever they are doing."""
+        """Terminates all workers, also in the middle of a task."""
         for pipe, worker in self._workers.items():
             pipe.close()
             worker.process.terminate()
@@ -192,11 +192,11 @@ class Pool:
             worker.process.join()
         for _, packed in self._shared.values():
             packed.close()
-        self._workers, self._shared, self._known, self._queue = {}, {}, {}, []
+        self._workers, self._shared, self._shared_numbers, self._queue = {}, {}, {}, []
 
 
 def allow_open_files(count: int) -> None:
-    """Before a process is started: if so many more files cannot be opened, the limit is raised as far as it may be."""
+    """Raises the limit of open files if this many more would exceed it; UserError if it cannot be raised enough."""
     if resource is None or not OPEN_FILES.exists():
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -205,16 +205,16 @@ def allow_open_files(count: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise UserError(
-            f"another process needs about {count} open files, and of the {hard} that are allowed {needed - count} are "
-            f"in use: allow more (ulimit -n), or run fewer processes at once"
+            f"another process needs about {count} open files, and {needed - count} of the {hard} allowed files are in "
+            f"use: raise the limit (ulimit -n), or run fewer processes at once"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else hard, hard))
 
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Processes started in here are deaf to Ctrl-C from birth, not only after two seconds of imports; ours waits."""
-    resource_tracker.ensure_running()  # it would lift the block in our midst
+    """Processes started within ignore Ctrl-C from the start, not only after seconds of imports; here it is delayed."""
+    resource_tracker.ensure_running()  # started later, it would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

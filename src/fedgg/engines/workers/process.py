@@ -1,12 +1,12 @@
-"""The worker process: receives tasks, runs them, sends the results; tensors travel beside the pickled objects.
+"""The worker process: receives tasks, runs them and sends the results; tensors are sent outside the pickle.
 
-A thread of its own listens to the pipe, so that the parent never waits for a worker to listen. That a worker ends at
-once when its parent is gone, even in the middle of a client, is child_process.py's doing.
+A thread reads the pipe, so that the parent does not block when it sends to a busy worker. child_process.py ends a
+worker as soon as its parent has ended, also in the middle of a client.
 
-The pickle holds everything but the numbers. These travel beside it: a few inline, many in a file that lives in memory
-and has no name, so that nothing is left behind when a process is killed, and a small /dev/shm does not matter. What is
-`shared` is mapped by every process that receives it and stays one copy in the machine's memory; everything else is read
-at once, so that no file stays open.
+Tensor data are sent outside the pickle: small ones inline, large ones in an anonymous file in memory, so that no file
+is left behind when a process is killed and the size of /dev/shm does not matter. Objects packed as `shared` are mapped
+by the processes that receive them and exist once in the machine's memory; others are read at once, so that no file
+stays open.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from torch import Tensor
 
 from fedgg.engines.user_code import UserModule, load_user_module, loaded_user_modules
 
-INLINE = 1 << 16  # bytes of numbers that go with the pickle; more go into a file
-ALIGNED = 64  # torch's own allocations are, and kernels may round differently where data are not
+INLINE = 1 << 16  # bytes of tensor data that are sent inline; more are sent in a file
+ALIGNED = 64  # bytes, like torch's allocations: kernels may round differently on unaligned data
 
 
 @dataclass(frozen=True)
 class PackedObject:
-    """A packed object. `places` are start and length of each buffer, in `inline` or in the file."""
+    """A pickled object with its buffers. `places` are start and length of each buffer, in `inline` or in the file."""
 
     pickled: bytes
     places: tuple[tuple[int, int], ...]
@@ -53,10 +53,10 @@ class PackedObject:
             os.close(self.file)
 
 
-def pack(thing: Any, known: Mapping[int, int] | None = None, *, shared: bool = False) -> PackedObject:
-    """`known`: objects, by their `id`, that the receiver has under a number already."""
+def pack(value: Any, known: Mapping[int, int] | None = None, *, shared: bool = False) -> PackedObject:
+    """`known`: numbers of objects that the receiver already has, by the objects' `id`."""
     stream, out_of_band = io.BytesIO(), list[pickle.PickleBuffer]()
-    _Packer(stream, known or {}, out_of_band).dump(thing)
+    _Packer(stream, known or {}, out_of_band).dump(value)
     buffers = [buffer.raw() for buffer in out_of_band]
     places, end = [], 0
     for buffer in buffers:
@@ -69,7 +69,7 @@ def pack(thing: Any, known: Mapping[int, int] | None = None, *, shared: bool = F
 
 
 def unpack(packed: PackedObject, known: Mapping[int, Any] | None = None) -> Any:
-    """The object again, with tensors of its own or mapped; the file is closed."""
+    """The object, with its tensors copied or mapped; closes the file."""
     try:
         buffers = _mapped(packed) if packed.shared else [_read(packed, *place) for place in packed.places]
     finally:
@@ -78,42 +78,42 @@ def unpack(packed: PackedObject, known: Mapping[int, Any] | None = None) -> Any:
 
 
 def send(pipe: Connection, label: tuple[Any, ...], packed: PackedObject | None = None) -> None:
-    """A label, and perhaps a packed, whose file stays open here."""
+    """Sends a label and optionally a packed object, whose file stays open here."""
     if packed is None:
         pipe.send_bytes(pickle.dumps((label, None)))
         return
-    sheet = (packed.pickled, packed.places, packed.inline, packed.file is not None, packed.shared)
-    pipe.send_bytes(pickle.dumps((label, sheet)))
+    content = (packed.pickled, packed.places, packed.inline, packed.file is not None, packed.shared)
+    pipe.send_bytes(pickle.dumps((label, content)))
     if packed.file is not None:
-        reduction.send_handle(pipe, packed.file, None)  # whose process it goes to matters on Windows only
+        reduction.send_handle(pipe, packed.file, None)  # the receiver's process id is used on Windows only
 
 
 def receive(pipe: Connection) -> tuple[tuple[Any, ...], PackedObject | None]:
-    """What `send` sent; the receiver unpacks or closes it. EOFError when the other end is gone."""
+    """What `send` sent; the receiver unpacks or closes it. EOFError when the other end is closed."""
     try:
-        label, sheet = pickle.loads(pipe.recv_bytes())
-        if sheet is None:
+        label, content = pickle.loads(pipe.recv_bytes())
+        if content is None:
             return label, None
-        pickled, places, inline, has_file, shared = sheet
+        pickled, places, inline, has_file, shared = content
         file = reduction.recv_handle(pipe) if has_file else None
-    except (OSError, RuntimeError) as torn:  # killed within a message
-        raise EOFError from torn
+    except (OSError, RuntimeError) as error:  # the sender was killed within a message
+        raise EOFError from error
     return label, PackedObject(pickled, places, inline, file, shared)
 
 
 class _Packer(pickle.Pickler):
     def __init__(self, stream: io.BytesIO, known: Mapping[int, int], out_of_band: list[pickle.PickleBuffer]):
-        super().__init__(stream, protocol=5, buffer_callback=out_of_band.append)  # append gives None: out of band
+        super().__init__(stream, protocol=5, buffer_callback=out_of_band.append)  # append returns None: out of band
         self._known = known
 
-    def persistent_id(self, thing: Any) -> int | None:
-        return self._known.get(id(thing))
+    def persistent_id(self, value: Any) -> int | None:
+        return self._known.get(id(value))
 
-    def reducer_override(self, thing: Any) -> Any:
-        if type(thing) is not Tensor or thing.device.type != "cpu" or thing.layout is not torch.strided:
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not Tensor or value.device.type != "cpu" or value.layout is not torch.strided:
             return NotImplemented
-        numbers = thing.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return _tensor, (pickle.PickleBuffer(numbers.data), thing.dtype, tuple(thing.shape))
+        content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return _tensor, (pickle.PickleBuffer(content.data), value.dtype, tuple(value.shape))
 
 
 class _Unpacker(pickle.Unpickler):
@@ -125,14 +125,14 @@ class _Unpacker(pickle.Unpickler):
         return self._known[number]
 
 
-def _tensor(numbers: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def _tensor(content: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     if 0 in shape:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(numbers, dtype=dtype).view(shape)
+    return torch.frombuffer(content, dtype=dtype).view(shape)
 
 
 def _written(buffers: list[memoryview], places: list[tuple[int, int]], size: int) -> int:
-    """A new file with these contents: in memory, or where that has no room or no files, in the temporary folder."""
+    """A new anonymous file with these contents: in memory if possible, else in the temporary folder."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("fedgg")
         try:
@@ -153,34 +153,34 @@ def _filled(file: int, buffers: list[memoryview], places: list[tuple[int, int]],
 
 
 def _mapped(packed: PackedObject) -> list[memoryview]:
-    """Views into a mapping that is shared until it is written to; what is written stays in the writing process."""
+    """Views into a copy-on-write mapping: writes are visible in the writing process only."""
     assert packed.file is not None
     whole = memoryview(mmap.mmap(packed.file, 0, access=mmap.ACCESS_COPY))
     return [whole[start : start + length] for start, length in packed.places]
 
 
 def _read(packed: PackedObject, start: int, length: int) -> memoryview:
-    mine = torch.empty(length, dtype=torch.uint8).numpy().data
+    buffer = torch.empty(length, dtype=torch.uint8).numpy().data
     if packed.file is None:
-        mine[:] = packed.inline[start : start + length]
-        return mine
+        buffer[:] = packed.inline[start : start + length]
+        return buffer
     position = 0
     while position < length:
-        position += os.preadv(packed.file, [mine[position:]], start + position)
-    return mine
+        position += os.preadv(packed.file, [buffer[position:]], start + position)
+    return buffer
 
 
-# The names and numbers of glibc's <malloc.h>.
+# Constants of glibc's <malloc.h>.
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 
-KEEP_FREE = 512 << 20  # bytes that may lie free at the end of the heap
-OWN_MAPPING = 64 << 20  # pieces of this size or more, such as data sets, do not come from the heap
+KEEP_FREE = 512 << 20  # bytes that may stay free at the end of the heap
+OWN_MAPPING = 64 << 20  # allocations of this size or more, such as data sets, are mapped, not taken from the heap
 
 
 @dataclass(frozen=True)
 class TorchSettings:
-    """Settings of the parent's torch that change results, and the user's files it has read."""
+    """Settings of torch in the parent that affect results, and the user modules it has loaded."""
 
     dtype: torch.dtype
     deterministic: bool
@@ -196,7 +196,7 @@ class TorchSettings:
 
     def apply(self) -> None:
         torch.set_default_dtype(self.dtype)
-        if self.deterministic != torch.are_deterministic_algorithms_enabled():  # asking is free, setting takes seconds
+        if self.deterministic != torch.are_deterministic_algorithms_enabled():  # setting it takes seconds
             torch.use_deterministic_algorithms(self.deterministic)
         torch.set_float32_matmul_precision(self.matmul_precision)
         for user_module in self.user_modules:
@@ -211,33 +211,36 @@ class Done:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """The task could not be unpacked here: something in it cannot be imported by another process."""
+    """The task could not be unpickled: it refers to something that another process cannot import."""
 
-    why: str
+    reason: str
 
 
 def work(pipe: Connection, parents_pipes: Sequence[Connection]) -> None:
-    """`parents_pipes`: under fork, the parent's ends of all pipes; a copy left open would hide the parent's death."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker has inherited whatever stops its parent
-    for other in parents_pipes:
-        other.close()
+    """Runs tasks until the parent ends.
+
+    `parents_pipes`: under fork, the parent's ends of all pipes; while a copy is open, the parent's end is not noticed.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker inherits its parent's handler
+    for inherited in parents_pipes:
+        inherited.close()
     torch.set_num_threads(1)
     keep_freed_memory()
     inbox: queue.SimpleQueue[tuple[tuple[Any, ...], PackedObject | None]] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(pipe, inbox), daemon=True).start()
+    threading.Thread(target=_read_pipe, args=(pipe, inbox), daemon=True).start()
     try:
         send(pipe, ("ready",))
         _run_tasks(pipe, inbox)
-    except OSError:  # the parent is gone
+    except OSError:  # the parent has ended
         os._exit(0)
 
 
 def keep_freed_memory() -> bool:
-    """Tell malloc to keep what a step frees, for the rest of this process; False where the C library is not glibc.
+    """Configures malloc to keep freed memory in this process; False if the C library is not glibc.
 
-    A step frees what it needed for its activations and gradients, and the next one asks for the same again. glibc hands
-    large pieces back to the system at once, which clears every page before it lends it out again: for a small CNN that
-    is a tenth of a step.
+    Each step frees its activations and gradients, and the next step allocates the same sizes again. By default glibc
+    returns large blocks to the system, which clears the pages before it hands them out again: for a small CNN this is a
+    tenth of a step.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -265,11 +268,11 @@ def _run_tasks(pipe: Connection, inbox: queue.SimpleQueue[tuple[tuple[Any, ...],
             packed.close()
 
 
-def _listen(pipe: Connection, inbox: queue.SimpleQueue[tuple[tuple[Any, ...], PackedObject | None]]) -> None:
+def _read_pipe(pipe: Connection, inbox: queue.SimpleQueue[tuple[tuple[Any, ...], PackedObject | None]]) -> None:
     while True:
         try:
             inbox.put(receive(pipe))
-        except BaseException:  # the parent is gone, however that shows
+        except BaseException:  # the parent has ended; its connection can fail in several ways
             os._exit(0)
 
 
@@ -281,7 +284,7 @@ def _result(packed: PackedObject, shared: _SharedObjects) -> tuple[str, object]:
     try:
         return "done", Done(task.do(), time.perf_counter() - started)
     except Exception as error:
-        error.add_note(f"in the process that worked on {task}:\n{traceback.format_exc()}")
+        error.add_note(f"in the worker process of {task}:\n{traceback.format_exc()}")
         return "failed", _picklable(error)
 
 
@@ -299,21 +302,21 @@ class _UnreadablePart(Exception):
 
 
 class _SharedObjects(dict[int, Any]):
-    """What the parent has lent, by number; what builds on something unreadable is unreadable for the same reason."""
+    """Objects shared by the parent, by number; an object that refers to an unreadable one is unreadable too."""
 
     def __getitem__(self, number: int) -> Any:
-        thing = super().__getitem__(number)
-        if isinstance(thing, Unreadable):
-            raise _UnreadablePart(thing)
-        return thing
+        value = super().__getitem__(number)
+        if isinstance(value, Unreadable):
+            raise _UnreadablePart(value)
+        return value
 
 
 def _picklable(error: Exception) -> Exception:
-    """The error itself, or its words where it cannot be pickled."""
+    """The error itself, or a RuntimeError with its message if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        words = RuntimeError(f"{type(error).__name__}: {error}")
-        words.__notes__ = error.__notes__
-        return words
+        substitute = RuntimeError(f"{type(error).__name__}: {error}")
+        substitute.__notes__ = error.__notes__
+        return substitute
     return error

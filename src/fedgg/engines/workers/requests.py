@@ -1,4 +1,4 @@
-"""What an experiment requests of the worker processes, cut into tasks, and the results put together in their order."""
+"""Requests of an experiment to the worker processes: split into tasks, whose results are joined in order."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Rank = tuple[int, ...]  # the smallest is done first
 
 
 class Task(Protocol):
-    """A piece of work that is complete in itself: done twice, it gives the same bits twice."""
+    """An independent and reproducible task: run again, it gives the same bits."""
 
     def do(self) -> object: ...
 
 
 @dataclass(frozen=True)
 class TrainClient:
-    """`job` carries no client state: that of this client comes with the task."""
+    """Trains one client. `job` is without client state; this client's state is part of the task."""
 
     job: RoundJob
     client: int
@@ -66,7 +66,7 @@ class ScoreChunk:
 @dataclass(frozen=True)
 class Trained:
     ends: dict[int, LocalEnd | Lost]  # in the order of the cohort
-    seconds: float  # its share of the pool's time
+    seconds: float  # the request's share of the pool's time
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ Reply = Trained | Scored
 
 @dataclass(frozen=True)
 class Request:
-    """What an experiment needs next: its clients trained, or its model scored. The smallest `turn` goes first."""
+    """Clients to be trained or models to be scored, for one experiment. The smallest `turn` goes first."""
 
-    what: RoundJob | tuple[Look, ...]
+    work: RoundJob | tuple[Look, ...]
     turn: int = 0
     name: str = ""  # of the experiment, for messages
     trained_one: Callable[[int, int], None] = field(default=lambda done, of: None)
@@ -90,17 +90,17 @@ class Request:
 
     @property
     def net(self) -> Net:
-        return self.what.net if isinstance(self.what, RoundJob) else self.what[0].net
+        return self.work.net if isinstance(self.work, RoundJob) else self.work[0].net
 
     def run_here(self) -> Reply:
-        """In this process, by the engine `fused`."""
+        """Runs the request in this process, by the engine `fused`."""
         started = time.perf_counter()
-        if not isinstance(self.what, RoundJob):
-            return Scored(Fused().score(self.what), time.perf_counter() - started)
+        if not isinstance(self.work, RoundJob):
+            return Scored(Fused().score(self.work), time.perf_counter() - started)
         ends: dict[int, LocalEnd | Lost] = {}
-        for client, end in Fused().train(self.what):
+        for client, end in Fused().train(self.work):
             ends[client] = end
-            self.trained_one(len(ends), len(self.what.cohort))
+            self.trained_one(len(ends), len(self.work.cohort))
         return Trained(ends, time.perf_counter() - started)
 
 
@@ -109,29 +109,29 @@ RequestStream = Generator[Request, Any, None]  # of an experiment: each `Reply` 
 
 @dataclass
 class OpenRequest:
-    """A request whose tasks are in the queue or done."""
+    """A request whose tasks are queued, running or finished."""
 
     number: int
     request: Request
-    shared: RoundJob | tuple[Look, ...]  # what all its tasks refer to, without client state
-    seconds: float = 0.0  # of work, by all processes together
+    shared: RoundJob | tuple[Look, ...]  # the request's work without client state, which all its tasks refer to
+    seconds: float = 0.0  # total over all processes
     results: dict[Key, Any] = field(default_factory=dict)
-    to_come: int = 0
+    open_tasks: int = 0
     unreadable: str | None = None
 
     @classmethod
     def of(cls, number: int, request: Request) -> OpenRequest:
-        what = request.what
-        return cls(number, request, replace(what, memory={}, kept_buffers={}) if isinstance(what, RoundJob) else what)
+        work = request.work
+        return cls(number, request, replace(work, memory={}, kept_buffers={}) if isinstance(work, RoundJob) else work)
 
     def constant_parts(self) -> tuple[object, ...]:
-        """What is the same in every round of the experiment, the data last."""
-        what = self.shared
-        return (what.algorithm, what.net, what.data) if isinstance(what, RoundJob) else (what[0].net, what[0].data)
+        """The parts that are the same in all rounds of the experiment, the data last."""
+        work = self.shared
+        return (work.algorithm, work.net, work.data) if isinstance(work, RoundJob) else (work[0].net, work[0].data)
 
     def tasks(self) -> Iterator[tuple[Key, Rank, Task]]:
-        """Models are scored before clients train, so that rounds are recorded early; long clients go first."""
-        job = self.request.what
+        """Scoring goes before training, so that rounds are recorded early; clients with many steps go first."""
+        job = self.request.work
         if isinstance(self.shared, RoundJob):
             assert isinstance(job, RoundJob)
             for client in job.cohort:
@@ -142,18 +142,18 @@ class OpenRequest:
             for chunk in range(look.data.unseen_chunks(look.client)):
                 yield (number, chunk), (0, self.request.turn), ScoreChunk(self.shared, number, chunk)
 
-    def take(self, key: Key, result: object, seconds: float) -> None:
+    def add_result(self, key: Key, result: object, seconds: float) -> None:
         self.results[key] = result
         self.seconds += seconds
-        if isinstance(self.request.what, RoundJob):
-            self.request.trained_one(len(self.results), len(self.request.what.cohort))
+        if isinstance(self.request.work, RoundJob):
+            self.request.trained_one(len(self.results), len(self.request.work.cohort))
 
     def reply(self, processes: int) -> Reply:
         seconds = self.seconds / processes
-        if isinstance(self.request.what, RoundJob):
-            return Trained({client: self.results[client] for client in self.request.what.cohort}, seconds)
+        if isinstance(self.request.work, RoundJob):
+            return Trained({client: self.results[client] for client in self.request.work.cohort}, seconds)
         scores = []
-        for number, look in enumerate(self.request.what):
+        for number, look in enumerate(self.request.work):
             tallies: list[Tally] = [
                 self.results[number, chunk] for chunk in range(look.data.unseen_chunks(look.client))
             ]

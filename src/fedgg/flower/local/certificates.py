@@ -123,7 +123,7 @@ def _name(name: str) -> x509.Name:
 
 
 def _general_name(address: str) -> x509.GeneralName:
-    """An IP address where it is one, otherwise a DNS name."""
+    """An IP address or else a DNS name."""
     try:
         return x509.IPAddress(ipaddress.ip_address(address))
     except ValueError:

@@ -113,7 +113,7 @@ class FederationProgress:
 
 
 POLL_SECONDS = 0.3
-SHORT_LIFE = 15.0  # seconds: a process that ends sooner has failed to start
+SHORT_LIFE = 15.0  # seconds: a process that ends earlier has failed to start
 MAX_FAILURES = 4  # in a row
 REGISTRATIONS_AT_A_TIME = 4
 SERVER_APP = "flwr-serverapp"
@@ -211,7 +211,7 @@ class LocalFederation:
 
     @contextmanager
     def private_network_if_available(self) -> Iterator[PrivateNetwork | None]:
-        """Also tells the user who can reach the federation."""
+        """Also notifies the user who can reach the federation."""
         who = "every account of this machine" if is_loopback(self.listening.host) else "every machine that reaches it"
         warning = f"{who} can submit an app to {self.address}, which runs with your rights: Flower has no password"
         if not self.listening.may_be_private:
@@ -291,7 +291,7 @@ class LocalFederation:
             raise process_error(self.link, f"has started no ServerApp in {SECONDS_TO_START:.0f} s; the run is {state}")
 
     def run_failed(self, state: str, details: str) -> UserError:
-        """The ServerApp has ended with an error that Flower knows."""
+        """The error of a ServerApp whose failure Flower reports."""
         write_text(self.paths.app_log, self.flwr.log(self.run_id))
         reason = details.removeprefix("ServerApp failed with exception:").strip() or f"Flower reports {state}"
         return UserError(
@@ -344,7 +344,7 @@ class LocalFederation:
         (node.port,) = free_ports(LOOPBACK, 1)  # the old one may be in use
 
     def restart_node_without_reply(self, node: LocalNode, number: int) -> None:
-        """It may hang, and would in the next round as well."""
+        """Its process may hang, and would not reply in the next round either."""
         if node.process is not None:
             self.record_event(f"client {node.client}", f"no reply in round {number}; restarting its SuperNode")
             node.process.end()

@@ -173,7 +173,7 @@ class FlwrCommand:
 
 
 def _json_object_in(text: str) -> dict[str, Any]:
-    """Empty where there is none."""
+    """Empty if there is none."""
     start = text.find("{")
     try:
         content = json.loads(text[start:]) if start >= 0 else {}

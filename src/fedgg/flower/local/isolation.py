@@ -189,7 +189,7 @@ def _unshare_with_user(namespaces: int) -> None:
 
 
 def _check(result: int) -> None:
-    """OSError for the error of a failed system call; PermissionError where it is one."""
+    """OSError (or its subclass, such as PermissionError) if a system call failed."""
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -82,7 +82,7 @@ class StartedProcess:
 
 
 def _start(spec: ProcessSpec) -> StartedProcess:
-    """In a session of its own, so that Ctrl-C in the terminal reaches the supervisor alone."""
+    """Started in a new session, so that Ctrl-C in the terminal reaches only the supervisor."""
     with open_to_append(spec.log) as log:
         process = subprocess.Popen(
             spec.command if spec.network is None else spec.network.inside(spec.command),
@@ -166,7 +166,7 @@ def supervised(federation: str) -> Iterator[Callable[[ProcessSpec], StartedProce
 
 
 def _watch(federation: str) -> None:
-    """The watchdog: standard input is closed when the supervising process ends, however it ends."""
+    """The watchdog: its standard input is closed when the supervising process ends for any reason."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.write(sys.stdout.fileno(), WATCHING)
@@ -186,7 +186,7 @@ def tail(log: Path, lines: int = LOG_LINES) -> str:
             file.seek(max(0, log.stat().st_size - 20_000))
             content = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
-        return "(there is no log)"
+        return "(no log)"
     return "\n".join([line for line in content if line.strip()][-lines:])
 
 

@@ -204,7 +204,7 @@ class FederationFolder:
         return all(file.is_file() for file in files)
 
     def refuse_links(self) -> None:
-        """The run folder may come from somebody else: a link in it must not redirect what is deleted and written."""
+        """The run folder may be of unknown origin: a link in it must not redirect what is deleted and written."""
         nodes = sorted(self.nodes.iterdir()) if self.nodes.is_dir() and not self.nodes.is_symlink() else []
         for path in (self.folder, self.server, self.nodes, self.app, self.home, self.server / FLOWER_HOME, *nodes):
             if path.is_symlink():

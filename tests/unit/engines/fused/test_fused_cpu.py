@@ -16,7 +16,7 @@ from fedgg.core.model import Net
 from fedgg.core.sampling import torch_stream
 from fedgg.engines.fused import cpu_step
 from fedgg.engines.fused.cpu_step import fused_round
-from fedgg.engines.fused.term_analysis import analyse_terms, refuse_other_names
+from fedgg.engines.fused.term_analysis import analyse_terms, check_later_terms
 from fedgg.errors import UserError
 
 
@@ -187,16 +187,18 @@ def test_parameters_that_share_a_gradient(
 def test_terms_that_come_late_are_named() -> None:
     algorithm = Starts(late=2)
     net, start, batches = client(algorithm)
-    with pytest.raises(UserError, match=r"Starts\.terms\(\) names drift in step 4, and nothing before: name the same"):
+    with pytest.raises(
+        UserError, match=r"Starts\.terms\(\) returns drift in step 4 and nothing before: return the same"
+    ):
         fused_round(algorithm, net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
 
 
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
-        (Starts(late=1), r"Starts\.terms\(\) names drift in step 3, and nothing before"),
-        (Starts(late=50), r"Starts\.terms\(\) names drift in step 100, and nothing before"),
-        (LooksLate(), r"LooksLate\.terms\(\) looks at the rows themselves in step 3, and not in the first two"),
+        (Starts(late=1), r"Starts\.terms\(\) returns drift in step 3 and nothing before"),
+        (Starts(late=50), r"Starts\.terms\(\) returns drift in step 100 and nothing before"),
+        (LooksLate(), r"LooksLate\.terms\(\) uses the rows themselves in step 3 but not in the first two"),
     ],
     ids=str,
 )
@@ -206,7 +208,7 @@ def test_engines_that_ask_once_look_ahead(algorithm: Algorithm, words: str) -> N
     wanted = analyse_terms(algorithm, client_view)
     assert wanted is not None
     with pytest.raises(UserError, match=words):
-        refuse_other_names(algorithm, client_view, wanted)
+        check_later_terms(algorithm, client_view, wanted)
 
 
 @pytest.mark.parametrize("algorithm", [FedGG(), FedProx(0.1), SCAFFOLD(), Heavy()], ids=str)
@@ -215,7 +217,7 @@ def test_looking_ahead_leaves_the_others_alone(algorithm: Algorithm) -> None:
     _, client_view = open_round(algorithm, net, SGD.of(0.1, 0.9, 0.0, start.w), start)
     wanted = analyse_terms(algorithm, client_view)
     if wanted is not None:
-        refuse_other_names(algorithm, client_view, wanted)
+        check_later_terms(algorithm, client_view, wanted)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -230,13 +232,13 @@ def test_a_loss_without_its_second_dimension_is_named(rows: int) -> None:
 
 def test_a_late_look_at_the_rows_is_named() -> None:
     net, start, batches = client(LooksLate())
-    with pytest.raises(UserError, match=r"LooksLate\.terms\(\) looks at the rows themselves in step 3"):
+    with pytest.raises(UserError, match=r"LooksLate\.terms\(\) uses the rows themselves in step 3"):
         fused_round(LooksLate(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
 
 
 def test_inner_products_that_come_late_are_named() -> None:
     net, start, batches = client(Late())
-    with pytest.raises(UserError, match=r"asks for the inner product drift\.drift in a later step"):
+    with pytest.raises(UserError, match=r"reads the inner product drift\.drift in a later step"):
         fused_round(Late(), net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
 
 

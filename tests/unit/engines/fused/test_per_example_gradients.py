@@ -143,7 +143,7 @@ def _any(most: int, x: Tensor) -> int:
     return most
 
 
-def test_chunks_areregrouped_and_nothing_is_lost() -> None:
+def test_chunks_are_regrouped_and_nothing_is_lost() -> None:
     x = torch.arange(20.0).view(10, 2)
     chunks = [(x[a:b], torch.arange(a, b)) for a, b in ((0, 3), (3, 6), (6, 9), (9, 10))]
     for most, sizes in ((6, [6, 4]), (9, [9, 1]), (100, [10]), (1, [3, 3, 3, 1])):
