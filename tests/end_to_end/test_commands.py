@@ -294,7 +294,8 @@ def test_data_show_and_check() -> None:
 
 @pytest.mark.slow
 def test_check_on_the_example() -> None:
-    fedgg_("check", f"{ROOT / 'examples' / 'my_algorithm.py'}:MyAlgorithm")
+    output = fedgg_("check", f"{ROOT / 'examples' / 'my_algorithm.py'}:MyAlgorithm")
+    assert "a round takes 1 times FedAvg's bytes" in output
 
 
 def test_check_on_a_broken_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,188 +1,129 @@
-"""The driver of a benchmark: starts each contender as a process and times their rounds in turns (A B C, A B C, ...).
+"""A benchmark: one workload for all contenders, rounds timed in turns (A B C, A B C, ...), results in bench.json.
 
-Taking turns spreads noise of the machine over all contenders. The results are written to `bench.json`.
+The workload is one file: images, the split over clients, initial weights, settings of local training. Taking turns
+spreads noise of the machine over all contenders.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import queue
-import subprocess
 import tempfile
-import threading
-import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from fedgg.bench import kit
-from fedgg.bench.contenders import REFERENCE, Contender, Device
-from fedgg.bench.machine import code, load, machine
-from fedgg.bench.process_tree import (
-    MARK,
-    SECONDS_TO_END,
-    PeakMemory,
-    busy_seconds,
-    end_tree,
+from fedgg.bench.contender_process import (
+    ContenderFailed,
+    ContenderProcess,
     memory_kind,
-    processor_seconds,
     psutil,
 )
-from fedgg.bench.workload import Source, WorkloadDescription, write_workload
+from fedgg.bench.contenders import REFERENCE, Contender, Device
+from fedgg.bench.kit.bench_kit import Settings, cnn
+from fedgg.bench.machine import code, load_average, machine
+from fedgg.core.sampling import stream, torch_stream
+from fedgg.data.arrays import from_arrays
+from fedgg.data.catalog import CIFAR10, data_folder
+from fedgg.data.client_batches import scaling
+from fedgg.data.dataset import Dataset, load
+from fedgg.data.readers import find_copies
 from fedgg.errors import UserError
-from fedgg.files import open_log
+from fedgg.files import replacing
 from fedgg.output_files import write_json, writing_to
 
-SECONDS_TO_QUIT = 20.0  # Ray takes several
-LOG_LINES = 3  # of the log in the error message of a contender
+Source = Literal["auto", "cifar10", "stand-in"]
+
+# Images per client: drawn once, uniformly from 2,000 to 7,000, and one changed so that the sum is 50,000.
+SIZES = (6725, 5126, 5819, 6486, 4892, 5879, 6169, 3126, 2277, 3501)
+TEST = 10_000
+CLASSES = 10
+SETTINGS = Settings(epochs=1, batch=64, lr=0.01, momentum=0.9)
+QUICK = 20  # --quick uses one image in QUICK, and smaller batches, for enough steps to learn
+QUICK_SETTINGS = Settings(epochs=1, batch=8, lr=0.01, momentum=0.9)
 
 
-class ContenderFailed(Exception):
-    """One contender has failed; the others are still measured."""
+@dataclass(frozen=True)
+class WorkloadDescription:
+    """The workload, for the table and for `bench.json`."""
 
-
-class ContenderProcess:
-    """A started contender."""
-
-    def __init__(self, contender: Contender, workload: Path, device: str, log: Path, scratch: Path):
-        self.contender, self._log, self._mark = contender, log, uuid.uuid4().hex
-        self._replies: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self._started = time.perf_counter()
-        with open_log(log) as output:
-            try:
-                self._process = subprocess.Popen(
-                    contender.words,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=output,
-                    text=True,
-                    bufsize=1,
-                    cwd=scratch,
-                    env=_environment(contender, workload, device, self._mark),
-                    start_new_session=True,  # on Ctrl-C the driver ends it
-                )
-            except OSError as error:
-                raise ContenderFailed(f"cannot be started: {error}") from error
-        self.peak = PeakMemory(self._process.pid)
-        self._processor_seconds, self._idle_since = 0.0, time.perf_counter()
-        self._idle_processor_seconds = self._idle_seconds = 0.0
-        self.others = 0.0  # cores used by other programs during its last round
-        self._reader = threading.Thread(target=self._read_replies, daemon=True)
-        self._reader.start()
-
-    def wait_until_ready(self, timeout: float) -> tuple[float, dict[str, str]]:
-        """Seconds from its start until it is ready for the first round, and the versions of its packages."""
-        versions = json.loads(self._receive("ready", timeout))
-        seconds = time.perf_counter() - self._started
-        self._begin_idle()
-        return seconds, versions
-
-    def run_round(self, timeout: float) -> float:
-        """Seconds for one round, by the driver's clock."""
-        self._end_idle()
-        machine_before, tree_before = busy_seconds(), processor_seconds(self._process.pid)
-        started = time.perf_counter()
-        self._send("round")
-        self._receive("done", timeout)
-        seconds = time.perf_counter() - started
-        self._begin_idle()
-        tree_seconds = self._processor_seconds - tree_before
-        self.others = max((busy_seconds() - machine_before - tree_seconds) / seconds, 0.0)
-        return seconds
-
-    def score(self, timeout: float) -> float:
-        """Test accuracy of its global model as it is now."""
-        self._end_idle()
-        self._send("score")
-        accuracy = float(self._receive("accuracy", timeout))
-        self._begin_idle()
-        return accuracy
+    source: str  # cifar10 or stand-in
+    stand_in: bool
+    quick: bool
+    sizes: tuple[int, ...]
+    steps: int  # of all clients, in a round
+    classes: int
+    settings: dict[str, Any]
 
     @property
-    def idle_share(self) -> float:
-        """Processor time used between its turns, as a share of that time: 1.0 is one busy core."""
-        return self._idle_processor_seconds / self._idle_seconds if self._idle_seconds else 0.0
+    def title(self) -> str:
+        images = "generated images (a stand-in: not CIFAR-10)" if self.stand_in else "CIFAR-10"
+        return f"{images}{', a quick look: figures mean little' if self.quick else ''}"
 
-    def end(self) -> None:
-        """Let it quit, then end its whole process tree."""
-        with contextlib.suppress(ContenderFailed, OSError, subprocess.TimeoutExpired):
-            self._send("quit")
-            self._process.wait(SECONDS_TO_QUIT)
-        self.kill()
-
-    def kill(self) -> None:
-        end_tree(self._process.pid, self._mark)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(SECONDS_TO_END)
-        self._reader.join(SECONDS_TO_END)
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):  # unwritten data for a process that has ended
-                if pipe is not None:
-                    pipe.close()
-
-    def _read_replies(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._replies.put(line.strip())
-        self._replies.put(None)
-
-    def _send(self, command: str) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(command + "\n")
-        except OSError as error:
-            raise ContenderFailed(self._exit_reason()) from error
-
-    def _receive(self, word: str, timeout: float) -> str:
-        """The rest of its next line, which must begin with this word."""
-        try:
-            line = self._replies.get(timeout=timeout)
-        except queue.Empty:
-            raise ContenderFailed(f"no reply within {timeout:.0f} s") from None
-        if line is None:
-            raise ContenderFailed(self._exit_reason())
-        first, _, rest = line.partition(" ")
-        if first != word:
-            raise ContenderFailed(f"replied {line!r}, expected {word!r}")
-        return rest
-
-    def _exit_reason(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(SECONDS_TO_END)
-        lines = [line.strip() for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines()]
-        quoted = " | ".join([line for line in lines if line][-LOG_LINES:]) or "its log is empty"
-        return f"ended with code {self._process.returncode}: {quoted}"
-
-    def _begin_idle(self) -> None:
-        self._processor_seconds, self._idle_since = processor_seconds(self._process.pid), time.perf_counter()
-
-    def _end_idle(self) -> None:
-        self._idle_processor_seconds += max(processor_seconds(self._process.pid) - self._processor_seconds, 0.0)
-        self._idle_seconds += time.perf_counter() - self._idle_since
+    @property
+    def sentence(self) -> str:
+        s = self.settings
+        return (
+            f"FedAvg, {len(self.sizes)} clients of {min(self.sizes):,} to {max(self.sizes):,} images, small CNN, "
+            f"{s['epochs']} local epoch, batch {s['batch']}, SGD lr {s['lr']} momentum {s['momentum']}: "
+            f"{self.steps} steps a round"
+        )
 
 
-def _environment(contender: Contender, workload: Path, device: str, mark: str) -> dict[str, str]:
-    threads = str(contender.threads)
-    inherited = dict(os.environ)
-    if contender.folder is not None:  # another framework has the kit and its own packages, and not fedgg
-        inherited["PYTHONPATH"] = str(Path(kit.__file__).parent)
-        inherited.pop("PYTHONSAFEPATH", None)  # its script imports modules beside it
-    return inherited | {
-        "FEDGG_BENCH_WORKLOAD": str(workload),
-        "FEDGG_BENCH_DEVICE": device,
-        "FEDGG_BENCH_THREADS": threads,
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        MARK: mark,
-    }
+def write_workload(
+    file: Path, source: Source = "auto", folder: Path | None = None, quick: bool = False
+) -> WorkloadDescription:
+    """Write the file; `auto` is CIFAR-10 if it is on this machine, otherwise generated images."""
+    root = data_folder(folder)
+    real = source == "cifar10" or (source == "auto" and bool(find_copies(root, CIFAR10)))
+    share = QUICK if quick else 1
+    sizes = tuple(size // share for size in SIZES)
+    settings = QUICK_SETTINGS if quick else SETTINGS
+    dataset = load("cifar10", root) if real else stand_in(sum(sizes), TEST // share)
+    members = stream(0, "bench split").permutation(len(dataset.x_train))[: sum(sizes)]
+    standard = scaling("standard", dataset, torch.float32)
+    with torch_stream(0, "bench model"):
+        start = cnn().state_dict()
+    with replacing(file) as sink:
+        np.savez(
+            sink,
+            x_train=dataset.x_train.numpy(),
+            y_train=dataset.y_train.numpy(),
+            x_test=dataset.x_test[: TEST // share].numpy(),
+            y_test=dataset.y_test[: TEST // share].numpy(),
+            shift=standard.shift.numpy(),
+            scale=standard.scale.numpy(),
+            sizes=np.array(sizes),
+            members=members,
+            settings=np.array(json.dumps(asdict(settings))),
+            **{f"start/{name}": value.numpy() for name, value in start.items()},
+        )
+    steps = settings.epochs * sum(-(-size // settings.batch) for size in sizes)
+    name = "cifar10" if real else "stand-in"
+    return WorkloadDescription(name, not real, quick, sizes, steps, CLASSES, asdict(settings))
+
+
+def stand_in(train: int, test: int) -> Dataset:
+    """Images of CIFAR-10's shape that can be learned: a coarse pattern for each class, shifted, with noise."""
+    draw = stream(0, "bench stand-in")
+    patterns = draw.normal(size=(CLASSES, 3, 8, 8)).repeat(4, axis=2).repeat(4, axis=3)
+
+    def images(count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        labels = draw.integers(0, CLASSES, count)
+        x = np.empty((count, 3, 32, 32), np.uint8)
+        for part in np.array_split(np.arange(count), max(count // 1000, 1)):  # in parts, to limit memory
+            noise = draw.normal(size=(len(part), 3, 32, 32))
+            moved = np.stack([np.roll(patterns[labels[i]], draw.integers(-3, 4, 2), (1, 2)) for i in part])
+            x[part] = np.clip(128 + 24 * moved + 40 * noise, 0, 255).astype(np.uint8)
+        return x, labels
+
+    (x_train, y_train), (x_test, y_test) = images(train), images(test)
+    return from_arrays(x_train, y_train, x_test, y_test, name="stand-in", classes=CLASSES)
 
 
 FORMAT = 1
@@ -233,7 +174,7 @@ class BenchDriver:
         self._contenders, self._options, self._out, self._report = contenders, options, out, report
         self._results = {c.name: ContenderResult(c.name, c.label, c.kind, c.threads) for c in contenders}
         self._processes: dict[str, ContenderProcess] = {}
-        self._before = load()
+        self._before = load_average()
         self._workload: WorkloadDescription | None = None
 
     @property

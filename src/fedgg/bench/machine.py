@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgg import __version__
-from fedgg.bench.process_tree import psutil
+from fedgg.bench.contender_process import psutil
 from fedgg.lab.provenance import commit
 
 
@@ -31,7 +31,7 @@ def code() -> dict[str, Any]:
     return {"fedgg": __version__, **commit()}
 
 
-def load() -> float:
+def load_average() -> float:
     """The load average of the last minute."""
     return round(float(psutil().getloadavg()[0]), 2)
 

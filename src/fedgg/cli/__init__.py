@@ -12,7 +12,7 @@ import click
 import typer
 
 from fedgg import __version__, check_numpy
-from fedgg.cli import bench, data, flower, listing, report, reproduce, run, study
+from fedgg.cli import bench, check, data, flower, listing, report, reproduce, run, study
 from fedgg.cli.screen import OutputLost, close_output, complain, confirm, prepare_output, say
 from fedgg.errors import UserError, missing_extra
 from fedgg.lab.trusted_code import ask_with
@@ -34,7 +34,7 @@ app.command("reproduce")(reproduce.reproduce)
 app.command("report")(report.report)
 app.command("watch")(report.watch)
 app.command("list")(listing.list_parts)
-app.command("check")(listing.check)
+app.command("check")(check.check)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
 app.add_typer(flower.app, name="flower")

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedgg.analysis.compare import Spread, shown_seeds
 from fedgg.analysis.run_environment import conditions
 from fedgg.analysis.verdict import shown_percent
 from fedgg.lab.federated_data import splits_alone
-from fedgg.paper.panels import Panel, SplitPanel, ValuePanel, curve_panels, split_panels, value_panels
 from fedgg.paper.plan import REFERENCE, Item, PlannedMethod, ReproductionPlan, shown_dataset
 from fedgg.paper.runs import Results
 from fedgg.paper.tables import MISSING, about_runs, spread_of, titled
+from fedgg.report.data_figures import SplitPanel, split_panels
+from fedgg.report.figure_style import COLOURS, LINE_STYLES, blank, mean_and_band, styled
 from fedgg.report.run_figures import common_rounds
 from fedgg.report.tables import Table
 from fedgg.runfolder.run_records import Floats, RunRecord
@@ -287,3 +292,109 @@ def _diagnostics_numbers(item: Item, finished: dict[PlannedMethod, list[RunRecor
                     cells = (f"{method.beta:g}", method.label, str(record.config.get("seed")), name)
                     rows.append((*cells, str(number), f"{value:.6g}"))
     return Table(item.title, ("beta", "method", "seed", "diagnostic", "round", "mean over clients"), tuple(rows))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Accuracy curves under one title: the runs of each label, one for each seed."""
+
+    title: str
+    curves: dict[str, list[RunRecord]]
+
+
+@dataclass(frozen=True, eq=False)
+class ValuePanel:
+    """Curves of another number under one title, for each label one curve a seed."""
+
+    title: str
+    curves: dict[str, list[Floats]]
+    first: int = 1  # round
+
+
+@styled
+def curve_panels(grid: Sequence[Sequence[Panel]], reference: str | None = None, own_legends: bool = False) -> Figure:
+    """Rows of panels; mean line and band from lowest to highest over seeds. The reference is drawn thin and grey.
+
+    One legend for all panels, or, with `own_legends`, one in each and a shared scale.
+    """
+    rows, columns = len(grid), max(map(len, grid))
+    figure = blank(max(5.2, 3.1 * columns + (0 if own_legends else 1.5)), 2.5 * rows + 0.5)
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=own_legends)
+    labels = list(dict.fromkeys(label for row in grid for panel in row for label in panel.curves))
+    drawn = {label for row in grid for panel in row for label, runs in panel.curves.items() if _finished(runs)}
+    for at, row in enumerate(grid):
+        for place, panel in enumerate(row):
+            styles = _styles(list(panel.curves) if own_legends else labels, reference)
+            _curves(axes[at][place], panel, styles)
+            if own_legends:
+                _legend(axes[at][place], {k: v for k, v in styles.items() if k in drawn}, loc="lower right")
+            if at == rows - 1:
+                axes[at][place].set_xlabel("round")
+        axes[at][0].set_ylabel("test accuracy")
+        for empty in axes[at][len(row) :]:
+            empty.set_visible(False)
+    if not own_legends:
+        styles = _styles(labels, reference)
+        _legend(figure, {k: v for k, v in styles.items() if k in drawn}, loc="outside right upper")
+    return figure
+
+
+@styled
+def value_panels(grid: Sequence[Sequence[ValuePanel]]) -> Figure:
+    """Rows of panels of any number against rounds; mean and band over seeds, one legend for all."""
+    rows, columns = len(grid), max(map(len, grid))
+    figure = blank(3.0 * columns, 2.4 * rows + 0.6)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    labels = list(dict.fromkeys(label for row in grid for panel in row for label in panel.curves))
+    styles = _styles(labels, None)
+    for at, row in enumerate(grid):
+        for place, panel in enumerate(row):
+            here = axes[at][place]
+            for label, curves in panel.curves.items():
+                shared = min(map(len, curves))
+                values = np.array([curve[:shared] for curve in curves])
+                mean_and_band(here, np.arange(shared) + panel.first, values, **styles[label])
+            here.set_title(panel.title, loc="left")
+            here.grid(axis="y")
+            if at == rows - 1:
+                here.set_xlabel("round")
+    _legend(figure, styles, loc="outside lower center")
+    return figure
+
+
+def _legend(place: Axes | Figure, styles: dict[str, dict[str, Any]], loc: Any) -> None:
+    handles = [Line2D([], [], **style) for style in styles.values()]
+    place.legend(handles, list(styles), loc=loc, handlelength=2.8)
+
+
+def _styles(labels: Sequence[str], reference: str | None) -> dict[str, dict[str, Any]]:
+    """A colour and a line style for each label, the same in every panel."""
+    styles: dict[str, dict[str, Any]] = {}
+    for label in labels:
+        at = len(styles)  # a reference is grey, and black, which is similar, is skipped
+        styles[label] = {"color": COLOURS[at % len(COLOURS)], "linestyle": LINE_STYLES[at % len(LINE_STYLES)]}
+        if label == reference:
+            styles[label] = {"color": "#888888", "linestyle": "-", "linewidth": 1.0}
+    return styles
+
+
+def _finished(runs: list[RunRecord]) -> list[RunRecord]:
+    return [run for run in runs if run.sound]
+
+
+def _curves(axes: Axes, panel: Panel, styles: dict[str, dict[str, Any]]) -> None:
+    for label, runs in panel.curves.items():
+        rounds, accuracies = common_rounds(_finished(runs))
+        if not len(accuracies):
+            continue
+        mean_and_band(axes, rounds, accuracies, marker="o" if len(rounds) == 1 else "", **styles[label])
+    axes.set_title(panel.title, loc="left")
+    if not axes.lines:
+        axes.text(0.5, 0.5, "no finished run", transform=axes.transAxes, ha="center", color="#888888")
+        axes.set(xticks=[], yticks=[])
+        return
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    axes.margins(x=0.02)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -168,3 +169,39 @@ def _unit_scale(images: NDArray[Any]) -> Floats:
     if low < 0 or high > 1:
         scaled = (scaled - low) / (high - low)
     return np.broadcast_to(scaled, (len(scaled), 3, *scaled.shape[2:]))
+
+
+@dataclass(frozen=True)
+class SplitPanel:
+    """Examples of each class (columns) at each client (rows)."""
+
+    title: str
+    counts: list[list[int]]
+
+
+@styled
+def split_panels(grid: Sequence[Sequence[SplitPanel]]) -> Figure:
+    """Heat maps of examples by client and class; each panel has its own colour scale."""
+    rows, columns = len(grid), max(map(len, grid))
+    figure = blank(max(4.0, 3.4 * columns), 2.5 * rows)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for at, row in enumerate(grid):
+        for place, panel in enumerate(row):
+            heat = axes[at][place]
+            counts = np.asarray(panel.counts)
+            norm = PowerNorm(0.5, 0, max(1, int(counts.max())))
+            image = heat.imshow(counts, aspect="auto", cmap="Blues", norm=norm, interpolation="nearest")
+            heat.set_title(panel.title, loc="left")
+            heat.spines[:].set_visible(False)
+            heat.tick_params(length=0)
+            heat.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+            heat.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+            bar = figure.colorbar(image, ax=heat, pad=0.02, fraction=0.05, ticks=[0, int(counts.max())])
+            bar.ax.set_yticklabels(["0", compact(int(counts.max()))], fontsize=7)
+            bar.outline.set_visible(False)
+            if at == rows - 1:
+                heat.set_xlabel("class")
+        axes[at][0].set_ylabel("client")
+        for empty in axes[at][len(row) :]:
+            empty.set_visible(False)
+    return figure

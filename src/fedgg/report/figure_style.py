@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from fedgg.analysis.labels import shortened
 from fedgg.errors import UserError
@@ -80,6 +83,14 @@ def blank(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def mean_and_band(axes: Axes, rounds: Any, values: NDArray[np.float64], **style: Any) -> None:
+    """A line for the mean of curves `[curves, rounds]`, and a band from their lowest to their highest value."""
+    axes.plot(rounds, values.mean(axis=0), **style)
+    if len(values) > 1:
+        low, high = values.min(axis=0), values.max(axis=0)
+        axes.fill_between(rounds, low, high, color=style["color"], alpha=0.13, linewidth=0)
 
 
 def save(figure: Figure, path: str | Path, within: Path | None = None) -> Path:

@@ -15,7 +15,7 @@ from fedgg.analysis.chart_data import HISTORIES, client_columns
 from fedgg.analysis.compare import Spread, spread
 from fedgg.analysis.labels import short_name, shortened
 from fedgg.analysis.sweep_grid import SweepGrid
-from fedgg.report.figure_style import COLOURS, LINE_STYLES, blank, legend_name, styled
+from fedgg.report.figure_style import COLOURS, LINE_STYLES, blank, legend_name, mean_and_band, styled
 from fedgg.runfolder.run_records import Floats, Ints, RunRecord, StudyRecord
 
 MOST_ROWS = 100  # lines in a figure: more cannot be distinguished, and a legend of thousands takes minutes
@@ -37,10 +37,8 @@ def accuracy_figure(study: StudyRecord) -> Figure:
         diverged = sum(run.status == "diverged" for run in study.runs[label].values())
         most_seeds = max(most_seeds, len(accuracies))
         if len(accuracies):
-            axes.plot(rounds, accuracies.mean(axis=0), color=colour, linestyle=line_style, marker=_marker(rounds))
-        if len(accuracies) > 1:
-            low, high = accuracies.min(axis=0), accuracies.max(axis=0)
-            axes.fill_between(rounds, low, high, color=colour, alpha=0.13, linewidth=0)
+            style = {"color": colour, "linestyle": line_style, "marker": _marker(rounds)}
+            mean_and_band(axes, rounds, accuracies, **style)
         handles.append(Line2D([], [], color=colour, linestyle=line_style))
         names.append(legend_name(label, _shortfall(len(accuracies), len(study.seeds_of(label)), diverged)))
     _accuracy_axis(axes)

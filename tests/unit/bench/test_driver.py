@@ -16,9 +16,9 @@ import psutil
 import pytest
 import torch
 
+from fedgg.bench.contender_process import end_tree
 from fedgg.bench.contenders import Contender, all_contenders
 from fedgg.bench.driver import BenchDriver, BenchOptions
-from fedgg.bench.process_tree import end_tree
 from fedgg.bench.results import bench_figure, bench_table, read_bench
 from fedgg.errors import UserError
 

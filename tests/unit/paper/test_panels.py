@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from written_folders import write_run
 
-from fedgg.paper.panels import Panel, SplitPanel, curve_panels, split_panels
+from fedgg.paper.figures import Panel, curve_panels
+from fedgg.report.data_figures import SplitPanel, split_panels
 from fedgg.runfolder.read import read_run
 from fedgg.runfolder.run_records import RunRecord
 
