@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -49,14 +50,18 @@ def test_appending_and_writing_in_place_refuse_links(tmp_path: Path, elsewhere: 
         link.hardlink_to(elsewhere)
     else:
         link.symlink_to(elsewhere)
-    for refusing in (files.open_to_append, files.open_existing, files.check_lock):
+    for refusing in (
+        partial(files.open_in_place, mode="ab"),
+        partial(files.open_in_place, mode="r+b"),
+        files.check_in_place,
+    ):
         with pytest.raises(RefusedFile, match=rf"rounds\.jsonl is a {kind}"):
             refusing(link)
     with pytest.raises(FileExistsError):
         files.open_new(link)
     files.write_text(link, "new")
     assert elsewhere.read_text() == "precious"
-    with files.open_to_append(link) as file:
+    with files.open_in_place(link, "ab") as file:
         file.write(b"er")
     assert link.read_text() == "newer"
 
@@ -73,7 +78,8 @@ def test_what_is_not_a_regular_file_is_neither_read_nor_written(tmp_path: Path, 
             made.bind(str(path))
     else:
         path.symlink_to("/dev/zero")
-    for use in (files.read_bytes, files.check_regular, files.open_to_append, files.open_existing):
+    in_place = [partial(files.open_in_place, mode=mode) for mode in ("ab", "r+b")]
+    for use in (files.read_bytes, files.check_regular, *in_place):
         with pytest.raises(OSError, match=r"x\.json"):
             use(path)
     with pytest.raises(RefusedFile, match="not a regular file"):

@@ -37,8 +37,7 @@ from fedgg.bench.process_tree import (
 )
 from fedgg.bench.workload import Source, WorkloadDescription, write_workload
 from fedgg.errors import UserError
-from fedgg.files import open_log
-from fedgg.output_files import write_json, writing_to
+from fedgg.files import open_log, write_json, writing_to
 
 SECONDS_TO_QUIT = 20.0  # Ray takes several
 LOG_LINES = 3  # of the log in the error message of a contender

@@ -15,8 +15,8 @@ from fedgg.cli.progress import processes_for, show_progress
 from fedgg.cli.report import write_report
 from fedgg.cli.screen import described, note, print_table, say
 from fedgg.errors import UserError, missing_extra
+from fedgg.files import PAGE
 from fedgg.lab.trusted_code import trust_named
-from fedgg.output_files import PAGE
 from fedgg.runfolder.locks import writing_pages
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _show(folder: Path) -> None:
     """Tables, figures and page of everything that is finished in the folder by now, whichever call has run it."""
     from fedgg.analysis.collect import study_parts
     from fedgg.analysis.compare import compare as compare_runs
-    from fedgg.output_files import write_text
+    from fedgg.files import write_output
     from fedgg.report.tables import as_csv, as_markdown, comparison_tables
     from fedgg.runfolder.read import read_study
 
@@ -181,8 +181,8 @@ def _show(folder: Path) -> None:
             titled = replace(table, title=f"{table.title}; {part.title}") if part.title else table
             tables.append(titled)
             file = f"{name}-{number}.csv" if part.title else f"{name}.csv"
-            write_text(folder / file, as_csv(titled))
-    write_text(folder / "tables.md", "\n".join(as_markdown(table) for table in tables))
+            write_output(folder / file, as_csv(titled))
+    write_output(folder / "tables.md", "\n".join(as_markdown(table) for table in tables))
     for table in tables:
         print_table(table)
     try:

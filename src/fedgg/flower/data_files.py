@@ -23,12 +23,11 @@ from torch import Tensor
 from fedgg.data.dataset import Dataset
 from fedgg.data.transforms import Scaling, scaling
 from fedgg.errors import UserError
-from fedgg.files import open_regular, write_atomically
+from fedgg.files import open_regular, write_atomically, writing_to
 from fedgg.lab.build import load_data, split_of, with_given_clients
 from fedgg.lab.config import Experiment
 from fedgg.lab.federation import Positions, holdings, names_of
 from fedgg.lab.torch_settings import DTYPES
-from fedgg.output_files import writing_to
 
 FORMAT = 1
 PRIVATE = 0o600

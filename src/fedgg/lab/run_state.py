@@ -37,7 +37,7 @@ from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation
 from fedgg.lab.client_state import FILES, ClientRows, Places, RowsOnDisk, Shelf, identity
 from fedgg.lab.config_sections import ServerConfig
 from fedgg.lab.federation import Federation, Population
-from fedgg.lab.round_record import Played, is_finite, looks_due, round_record
+from fedgg.lab.round_record import Played, round_record
 
 MEGABYTE = 1_000_000
 SMALL = 4 * MEGABYTE  # a checkpoint of this size costs nothing worth saving
@@ -107,7 +107,8 @@ def train(job: RoundJob, engine: Engine, trained_one: TrainedOne = lambda done, 
     for client, end in engine.train(job):
         ends[client] = end
         trained_one(len(ends), len(job.cohort))
-    synchronise(job.w)
+    if job.w.is_cuda:
+        synchronise(job.w)
     return {client: ends[client] for client in job.cohort}
 
 
@@ -133,7 +134,8 @@ def close(
         _refuse_changed_buffers(job, kept)
     if not kept:
         raise Diverged(f"no client of round {number} sent a finite update", lost)
-    _check_messages(job, kept, aggregation)
+    if sparse := job.algorithm.sparse_up(job.w.shape[1]):
+        _check_sparse_updates(job, kept, sparse, aggregation)
     # Where clients are private, whether one is in the sum must not depend on the others: each is clipped instead.
     private = aggregation.budget is not None
     if not private:
@@ -181,13 +183,14 @@ def _refuse_changed_buffers(job: RoundJob, ends: Mapping[int, LocalEnd]) -> None
             )
 
 
-def _check_messages(job: RoundJob, kept: Mapping[int, LocalEnd], aggregation: Aggregation) -> None:
+def _check_sparse_updates(
+    job: RoundJob, kept: Mapping[int, LocalEnd], sparse: Mapping[str, int], aggregation: Aggregation
+) -> None:
     """Clients send what the algorithm declares, those that attack excepted."""
-    sparse = job.algorithm.sparse_up(job.w.shape[1])
-    honest = [client for client in kept if aggregation.attack is None or client not in aggregation.attack.clients]
-    for client in honest if sparse else ():
-        who = f"{type(job.algorithm).__name__}.sparse_up()"
-        check_sparse(kept[client].up, sparse, who, f" from client {client}")
+    who = f"{type(job.algorithm).__name__}.sparse_up()"
+    for client, end in kept.items():
+        if aggregation.attack is None or client not in aggregation.attack.clients:
+            check_sparse(end.up, sparse, who, f" from client {client}")
 
 
 def _only_offender(kept: Mapping[int, LocalEnd], is_usable: Callable[[dict[int, LocalEnd]], bool]) -> int | None:
@@ -220,19 +223,24 @@ class Closed:
 def close_before_looking(
     federation: Federation, state: State, job: RoundJob, ends: Ends, train_seconds: float
 ) -> Closed:
-    aggregation = federation.aggregation
+    """Aggregate; in rounds in which that is due, the new model is to be evaluated on the test set and by clients."""
+    net, feed, aggregation = federation.net, federation.feed, federation.aggregation
     new, played = close(state, job, federation.examples, ends, train_seconds, federation.population, aggregation)
-    looks = looks_due(federation, new.rounds_done, new.server, new.kept_buffers)
-    return Closed(job, played, new, looks, time.perf_counter(), ends)
+    server, looks = new.server, list[Look]()
+    if new.rounds_done % federation.experiment.server.evaluate_every == 0 or new.rounds_done == federation.last_round:
+        looks.append(Look(net, feed, server.w, server.buffers, None))
+        for client in federation.tested:
+            looks.append(Look(net, feed, server.w, new.kept_buffers.get(client, server.buffers), client))
+    return Closed(job, played, new, tuple(looks), time.perf_counter(), ends)
 
 
 def record_of(federation: Federation, closed: Closed, scores: list[Score], seconds: float | None = None) -> Record:
     """The round's line in the history."""
     seconds = time.perf_counter() - closed.at if seconds is None else seconds
-    found = dict(zip((look.client for look in closed.looks), scores, strict=True))
+    by_client = dict(zip((look.client for look in closed.looks), scores, strict=True))
     number = closed.state.rounds_done
-    record = round_record(federation, closed.job, closed.played, number, found, seconds)
-    if not is_finite(record):
+    record = round_record(federation, closed.job, closed.played, number, by_client, seconds)
+    if "test_loss" in record and record["test_loss"] is None:
         raise Diverged(f"the test loss is not finite after round {number}", closed.played.lost)
     return record
 
@@ -299,15 +307,18 @@ def server_of(
 
 # When client state moves from memory into a file: once, for two reasons. It would take more memory than
 # `server.memory_limit_mb`; or a checkpoint, which writes all rows that are in memory, would write far more than its
-# rounds have changed. Both are judged by what the rows of all clients will take in the end, so that a large population
-# goes to the file in its first round, instead of growing until it has to.
+# rounds have changed. Both are judged by the size that the rows of all clients will have in the end, so that the state
+# of a large population moves to the file in its first round, instead of growing until it has to.
 
 
 def moved(state: State, cohort: Iterable[int], population: int, settings: ServerConfig, folder: Path | None) -> State:
-    """The same state, its rows in a file if they belong there. `folder`: where the checkpoints lie, if any are kept."""
+    """The same state, its rows in a file if they belong there. `folder`: that of the checkpoints, if there is one."""
     kinds = {name: rows for name in FILES if isinstance(rows := getattr(state, name), dict) and any(rows.values())}
-    of_round = {name: {c: rows[c] for c in cohort if c in rows} for name, rows in kinds.items()}
-    if not _belong_on_disk(list(of_round.values()), population, settings, folder is not None):
+    sizes = [all_in_all({c: rows[c] for c in cohort if c in rows}, population) for rows in kinds.values()]
+    changed, total = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
+    too_large = total > settings.memory_limit_mb * MEGABYTE
+    too_slow = folder is not None and total > max(SMALL, FAR_MORE * changed * settings.checkpoint_every)
+    if not too_large and not too_slow:
         return state
     shelved: dict[str, Any] = {name: _on_disk(rows, population, folder, name) for name, rows in kinds.items()}
     return replace(state, **shelved)
@@ -324,14 +335,6 @@ def all_in_all(of_round: Mapping[int, Rows], population: int) -> tuple[float, fl
     if called in (0, population):
         return changed, changed
     return changed, changed * population / called * (1 + math.log(called / len(distinct)))
-
-
-def _belong_on_disk(of_round: list[dict[int, Rows]], population: int, settings: ServerConfig, has_folder: bool) -> bool:
-    sizes = [all_in_all(rows, population) for rows in of_round]
-    changed, total = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
-    if total > settings.memory_limit_mb * MEGABYTE:
-        return True
-    return has_folder and total > max(SMALL, FAR_MORE * changed * settings.checkpoint_every)
 
 
 def _on_disk(rows: ClientRows, population: int, folder: Path | None, name: str) -> RowsOnDisk:

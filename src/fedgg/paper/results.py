@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedgg.errors import UserError
-from fedgg.files import check_folder
+from fedgg.files import check_folder, writing_to
 from fedgg.lab.build import check_data
 from fedgg.lab.config import Experiment
 from fedgg.lab.name_resolution import build_algorithm
 from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_all
 from fedgg.lab.run_processes import Job
-from fedgg.output_files import writing_to
 from fedgg.paper.plan import PlannedMethod, ReproductionPlan, shown_dataset
 from fedgg.registry import names_code
 from fedgg.runfolder.json_archive import read_archive

@@ -17,8 +17,8 @@ from fedgg.data.dataset import Dataset
 from fedgg.engines import Stacked
 from fedgg.lab.build import build, chosen_device
 from fedgg.lab.config import Experiment
+from fedgg.lab.name_resolution import build_engine
 from fedgg.lab.run_state import begin, next_job, synchronise
-from fedgg.lab.runner import make_engine
 from fedgg.lab.torch_settings import arithmetic
 from fedgg.paper.plan import QUICK, READINGS, Item, PlannedMethod, ReproductionPlan, shown_dataset
 from fedgg.paper.results import RunFolders
@@ -49,7 +49,7 @@ def seconds_a_step(experiment: Experiment, runs: int = 1) -> float:
     with arithmetic(small):
         data = _noise(shape, classes, PROBE_STEPS * clients * small.local.batch).to(chosen_device(small))
         federation = build(small, data=data)
-        maker, state = make_engine(federation), begin(federation)
+        maker, state = build_engine(federation.engine, federation.experiment.engine), begin(federation)
         together = min(runs, MOST_TOGETHER) if isinstance(maker, Stacked) else 1
         jobs = [next_job(federation, state) for _ in range(together)]
         for _ in range(2):

@@ -15,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fedgg.errors import UserError
-from fedgg.files import check_lock
+from fedgg.files import check_in_place
 
 SHORT = 0.25  # seconds; longer than `is_held_elsewhere` of another process holds a lock
 FOREVER = -1.0  # as a timeout
@@ -45,7 +45,7 @@ class LockFile:
 
     def acquire(self, timeout: float = SHORT) -> bool:
         """Whether it is held now; waits up to so many seconds for another holder."""
-        check_lock(self.path)
+        check_in_place(self.path)
         while True:
             try:
                 self._lock.acquire(timeout=timeout, poll_interval=POLL)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fedgg
-from fedgg.lab.provenance import TOLD, commit
+from fedgg.lab.provenance import COMMIT_VARIABLE, commit
 
 
 @pytest.fixture(autouse=True)
@@ -20,12 +20,12 @@ def fresh() -> Iterator[None]:
 
 
 def test_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TOLD, "abc1234")
+    monkeypatch.setenv(COMMIT_VARIABLE, "abc1234")
     assert commit() == {"commit": "abc1234", "changed": None}
 
 
 def test_of_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(TOLD, raising=False)
+    monkeypatch.delenv(COMMIT_VARIABLE, raising=False)
     found = commit()["commit"]
     if (Path(fedgg.__file__).parents[2] / ".git").exists():
         assert re.fullmatch("[0-9a-f]{40}", found)
@@ -34,6 +34,6 @@ def test_of_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_knows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(TOLD, raising=False)
+    monkeypatch.delenv(COMMIT_VARIABLE, raising=False)
     monkeypatch.setattr(fedgg, "__file__", str(tmp_path / "a" / "b" / "__init__.py"))
     assert commit() == {"commit": None, "changed": None}
