@@ -209,7 +209,10 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(kind := path.stat().st_mode):
             raise RefusedFile(path, f"is {_kind(kind)}, not a regular file")
-    _remove_torn(path.parent)
+    for leftover in path.parent.glob("*.tmp"):
+        if leftover.name not in _BEING_WRITTEN and _is_torn(leftover.name):
+            with suppress(OSError):
+                leftover.unlink()
     beside = path.with_name(f"{path.name}.{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
     _BEING_WRITTEN.add(beside.name)
     try:
@@ -323,25 +326,21 @@ _BEING_WRITTEN: set[str] = set()  # by this process
 _TORN = re.compile(rf".+\.{_HOST}-(\d+)-[0-9a-f]{{8}}\.tmp")
 
 
-def _remove_torn(folder: Path) -> None:
-    """Delete what killed processes of this machine have left half written."""
-    if os.name == "nt":
-        return  # os.kill has another meaning there
-    for file in folder.glob("*.tmp"):
-        torn = None if file.name in _BEING_WRITTEN else _TORN.fullmatch(file.name)
-        if torn and (int(torn[1]) == os.getpid() or not _is_alive(int(torn[1]))):
-            with suppress(OSError):
-                file.unlink()
-
-
-def _is_alive(process: int) -> bool:
+def _is_torn(name: str) -> bool:
+    """Whether a killed process of this machine has left the file half written."""
+    torn = _TORN.fullmatch(name)
+    if os.name == "nt" or torn is None:  # os.kill has another meaning on Windows
+        return False
+    process = int(torn[1])
+    if process == os.getpid():
+        return True
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
-        return False
+        return True
     except OSError:
-        pass  # of another user
-    return True
+        pass  # it is alive, and of another user
+    return False
 
 
 def _kind(mode: int) -> str:

@@ -10,8 +10,10 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,10 @@ from fedgg import files
 from fedgg.files import RefusedFile
 
 HOME = Path(fedgg.__file__).parent
+IN_PLACE: tuple[Callable[[Path], Any], ...] = (
+    partial(files.open_in_place, mode="ab"),
+    partial(files.open_in_place, mode="r+b"),
+)
 
 
 @pytest.fixture
@@ -50,11 +56,7 @@ def test_appending_and_writing_in_place_refuse_links(tmp_path: Path, elsewhere: 
         link.hardlink_to(elsewhere)
     else:
         link.symlink_to(elsewhere)
-    for refusing in (
-        partial(files.open_in_place, mode="ab"),
-        partial(files.open_in_place, mode="r+b"),
-        files.check_in_place,
-    ):
+    for refusing in (*IN_PLACE, files.check_in_place):
         with pytest.raises(RefusedFile, match=rf"rounds\.jsonl is a {kind}"):
             refusing(link)
     with pytest.raises(FileExistsError):
@@ -78,8 +80,7 @@ def test_what_is_not_a_regular_file_is_neither_read_nor_written(tmp_path: Path, 
             made.bind(str(path))
     else:
         path.symlink_to("/dev/zero")
-    in_place = [partial(files.open_in_place, mode=mode) for mode in ("ab", "r+b")]
-    for use in (files.read_bytes, files.check_regular, *in_place):
+    for use in (files.read_bytes, files.check_regular, *IN_PLACE):
         with pytest.raises(OSError, match=r"x\.json"):
             use(path)
     with pytest.raises(RefusedFile, match="not a regular file"):
