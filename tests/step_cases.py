@@ -19,7 +19,8 @@ from fedgg.engines import Engine, Loop
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.federation import Federation
-from fedgg.lab.run_state import State, begin, play_round
+from fedgg.lab.run_state import State, begin
+from fedgg.lab.runner import play_round
 
 Rule = dict[str, Any]
 

@@ -80,7 +80,8 @@ def test_what_is_not_a_regular_file_is_neither_read_nor_written(tmp_path: Path, 
             made.bind(str(path))
     else:
         path.symlink_to("/dev/zero")
-    for use in (files.read_bytes, files.check_regular, *IN_PLACE):
+    uses: tuple[Callable[[Path], Any], ...] = (files.read_bytes, files.check_regular, *IN_PLACE)
+    for use in uses:
         with pytest.raises(OSError, match=r"x\.json"):
             use(path)
     with pytest.raises(RefusedFile, match="not a regular file"):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedgg.aggregation import Budget
 from fedgg.core.client_rows import message_bytes, payload
-from fedgg.core.local import LocalEnd
 from fedgg.core.measure import Score
-from fedgg.core.server import Lost
-from fedgg.engines import RoundJob
 from fedgg.lab.federation import Federation
+from fedgg.lab.run_state import Closed, Diverged
 
 
 def client_name(entry: Mapping[str, Any]) -> str:
@@ -46,33 +45,26 @@ class NamedOnce:
         ]
 
 
-@dataclass(frozen=True)
-class Played:
-    """The clients of an aggregated round: those in it, with their shares, and those dropped."""
-
-    kept: dict[int, LocalEnd]
-    share: dict[int, float]
-    lost: list[Lost]
-    train_seconds: float
-    aggregate_seconds: float
-
-
-def round_record(
-    federation: Federation,
-    job: RoundJob,
-    played: Played,
-    rounds_done: int,
-    scores: Mapping[int | None, Score],
-    evaluate_seconds: float,
+def record_of(
+    federation: Federation, closed: Closed, scores: list[Score], evaluate_seconds: float | None = None
 ) -> dict[str, Any]:
-    """The line of a round in rounds.jsonl, with the scores of the new model where they were due."""
+    """The line of a round in rounds.jsonl, with the scores of the new model where they were due.
+
+    Diverged if the test loss is not finite. `evaluate_seconds`: by default the time since the round was aggregated.
+    """
+    evaluate_seconds = time.perf_counter() - closed.at if evaluate_seconds is None else evaluate_seconds
+    job, played, rounds_done = closed.job, closed.played, closed.state.rounds_done
     kept, share, parameters = played.kept, played.share, job.w.shape[1]
     budget, attack = federation.aggregation.budget, federation.aggregation.attack
     record: dict[str, Any] = {"round": rounds_done}
-    if scores:
+    if closed.looks:
         # Accuracies say in their name where they were measured: `test` on the server's set, `holdout` on the clients'.
-        record |= {"test_accuracy": scores[None].accuracy, "test_loss": _finite(scores[None].loss)}
-        held_out = {client: score for client, score in scores.items() if client is not None and score.examples}
+        by_client = {look.client: score for look, score in zip(closed.looks, scores, strict=True)}
+        test = by_client.pop(None)
+        if not math.isfinite(test.loss):
+            raise Diverged(f"the test loss is not finite after round {rounds_done}", played.lost)
+        record |= {"test_accuracy": test.accuracy, "test_loss": test.loss}
+        held_out = {client: score for client, score in by_client.items() if score.examples}
         if held_out:
             count = sum(score.examples for score in held_out.values())
             record["holdout_accuracy"] = sum(s.accuracy * s.examples for s in held_out.values()) / count

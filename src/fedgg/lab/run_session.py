@@ -20,7 +20,7 @@ from fedgg.lab.dry_run import rehearse
 from fedgg.lab.federation import Federation
 from fedgg.lab.observer import Observer
 from fedgg.lab.resume import resume
-from fedgg.lab.round_record import NamedOnce, by_reason, client_name, summary_of
+from fedgg.lab.round_record import NamedOnce, by_reason, client_name, record_of, summary_of
 from fedgg.lab.run_result import Inputs, Run, final_tensors, trained_module
 from fedgg.lab.run_state import (
     Closed,
@@ -31,7 +31,6 @@ from fedgg.lab.run_state import (
     close_before_looking,
     close_without_offender,
     moved,
-    record_of,
 )
 from fedgg.lab.store import Store
 

@@ -31,19 +31,17 @@ from fedgg.core.server import (
 )
 from fedgg.core.sgd import learning_rate
 from fedgg.engines import Engine, RoundJob
-from fedgg.engines.base import ClientData, Look, Optimiser, Scorer, score_here
+from fedgg.engines.base import ClientData, Look, Optimiser, Scorer
 from fedgg.errors import UserError
 from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation
 from fedgg.lab.client_state import FILES, ClientRows, Places, RowsOnDisk, Shelf, identity
 from fedgg.lab.config_sections import ServerConfig
 from fedgg.lab.federation import Federation, Population
-from fedgg.lab.round_record import Played, round_record
 
 MEGABYTE = 1_000_000
 SMALL = 4 * MEGABYTE  # a checkpoint of this size costs nothing worth saving
 FAR_MORE = 4  # times as much as the rounds since the last checkpoint have changed
 TrainedOne = Callable[[int, int], None]  # clients done, clients of this round
-Record = dict[str, Any]
 Ends = Mapping[int, LocalEnd | Lost]
 TRIED = 8  # clients, one after the other, where a round is closed without one of them
 
@@ -64,6 +62,17 @@ class Diverged(Exception):
     def __init__(self, why: str, lost: list[Lost]):
         super().__init__(why)
         self.lost = lost
+
+
+@dataclass(frozen=True)
+class Played:
+    """The clients of an aggregated round: those in it, with their shares, and those dropped."""
+
+    kept: dict[int, LocalEnd]
+    share: dict[int, float]
+    lost: list[Lost]
+    train_seconds: float
+    aggregate_seconds: float
 
 
 def begin(federation: Federation) -> State:
@@ -234,17 +243,6 @@ def close_before_looking(
     return Closed(job, played, new, tuple(looks), time.perf_counter(), ends)
 
 
-def record_of(federation: Federation, closed: Closed, scores: list[Score], seconds: float | None = None) -> Record:
-    """The round's line in the history."""
-    seconds = time.perf_counter() - closed.at if seconds is None else seconds
-    by_client = dict(zip((look.client for look in closed.looks), scores, strict=True))
-    number = closed.state.rounds_done
-    record = round_record(federation, closed.job, closed.played, number, by_client, seconds)
-    if "test_loss" in record and record["test_loss"] is None:
-        raise Diverged(f"the test loss is not finite after round {number}", closed.played.lost)
-    return record
-
-
 def close_without_offender(
     federation: Federation, state: State, closed: Closed, score: Scorer
 ) -> tuple[Closed, list[Score]] | None:
@@ -268,16 +266,6 @@ def close_without_offender(
         return None
     again = closed_with({client: end for client, end in everybody.items() if client != offender})
     return again, score(again.looks)
-
-
-def play_round(
-    federation: Federation, state: State, engine: Engine, score: Scorer = score_here
-) -> tuple[State, Record]:
-    """One whole round."""
-    job, started = next_job(federation, state), time.perf_counter()
-    ends = train(job, engine)
-    closed = close_before_looking(federation, state, job, ends, time.perf_counter() - started)
-    return closed.state, record_of(federation, closed, score(closed.looks))
 
 
 def synchronise(w: Tensor) -> None:

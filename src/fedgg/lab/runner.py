@@ -1,4 +1,4 @@
-"""`run()`: an experiment from its start, or from its last checkpoint, to its end."""
+"""`run()`: an experiment from its start, or from its last checkpoint, to its end; and its rounds one by one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from typing import Any
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm
 from fedgg.engines import Engine, Workers
+from fedgg.engines.base import Scorer, score_here
 from fedgg.engines.workers.engine import TooManyDeaths
 from fedgg.engines.workers.requests import Request, RequestStream, Scored, Trained
 from fedgg.errors import UserError
 from fedgg.lab.build import DataGiven, ModelGiven, build, with_given_clients
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import EngineConfig
+from fedgg.lab.federation import Federation
 from fedgg.lab.name_resolution import build_engine, given_algorithm
 from fedgg.lab.observer import Observer
+from fedgg.lab.round_record import record_of
 from fedgg.lab.run_result import Run
 from fedgg.lab.run_session import Session, opened
-from fedgg.lab.run_state import next_job, train
+from fedgg.lab.run_state import State, close_before_looking, next_job, train
 from fedgg.lab.torch_settings import arithmetic
 
 FEWER_WORKERS = "set a smaller engine.workers, or engine.lost_clients = 'leave_out' to drop such clients"
@@ -73,6 +76,16 @@ def run_rounds(session: Session, engine: Engine | None = None) -> None:
         looks = session.aggregate(job, ends, time.perf_counter() - started)
         if looks is not None:
             session.write_down(engine.score(looks), score=engine.score)
+
+
+def play_round(
+    federation: Federation, state: State, engine: Engine, score: Scorer = score_here
+) -> tuple[State, dict[str, Any]]:
+    """One round; nothing is written."""
+    job, started = next_job(federation, state), time.perf_counter()
+    ends = train(job, engine)
+    closed = close_before_looking(federation, state, job, ends, time.perf_counter() - started)
+    return closed.state, record_of(federation, closed, score(closed.looks))
 
 
 def _run_rounds_with_workers(session: Session) -> None:

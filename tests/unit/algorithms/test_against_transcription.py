@@ -20,7 +20,8 @@ from fedgg.engines import Loop
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.federation import Federation
-from fedgg.lab.run_state import begin, play_round
+from fedgg.lab.run_state import begin
+from fedgg.lab.runner import play_round
 
 TOLERANCE = 1e-10
 CLIENTS, BATCH, SEED, CLASSES = 4, 8, 4, 4

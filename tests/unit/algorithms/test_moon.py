@@ -25,7 +25,8 @@ from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.federation import Federation
-from fedgg.lab.run_state import begin, play_round
+from fedgg.lab.run_state import begin
+from fedgg.lab.runner import play_round
 
 STRONG = {"mu": 3.0, "temperature": 0.4}
 

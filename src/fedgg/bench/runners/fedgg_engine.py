@@ -15,7 +15,8 @@ from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.federation import Federation
 from fedgg.lab.name_resolution import build_engine
-from fedgg.lab.run_state import State, begin, play_round
+from fedgg.lab.run_state import State, begin
+from fedgg.lab.runner import play_round
 from fedgg.lab.torch_settings import arithmetic
 
 NEVER = 1_000_000  # rounds; the driver ends the run

@@ -20,8 +20,8 @@ from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.parallel_runs import run_together
 from fedgg.lab.run_processes import Job
-from fedgg.lab.run_state import begin, close, next_job, play_round
-from fedgg.lab.runner import run
+from fedgg.lab.run_state import begin, close, next_job
+from fedgg.lab.runner import play_round, run
 from fedgg.lab.torch_settings import arithmetic
 
 DEVICES = [
