@@ -57,7 +57,7 @@ class State:
 
 
 class Diverged(Exception):
-    """Training has left the finite numbers; the history up to here stands."""
+    """Training has left the finite numbers; the history up to here is valid."""
 
     def __init__(self, why: str, lost: list[Lost]):
         super().__init__(why)
@@ -91,7 +91,8 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     server = server_of(state, federation.net, federation.feed, examples, cohort, population, federation.aggregation)
     algorithm = federation.algorithm
     down = algorithm.send_down(state.server.w, server)
-    check_sparse(down, algorithm.sparse_down(state.server.w.shape[1]), f"{type(algorithm).__name__}.sparse_down()")
+    if sparse := algorithm.sparse_down(state.server.w.shape[1]):
+        check_sparse(down, sparse, f"{type(algorithm).__name__}.sparse_down()")
     return RoundJob(
         algorithm=algorithm,
         net=federation.net,
@@ -111,7 +112,7 @@ def next_job(federation: Federation, state: State) -> RoundJob:
 
 
 def train(job: RoundJob, engine: Engine, trained_one: TrainedOne = lambda done, of: None) -> Ends:
-    """Every client of the cohort, trained, in the cohort's order whoever was back first."""
+    """Every client of the cohort, trained, in the cohort's order; the engine may return them in another one."""
     ends: dict[int, LocalEnd | Lost] = {}
     for client, end in engine.train(job):
         ends[client] = end
@@ -152,22 +153,20 @@ def close(
         lost += too_large
 
     def aggregated(part: dict[int, LocalEnd]) -> tuple[ServerState, dict[int, float]]:
-        # Who was lost is known of clients one by one: where that is private, the server is told of those asked.
-        there = job.cohort if private else list(part)
-        server_view = server_of(state, job.net, job.data, examples, there, population, aggregation)
-        counts = {client: examples[client] for client in part}
-        collector, asked = aggregation.collector, len(job.cohort)
-        return close_round(job.algorithm, state.server, server_view, part, counts, job.policy, collector, asked)
+        # Which clients were dropped is private where the clients are: the server then reads the whole cohort.
+        clients = job.cohort if private else list(part)
+        server_view = server_of(state, job.net, job.data, examples, clients, population, aggregation)
+        counts, collector = {client: examples[client] for client in part}, aggregation.collector
+        return close_round(
+            job.algorithm, state.server, server_view, part, counts, job.policy, collector, len(job.cohort)
+        )
 
     server, share = aggregated(kept)
     wrong = spoilt(state.server, server)
     if wrong is not None:
-        can_be_told = not private and is_ordinary(state.server)
-        offender = (
-            _only_offender(kept, lambda part: spoilt(state.server, aggregated(part)[0]) is None)
-            if can_be_told
-            else None
-        )
+        offender = None
+        if not private and is_ordinary(state.server):
+            offender = _only_offender(kept, lambda part: spoilt(state.server, aggregated(part)[0]) is None)
         if offender is None:
             raise Diverged(f"{wrong} after round {number}", lost)
         kept = {client: end for client, end in kept.items() if client != offender}
@@ -219,13 +218,13 @@ def _only_offender(kept: Mapping[int, LocalEnd], is_usable: Callable[[dict[int, 
 
 @dataclass(frozen=True)
 class Closed:
-    """A round whose model is there but has not been looked at."""
+    """An aggregated round whose model has not been evaluated."""
 
     job: RoundJob
     played: Played
     state: State
     looks: tuple[Look, ...]
-    at: float  # when
+    at: float  # when it was aggregated
     ends: Ends  # as the engine gave them
 
 
