@@ -69,7 +69,8 @@ def run_rounds(session: Session, engine: Engine | None = None) -> None:
     if engine is None and federation.engine == "workers":
         _run_rounds_with_workers(session)
         return
-    engine = engine or build_engine(federation.engine, federation.experiment.engine)
+    if engine is None:
+        engine = build_engine(federation.engine, federation.experiment.engine)
     while not session.over:
         job, started = next_job(federation, session.state), time.perf_counter()
         ends = train(job, engine, partial(session.observer.on_client, session.label))
