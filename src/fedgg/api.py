@@ -17,6 +17,7 @@ from fedgg.analysis.compare import compare as compare_runs
 from fedgg.analysis.verdict import conclude
 from fedgg.core.algorithm import Algorithm
 from fedgg.errors import UserError, missing_extra
+from fedgg.files import PAGE
 from fedgg.lab.build import ModelGiven, chosen_device
 from fedgg.lab.config import Experiment
 from fedgg.lab.federated_data import DataGiven, dataset_of, with_given_clients
@@ -29,7 +30,6 @@ from fedgg.lab.runner import with_names
 from fedgg.lab.study import check_labels
 from fedgg.lab.study import grid as combinations
 from fedgg.lab.study_folder import Index, listed, place_of
-from fedgg.output_files import PAGE
 from fedgg.report.tables import Table, as_markdown, comparison_tables, write_study_tables
 from fedgg.runfolder.locks import writing_pages
 from fedgg.runfolder.read import read_study

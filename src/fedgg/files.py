@@ -8,7 +8,8 @@ whose message is one line.
 Writing does not follow symbolic links. A file is written beside its place under an unpredictable name, and renamed:
 readers see the old file or the new one, a link in its place is replaced, and a kill leaves the old file as it was.
 Files that are appended to or changed in place must not be links at all, hard ones included.
-Folders below the one that the user named must be real folders, too (`make_folder`).
+Folders below the one that the user named must be real folders, too (`make_folder`). `writing_to` and `write_output`
+turn an `OSError` into a `UserError`.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
+
+from fedgg.errors import UserError
 
 MEGABYTE = 1 << 20
 LIMITS = {".toml": MEGABYTE, ".json": 64 * MEGABYTE, ".jsonl": 2048 * MEGABYTE, ".py": 16 * MEGABYTE}
 LARGE = 512 * MEGABYTE  # splits of very many clients, archives of many runs
 DEPTH = 64  # tables and lists within each other
 DIGITS = 40  # of an integer: more than any count has, and every one is a finite float
+PAGE = "report.html"
+ANOTHER_FOLDER = "choose another folder (--out, or out= in Python)"
 
 _NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0)
 _NOT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
@@ -184,6 +189,14 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
         file.write(content)
 
 
+def write_json(path: Path, content: Any) -> None:
+    write_atomically(path, indented_json(content))
+
+
+def indented_json(content: Any) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
 def write_text(path: Path, content: str, mode: int = 0o666) -> None:
     """UTF-8; what is not Unicode (the name of a file that is not UTF-8) becomes a question mark."""
     write_atomically(path, content.encode("utf-8", "replace"), mode)
@@ -192,8 +205,14 @@ def write_text(path: Path, content: str, mode: int = 0o666) -> None:
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """A new file for the block to fill: at its end the file is on the disk and in the place of `path`."""
-    _refuse_odd_target(path)
-    _remove_torn(path.parent)
+    # The rename would replace a device or a FIFO; also a link to one, as /dev/stdout is.
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(kind := path.stat().st_mode):
+            raise RefusedFile(path, f"is {_kind(kind)}, not a regular file")
+    for leftover in path.parent.glob("*.tmp"):
+        if leftover.name not in _BEING_WRITTEN and _is_torn(leftover.name):
+            with suppress(OSError):
+                leftover.unlink()
     beside = path.with_name(f"{path.name}.{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
     _BEING_WRITTEN.add(beside.name)
     try:
@@ -223,19 +242,42 @@ def open_log(path: Path) -> IO[bytes]:
     return open_new(path)
 
 
-def open_existing(path: Path, buffering: int = -1) -> IO[bytes]:
-    """A regular file that is there, for writing in its place and reading; no link of any kind."""
-    return os.fdopen(_opened_for_writing(path, os.O_RDWR, 0), "r+b", buffering)
+def open_in_place(path: Path, mode: Literal["ab", "r+b"], buffering: int = -1) -> IO[bytes]:
+    """A regular file without links of any kind: "ab" writes at its end or creates it, "r+b" changes one that exists."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT if mode == "ab" else os.O_RDWR
+    try:
+        descriptor = os.open(path, flags | _NOT_FOLLOWED | _NOT_WAITING | _COMMON, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK):  # EMLINK on FreeBSD
+            raise RefusedFile(path, "is a symbolic link, and nothing is written through one") from error
+        if error.errno == errno.ENXIO:  # a FIFO without a reader, a socket
+            raise RefusedFile(path, "is not a regular file") from error
+        raise
+    try:
+        check_in_place(path, os.fstat(descriptor))
+    except RefusedFile:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, mode, buffering)
 
 
-def open_to_append(path: Path, mode: int = 0o666) -> IO[bytes]:
-    """A regular file, no link, at whose end is written; a new one if there is none."""
-    return os.fdopen(_opened_for_writing(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode), "ab")
+def check_in_place(path: Path, status: os.stat_result | None = None) -> None:
+    """RefusedFile if the file exists and is not a regular one, or has a second name. `status`: of the open file.
+
+    For lock files, which FileLock opens and creates itself.
+    """
+    with suppress(FileNotFoundError):
+        status = path.lstat() if status is None else status
+        if not stat.S_ISREG(status.st_mode):
+            raise RefusedFile(path, f"is {_kind(status.st_mode)}, not a regular file")
+        if status.st_nlink > 1:
+            reason = "is a hard link: the file has another name, too, and is not written (a copy of it is)"
+            raise RefusedFile(path, reason)
 
 
 def append_line(path: Path, line: str, check: Callable[[], None] = lambda: None) -> None:
     """`check` is called once the file is open: a folder that is replaced after that leaves the open file behind."""
-    with open_to_append(path) as file:
+    with open_in_place(path, "ab") as file:
         check()
         file.write(line.encode() + b"\n")
 
@@ -268,12 +310,6 @@ def refuse_links(folder: Path) -> None:
                 pending += [Path(entry.path) for entry in entries if entry.is_symlink() or entry.is_dir()]
 
 
-def check_lock(path: Path) -> None:
-    """Before a lock file is opened by FileLock, which creates it: RefusedFile if something else is in its place."""
-    with suppress(FileNotFoundError):
-        _refuse_for_writing(path, path.lstat())
-
-
 def sync_folder(folder: Path) -> None:
     """Make a rename durable; Windows can neither open folders nor needs to."""
     if os.name == "nt":
@@ -285,67 +321,75 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _opened_for_writing(path: Path, flags: int, mode: int) -> int:
-    try:
-        descriptor = os.open(path, flags | _NOT_FOLLOWED | _NOT_WAITING | _COMMON, mode)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EMLINK):  # EMLINK is FreeBSD's word for it
-            raise RefusedFile(path, "is a symbolic link, and nothing is written through one") from error
-        if error.errno == errno.ENXIO:  # a FIFO without a reader, a socket
-            raise RefusedFile(path, "is not a regular file") from error
-        raise
-    try:
-        _refuse_for_writing(path, os.fstat(descriptor))
-    except RefusedFile:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _refuse_for_writing(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise RefusedFile(path, f"is {_kind(status.st_mode)}, not a regular file")
-    if status.st_nlink > 1:
-        raise RefusedFile(path, "is a hard link: the file has another name, too, and is not written (a copy of it is)")
-
-
-def _refuse_odd_target(path: Path) -> None:
-    """A rename would take the place of a device or a FIFO; of a link to one, too, as /dev/stdout is."""
-    with suppress(FileNotFoundError):
-        if not stat.S_ISREG(mode := path.stat().st_mode):
-            raise RefusedFile(path, f"is {_kind(mode)}, not a regular file")
-
-
 _HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:6]  # processes of other machines may share a folder
 _BEING_WRITTEN: set[str] = set()  # by this process
 _TORN = re.compile(rf".+\.{_HOST}-(\d+)-[0-9a-f]{{8}}\.tmp")
 
 
-def _remove_torn(folder: Path) -> None:
-    """Delete what killed processes of this machine have left half written."""
-    if os.name == "nt":
-        return  # os.kill has another meaning there
-    for file in folder.glob("*.tmp"):
-        torn = None if file.name in _BEING_WRITTEN else _TORN.fullmatch(file.name)
-        if torn and (int(torn[1]) == os.getpid() or not _is_alive(int(torn[1]))):
-            with suppress(OSError):
-                file.unlink()
-
-
-def _is_alive(process: int) -> bool:
+def _is_torn(name: str) -> bool:
+    """Whether a killed process of this machine has left the file half written."""
+    torn = _TORN.fullmatch(name)
+    if os.name == "nt" or torn is None:  # os.kill has another meaning on Windows
+        return False
+    process = int(torn[1])
+    if process == os.getpid():
+        return True
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
-        return False
+        return True
     except OSError:
-        pass  # of another user
-    return True
+        pass  # it is alive, and of another user
+    return False
 
 
 def _kind(mode: int) -> str:
     return next((name for is_it, name in _KINDS if is_it(mode)), "no file")
 
 
+# For the user ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def writing_to(folder: Path, instead: str = ANOTHER_FOLDER) -> Iterator[None]:
+    """Turns a full disk or a forbidden folder into one clear line."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or (os.strerror(error.errno) if error.errno else str(error))
+        way_out = {
+            errno.ENOSPC: "free some space, then resume it or call the same command again: finished rounds are safe",
+            errno.EDQUOT: "free some space, then resume it or call the same command again: finished rounds are safe",
+            errno.EFBIG: "the file size limit is too small for this run",
+            errno.EMFILE: "allow more open files (ulimit -n)",
+        }.get(error.errno or 0, instead)
+        raise UserError(f"cannot write to {folder}: {reason}; {way_out}") from error
+
+
+@contextmanager
+def writing_output(file: Path, within: Path | None = None) -> Iterator[None]:
+    """Makes the file's folder, and turns an OSError of the block into one line. `within`: the folder the user named."""
+    try:
+        make_folder(file.parent, within or file.parent)
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{file} cannot be written: {error.strerror or error}; choose another place, or make room"
+        ) from error
+
+
+def write_output(file: Path, content: str, within: Path | None = None) -> Path:
+    """A page, a table or an archive: `write_text` with `writing_output` around it."""
+    with writing_output(file, within):
+        write_text(file, content)
+    return file
+
+
+def file_name(words: str) -> str:
+    """A title or label as a part of a file's name."""
+    return re.sub(r"[^a-z0-9.=]+", "-", words.lower()).strip("-.")[:60]
+
+
 def as_unicode(text: str) -> str:
-    """The name of a folder may be bytes that are no text; a question mark stands for each of them."""
+    """The name of a folder may be bytes that are not text; a question mark stands for each of them."""
     return text.encode("utf-8", "replace").decode()

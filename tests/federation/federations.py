@@ -29,7 +29,7 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.observer import Observer
 from fedgg.lab.run_session import opened
-from fedgg.lab.run_state import train
+from fedgg.lab.runner import run_rounds
 
 PATIENCE = 240.0  # seconds for anything that is waited for; nothing is said about how long it may take
 
@@ -153,10 +153,7 @@ def assert_as_embedded(experiment: Experiment, out: Path, tmp_path: Path) -> Non
     """The run in the folder has the history and the bits of the reference engine, given who was lost when."""
     reference = tmp_path / "reference"
     with arithmetic(experiment), opened(partial(build, experiment), experiment, reference, Observer()) as session:
-        engine = Losing(lost(out), Fused())
-        while not session.over:
-            job = session.next_job()
-            session.close_round(job, train(job, engine), 0.0, engine.score)
+        run_rounds(session, Losing(lost(out), Fused()))
         session.finish()
     assert history(out) == history(reference)
     ours, theirs = load_file(out / "model.safetensors"), load_file(reference / "model.safetensors")

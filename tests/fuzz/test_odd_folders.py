@@ -18,9 +18,9 @@ from fedgg.analysis.chart_data import run_columns
 from fedgg.analysis.collect import RunCollection
 from fedgg.cli.progress import _draw
 from fedgg.errors import UserError
+from fedgg.files import write_output
 from fedgg.lab.runner import run
 from fedgg.lab.store import Store
-from fedgg.output_files import write_text
 from fedgg.report.export import write_figures, write_tables
 from fedgg.report.live import LiveData
 from fedgg.report.page import report_html
@@ -100,7 +100,7 @@ def test_a_folder_whose_name_is_no_text(whole: Path, tmp_path: Path) -> None:
     with patience():
         collection = RunCollection([odd])
         collection.refresh()
-        write_text(tmp_path / "page.html", report_html(collection))
+        write_output(tmp_path / "page.html", report_html(collection))
         write_tables(collection.groups, tmp_path / "tables")
         write_figures(collection.groups, tmp_path / "figures")
         news = LiveData([odd])

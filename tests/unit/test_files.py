@@ -10,7 +10,10 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +22,10 @@ from fedgg import files
 from fedgg.files import RefusedFile
 
 HOME = Path(fedgg.__file__).parent
+IN_PLACE: tuple[Callable[[Path], Any], ...] = (
+    partial(files.open_in_place, mode="ab"),
+    partial(files.open_in_place, mode="r+b"),
+)
 
 
 @pytest.fixture
@@ -49,14 +56,14 @@ def test_appending_and_writing_in_place_refuse_links(tmp_path: Path, elsewhere: 
         link.hardlink_to(elsewhere)
     else:
         link.symlink_to(elsewhere)
-    for refusing in (files.open_to_append, files.open_existing, files.check_lock):
+    for refusing in (*IN_PLACE, files.check_in_place):
         with pytest.raises(RefusedFile, match=rf"rounds\.jsonl is a {kind}"):
             refusing(link)
     with pytest.raises(FileExistsError):
         files.open_new(link)
     files.write_text(link, "new")
     assert elsewhere.read_text() == "precious"
-    with files.open_to_append(link) as file:
+    with files.open_in_place(link, "ab") as file:
         file.write(b"er")
     assert link.read_text() == "newer"
 
@@ -73,7 +80,8 @@ def test_what_is_not_a_regular_file_is_neither_read_nor_written(tmp_path: Path, 
             made.bind(str(path))
     else:
         path.symlink_to("/dev/zero")
-    for use in (files.read_bytes, files.check_regular, files.open_to_append, files.open_existing):
+    uses: tuple[Callable[[Path], Any], ...] = (files.read_bytes, files.check_regular, *IN_PLACE)
+    for use in uses:
         with pytest.raises(OSError, match=r"x\.json"):
             use(path)
     with pytest.raises(RefusedFile, match="not a regular file"):

@@ -16,8 +16,7 @@ HOME = Path(fedgg.__file__).parent
 MAY: dict[str, set[str]] = {
     "errors": set(),
     "registry": {"errors"},
-    "files": set(),
-    "output_files": {"errors", "files"},
+    "files": {"errors"},
     "child_process": set(),
     "fork_server": {"child_process"},
     "core": {"errors"},
@@ -27,9 +26,9 @@ MAY: dict[str, set[str]] = {
     "kernels": set(),
     "data": {"core", "errors", "files", "kernels", "registry"},
     "engines": {"child_process", "core", "errors", "files", "kernels", "registry"},
-    "runfolder": {"errors", "files", "output_files"},
+    "runfolder": {"errors", "files"},
     "analysis": {"errors", "files", "runfolder"},
-    "report": {"analysis", "errors", "files", "output_files", "registry", "runfolder"},
+    "report": {"analysis", "errors", "files", "registry", "runfolder"},
     "lab": {
         *(
             "aggregation",
@@ -40,20 +39,18 @@ MAY: dict[str, set[str]] = {
             "engines",
             "errors",
             "files",
-            "output_files",
             "models",
         ),
         *("registry", "runfolder", "__version__"),
     },
     "check": {"lab", "core", "algorithms", "models", "data", "engines", "errors", "files", "__version__"},
-    "bench": {"analysis", "engines", "lab", "core", "data", "errors", "files", "output_files", "report", "__version__"},
-    "api": {"analysis", "lab", "core", "report", "runfolder", "errors", "files", "output_files"},
+    "bench": {"analysis", "engines", "lab", "core", "data", "errors", "files", "report", "__version__"},
+    "api": {"analysis", "lab", "core", "report", "runfolder", "errors", "files"},
     "paper": {
         *("analysis", "lab", "engines", "core", "data", "report", "registry", "runfolder", "errors", "files"),
-        "output_files",
     },
     "flower": {
-        *("core", "lab", "engines", "data", "errors", "files", "output_files", "registry", "runfolder"),
+        *("core", "lab", "engines", "data", "errors", "files", "registry", "runfolder"),
         "__version__",
     },
 }
@@ -64,7 +61,6 @@ WITHOUT_TORCH = (
     "runfolder",
     "errors",
     "files",
-    "output_files",
     "__version__",
     "child_process",
     "fork_server",

@@ -34,8 +34,7 @@ from fedgg.data.client_batches import scaling
 from fedgg.data.dataset import Dataset, load
 from fedgg.data.readers import find_copies
 from fedgg.errors import UserError
-from fedgg.files import replacing
-from fedgg.output_files import write_json, writing_to
+from fedgg.files import replacing, write_json, writing_to
 
 Source = Literal["auto", "cifar10", "stand-in"]
 

@@ -25,8 +25,8 @@ from fedgg.lab.build import Federation, build
 from fedgg.lab.checkpoint import read_checkpoint, write_checkpoint
 from fedgg.lab.config import Experiment
 from fedgg.lab.name_resolution import given_algorithm
-from fedgg.lab.run_state import State, begin, close, play_round, server_of, train
-from fedgg.lab.runner import with_names
+from fedgg.lab.run_state import State, begin, close, server_of, train
+from fedgg.lab.runner import play_round, with_names
 
 
 def digits(algorithm: Algorithm, rounds: int, cohort: int | None = None, precision: str = "fp32") -> Experiment:

@@ -129,14 +129,14 @@ def _warn(contenders: list[Contender], quick: bool) -> None:
 
 def _show(file: Path) -> None:
     from fedgg.bench.results import bench_figure, bench_table, read_bench
-    from fedgg.output_files import write_text
+    from fedgg.files import write_output
     from fedgg.report.figure_style import save
     from fedgg.report.tables import as_markdown
 
     record = read_bench(file)
     table = bench_table(record)
     print_table(table)
-    write_text(file.with_suffix(".md"), as_markdown(table))
+    write_output(file.with_suffix(".md"), as_markdown(table))
     if record.measured:
         for kind in (".png", ".svg"):
             save(bench_figure(record), file.with_suffix(kind))

@@ -106,10 +106,10 @@ def show(
     - `fedgg data show cifar10 --clients 20 --scheme dirichlet_client`
     - `fedgg data show digits --set split.scheme=shards --set split.shards_per_client=3`
     """
+    from fedgg.files import writing_to
     from fedgg.lab.config import Experiment
     from fedgg.lab.federated_data import WholeData, load_data, split_of, with_given_clients
     from fedgg.lab.trusted_code import trust_named
-    from fedgg.output_files import writing_to
     from fedgg.report.data_figures import samples_figure, split_figure
     from fedgg.report.figure_style import save
 

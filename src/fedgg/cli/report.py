@@ -12,7 +12,7 @@ import typer
 
 from fedgg.cli.screen import Heartbeat, counted, note, progress, say
 from fedgg.errors import UserError
-from fedgg.output_files import PAGE
+from fedgg.files import PAGE
 from fedgg.runfolder.locks import writing_pages
 
 PAPER = "paper.html"

@@ -13,7 +13,7 @@ from fedgg.cli.progress import processes_for, show_progress
 from fedgg.cli.report import BESIDE_PAPER, write_report
 from fedgg.cli.screen import note, print_table, say
 from fedgg.errors import UserError
-from fedgg.output_files import PAGE
+from fedgg.files import PAGE
 from fedgg.runfolder.locks import writing_pages
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from fedgg.cli.progress import processes_for, show_progress
 from fedgg.cli.report import write_report
 from fedgg.cli.screen import described, note, print_table, say
 from fedgg.errors import UserError, missing_extra
+from fedgg.files import PAGE
 from fedgg.lab.trusted_code import trust_named
-from fedgg.output_files import PAGE
 from fedgg.runfolder.locks import writing_pages
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from fedgg.data import DATASETS, readers
 from fedgg.data.catalog import PUBLICATIONS, Publication, PublishedFile, find_publication
 from fedgg.data.dataset import Dataset, load, unknown_data_set
 from fedgg.errors import UserError
-from fedgg.files import check_lock, open_to_append
+from fedgg.files import check_in_place, open_in_place
 from fedgg.registry import ARRAYS_IN_FILE
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all where the server says so
@@ -47,7 +47,7 @@ def fetch(
         missing = [file for file, path in zip(publication.files, paths, strict=True) if not _is_intact(path, file)]
         if missing:
             folder.mkdir(parents=True, exist_ok=True)
-            check_lock(folder / ".fetch.lock")
+            check_in_place(folder / ".fetch.lock")
             with FileLock(folder / ".fetch.lock"):
                 for file in missing:
                     url = f"{mirror.rstrip('/')}/{file.name}" if mirror else file.url
@@ -123,7 +123,7 @@ class _ResumingDownload:
         total = received + int(length) if length.isdecimal() else None
         if not received:
             self._part.unlink(missing_ok=True)
-        with open_to_append(self._part) as sink:
+        with open_in_place(self._part, "ab") as sink:
             for chunk in response.raw.stream(_CHUNK, decode_content=False):
                 sink.write(chunk)
                 received += len(chunk)

@@ -17,12 +17,11 @@ from typing import Any
 import tomli_w
 
 from fedgg.errors import UserError
-from fedgg.files import make_folder, write_text
+from fedgg.files import make_folder, write_text, writing_to
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import PartConfig
 from fedgg.lab.name_resolution import check_parts, named_parts
 from fedgg.lab.trusted_code import VARIABLE
-from fedgg.output_files import writing_to
 from fedgg.registry import ARRAYS_IN_FILE, NAMED_PARTS, names_code, nearest
 
 Configuration = Mapping[str, Any]

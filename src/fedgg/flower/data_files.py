@@ -23,11 +23,10 @@ from torch import Tensor
 from fedgg.data.client_batches import Scaling, scaling
 from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
-from fedgg.files import open_regular, write_atomically
+from fedgg.files import open_regular, write_atomically, writing_to
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import DTYPES
 from fedgg.lab.federated_data import Positions, WholeData, holdings, load_data, split_of, with_given_clients
-from fedgg.output_files import writing_to
 
 FORMAT = 1
 PRIVATE = 0o600

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.errors import UserError
-from fedgg.files import read_json
+from fedgg.files import read_json, write_json, writing_to
 from fedgg.flower.messages import (
     ANY_CLIENT,
     FORMAT,
@@ -26,7 +26,6 @@ from fedgg.flower.messages import (
     message_content,
 )
 from fedgg.flower.send_and_receive import POLL_SECONDS, Exchange, OutgoingMessage, one_line
-from fedgg.output_files import write_json, writing_to
 from fedgg.runfolder.checksums import with_checksum, without_checksum
 
 QUERY = "query.hello"  # Flower's message type; part of the message format

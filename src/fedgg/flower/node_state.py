@@ -24,9 +24,8 @@ from safetensors.torch import save
 
 from fedgg.core.client_rows import Rows
 from fedgg.errors import UserError
-from fedgg.files import MEGABYTE, check_regular, make_folder, read_bytes, write_atomically
+from fedgg.files import MEGABYTE, check_regular, make_folder, read_bytes, write_atomically, writing_to
 from fedgg.flower.messages import NO_ROUND, MessageHeader
-from fedgg.output_files import writing_to
 from fedgg.runfolder.locks import FOREVER, LockFile
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700

@@ -20,7 +20,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedgg.core.server import Lost
-from fedgg.files import append_line
+from fedgg.files import append_line, writing_to
 from fedgg.flower.messages import (
     InvalidMessage,
     MessageHeader,
@@ -31,7 +31,6 @@ from fedgg.flower.messages import (
     other_bytes,
     status_of,
 )
-from fedgg.output_files import writing_to
 
 POLL_SECONDS = 0.2  # between two requests for replies
 TTL_SLACK = 5.0  # seconds by which the time to live exceeds the deadline

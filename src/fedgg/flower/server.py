@@ -39,7 +39,7 @@ from fedgg.lab.name_resolution import build_algorithm, check_needs
 from fedgg.lab.observer import Observer
 from fedgg.lab.run_result import Run
 from fedgg.lab.run_session import Session, opened
-from fedgg.lab.runner import run_rounds_with
+from fedgg.lab.runner import run_rounds
 
 LOG = logging.getLogger("flwr")
 ClientInfos = Mapping[int, ClientInfo]
@@ -101,7 +101,7 @@ def run_on_grid(grid: Grid, experiment: Experiment, config: RunConfig, observer:
             assert session.store is not None
             session.store.check_lock()
             SavedMembership(run_id, membership.client_info, left_out).write(config.out)
-            run_rounds_with(session, _engine(session, membership, exchange, config))
+            run_rounds(session, _engine(session, membership, exchange, config))
             return session.finish()
 
 

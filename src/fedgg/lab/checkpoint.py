@@ -39,8 +39,9 @@ def write_checkpoint(
 ) -> None:
     """`checksums`: SHA-256 of the other files of the run folder at this round, by name."""
     shelved = {name: rows for name in FILES if isinstance(rows := getattr(state, name), RowsOnDisk)}
-    tensors, same_as = _without_copies(_named(state))
-    tensors |= _named_places(shelved)
+    tensors, same_as = _distinct_tensors(state)
+    if shelved:
+        tensors |= _named_places(shelved)
     facts = {
         "format": WITH_PLACES if shelved else FORMAT,
         "experiment": experiment_hash,
@@ -86,8 +87,8 @@ def pin(state: State, older: Mapping[int, Path]) -> None:
     for name in FILES:
         rows = getattr(state, name)
         if isinstance(rows, RowsOnDisk):
-            found = {number: _places_in(path, name) for number, path in older.items()}
-            rows.shelf.pinned = {number: places for number, places in found.items() if places is not None}
+            by_round = {number: _places_in(path, name) for number, path in older.items()}
+            rows.shelf.pinned = {number: places for number, places in by_round.items() if places is not None}
             newest = max(rows.shelf.pinned, default=None)
             trusted = None if newest is None else rows.shelf.pinned[newest]
             spoilt = rows.shelf.spoilt(rows.places, trusted)
@@ -105,14 +106,30 @@ def _places_in(path: Path, name: str) -> Places | None:
         return None
 
 
-def _named(state: State) -> dict[str, Tensor]:
+def _distinct_tensors(state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors by name, and for each name that stands for a tensor of another name, that name.
+
+    FedGG's clients all remember the same model: one tensor in memory, and so one on disk.
+    """
     named = {"w": state.server.w}
     named |= {f"buffers/{name}": t for name, t in state.server.buffers.items()}
     named |= {f"server/{name}": t for name, t in state.server.memory.items()}
     for group, clients in (("client", state.memory), ("client_buffers", state.kept_buffers)):
         if isinstance(clients, dict):
             named |= {f"{group}/{client}/{name}": t for client, rows in clients.items() for name, t in rows.items()}
-    return named
+    first: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}
+    tensors: dict[str, Tensor] = {}
+    same_as: dict[str, str] = {}
+    for name, tensor in named.items():
+        identity = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
+        if tensor.numel() and identity in first:
+            same_as[name] = first[identity]
+            continue
+        first[identity] = name
+        tensor = tensor.detach().cpu().contiguous()
+        is_view = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+        tensors[name] = tensor.clone() if is_view else tensor  # safetensors refuses views into a larger tensor
+    return tensors, same_as
 
 
 def _state(tensors: dict[str, Tensor], rounds_done: int) -> State:
@@ -132,26 +149,26 @@ def _state(tensors: dict[str, Tensor], rounds_done: int) -> State:
 
 
 def _named_places(shelved: Mapping[str, RowsOnDisk]) -> dict[str, Tensor]:
-    """Only of clients met: the file is small as long as few are."""
+    """Of the clients met so far alone: the file is small as long as they are few."""
     named: dict[str, Tensor] = {}
     for name, rows in shelved.items():
         places = rows.places
         clients = np.flatnonzero(places.slot != NOWHERE)
-        told = {
+        columns = {
             "clients": clients.astype(np.int32),
             "slots": places.slot[clients],
             "sums": places.sum[clients].view(np.int32),
             "population": np.array([len(places.slot)], np.int32),
         }
-        named |= {f"places/{name}/{key}": torch.from_numpy(told[key]) for key in PLACES_KEYS}
+        named |= {f"places/{name}/{key}": torch.from_numpy(columns[key]) for key in PLACES_KEYS}
     return named
 
 
-def _places(told: Mapping[str, Tensor]) -> Places:
-    places = Places.none(int(told["population"]))
-    clients = told["clients"].numpy()
-    places.slot[clients] = told["slots"].numpy()
-    places.sum[clients] = told["sums"].numpy().view(np.uint32)
+def _places(columns: Mapping[str, Tensor]) -> Places:
+    places = Places.none(int(columns["population"]))
+    clients = columns["clients"].numpy()
+    places.slot[clients] = columns["slots"].numpy()
+    places.sum[clients] = columns["sums"].numpy().view(np.uint32)
     return places
 
 
@@ -169,26 +186,6 @@ def _shelved(
             raise BadCheckpoint(f"{path} is shorter than it was: clients' memory is lost")
         shelved[name] = RowsOnDisk(shelf, places)
     return shelved
-
-
-def _without_copies(named: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """FedGG's clients all remember the same model: one tensor in memory, and so one on disk."""
-    first: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}
-    tensors: dict[str, Tensor] = {}
-    same_as: dict[str, str] = {}
-    for name, tensor in named.items():
-        identity = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
-        if tensor.numel() and identity in first:
-            same_as[name] = first[identity]
-        else:
-            first[identity] = name
-            tensors[name] = _own_storage(tensor.detach().cpu().contiguous())
-    return tensors, same_as
-
-
-def _own_storage(tensor: Tensor) -> Tensor:
-    """safetensors refuses views into a larger tensor."""
-    return tensor if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() else tensor.clone()
 
 
 def _checksum(tensors: dict[str, Tensor], facts: dict[str, str]) -> str:

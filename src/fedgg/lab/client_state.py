@@ -28,8 +28,7 @@ from torch import Tensor
 
 from fedgg.core.client_rows import Rows
 from fedgg.errors import UserError
-from fedgg.files import open_existing, open_new, sync_folder
-from fedgg.output_files import writing_to
+from fedgg.files import open_in_place, open_new, sync_folder, writing_to
 
 ALIGNMENT = 64  # bytes, as torch aligns what it allocates: a row read back is computed with in the same way
 NOWHERE = -1
@@ -110,7 +109,7 @@ class SlotFile:
                 path.unlink(missing_ok=True)
                 self._file = open_new(path, buffering=0)
             else:
-                self._file = open_existing(path, buffering=0)
+                self._file = open_in_place(path, "r+b", buffering=0)
         self.close = weakref.finalize(self, self._file.close)
 
     def __str__(self) -> str:
@@ -287,11 +286,7 @@ class RowsOnDisk(Mapping[int, Rows]):
 
 def identity(rows: Rows) -> tuple[Any, ...]:
     """The same for rows made of the very same tensors: FedGG's clients all remember the model they received."""
-    return tuple((name, _address(tensor)) for name, tensor in rows.items())
-
-
-def _address(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride())
+    return tuple((name, t.data_ptr(), t.dtype, tuple(t.shape), tuple(t.stride())) for name, t in rows.items())
 
 
 def _moved(now: Places, then: Places) -> NDArray[np.bool_]:

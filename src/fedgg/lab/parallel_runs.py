@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -32,13 +31,10 @@ from fedgg.lab.federated_data import load_data
 from fedgg.lab.observer import Observer
 from fedgg.lab.run_processes import Job, run_jobs
 from fedgg.lab.run_session import Session, opened
-from fedgg.lab.run_state import synchronise
+from fedgg.lab.run_state import next_job, synchronise
 from fedgg.lab.runner import FEWER_WORKERS, make_workers, requests_of, run_rounds
 from fedgg.lab.store import Store
 from fedgg.runfolder.locks import InUse, LockFile
-
-if TYPE_CHECKING:
-    from fedgg.lab.run_session import Session, opened
 
 
 def run_interleaved(jobs: list[Job], processes: int, observer: Observer) -> list[Job]:
@@ -151,7 +147,7 @@ def _as_many_as_fit(
 def _in_step(taken: list[Session], engine: Stacked) -> None:
     while running := [session for session in taken if not session.over]:
         started = time.perf_counter()
-        jobs = [session.next_job() for session in running]
+        jobs = [next_job(session.federation, session.state) for session in running]
         answers = engine.train_together(jobs)
         synchronise(jobs[0].w)
         share = (time.perf_counter() - started) / len(running)

@@ -1,29 +1,66 @@
-"""Which code ran: the commit of this library, and whether the user's code is still the same."""
+"""Where a run's numbers come from: the versions, commit and user code that versions.json records."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
 import os
+import platform
 import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
 
 import fedgg
+from fedgg.lab.build import Federation
+from fedgg.lab.name_resolution import engine_class, used_code
 
-OURS = ("fedgg", "torch", "builtins", "abc", "typing")  # versions tell of these
+OURS = ("fedgg", "torch", "builtins", "abc", "typing")  # packages that are identified by their versions
+COMMIT_VARIABLE = "FEDGG_COMMIT"  # names the commit where there is only a copy of the files, as in a container
+
+
+def versions_of(federation: Federation) -> dict[str, Any]:
+    """The content of versions.json, less its format: what a resumed run must have, and what the run was made with."""
+    net, experiment, origin = federation.net, federation.experiment, federation.origin
+    # Two models from Python may share a name; the shapes of their parameters distinguish them.
+    shapes = [f"{name}{tuple(shape)}" for name, shape in zip(net.layout.names, net.layout.shapes, strict=True)]
+    # Fingerprints of the user code that trains and aggregates; data and split are identified by their content.
+    code = {"algorithm": code_of(federation.algorithm), "model": code_of(net.module)}
+    for part, user_code in (
+        ("robust", code_of(federation.aggregation.collector)),
+        ("engine", code_of(engine_class(federation.engine))),
+    ):
+        code |= {} if user_code is None else {part: user_code}
+    code_files = used_code(experiment)
+    engine = {"name": federation.engine, "precision": experiment.engine.precision, "reason": federation.choice.reason}
+    if origin.keeper == "nodes":
+        engine |= {"name": "flower", "reason": "clients train on nodes of their own"}
+    device = net.start.device
+    return {
+        "experiment": experiment.trajectory(),
+        "data": origin.fingerprint,
+        "keeper": origin.keeper,
+        "model": hashlib.sha256(" ".join(shapes).encode()).hexdigest(),
+        "structure": fingerprint(str(net.module)),
+        "code": code,
+        **({"code_files": code_files} if code_files else {}),
+        "fedgg": fedgg.__version__,
+        **commit(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "engine": engine,
+    }
 
 
 def fingerprint(text: str) -> str:
+    """Of source code, or of a module's layers as torch prints them: ReLU and Tanh differ, though without parameters."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def structure_of(module: nn.Module) -> str:
-    """Of the layers as torch prints them: a ReLU is no Tanh, though both have no parameters."""
-    return fingerprint(str(module))
 
 
 def code_of(thing: Any) -> str | None:
@@ -36,25 +73,22 @@ def code_of(thing: Any) -> str | None:
         return None
 
 
-TOLD = "FEDGG_COMMIT"  # says the commit where there is only a copy of the files, as in a container
-
-
 @cache
 def commit() -> dict[str, Any]:
-    """`commit`, and whether files are `changed` against it; both None where nobody can say."""
+    """`commit`, and whether files are `changed` against it; both None where they are not known."""
     root = Path(fedgg.__file__).parents[2]
-    if told := os.environ.get(TOLD):
-        return {"commit": told, "changed": None}
-    found = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
-    changed = bool(_git(root, "status", "--porcelain", "--untracked-files=no")) if found else None
-    return {"commit": found, "changed": changed}
+    if named := os.environ.get(COMMIT_VARIABLE):
+        return {"commit": named, "changed": None}
+    head = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
+    changed = bool(_git(root, "status", "--porcelain", "--untracked-files=no")) if head else None
+    return {"commit": head, "changed": changed}
 
 
 def _git(root: Path, *words: str) -> str | None:
     try:
-        # Without locks: a run that is killed while it looks must not leave the user's repository locked.
-        asked = ["git", "--no-optional-locks", "-C", str(root), *words]
-        done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30)
+        # Without locks: a run that is killed meanwhile must not leave the user's repository locked.
+        command = ["git", "--no-optional-locks", "-C", str(root), *words]
+        completed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return completed.stdout.strip()

@@ -10,7 +10,8 @@ import multiprocessing
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,11 +20,13 @@ from fedgg.child_process import child_process
 from fedgg.core.algorithm import Algorithm
 from fedgg.engines.workers.pool import FILES_TO_START, allow_open_files
 from fedgg.errors import UserError
-from fedgg.lab.build import ModelGiven
+from fedgg.lab.build import ModelGiven, build
 from fedgg.lab.config import Experiment
+from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.federated_data import DataGiven
 from fedgg.lab.observer import Observer
-from fedgg.lab.runner import run_under
+from fedgg.lab.run_session import opened
+from fedgg.lab.runner import run_rounds
 from fedgg.lab.trusted_code import inherit, trusted_here
 from fedgg.runfolder.locks import InUse
 
@@ -74,16 +77,19 @@ def run_jobs(jobs: list[Job], processes: int, observer: Observer) -> list[Job]:
 
 
 def _run_here(job: Job, observer: Observer) -> None:
-    given = {field.name: getattr(job.given, field.name) for field in fields(Given)}
-    run_under(
-        job.engine_reason,
+    given = job.given
+    build_it = partial(
+        build,
         job.experiment,
-        **given,
-        out=job.folder,
+        model=given.model,
+        data=given.data,
+        algorithm=given.algorithm,
         data_folder=job.data_folder,
-        observer=observer,
-        label=job.name,
+        engine_reason=job.engine_reason,
     )
+    with arithmetic(job.experiment), opened(build_it, job.experiment, job.folder, observer, job.name) as session:
+        run_rounds(session)
+        session.finish()
 
 
 class _Forwarding(Observer):

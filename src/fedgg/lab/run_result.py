@@ -1,4 +1,7 @@
-"""A finished run: its history, its weights, its model, and predictions for new inputs."""
+"""A finished run: its history, its weights, its model, and predictions for new inputs.
+
+A model takes inputs as the data had them, and answers with the labels of the data.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,117 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fedgg.core.client_rows import Rows
+from fedgg.data.arrays import input_tensor
+from fedgg.data.client_batches import Normalisation, Scaling
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, ModelGiven
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import DTYPES
+from fedgg.lab.federated_data import Origin
 from fedgg.lab.name_resolution import build_model, load_weights, read_tensors
-from fedgg.lab.predictions import Inputs, Output, RawInputModel, predict
-from fedgg.lab.provenance import structure_of
-from fedgg.lab.run_state import (
-    State,
-)
+from fedgg.lab.provenance import fingerprint
+from fedgg.lab.run_state import State
 from fedgg.lab.store import Store
 
-if TYPE_CHECKING:
-    pass
+Output = Literal["labels", "probabilities", "logits"]
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What a model was trained on: the shape of an example, its scaling, and the labels of the classes."""
+
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    words: bool  # whether labels are the names of the classes, rather than their numbers
+    normalise: Normalisation
+    scaling: Scaling
+
+    @classmethod
+    def of(cls, origin: Origin, normalise: Normalisation, scaling: Scaling) -> Inputs:
+        numbers = tuple(str(number) for number in range(len(origin.classes)))
+        words = origin.labels_are_words or origin.classes != numbers
+        return cls(origin.shape, origin.classes, words, normalise, scaling.to(torch.device("cpu")))
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any], dtype: torch.dtype) -> Inputs:
+        """KeyError, TypeError or ValueError where the content is not that of an inputs.json."""
+        shift, scale = (torch.tensor(content[key], dtype=dtype) for key in ("shift", "scale"))
+        classes = tuple(str(name) for name in content["classes"])
+        numbers = tuple(str(number) for number in range(len(classes)))
+        words = content["labels"] == "words" if "labels" in content else classes != numbers  # earlier versions: without
+        shape = tuple(int(length) for length in content["shape"])
+        return cls(shape, classes, words, content["normalise"], Scaling(shift, scale))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "shape": list(self.shape),
+            "classes": list(self.classes),
+            "labels": "words" if self.words else "numbers",
+            "normalise": self.normalise,
+            "shift": self.scaling.shift.tolist(),
+            "scale": self.scaling.scale.tolist(),
+        }
+
+    def with_channel(self, x: Tensor) -> Tensor:
+        """Images [N, H, W] as [N, 1, H, W], as a data set has them."""
+        return x.unsqueeze(1) if (1, *x.shape[1:]) == self.shape else x
+
+    def labels(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
+        return np.array(self.classes)[numbers] if self.words else numbers
+
+
+class RawInputModel(nn.Module):
+    """A module behind the scaling of its inputs: `forward` takes examples as the data set has them, of any type."""
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, module: nn.Module, inputs: Inputs):
+        super().__init__()
+        self.module = module
+        self._inputs = inputs
+        self.register_buffer("shift", inputs.scaling.shift.clone())
+        self.register_buffer("scale", inputs.scaling.scale.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = Scaling(self.shift, self.scale)(self._inputs.with_channel(x))
+        outputs: Tensor = self.module(scaled)
+        return outputs
+
+
+def predict(
+    model: nn.Module, inputs: Inputs, x: Any, output: Output, chunk: int, device: str | torch.device
+) -> NDArray[Any]:
+    """What the model makes of the examples, `chunk` of them at a time."""
+    if output not in get_args(Output):
+        raise UserError(f"output = {output!r}: choose from {', '.join(get_args(Output))}")
+    if chunk < 1:
+        raise UserError(f"chunk = {chunk}: give at least 1 example at a time")
+    examples = inputs.with_channel(input_tensor(x, "x", "predict"))
+    if examples.shape[1:] != inputs.shape:
+        raise UserError(f"x holds examples of shape {tuple(examples.shape[1:])}; the model takes {inputs.shape}")
+    if examples.is_floating_point() and not bool(torch.isfinite(examples).all()):
+        first = int((~torch.isfinite(examples)).flatten(1).any(1).nonzero()[0])
+        raise UserError(f"x holds NaN or infinity, first in example {first}; clean it first")
+    model = model.to(device)
+    with torch.inference_mode():
+        parts = [model(some.to(device)).cpu() for some in examples.split(chunk)] if len(examples) else []
+    logits = torch.cat(parts) if parts else torch.empty(0, len(inputs.classes), dtype=inputs.scaling.shift.dtype)
+    match output:
+        case "labels":
+            return inputs.labels(logits.argmax(1).numpy())
+        case "probabilities":
+            return logits.softmax(1).numpy()
+        case _:
+            return logits.numpy()
 
 
 @dataclass(frozen=True)
@@ -58,7 +151,11 @@ class Run:
         experiment, summary = store.experiment(), store.summary()
         if summary is None:
             raise UserError(f"the run in {store.folder} is not finished: go on with fedgg resume {store.folder}")
-        inputs = store.inputs(DTYPES[experiment.engine.precision])
+        try:
+            inputs = Inputs.from_json(store.read_json("inputs.json"), DTYPES[experiment.engine.precision])
+        except (KeyError, TypeError, ValueError) as error:
+            file = store.folder / "inputs.json"
+            raise UserError(f"{file} is not what fedgg wrote ({error!r}): this is no run folder") from error
         store.check_final("model.safetensors")
         weights = read_tensors(store.folder / "model.safetensors")
         rebuild = partial(_rebuilt, store, experiment, inputs, weights, model)
@@ -92,11 +189,11 @@ class Run:
 
 def trained_module(module: nn.Module, weights: Rows, unsaved: Rows) -> nn.Module:
     """A copy of the module, on the CPU, with these weights."""
-    own = copy.deepcopy(module).cpu()
-    own.load_state_dict(weights)
+    trained = copy.deepcopy(module).cpu()
+    trained.load_state_dict(weights)
     for name, values in unsaved.items():
-        own.get_buffer(name).copy_(values)
-    return own
+        trained.get_buffer(name).copy_(values)
+    return trained
 
 
 def _rebuilt(
@@ -114,8 +211,9 @@ def _rebuilt(
     ).to(device="cpu", dtype=inputs.scaling.shift.dtype)
     file = folder / "model.safetensors"
     load_weights(module, weights, file)
-    structure, under = store.structure()
-    if ":" in name and under == torch.__version__ and structure not in (None, structure_of(module)):
+    versions = store.read_json("versions.json", "torch")
+    same_torch = versions["torch"] == torch.__version__  # another version may print the same layers differently
+    if ":" in name and same_torch and versions.get("structure") not in (None, fingerprint(str(module))):
         raise UserError(f"{file} is of a model of other layers: give the one that was trained")
     if (buffers := folder / "buffers.safetensors").exists():
         store.check_final(buffers.name)
@@ -124,22 +222,19 @@ def _rebuilt(
     return module
 
 
-def final_weights(federation: Federation, state: State) -> Rows:
-    """Under the names of the module's own state_dict: tied weights under both, buffers only if they are persistent."""
+def final_tensors(federation: Federation, state: State) -> tuple[Rows, Rows]:
+    """The weights of the final model, and the buffers that its state_dict leaves out, where training changed them.
+
+    Weights are under the names of the module's own state_dict: tied ones under both.
+    """
     net, server = federation.net, state.server
     current = {name: rows[0] for name, rows in (net.layout.unflatten(server.w) | server.buffers).items()}
-    named = [*net.module.named_parameters(), *net.module.named_buffers()]
-    name_of = {id(tensor): name for name, tensor in named}
-    own = net.module.state_dict(keep_vars=True)
-    return {name: current.get(name_of.get(id(tensor), ""), tensor.detach()) for name, tensor in own.items()}
-
-
-def unsaved_buffers(federation: Federation, state: State) -> Rows:
-    """Buffers that the module's state_dict leaves out, where training changed them."""
-    net = federation.net
-    saved = net.module.state_dict().keys()
-    return {
+    name_of = {id(tensor): name for name, tensor in (*net.module.named_parameters(), *net.module.named_buffers())}
+    in_module = net.module.state_dict(keep_vars=True)
+    weights = {name: current.get(name_of.get(id(tensor), ""), tensor.detach()) for name, tensor in in_module.items()}
+    unsaved = {
         name: rows[0]
-        for name, rows in state.server.buffers.items()
-        if name not in saved and not torch.equal(rows, net.start_buffers[name])
+        for name, rows in server.buffers.items()
+        if name not in in_module and not torch.equal(rows, net.start_buffers[name])
     }
+    return weights, unsaved

@@ -9,21 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedgg.aggregation.privacy import OLD_ACCOUNTANT
 from fedgg.core.client_rows import Rows
 from fedgg.core.evaluation import Score
 from fedgg.core.server import PLAIN
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Look, Scorer, score_here
-from fedgg.errors import UserError
 from fedgg.lab.build import Federation, under_fused
 from fedgg.lab.client_state import RowsOnDisk
 from fedgg.lab.config import Experiment
 from fedgg.lab.dry_run import rehearse
 from fedgg.lab.observer import Observer
-from fedgg.lab.predictions import Inputs
-from fedgg.lab.round_record import NamedOnce, by_reason, client_name, summary_of
-from fedgg.lab.run_result import Run, final_weights, trained_module, unsaved_buffers
+from fedgg.lab.resume import resume
+from fedgg.lab.round_record import NamedOnce, by_reason, client_name, record_of, summary_of
+from fedgg.lab.run_result import Inputs, Run, final_tensors, trained_module
 from fedgg.lab.run_state import (
     Closed,
     Diverged,
@@ -33,10 +31,8 @@ from fedgg.lab.run_state import (
     close_before_looking,
     close_without_offender,
     moved,
-    next_job,
-    record_of,
 )
-from fedgg.lab.store import Store, described_engine
+from fedgg.lab.store import Store
 
 
 @contextmanager
@@ -56,7 +52,7 @@ def opened(
         if store is not None and store.holds_a_run():
             store.check_format()
         federation = build_it()  # before a new folder: a mistake leaves nothing behind
-        if store is not None and store.as_begun(federation.experiment) != federation.experiment:
+        if store is not None and store.holds_a_run() and store.as_begun(federation.experiment) != federation.experiment:
             federation = under_fused(federation, "the rounds of this folder were trained by the fused step")
         experiment = federation.experiment
         if federation.aggregation.collector is not PLAIN:
@@ -66,16 +62,28 @@ def opened(
         notice = partial(observer.on_notice, label)
         for message in federation.notices:
             notice(message)
-        state, rounds = _open(store, federation, notice)
+        inputs = Inputs.of(federation.origin, experiment.data.normalise, federation.feed.scaling)
+        if store is not None and store.holds_a_run():
+            state, rounds, ended = resume(store, federation, notice)
+        else:
+            if store is not None:
+                store.create(federation, inputs.to_json())
+            state, rounds, ended = begin(federation), [], None
         observer.on_start(label, state.rounds_done, experiment.rounds)
-        session = Session(experiment, federation, store, observer, label, state, rounds)
+        session = Session(
+            experiment, federation, inputs, store, observer, label, state, rounds, state.rounds_done, ended
+        )
+        if ended is not None and ended["status"] == "diverged":
+            session.diverged = ended["why"]  # the same numbers would come again
         try:
             yield session
         except BaseException:
             session.keep()
             raise
         finally:
-            session.close_files()
+            for rows in (session.state.memory, session.state.kept_buffers):
+                if isinstance(rows, RowsOnDisk):
+                    rows.shelf.file.close()
 
 
 @dataclass
@@ -84,44 +92,28 @@ class Session:
 
     experiment: Experiment
     federation: Federation
+    inputs: Inputs  # of the final model
     store: Store | None
     observer: Observer
     label: str  # of the run, for the observer
     state: State
     rounds: list[dict[str, Any]]
+    saved: int  # rounds done at the last checkpoint
+    ended: dict[str, Any] | None  # the summary of a run that had ended when it was opened
     diverged: str | None = None
-    closed: Closed | None = None  # a round that has been aggregated but not looked at
+    closed: Closed | None = None  # a round that has been aggregated but not evaluated
     lost: NamedOnce = field(default_factory=NamedOnce)
-    saved: int = field(init=False)  # rounds done at the last checkpoint
     whole: bool = field(init=False, default=True)  # whether state and history are of the same round
-
-    def __post_init__(self) -> None:
-        self.saved = self.state.rounds_done
-        known = self.store.summary() if self.store else None
-        if known is not None and known["status"] == "diverged":
-            self.diverged = known["why"]  # the same numbers would come again
 
     def notice(self, message: str) -> None:
         self.observer.on_notice(self.label, message)
-
-    def client_trained(self, done: int, clients: int) -> None:
-        self.observer.on_client(self.label, done, clients)
 
     @property
     def over(self) -> bool:
         return self.diverged is not None or self.state.rounds_done >= self.federation.last_round
 
-    def next_job(self) -> RoundJob:
-        return next_job(self.federation, self.state)
-
-    def close_round(self, job: RoundJob, ends: Ends, seconds: float, score: Scorer = score_here) -> None:
-        """Aggregate, look at the new model in this process, write down."""
-        looks = self.aggregate(job, ends, seconds)
-        if looks is not None:
-            self.write_down(score(looks), score=score)
-
     def aggregate(self, job: RoundJob, ends: Ends, seconds: float) -> tuple[Look, ...] | None:
-        """The looks to be taken at the new model; None if the run has left the finite numbers and is over."""
+        """The evaluations that are due of the new model; None if the run has diverged and is over."""
         try:
             self.closed = close_before_looking(self.federation, self.state, job, ends, seconds)
         except Diverged as end:
@@ -130,7 +122,7 @@ class Session:
         return self.closed.looks
 
     def write_down(self, scores: list[Score], seconds: float | None = None, score: Scorer = score_here) -> None:
-        """The round is done: what it was goes into the history, and its state into a checkpoint."""
+        """The round is done: its record goes into the history, and its state into a checkpoint."""
         assert self.closed is not None
         closed, self.closed = self.closed, None
         try:
@@ -149,8 +141,9 @@ class Session:
         folder = self.store.checkpoint_folder if self.store else None
         self.state = moved(closed.state, cohort, clients, self.experiment.server, folder)
         self.rounds.append(record)
-        for sentence in self.lost.sentences(record["round"], record["lost"]):
-            self.notice(sentence)
+        if record["lost"]:
+            for sentence in self.lost.sentences(record["round"], record["lost"]):
+                self.notice(sentence)
         for note in record.get("notes", ()):
             self.notice(f"round {record['round']}: client {client_name(note)}: {note['what']}")
         if self.store:
@@ -166,98 +159,36 @@ class Session:
             self.saved = self.state.rounds_done
 
     def keep(self) -> None:
-        """Stopped between two checkpoints: what is in the history already need not be played again."""
+        """Stopped between two checkpoints: rounds that are in the history already need not be trained again."""
         if self.whole:
-            with suppress(Exception):  # why it was stopped is what people should hear of
+            with suppress(Exception):  # the reason of the stop is what is to be reported
                 self._save()
 
     def _end(self, end: Diverged) -> None:
         lost = [{**self.federation.named(gone.client), "why": gone.why} for gone in end.lost]
         names = "; ".join(f"client {', '.join(who)}: {why}" for why, who in by_reason(lost).items())
         self.diverged = f"{end}" + (f" ({names})" if names else "")
-        self._save()  # the history up to here stands, and so does its model
-
-    def close_files(self) -> None:
-        for rows in (self.state.memory, self.state.kept_buffers):
-            if isinstance(rows, RowsOnDisk):
-                rows.shelf.file.close()
+        self._save()  # the history up to here is valid, and so is its model
 
     def finish(self) -> Run:
-        federation = self.federation
-        weights, unsaved = final_weights(federation, self.state), unsaved_buffers(federation, self.state)
-        summary = summary_of(federation, self.rounds, self.diverged)
-        known = self.store.summary() if self.store else None
-        if known is not None and self._is_written(summary, unsaved):
-            summary = known  # what was recorded stands, epsilon by an older accountant included
+        weights, unsaved = final_tensors(self.federation, self.state)
+        summary = summary_of(self.federation, self.rounds, self.diverged)
+        if self.ended is not None and self._is_written(self.ended, summary, unsaved):
+            summary = self.ended  # what was recorded stands, epsilon by an older accountant included
         elif self.store:
             self.store.finish(weights, unsaved, summary)
-        inputs = Inputs.of(federation.origin, self.experiment.data.normalise, federation.feed.scaling)
-        trained = partial(trained_module, federation.net.module, weights, unsaved)
+        trained = partial(trained_module, self.federation.net.module, weights, unsaved)
         folder = self.store.folder if self.store else None
         self.observer.on_end(self.label, summary)
-        return Run(self.experiment, folder, self.rounds, summary, weights, inputs, trained)
+        return Run(self.experiment, folder, self.rounds, summary, weights, self.inputs, trained)
 
-    def _is_written(self, summary: dict[str, Any], unsaved: Rows) -> bool:
+    def _is_written(self, ended: dict[str, Any], summary: dict[str, Any], unsaved: Rows) -> bool:
         """Whether the folder has the end of the run; a summary of fewer rounds is older than the wish for more."""
         assert self.store is not None
-        known = self.store.summary()
-        if known is None or known["rounds_done"] != summary["rounds_done"]:
+        if ended["rounds_done"] != summary["rounds_done"]:
             return False
         names = ["model.safetensors", *(["buffers.safetensors"] if unsaved else [])]
         damaged = [damage for name in names if (damage := self.store.damage_of_final(name)) is not None]
         for damage in damaged:
             self.notice(f"{damage}, and is written again")
         return not damaged
-
-
-def _open(
-    store: Store | None, federation: Federation, notice: Callable[[str], None]
-) -> tuple[State, list[dict[str, Any]]]:
-    if store is None:
-        return begin(federation), []
-    if not store.holds_a_run():
-        store.create(federation)
-        return begin(federation), []
-    changed = store.check_same(federation)
-    state, refused = store.latest(federation.experiment, federation.net.start.device)
-    state = state or begin(federation)
-    _refuse_a_broken_limit(federation, state.rounds_done, store.summary())  # before the folder claims it
-    changed += store.update(federation.experiment, federation.last_round)
-    if federation.origin.keeper == "nodes" and (why := store.forget_divergence()) is not None:
-        changed.append(f"the run had diverged ({why}): it is resumed after round {state.rounds_done}")
-    rounds = store.cut_history(state.rounds_done)
-    notices = [*changed, *refused, *_another_accountant(federation, rounds)]
-    for sentence in notices:
-        notice(sentence)
-    if store.summary() is None:
-        store.note_resume(state.rounds_done, notices, described_engine(federation))
-    return state, rounds
-
-
-def _another_accountant(federation: Federation, rounds: list[dict[str, Any]]) -> list[str]:
-    """That epsilon is bounded in another way from now on, where the history has it by an older accountant."""
-    budget, done = federation.aggregation.budget, len(rounds)
-    if budget is None or not rounds or rounds[-1].get("epsilon") is None or done >= federation.last_round:
-        return []
-    before, now = rounds[-1].get("accountant", OLD_ACCOUNTANT), budget.accountant(done)
-    if before == now:
-        return []
-    return [
-        f"epsilon of rounds 1 to {done} was recorded by the accountant {before!r}, {rounds[-1]['epsilon']:.2f} so far; "
-        f"from round {done + 1} on it is that of all rounds by {now!r}, by which those {done} spent "
-        f"{budget.epsilon(done):.2f}"
-    ]
-
-
-def _refuse_a_broken_limit(federation: Federation, rounds_done: int, summary: dict[str, Any] | None) -> None:
-    budget = federation.aggregation.budget
-    if budget is None or budget.limit is None:
-        return
-    recorded = (summary or {}).get("epsilon")
-    if recorded is not None and recorded <= budget.limit and rounds_done >= federation.last_round:
-        return  # it has ended within its limit, by the accountant of its time
-    if budget.epsilon(rounds_done) > budget.limit:
-        raise UserError(
-            f"this run has spent epsilon {budget.epsilon(rounds_done):.2f} in {rounds_done} rounds, more than "
-            f"privacy.epsilon_limit = {budget.limit:g}: what is spent cannot be taken back; give a larger limit"
-        )

@@ -29,19 +29,17 @@ from fedgg.core.server import (
     spoilt,
 )
 from fedgg.engines import Engine, RoundJob
-from fedgg.engines.base import ClientData, Look, Optimiser, Scorer, score_here
+from fedgg.engines.base import ClientData, Look, Optimiser, Scorer
 from fedgg.errors import UserError
 from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation
 from fedgg.lab.build import Federation, Population
 from fedgg.lab.client_state import FILES, ClientRows, Places, RowsOnDisk, Shelf, identity
 from fedgg.lab.config_sections import ServerConfig
-from fedgg.lab.round_record import Played, is_finite, looks_due, round_record
 
 MEGABYTE = 1_000_000
 SMALL = 4 * MEGABYTE  # a checkpoint of this size costs nothing worth saving
 FAR_MORE = 4  # times as much as the rounds since the last checkpoint have changed
 TrainedOne = Callable[[int, int], None]  # clients done, clients of this round
-Record = dict[str, Any]
 Ends = Mapping[int, LocalEnd | Lost]
 TRIED = 8  # clients, one after the other, where a round is closed without one of them
 
@@ -57,11 +55,22 @@ class State:
 
 
 class Diverged(Exception):
-    """Training has left the finite numbers; the history up to here stands."""
+    """Training has left the finite numbers; the history up to here is valid."""
 
     def __init__(self, why: str, lost: list[Lost]):
         super().__init__(why)
         self.lost = lost
+
+
+@dataclass(frozen=True)
+class Played:
+    """The clients of an aggregated round: those in it, with their shares, and those dropped."""
+
+    kept: dict[int, LocalEnd]
+    share: dict[int, float]
+    lost: list[Lost]
+    train_seconds: float
+    aggregate_seconds: float
 
 
 def begin(federation: Federation) -> State:
@@ -102,12 +111,13 @@ def next_job(federation: Federation, state: State) -> RoundJob:
 
 
 def train(job: RoundJob, engine: Engine, trained_one: TrainedOne = lambda done, of: None) -> Ends:
-    """Every client of the cohort, trained, in the cohort's order whoever was back first."""
+    """Every client of the cohort, trained, in the cohort's order; the engine may return them in another one."""
     ends: dict[int, LocalEnd | Lost] = {}
     for client, end in engine.train(job):
         ends[client] = end
         trained_one(len(ends), len(job.cohort))
-    synchronise(job.w)
+    if job.w.is_cuda:
+        synchronise(job.w)
     return {client: ends[client] for client in job.cohort}
 
 
@@ -133,7 +143,8 @@ def close(
         _refuse_changed_buffers(job, kept)
     if not kept:
         raise Diverged(f"no client of round {number} sent a finite update", lost)
-    _check_messages(job, kept, aggregation)
+    if sparse := job.algorithm.sparse_up(job.w.shape[1]):
+        _check_sparse_updates(job, kept, sparse, aggregation)
     # Where clients are private, whether one is in the sum must not depend on the others: each is clipped instead.
     private = aggregation.budget is not None
     if not private:
@@ -141,22 +152,20 @@ def close(
         lost += too_large
 
     def aggregated(part: dict[int, LocalEnd]) -> tuple[ServerState, dict[int, float]]:
-        # Who was lost is known of clients one by one: where that is private, the server is told of those asked.
-        there = job.cohort if private else list(part)
-        server_view = server_of(state, job.net, job.data, examples, there, population, aggregation)
-        counts = {client: examples[client] for client in part}
-        collector, asked = aggregation.collector, len(job.cohort)
-        return close_round(job.algorithm, state.server, server_view, part, counts, job.policy, collector, asked)
+        # Which clients were dropped is private where the clients are: the server then reads the whole cohort.
+        clients = job.cohort if private else list(part)
+        server_view = server_of(state, job.net, job.data, examples, clients, population, aggregation)
+        counts, collector = {client: examples[client] for client in part}, aggregation.collector
+        return close_round(
+            job.algorithm, state.server, server_view, part, counts, job.policy, collector, len(job.cohort)
+        )
 
     server, share = aggregated(kept)
     wrong = spoilt(state.server, server)
     if wrong is not None:
-        can_be_told = not private and is_ordinary(state.server)
-        offender = (
-            _only_offender(kept, lambda part: spoilt(state.server, aggregated(part)[0]) is None)
-            if can_be_told
-            else None
-        )
+        offender = None
+        if not private and is_ordinary(state.server):
+            offender = _only_offender(kept, lambda part: spoilt(state.server, aggregated(part)[0]) is None)
         if offender is None:
             raise Diverged(f"{wrong} after round {number}", lost)
         kept = {client: end for client, end in kept.items() if client != offender}
@@ -181,13 +190,14 @@ def _refuse_changed_buffers(job: RoundJob, ends: Mapping[int, LocalEnd]) -> None
             )
 
 
-def _check_messages(job: RoundJob, kept: Mapping[int, LocalEnd], aggregation: Aggregation) -> None:
+def _check_sparse_updates(
+    job: RoundJob, kept: Mapping[int, LocalEnd], sparse: Mapping[str, int], aggregation: Aggregation
+) -> None:
     """Clients send what the algorithm declares, those that attack excepted."""
-    sparse = job.algorithm.sparse_up(job.w.shape[1])
-    honest = [client for client in kept if aggregation.attack is None or client not in aggregation.attack.clients]
-    for client in honest if sparse else ():
-        who = f"{type(job.algorithm).__name__}.sparse_up()"
-        check_sparse(kept[client].up, sparse, who, f" from client {client}")
+    who = f"{type(job.algorithm).__name__}.sparse_up()"
+    for client, end in kept.items():
+        if aggregation.attack is None or client not in aggregation.attack.clients:
+            check_sparse(end.up, sparse, who, f" from client {client}")
 
 
 def _only_offender(kept: Mapping[int, LocalEnd], is_usable: Callable[[dict[int, LocalEnd]], bool]) -> int | None:
@@ -207,34 +217,28 @@ def _only_offender(kept: Mapping[int, LocalEnd], is_usable: Callable[[dict[int, 
 
 @dataclass(frozen=True)
 class Closed:
-    """A round whose model is there but has not been looked at."""
+    """An aggregated round whose model has not been evaluated."""
 
     job: RoundJob
     played: Played
     state: State
     looks: tuple[Look, ...]
-    at: float  # when
+    at: float  # when it was aggregated
     ends: Ends  # as the engine gave them
 
 
 def close_before_looking(
     federation: Federation, state: State, job: RoundJob, ends: Ends, train_seconds: float
 ) -> Closed:
-    aggregation = federation.aggregation
+    """Aggregate; in rounds in which that is due, the new model is to be evaluated on the test set and by clients."""
+    net, feed, aggregation = federation.net, federation.feed, federation.aggregation
     new, played = close(state, job, federation.examples, ends, train_seconds, federation.population, aggregation)
-    looks = looks_due(federation, new.rounds_done, new.server, new.kept_buffers)
-    return Closed(job, played, new, looks, time.perf_counter(), ends)
-
-
-def record_of(federation: Federation, closed: Closed, scores: list[Score], seconds: float | None = None) -> Record:
-    """The round's line in the history."""
-    seconds = time.perf_counter() - closed.at if seconds is None else seconds
-    found = dict(zip((look.client for look in closed.looks), scores, strict=True))
-    number = closed.state.rounds_done
-    record = round_record(federation, closed.job, closed.played, number, found, seconds)
-    if not is_finite(record):
-        raise Diverged(f"the test loss is not finite after round {number}", closed.played.lost)
-    return record
+    server, looks = new.server, list[Look]()
+    if new.rounds_done % federation.experiment.server.evaluate_every == 0 or new.rounds_done == federation.last_round:
+        looks.append(Look(net, feed, server.w, server.buffers, None))
+        for client in federation.tested:
+            looks.append(Look(net, feed, server.w, new.kept_buffers.get(client, server.buffers), client))
+    return Closed(job, played, new, tuple(looks), time.perf_counter(), ends)
 
 
 def close_without_offender(
@@ -260,16 +264,6 @@ def close_without_offender(
         return None
     again = closed_with({client: end for client, end in everybody.items() if client != offender})
     return again, score(again.looks)
-
-
-def play_round(
-    federation: Federation, state: State, engine: Engine, score: Scorer = score_here
-) -> tuple[State, Record]:
-    """One whole round."""
-    job, started = next_job(federation, state), time.perf_counter()
-    ends = train(job, engine)
-    closed = close_before_looking(federation, state, job, ends, time.perf_counter() - started)
-    return closed.state, record_of(federation, closed, score(closed.looks))
 
 
 def synchronise(w: Tensor) -> None:
@@ -299,15 +293,18 @@ def server_of(
 
 # When client state moves from memory into a file: once, for two reasons. It would take more memory than
 # `server.memory_limit_mb`; or a checkpoint, which writes all rows that are in memory, would write far more than its
-# rounds have changed. Both are judged by what the rows of all clients will take in the end, so that a large population
-# goes to the file in its first round, instead of growing until it has to.
+# rounds have changed. Both are judged by the size that the rows of all clients will have in the end, so that the state
+# of a large population moves to the file in its first round, instead of growing until it has to.
 
 
 def moved(state: State, cohort: Iterable[int], population: int, settings: ServerConfig, folder: Path | None) -> State:
-    """The same state, its rows in a file if they belong there. `folder`: where the checkpoints lie, if any are kept."""
+    """The same state, its rows in a file if they belong there. `folder`: that of the checkpoints, if there is one."""
     kinds = {name: rows for name in FILES if isinstance(rows := getattr(state, name), dict) and any(rows.values())}
-    of_round = {name: {c: rows[c] for c in cohort if c in rows} for name, rows in kinds.items()}
-    if not _belong_on_disk(list(of_round.values()), population, settings, folder is not None):
+    sizes = [all_in_all({c: rows[c] for c in cohort if c in rows}, population) for rows in kinds.values()]
+    changed, total = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
+    too_large = total > settings.memory_limit_mb * MEGABYTE
+    too_slow = folder is not None and total > max(SMALL, FAR_MORE * changed * settings.checkpoint_every)
+    if not too_large and not too_slow:
         return state
     shelved: dict[str, Any] = {name: _on_disk(rows, population, folder, name) for name, rows in kinds.items()}
     return replace(state, **shelved)
@@ -324,14 +321,6 @@ def all_in_all(of_round: Mapping[int, Rows], population: int) -> tuple[float, fl
     if called in (0, population):
         return changed, changed
     return changed, changed * population / called * (1 + math.log(called / len(distinct)))
-
-
-def _belong_on_disk(of_round: list[dict[int, Rows]], population: int, settings: ServerConfig, has_folder: bool) -> bool:
-    sizes = [all_in_all(rows, population) for rows in of_round]
-    changed, total = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
-    if total > settings.memory_limit_mb * MEGABYTE:
-        return True
-    return has_folder and total > max(SMALL, FAR_MORE * changed * settings.checkpoint_every)
 
 
 def _on_disk(rows: ClientRows, population: int, folder: Path | None, name: str) -> RowsOnDisk:

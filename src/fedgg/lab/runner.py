@@ -1,4 +1,4 @@
-"""`run()`: an experiment from its start, or from its last checkpoint, to its end."""
+"""`run()`: an experiment from its start, or from its last checkpoint, to its end; and its rounds one by one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm
 from fedgg.engines import Engine, Workers
+from fedgg.engines.base import Scorer, score_here
 from fedgg.engines.workers.engine import TooManyDeaths
 from fedgg.engines.workers.requests import Request, RequestStream, Scored, Trained
 from fedgg.errors import UserError
@@ -21,9 +22,10 @@ from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.federated_data import DataGiven, with_given_clients
 from fedgg.lab.name_resolution import build_engine, given_algorithm
 from fedgg.lab.observer import Observer
+from fedgg.lab.round_record import record_of
 from fedgg.lab.run_result import Run
 from fedgg.lab.run_session import Session, opened
-from fedgg.lab.run_state import train
+from fedgg.lab.run_state import State, close_before_looking, next_job, train
 
 FEWER_WORKERS = "set a smaller engine.workers, or engine.lost_clients = 'leave_out' to drop such clients"
 
@@ -44,66 +46,48 @@ def run(
     replace those that the experiment names. A fifth array in `data` gives the client of each training example, and is
     the split then. Without `out` nothing is written. `observer` is called as the run proceeds.
     """
-    return run_under(
-        None,
-        experiment,
-        model=model,
-        data=data,
-        algorithm=algorithm,
-        out=out,
-        data_folder=data_folder,
-        observer=observer,
-    )
-
-
-def run_under(
-    engine_reason: str | None,
-    experiment: Experiment | dict[str, Any] | None,
-    *,
-    model: ModelGiven | None,
-    data: DataGiven | None,
-    algorithm: Algorithm | type[Algorithm] | str | None,
-    out: str | os.PathLike[str] | None,
-    data_folder: Path | None,
-    observer: Observer | None,
-    label: str | None = None,
-) -> Run:
-    """As `run`, where a study has chosen the engine (`engine_reason` says why) and the label of the run."""
     if isinstance(experiment, dict):
         experiment = Experiment(**experiment)
-    algorithm = given_algorithm(algorithm) if algorithm is not None else None
-    experiment = with_names(experiment or Experiment(), model, data, algorithm)
+    experiment = experiment or Experiment()
+    instance = given_algorithm(algorithm) if algorithm is not None else None
+    if model is not None or data is not None or instance is not None:
+        experiment = with_names(experiment, model, data, instance)
     if experiment.split.scheme == "given":
         experiment = with_given_clients(experiment, data, data_folder)
-    build_it = partial(
-        build,
-        experiment,
-        model=model,
-        data=data,
-        algorithm=algorithm,
-        data_folder=data_folder,
-        engine_reason=engine_reason,
-    )
-    folder, label = Path(out) if out is not None else None, experiment.name if label is None else label
-    with arithmetic(experiment), opened(build_it, experiment, folder, observer or Observer(), label) as session:
+    build_it = partial(build, experiment, model=model, data=data, algorithm=instance, data_folder=data_folder)
+    folder = Path(out) if out is not None else None
+    with (
+        arithmetic(experiment),
+        opened(build_it, experiment, folder, observer or Observer(), experiment.name) as session,
+    ):
         run_rounds(session)
         return session.finish()
 
 
-def run_rounds(session: Session) -> None:
-    """The remaining rounds of a run, with the engine chosen for it."""
-    if session.federation.engine == "workers":
+def run_rounds(session: Session, engine: Engine | None = None) -> None:
+    """The remaining rounds of a run, with this engine or the one chosen for it."""
+    federation = session.federation
+    if engine is None and federation.engine == "workers":
         _run_rounds_with_workers(session)
-    else:
-        run_rounds_with(session, make_engine(session.federation))
-
-
-def run_rounds_with(session: Session, engine: Engine) -> None:
-    """The remaining rounds of a run, with this engine."""
+        return
+    if engine is None:
+        engine = build_engine(federation.engine, federation.experiment.engine)
     while not session.over:
-        job, started = session.next_job(), time.perf_counter()
-        ends = train(job, engine, session.client_trained)
-        session.close_round(job, ends, time.perf_counter() - started, engine.score)
+        job, started = next_job(federation, session.state), time.perf_counter()
+        ends = train(job, engine, partial(session.observer.on_client, session.label))
+        looks = session.aggregate(job, ends, time.perf_counter() - started)
+        if looks is not None:
+            session.write_down(engine.score(looks), score=engine.score)
+
+
+def play_round(
+    federation: Federation, state: State, engine: Engine, score: Scorer = score_here
+) -> tuple[State, dict[str, Any]]:
+    """One round; nothing is written."""
+    job, started = next_job(federation, state), time.perf_counter()
+    ends = train(job, engine)
+    closed = close_before_looking(federation, state, job, ends, time.perf_counter() - started)
+    return closed.state, record_of(federation, closed, score(closed.looks))
 
 
 def _run_rounds_with_workers(session: Session) -> None:
@@ -123,10 +107,11 @@ def requests_of(session: Session, *, alone: bool = False) -> RequestStream:
 
     Alone, a round's seconds are wall-clock time; beside other runs they are the run's share of the pool's time.
     """
+    client_trained = partial(session.observer.on_client, session.label)
     while not session.over:
-        job, started = session.next_job(), time.perf_counter()
+        job, started = next_job(session.federation, session.state), time.perf_counter()
         turn = session.state.rounds_done - session.experiment.rounds
-        trained: Trained = yield Request(job, turn, session.label, session.client_trained, session.notice)
+        trained: Trained = yield Request(job, turn, session.label, client_trained, session.notice)
         looks = session.aggregate(job, trained.ends, time.perf_counter() - started if alone else trained.seconds)
         if looks is None:
             return
@@ -134,11 +119,6 @@ def requests_of(session: Session, *, alone: bool = False) -> RequestStream:
             (yield Request(looks, turn, session.label, notice=session.notice)) if looks else Scored([], 0.0)
         )
         session.write_down(scored.scores, None if alone else scored.seconds)
-
-
-def make_engine(federation: Federation) -> Engine:
-    """The engine chosen for this federation; `Workers` ends its processes when it is closed."""
-    return build_engine(federation.engine, federation.experiment.engine)
 
 
 def make_workers(engine: EngineConfig, processes: int | None = None) -> Workers:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedgg.files import write_text
-from fedgg.output_files import writing_to
+from fedgg.files import write_text, writing_to
 from fedgg.paper.figures import PaperFigure, paper_figure
 from fedgg.paper.plan import ITEMS, Item, ReproductionPlan, shown_dataset
 from fedgg.paper.runs import Results

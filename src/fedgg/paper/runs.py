@@ -20,18 +20,16 @@ from fedgg.data.catalog import PUBLICATIONS
 from fedgg.data.dataset import Dataset
 from fedgg.engines import Stacked
 from fedgg.errors import UserError
-from fedgg.files import check_folder
+from fedgg.files import check_folder, writing_to
 from fedgg.lab.build import build, chosen_device
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.federated_data import load_data
-from fedgg.lab.name_resolution import build_algorithm
+from fedgg.lab.name_resolution import build_algorithm, build_engine
 from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_all
 from fedgg.lab.run_processes import Job
 from fedgg.lab.run_state import begin, next_job, synchronise
-from fedgg.lab.runner import make_engine
-from fedgg.output_files import writing_to
 from fedgg.paper.plan import QUICK, READINGS, Item, PlannedMethod, ReproductionPlan, shown_dataset
 from fedgg.registry import names_code
 from fedgg.report.tables import NONE, Table
@@ -189,7 +187,7 @@ def seconds_a_step(experiment: Experiment, runs: int = 1) -> float:
     with arithmetic(small):
         data = _noise(shape, classes, PROBE_STEPS * clients * small.local.batch).to(chosen_device(small))
         federation = build(small, data=data)
-        trainer, state = make_engine(federation), begin(federation)
+        trainer, state = build_engine(federation.engine, federation.experiment.engine), begin(federation)
         together = min(runs, MOST_TOGETHER) if isinstance(trainer, Stacked) else 1
         jobs = [next_job(federation, state) for _ in range(together)]
         for _ in range(2):

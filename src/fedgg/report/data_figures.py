@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedgg.analysis.labels import shortened
 from fedgg.errors import UserError
-from fedgg.output_files import file_name
+from fedgg.files import file_name
 from fedgg.report.figure_style import blank, styled
 from fedgg.runfolder.run_records import Floats, Ints, StudyRecord
 

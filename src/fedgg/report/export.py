@@ -14,8 +14,7 @@ from fedgg.analysis.collect import Group
 from fedgg.analysis.compare import compare
 from fedgg.analysis.sweep_grid import sweep_grid
 from fedgg.errors import UserError
-from fedgg.files import make_folder
-from fedgg.output_files import file_name, write_text
+from fedgg.files import file_name, make_folder, write_output
 from fedgg.report.data_figures import split_figures
 from fedgg.report.figure_style import save
 from fedgg.report.page_data import title
@@ -113,7 +112,7 @@ def write_figures(
 def write_tables(groups: Sequence[Group], folder: Path) -> list[Path]:
     """accuracy, target and runs, as Markdown, LaTeX and CSV."""
     return [
-        write_text(place / f"{name}.{kind}", written(table), folder)
+        write_output(place / f"{name}.{kind}", written(table), folder)
         for group, place in _places(groups, folder)
         for name, table in _tables(group).items()
         for kind, written in FORMS.items()

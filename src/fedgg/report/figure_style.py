@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from fedgg.analysis.labels import shortened
 from fedgg.errors import UserError
-from fedgg.files import write_atomically
-from fedgg.output_files import writing
+from fedgg.files import write_atomically, writing_output
 
 Parameters = ParamSpec("Parameters")
 
@@ -94,7 +93,7 @@ def mean_and_band(axes: Axes, rounds: Any, values: NDArray[np.float64], **style:
 
 
 def save(figure: Figure, path: str | Path, within: Path | None = None) -> Path:
-    """Write a figure as .png (150 dpi) or .svg; the same figure gives the same bytes. `within` as for `write_text`."""
+    """Write a figure as .png (150 dpi) or .svg; the same figure gives the same bytes. `within` as in `write_output`."""
     file = Path(path)
     kind = file.suffix.lower()
     if kind not in {".png", ".svg"}:
@@ -103,6 +102,6 @@ def save(figure: Figure, path: str | Path, within: Path | None = None) -> Path:
     content = io.BytesIO()
     with figure_style():
         figure.savefig(content, dpi=150, format=kind[1:], metadata=metadata)
-    with writing(file, within):
+    with writing_output(file, within):
         write_atomically(file, content.getvalue())
     return file

@@ -20,8 +20,7 @@ from matplotlib.figure import Figure
 
 from fedgg.analysis.collect import Group, Problem, RunCollection
 from fedgg.errors import UserError
-from fedgg.files import as_unicode
-from fedgg.output_files import write_text
+from fedgg.files import as_unicode, write_output
 from fedgg.report.figure_style import COLOURS, COLOURS_ON_DARK, figure_style
 from fedgg.report.page_data import Data, PageGroup, page_group, page_groups, runs_data
 from fedgg.report.tables import VERDICTS, Table, comparison_tables
@@ -211,7 +210,7 @@ def write_page(
         named = ", ".join(map(str, collection.paths))
         raise UserError(f"there is nothing to report: {why or f'none of the runs of {named} has started'}")
     progress("writing the page")
-    write_text(file, report_html(collection, beside))
+    write_output(file, report_html(collection, beside))
     return collection
 
 

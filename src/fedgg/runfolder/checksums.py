@@ -25,7 +25,8 @@ from typing import Any
 from fedgg.files import (
     MEGABYTE,
     append_line,
-    open_existing,
+    indented_json,
+    open_in_place,
     open_regular,
     parse_json,
     read_bytes,
@@ -54,18 +55,16 @@ def sha256(content: bytes) -> str:
 
 def sha256_of(file: Path) -> str:
     """The SHA-256 of a file of any size."""
-    digest = hashlib.sha256()
     with open_regular(file) as content:
-        while chunk := content.read(MEGABYTE):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 # Objects --------------------------------------------------------------------------------------------------------------
 
 
 def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {**content, KEY: _digits(content)}
+    compact = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    return {**content, KEY: sha256(compact)[:DIGITS]}
 
 
 def without_checksum(content: Any, *, required: bool = False) -> dict[str, Any]:
@@ -75,13 +74,9 @@ def without_checksum(content: Any, *, required: bool = False) -> dict[str, Any]:
     rest = {key: value for key, value in content.items() if key != KEY}
     if KEY not in content and not required:
         return rest
-    if content.get(KEY) != _digits(rest):
+    if content.get(KEY) != with_checksum(rest)[KEY]:
         raise Mismatch("its content does not fit its checksum" if KEY in content else "it has no checksum")
     return rest
-
-
-def _digits(content: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())[:DIGITS]
 
 
 # Lines ----------------------------------------------------------------------------------------------------------------
@@ -95,7 +90,7 @@ class LineChecksums:
         self.present = required
         self.complaint: str | None = None  # about the first line that does not fit; later lines cannot fit either
         self._lines = content.count(b"\n")
-        self._sha256 = hashlib.sha256(content)
+        self.sha256 = hashlib.sha256(content)  # of all bytes so far
 
     def next_line(self, record: Mapping[str, Any]) -> bytes:
         """The record as the next line to write; call `add` once it is written."""
@@ -104,7 +99,7 @@ class LineChecksums:
 
     def add(self, line: bytes) -> None:
         self._lines += 1
-        self._sha256.update(line)
+        self.sha256.update(line)
 
     def check(self, line: bytes) -> None:
         """Check a line that was read, newline included, and add it."""
@@ -130,13 +125,9 @@ class LineChecksums:
         )
 
     def _digits(self, head: bytes) -> str:
-        running = self._sha256.copy()
+        running = self.sha256.copy()
         running.update(head)
         return running.hexdigest()[:DIGITS]
-
-    def hexdigest(self) -> str:
-        """SHA-256 of all bytes so far."""
-        return self._sha256.hexdigest()
 
 
 def append_checked(file: Path, record: Mapping[str, Any], check: Callable[[], None] = lambda: None) -> int:
@@ -144,7 +135,7 @@ def append_checked(file: Path, record: Mapping[str, Any], check: Callable[[], No
     content = read_bytes(file) if file.exists() else b""
     whole = content[: content.rfind(b"\n") + 1]
     if whole != content:  # torn by a kill
-        with open_existing(file) as torn:
+        with open_in_place(file, "r+b") as torn:
             torn.truncate(len(whole))
     append_line(file, LineChecksums(whole).next_line(record)[:-1].decode(), check)
     return whole.count(b"\n") + 1
@@ -180,7 +171,7 @@ class Manifest:
         content: dict[str, Any] = {"format": FORMAT, "files": self.files, "resumes": self.resumes}
         if self.replaced is not None:
             content["replaced"] = {"config.toml": self.replaced}
-        write_atomically(folder / FILE, (json.dumps(with_checksum(content), indent=2) + "\n").encode())
+        write_atomically(folder / FILE, indented_json(with_checksum(content)))
 
 
 def known_checksums(folder: Path) -> Manifest | None:
@@ -199,9 +190,15 @@ def known_checksums(folder: Path) -> Manifest | None:
     return Manifest({name: digest for name, digest in files.items() if name != HISTORY}, fault=fault)
 
 
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The checkpoints of a run folder, named after their rounds, the newest last."""
+    paths = (folder / "checkpoint").glob("[0-9]*.safetensors")
+    return sorted((path for path in paths if path.stem.isdecimal()), key=lambda path: (int(path.stem), path.name))
+
+
 def newest_checkpoint(folder: Path) -> int:
     """The round of the newest checkpoint; 0 where there is none."""
-    return max((int(path.stem) for path in _checkpoints(folder)), default=0)
+    return max((int(path.stem) for path in checkpoints_in(folder)), default=0)
 
 
 def checkpoint_checksums(file: Path) -> dict[str, str]:
@@ -230,13 +227,9 @@ def _recorded(folder: Path) -> Iterator[dict[str, str]]:
     """The lists of checksums in other files, the most reliable first."""
     with suppress(OSError, ValueError):
         yield _digests(without_checksum(read_json(folder / "summary.json"), required=True).get("checksums"))
-    for file in sorted(_checkpoints(folder), reverse=True):
+    for file in reversed(checkpoints_in(folder)):
         with suppress(OSError, ValueError):
             yield checkpoint_checksums(file)
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    return [path for path in (folder / "checkpoint").glob("[0-9]*.safetensors") if path.stem.isdecimal()]
 
 
 def _digests(content: Any) -> dict[str, str]:

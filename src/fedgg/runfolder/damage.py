@@ -82,7 +82,7 @@ def history_checksum_faults(
     if lines.complaint is not None:
         yield Fault(f"{HISTORY} is damaged: {lines.complaint}; restore it, or resume the run", damages=True)
     elif summary is not None and summary.get("rounds_done") == len(rounds) and HISTORY in recorded:
-        if recorded[HISTORY] != lines.hexdigest():
+        if recorded[HISTORY] != lines.sha256.hexdigest():
             yield Fault(f"{HISTORY} does not match its SHA-256 in summary.json", damages=True)
     elif lines.present and summary is None and len(rounds) < checkpoint:
         why = f"{HISTORY} has {len(rounds)} rounds, but there is a checkpoint of round {checkpoint}"

@@ -16,8 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedgg.errors import UserError
-from fedgg.files import LARGE, open_regular, read_json
-from fedgg.output_files import write_text
+from fedgg.files import LARGE, open_regular, read_json, write_output
 from fedgg.runfolder.run_records import RunRecord, common, flat, nested
 from fedgg.runfolder.schema import check_config, check_partition, check_round, check_summary
 
@@ -99,7 +98,7 @@ def write_archive(records: Iterable[RunRecord], file: Path, note: str = "") -> i
     runs = content.pop("runs")
     head = "".join(f"{json.dumps(key)}:{_compact(value)},\n" for key, value in content.items())
     body = ",\n".join(map(_compact, runs))
-    write_text(file, f'{{{head}"runs":[\n{body}\n]}}\n')
+    write_output(file, f'{{{head}"runs":[\n{body}\n]}}\n')
     return len(runs)
 
 

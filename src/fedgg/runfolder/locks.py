@@ -15,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fedgg.errors import UserError
-from fedgg.files import check_lock
+from fedgg.files import check_in_place
 
 SHORT = 0.25  # seconds; longer than `is_held_elsewhere` of another process holds a lock
 FOREVER = -1.0  # as a timeout
@@ -45,34 +45,31 @@ class LockFile:
 
     def acquire(self, timeout: float = SHORT) -> bool:
         """Whether it is held now; waits up to so many seconds for another holder."""
-        check_lock(self.path)
+        check_in_place(self.path)
         while True:
             try:
                 self._lock.acquire(timeout=timeout, poll_interval=POLL)
             except Timeout:
                 return False
-            if self.is_current():
+            try:
+                self.check()
                 return True
-            self._lock.release()  # the file was replaced while it was being locked
+            except LockLost:
+                self._lock.release()  # the file was replaced while it was being locked
 
     def release(self) -> None:
         self._lock.release()
 
-    def is_current(self) -> bool:
-        """Whether it is held, and the file of this name is the one that is locked."""
-        descriptor = self._lock._context.lock_file_fd
-        if descriptor is None:
-            return False
-        try:
-            return os.path.samestat(os.fstat(descriptor), self.path.stat())
-        except OSError as error:
-            if error.errno in GONE:
-                return False
-            raise
-
     def check(self) -> None:
-        """LockLost if the folder was removed or replaced since. Costs two system calls."""
-        if not self.is_current():
+        """LockLost if it is not held, or the folder was removed or replaced since. Costs two system calls."""
+        descriptor = self._lock._context.lock_file_fd
+        try:
+            is_current = descriptor is not None and os.path.samestat(os.fstat(descriptor), self.path.stat())
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+            is_current = False
+        if not is_current:
             raise LockLost(
                 f"{self.path.parent} was removed or replaced while this process worked in it, so nothing more is "
                 f"written there: start again, in a folder that no other process removes"

@@ -19,7 +19,8 @@ from fedgg.core import sampling
 from fedgg.engines import Loop
 from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
-from fedgg.lab.run_state import begin, play_round
+from fedgg.lab.run_state import begin
+from fedgg.lab.runner import play_round
 
 TOLERANCE = 1e-10
 CLIENTS, BATCH, SEED, CLASSES = 4, 8, 4, 4

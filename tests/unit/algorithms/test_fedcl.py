@@ -30,8 +30,8 @@ from fedgg.engines import Loop, Stacked
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.run_state import begin, play_round
-from fedgg.lab.runner import run
+from fedgg.lab.run_state import begin
+from fedgg.lab.runner import play_round, run
 from fedgg.lab.study import Study
 
 LAM = 2.0  # moves the model about as much as the data do

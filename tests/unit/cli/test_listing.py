@@ -19,7 +19,8 @@ from fedgg.engines import Loop
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.run_state import begin, play_round
+from fedgg.lab.run_state import begin
+from fedgg.lab.runner import play_round
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -327,7 +327,8 @@ def _scaled_linear() -> nn.Module:
 
 def test_local_statistics_stay_with_their_client() -> None:
     from fedgg.engines import Loop
-    from fedgg.lab.run_state import begin, play_round
+    from fedgg.lab.run_state import begin
+    from fedgg.lab.runner import play_round
 
     experiment = small(**{"model.statistics": "local", "server.cohort": 2, "engine.precision": "fp64", "rounds": 5})
     federation = build(experiment, model=lambda: digits_model(nn.BatchNorm1d(8)))

@@ -246,7 +246,7 @@ def test_no_connection(server: Server, tmp_path: Path, mirror: str) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
 def test_a_full_disk(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     break_off(server, tmp_path)
-    monkeypatch.setattr("fedgg.data.download.open_to_append", lambda part: Path("/dev/full").open("ab"))  # noqa: SIM115
+    monkeypatch.setattr("fedgg.data.download.open_in_place", lambda part, mode: Path("/dev/full").open(mode))  # noqa: SIM115
     with pytest.raises(UserError, match=r"the disk is full, mine needs .* MB"):
         server.fetch(tmp_path)
 

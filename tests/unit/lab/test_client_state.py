@@ -23,6 +23,7 @@ from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint, write_chec
 from fedgg.lab.client_state import Places, RecordLayout, RowsOnDisk, Shelf
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import ServerConfig
+from fedgg.lab.resume import newest_state
 from fedgg.lab.run_state import State, all_in_all, moved
 from fedgg.lab.store import Store
 
@@ -125,7 +126,7 @@ class Lives(RuleBasedStateMachine):
             paths[-1].write_bytes(paths[-1].read_bytes()[:-3])
             self.torn.add(paths[-1])
         rounds = [int(path.stem) for path in paths if path not in self.torn]
-        state, _ = self.store.latest(EXPERIMENT, CPU)
+        state, _ = newest_state(self.store, EXPERIMENT, CPU)
         if state is None:
             assert not rounds
             for path in paths:
@@ -234,7 +235,7 @@ def test_a_checkpoint_whose_rows_are_gone_is_refused(how: str, tmp_path: Path) -
         path.write_bytes(content[:-1])
     else:
         path.unlink()
-    state, refused = store.latest(EXPERIMENT, CPU)
+    state, refused = newest_state(store, EXPERIMENT, CPU)
     assert "000002" in refused[0]
     assert "client-memory.slots" in refused[0]
     if how == "missing":

@@ -23,7 +23,7 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.run_result import Run
 from fedgg.lab.run_session import opened
-from fedgg.lab.runner import run, run_rounds_with
+from fedgg.lab.runner import run, run_rounds
 from fedgg.lab.study import Study, run_study
 
 Alter = Callable[[int, int, LocalEnd], LocalEnd]  # (round from 1, client, what it sends)
@@ -125,7 +125,7 @@ class Altered(Loop):
 def run_altered(experiment: Experiment, out: Path, alter: Alter, model: ModelGiven | None = None) -> Run:
     build_it = partial(build, experiment, model=model)
     with arithmetic(experiment), opened(build_it, experiment, out, Callbacks()) as session:
-        run_rounds_with(session, Altered(alter))
+        run_rounds(session, Altered(alter))
         return session.finish()
 
 

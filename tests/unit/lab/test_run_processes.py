@@ -17,6 +17,7 @@ from observers import Events
 
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
+from fedgg.lab.resume import newest_state
 from fedgg.lab.run_processes import ATTEMPTS, Job, run_jobs
 from fedgg.lab.store import Store
 
@@ -155,7 +156,7 @@ def test_ctrl_c_stops_everything_and_the_study_can_go_on(tmp_path: Path) -> None
     for folder in tmp_path.glob("*/seed-0"):
         store = Store(folder)
         with store.locked():
-            state, refused = store.latest(store.experiment(), torch.device("cpu"))
+            state, refused = newest_state(store, store.experiment(), torch.device("cpu"))
         assert state is not None
         assert not refused
         assert len(store.rounds()) >= state.rounds_done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -459,3 +460,10 @@ def test_what_is_read_lies_where_torch_would_put_it(tmp_path: Path) -> None:
     read = read_checkpoint(tmp_path / "checkpoint.safetensors", ["hash"], CPU)
     assert all(rows.data_ptr() % 64 == 0 for kept in read.memory.values() for rows in kept.values())
     assert read.server.w.data_ptr() % 64 == 0
+
+
+def test_a_copy_of_a_checkpoint_under_another_name_is_ignored(tmp_path: Path) -> None:
+    stopped(small(), tmp_path, 3)
+    first = sorted((tmp_path / "checkpoint").glob("*.safetensors"))[0]
+    shutil.copy(first, first.with_name(f"{first.stem} copy.safetensors"))
+    assert run(small(), out=tmp_path).test_accuracy == run(small()).test_accuracy

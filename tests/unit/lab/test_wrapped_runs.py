@@ -27,8 +27,8 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_together
 from fedgg.lab.run_processes import Job
-from fedgg.lab.run_state import State, begin, next_job, play_round
-from fedgg.lab.runner import run
+from fedgg.lab.run_state import State, begin, next_job
+from fedgg.lab.runner import play_round, run
 
 ACCOUNTED = pytest.mark.skipif(
     importlib.util.find_spec("dp_accounting") is None,

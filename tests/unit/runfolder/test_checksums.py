@@ -17,7 +17,7 @@ from fedgg.analysis.collect import RunCollection
 from fedgg.analysis.compare import compare
 from fedgg.errors import UserError
 from fedgg.files import read_bytes, write_atomically
-from fedgg.lab import store as store_module
+from fedgg.lab import resume as resuming
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.run_result import Run
 from fedgg.lab.run_session import Session
@@ -131,7 +131,7 @@ def test_lines_carry_the_running_checksum() -> None:
     reader = LineChecksums()
     reader.check_all(b"".join(lines))
     assert reader.complaint is None
-    assert reader.hexdigest() == writer.hexdigest()
+    assert reader.sha256.hexdigest() == writer.sha256.hexdigest()
     last = json.loads(lines[3])
     del last["checksum"]
     assert LineChecksums(b"".join(lines[:3])).next_line(last) == lines[3]
@@ -246,7 +246,7 @@ def test_a_kill_while_settings_are_replaced(finished: Path, monkeypatch: pytest.
 
     for after in (False, True):
         with monkeypatch.context() as patched:
-            patched.setattr(store_module, "write_atomically", killed)
+            patched.setattr(resuming, "write_atomically", killed)
             with pytest.raises(Kill):
                 run(experiment(rounds=ROUNDS + 1), out=finished)
         assert Store(finished).experiment().rounds == ROUNDS + after

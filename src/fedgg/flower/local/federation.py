@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.errors import UserError
-from fedgg.files import make_folder, parse_lines, read_bytes, read_json, write_text
+from fedgg.files import make_folder, parse_lines, read_bytes, read_json, write_text, writing_to
 from fedgg.flower.app_project import check_min_clients
 from fedgg.flower.local.certificates import make_node_key
 from fedgg.flower.local.flower_commands import (
@@ -38,7 +38,6 @@ from fedgg.lab.dry_run import try_to_build
 from fedgg.lab.federated_data import load_data
 from fedgg.lab.observer import Observer
 from fedgg.lab.store import Store
-from fedgg.output_files import writing_to
 from fedgg.runfolder.checksums import FILE, append_checked
 from fedgg.runfolder.locks import InUse, LockFile
 from fedgg.runfolder.schema import summary_in

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from fedgg.errors import UserError
-from fedgg.files import open_regular, open_to_append
+from fedgg.files import open_in_place, open_regular
 from fedgg.flower.local.isolation import PrivateNetwork
 from fedgg.lab.trusted_code import environment_for_children
 
@@ -83,7 +83,7 @@ class StartedProcess:
 
 def _start(spec: ProcessSpec) -> StartedProcess:
     """Started in a new session, so that Ctrl-C in the terminal reaches only the supervisor."""
-    with open_to_append(spec.log) as log:
+    with open_in_place(spec.log, "ab") as log:
         process = subprocess.Popen(
             spec.command if spec.network is None else spec.network.inside(spec.command),
             pass_fds=() if spec.network is None else spec.network.descriptors,

@@ -19,13 +19,12 @@ from pathlib import Path
 import tomli_w
 
 from fedgg.errors import UserError
-from fedgg.files import MEGABYTE, read_bytes, read_toml, refuse_links, write_atomically, write_text
+from fedgg.files import MEGABYTE, read_bytes, read_toml, refuse_links, write_atomically, write_text, writing_to
 from fedgg.flower.app_project import write_app
 from fedgg.flower.data_files import divide
 from fedgg.flower.local.certificates import Certificates, make_certificates
 from fedgg.lab.config import Experiment
 from fedgg.lab.store import Store
-from fedgg.output_files import writing_to
 
 LOOPBACK = "127.0.0.1"
 

@@ -11,7 +11,8 @@ from step_cases import proxy_for, with_statistics
 from fedgg.engines import Streams
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.run_state import begin, play_round
+from fedgg.lab.run_state import begin
+from fedgg.lab.runner import play_round
 
 DEVICES = [
     "cpu",
