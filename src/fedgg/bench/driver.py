@@ -27,6 +27,7 @@ from fedgg.bench.contender_process import (
 from fedgg.bench.contenders import REFERENCE, Contender, Device
 from fedgg.bench.kit.bench_kit import Settings, cnn
 from fedgg.bench.machine import code, load_average, machine
+from fedgg.bench.results import FORMAT
 from fedgg.core.sampling import stream, torch_stream
 from fedgg.data.arrays import from_arrays
 from fedgg.data.catalog import CIFAR10, data_folder
@@ -125,7 +126,6 @@ def stand_in(train: int, test: int) -> Dataset:
     return from_arrays(x_train, y_train, x_test, y_test, name="stand-in", classes=CLASSES)
 
 
-FORMAT = 1
 SCORED_AFTER = 3  # rounds: enough to see whether a contender learns
 START_TIMEOUT, ROUND_TIMEOUT = 300.0, 1800.0  # seconds
 

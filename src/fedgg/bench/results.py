@@ -6,23 +6,21 @@ import statistics
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from typing import TYPE_CHECKING, Any
 
 from fedgg.analysis.labels import shortened
 from fedgg.errors import UserError
 from fedgg.files import read_json
-from fedgg.report.figure_style import COLOURS, blank, styled
 from fedgg.report.tables import NONE, Table
 
-FORMAT = 1
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMAT = 1  # of bench.json
 BELOW_MEDIAN = 0.05  # of accuracy: a contender further below the median does not train the same
 ABOVE_CHANCE = 0.05
 IDLE = 0.05  # of a core, used between a contender's turns
 BUSY = 0.1  # cores used by other programs while a contender was timed
-COLOUR_OF = {"fedgg": COLOURS[2], "loop": "#999999", "peer": COLOURS[1]}
 NAME_OF = {"fedgg": "fedgg", "loop": "plain PyTorch", "peer": "other frameworks"}
 
 
@@ -165,38 +163,47 @@ def _machine(content: dict[str, Any]) -> str:
     return f"{where}{torch}, fedgg {code['fedgg']}{commit}, {content['when'][:10]}"
 
 
-@styled
 def bench_figure(record: BenchRecord) -> Figure:
     """Median seconds per round as bars, fastest on top, with a line from the shortest to the longest round."""
+    from matplotlib.patches import Patch  # not installed by the extra `bench`
+
+    from fedgg.report.figure_style import COLOURS, blank, styled
+
     measured = record.measured
     if not measured:
         raise UserError("no contender was measured: nothing can be drawn")
-    figure = blank(8.0, 1.9 + 0.36 * len(measured))
-    axes = figure.subplots()
-    bars = range(len(measured))
-    medians = [contender.median for contender in measured]
-    axes.barh(bars, medians, height=0.68, color=[COLOUR_OF[contender.entry["kind"]] for contender in measured])
-    spread = [
-        [contender.median - min(contender.seconds) for contender in measured],
-        [max(contender.seconds) - contender.median for contender in measured],
-    ]
-    axes.errorbar(medians, bars, xerr=spread, fmt="none", ecolor="#333333", elinewidth=0.9, capsize=2.5)
-    longest = max(max(contender.seconds) for contender in measured)
-    for bar, contender in zip(bars, measured, strict=True):
-        axes.text(max(contender.seconds) + 0.015 * longest, bar, _bar_label(contender), va="center", fontsize=8)
-    axes.set_yticks(bars, [shortened(s.entry["label"], 34) for s in measured])
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlim(0, 1.4 * longest)
-    axes.set_xlabel("seconds per round (line: shortest to longest)")
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
-    axes.set_title(_subtitle(record), loc="left", fontsize=8, color="#555555")
-    figure.suptitle(f"One FedAvg round on {record.content['workload']['title']}", x=0.01, ha="left", fontsize=10)
-    kinds = [kind for kind in COLOUR_OF if any(contender.entry["kind"] == kind for contender in measured)]
-    handles = [Patch(color=COLOUR_OF[kind], label=NAME_OF[kind]) for kind in kinds]
-    figure.legend(handles=handles, loc="outside lower left", ncols=len(kinds))
-    return figure
+    colours = {"fedgg": COLOURS[2], "loop": "#999999", "peer": COLOURS[1]}
+
+    @styled
+    def drawn() -> Figure:
+        figure = blank(8.0, 1.9 + 0.36 * len(measured))
+        axes = figure.subplots()
+        bars = range(len(measured))
+        medians = [contender.median for contender in measured]
+        axes.barh(bars, medians, height=0.68, color=[colours[contender.entry["kind"]] for contender in measured])
+        spread = [
+            [contender.median - min(contender.seconds) for contender in measured],
+            [max(contender.seconds) - contender.median for contender in measured],
+        ]
+        axes.errorbar(medians, bars, xerr=spread, fmt="none", ecolor="#333333", elinewidth=0.9, capsize=2.5)
+        longest = max(max(contender.seconds) for contender in measured)
+        for bar, contender in zip(bars, measured, strict=True):
+            axes.text(max(contender.seconds) + 0.015 * longest, bar, _bar_label(contender), va="center", fontsize=8)
+        axes.set_yticks(bars, [shortened(s.entry["label"], 34) for s in measured])
+        axes.invert_yaxis()
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlim(0, 1.4 * longest)
+        axes.set_xlabel("seconds per round (line: shortest to longest)")
+        axes.grid(axis="x")
+        axes.set_axisbelow(True)
+        axes.set_title(_subtitle(record), loc="left", fontsize=8, color="#555555")
+        figure.suptitle(f"One FedAvg round on {record.content['workload']['title']}", x=0.01, ha="left", fontsize=10)
+        kinds = [kind for kind in colours if any(contender.entry["kind"] == kind for contender in measured)]
+        handles = [Patch(color=colours[kind], label=NAME_OF[kind]) for kind in kinds]
+        figure.legend(handles=handles, loc="outside lower left", ncols=len(kinds))
+        return figure
+
+    return drawn()
 
 
 def _bar_label(contender: MeasuredContender) -> str:

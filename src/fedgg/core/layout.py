@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from fedgg.core.client_rows import Rows, dot
+from fedgg.core.client_rows import dot
 from fedgg.errors import UserError
 
 
@@ -92,10 +92,6 @@ class Layout:
                 yield _pixelwise(part, rows.shape[:1], shape).reshape(len(rows), -1)
             else:
                 yield part.view(-1, *shape).movedim(2, -1).reshape(len(rows), -1)
-
-    def buffer_rows(self, module: nn.Module) -> Rows:
-        """Copies of the module's buffers, `[1, ...]` each (a scalar counter becomes `[1]`)."""
-        return {name: buffer.detach().clone().unsqueeze(0) for name, buffer in module.named_buffers()}
 
     @cached_property
     def layers(self) -> tuple[tuple[int, int], ...]:

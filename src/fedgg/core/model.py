@@ -87,7 +87,8 @@ class Net:
         self.criterion = criterion
         self.layout = Layout.of(module)
         self.start = self.layout.flatten(dict(module.named_parameters()))
-        self.start_buffers = self.layout.buffer_rows(module)
+        # Copies, `[1, ...]` each: a scalar counter becomes `[1]`.
+        self.start_buffers = {name: buffer.detach().clone()[None] for name, buffer in module.named_buffers()}
         self.frozen_statistics = frozen_statistics
         self.freezes = frozen_statistics and any(  # whether there are normalisation layers for which it matters
             isinstance(part, nn.modules.batchnorm._NormBase) and part.running_mean is not None

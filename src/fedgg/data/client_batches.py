@@ -55,17 +55,19 @@ class Scaling:
         return Scaling(self.shift.to(device), self.scale.to(device))
 
 
-def scaling(kind: Normalisation, dataset: Dataset, dtype: torch.dtype) -> Scaling:
+def scaling(kind: Normalisation, dataset: Dataset, dtype: torch.dtype, device: torch.device | None = None) -> Scaling:
     """The normalisation of this kind, from the training set."""
     if kind == "none":
-        return Scaling(torch.zeros(1, dtype=dtype), torch.ones(1, dtype=dtype))
+        return Scaling(torch.zeros(1, dtype=dtype, device=device), torch.ones(1, dtype=dtype, device=device))
     if kind == "unit":
-        return Scaling(torch.zeros(1, dtype=dtype), torch.full((1,), 1 / dataset.peak, dtype=dtype))
+        factor = torch.full((1,), 1 / dataset.peak, dtype=dtype, device=device)
+        return Scaling(torch.zeros_like(factor), factor)
     assert kind == "standard", "an experiment knows what auto stands for"
     mean, deviation = dataset.moments
     spatial = [1] * (dataset.x_train.ndim - 2)
     steady = torch.where(deviation > 0, deviation, 1)  # a constant feature stays constant
-    return Scaling(mean.view(-1, *spatial).to(dtype), (1 / steady).view(-1, *spatial).to(dtype))
+    shift, scale = mean.view(-1, *spatial), (1 / steady).view(-1, *spatial)
+    return Scaling(shift.to(device, dtype), scale.to(device, dtype))
 
 
 Augmentation = Literal["none", "flip", "crop", "crop_flip"]
@@ -233,10 +235,6 @@ class Feed:
     def client_chunks(self, client: int) -> Iterator[tuple[Tensor, Tensor]]:
         """A client's training examples in order, unaugmented: for probes."""
         return self._chunks(self.clients[client])
-
-    def proxy_examples(self) -> int:
-        """The number of examples at the server."""
-        return len(self.proxy)
 
     def proxy_chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The server's examples, likewise; none without `data.proxy`."""

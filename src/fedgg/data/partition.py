@@ -70,6 +70,7 @@ def partition(
     A split that is drawn is drawn again until every client has `min_examples`. Without `allow_empty` a client has at
     least one example. Settings that the scheme has no parameter for are ignored.
     """
+    is_registered = function is None
     if function is None:
         SPLITS.check(scheme)
         function = SPLITS[scheme]
@@ -87,7 +88,7 @@ def partition(
             result = function(**arguments, rng=stream(seed, "partition", attempt))
             if result is None:
                 continue
-            client_of = owners_of(scheme, result, len(labels), clients)
+            client_of = result if is_registered else owners_of(scheme, result, len(labels), clients)
             smallest = int(np.bincount(client_of, minlength=clients).min())
             if smallest >= needed:
                 break

@@ -86,6 +86,11 @@ def _check_same_algorithm(algorithm: Algorithm, message: Message) -> None:
     LOG.warning("fedgg: the server runs %s and this client %s", server, client)
 
 
+def _buffer_rows(model: nn.Module) -> Rows:
+    """Copies of the model's buffers, `[1, ...]` each."""
+    return {name: buffer.detach().clone()[None] for name, buffer in model.named_buffers()}
+
+
 def _config_value(message: Message, key: str) -> Any:
     return next((config[key] for config in message.content.config_records.values() if key in config), None)
 
@@ -124,7 +129,7 @@ class guided:  # noqa: N801 (a context manager with the name of a function)
         if self._sent is None:
             raise UserError("guided(...).reply() must be called after the with block in which the model is trained")
         content = RecordDict({UP: to_record(self._sent), "metrics": MetricRecord(dict(metrics))})
-        buffers = self.net.layout.buffer_rows(self.model)
+        buffers = _buffer_rows(self.model)
         if buffers:
             content[BUFFERS] = to_record(buffers)
         return Message(content, reply_to=self.message)
@@ -345,7 +350,7 @@ class GuidedStrategy(FlowerFedAvg):
         return self.layout.flatten(dict(self.model.named_parameters()))
 
     def _buffers(self) -> Rows:
-        return self.layout.buffer_rows(self.model)
+        return _buffer_rows(self.model)
 
     def _set(self, w: torch.Tensor) -> None:
         parameters = dict(self.model.named_parameters())

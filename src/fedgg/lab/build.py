@@ -118,7 +118,7 @@ def build(
         y_test=dataset.y_test.to(device),
         clients=held.clients,
         held_out=held.held_out,
-        scaling=scaling(experiment.data.normalise, dataset, dtype).to(device),
+        scaling=scaling(experiment.data.normalise, dataset, dtype, device),
         augmentation=experiment.data.augment,
         proxy=held.proxy,
     )
@@ -208,7 +208,9 @@ def examine(
     if algorithm.needs_proxy:
         check_needs(algorithm, experiment)
     work = algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
-    notices = _check_batches(experiment, work, sizes, origin.client_names)
+    notices = list[str]()
+    if min(sizes) < (work.batch or 1):
+        notices = _check_batches(experiment, work, sizes, origin.client_names)
     net = examined_net(experiment, algorithm, shape, len(origin.classes), sample, model)
     if net.needs_two_examples:
         _check_single_examples(work, sizes, origin.client_names)

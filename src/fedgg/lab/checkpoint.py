@@ -38,8 +38,26 @@ def write_checkpoint(
     path: Path, state: State, experiment_hash: str, checksums: Mapping[str, str] | None = None
 ) -> None:
     """`checksums`: SHA-256 of the other files of the run folder at this round, by name."""
+    named = {"w": state.server.w}
+    named |= {f"buffers/{name}": tensor for name, tensor in state.server.buffers.items()}
+    named |= {f"server/{name}": tensor for name, tensor in state.server.memory.items()}
+    for group, clients in (("client", state.memory), ("client_buffers", state.kept_buffers)):
+        if isinstance(clients, dict):
+            named |= {f"{group}/{client}/{name}": t for client, rows in clients.items() for name, t in rows.items()}
+    # A tensor that several names stand for is written once: FedGG's clients all remember the same model.
+    first: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}
+    tensors: dict[str, Tensor] = {}
+    same_as: dict[str, str] = {}
+    for name, tensor in named.items():
+        identity = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
+        if tensor.numel() and identity in first:
+            same_as[name] = first[identity]
+            continue
+        first[identity] = name
+        tensor = tensor.detach().cpu().contiguous()
+        is_view = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+        tensors[name] = tensor.clone() if is_view else tensor  # safetensors refuses views into a larger tensor
     shelved = {name: rows for name in FILES if isinstance(rows := getattr(state, name), RowsOnDisk)}
-    tensors, same_as = _distinct_tensors(state)
     if shelved:
         tensors |= _named_places(shelved)
     facts = {
@@ -104,32 +122,6 @@ def _places_in(path: Path, name: str) -> Places | None:
             return _places({key: file.get_tensor(f"places/{name}/{key}") for key in PLACES_KEYS})
     except (OSError, SafetensorError, ValueError, IndexError):
         return None
-
-
-def _distinct_tensors(state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors by name, and for each name that stands for a tensor of another name, that name.
-
-    FedGG's clients all remember the same model: one tensor in memory, and so one on disk.
-    """
-    named = {"w": state.server.w}
-    named |= {f"buffers/{name}": t for name, t in state.server.buffers.items()}
-    named |= {f"server/{name}": t for name, t in state.server.memory.items()}
-    for group, clients in (("client", state.memory), ("client_buffers", state.kept_buffers)):
-        if isinstance(clients, dict):
-            named |= {f"{group}/{client}/{name}": t for client, rows in clients.items() for name, t in rows.items()}
-    first: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}
-    tensors: dict[str, Tensor] = {}
-    same_as: dict[str, str] = {}
-    for name, tensor in named.items():
-        identity = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
-        if tensor.numel() and identity in first:
-            same_as[name] = first[identity]
-            continue
-        first[identity] = name
-        tensor = tensor.detach().cpu().contiguous()
-        is_view = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
-        tensors[name] = tensor.clone() if is_view else tensor  # safetensors refuses views into a larger tensor
-    return tensors, same_as
 
 
 def _state(tensors: dict[str, Tensor], rounds_done: int) -> State:

@@ -345,7 +345,8 @@ def build_model(
     maker = model_maker(name) if isinstance(name, str) else name
     title = name if isinstance(name, str) else getattr(name, "__name__", "model")
     offered: dict[str, Any] = {"shape": shape, "classes": classes}
-    _check_settings("model", title, maker, settings, offered)
+    if settings or title not in MODELS:
+        _check_settings("model", title, maker, settings, offered)
     accepted = inspect.signature(maker).parameters
     offered = {key: value for key, value in offered.items() if key in accepted}
     with torch_stream(seed, "model"):

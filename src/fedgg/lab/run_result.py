@@ -48,7 +48,8 @@ class Inputs:
     def of(cls, origin: Origin, normalise: Normalisation, scaling: Scaling) -> Inputs:
         numbers = tuple(str(number) for number in range(len(origin.classes)))
         words = origin.labels_are_words or origin.classes != numbers
-        return cls(origin.shape, origin.classes, words, normalise, scaling.to(torch.device("cpu")))
+        scaling = Scaling(scaling.shift.cpu(), scaling.scale.cpu())
+        return cls(origin.shape, origin.classes, words, normalise, scaling)
 
     @classmethod
     def from_json(cls, content: dict[str, Any], dtype: torch.dtype) -> Inputs:

@@ -84,7 +84,7 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     experiment, number = federation.experiment, state.rounds_done
     local = experiment.local
     filled = federation.filled
-    drawn = sampling.cohort(experiment.seed, number, len(filled), experiment.cohort_of(len(filled)))
+    drawn = sampling.cohort(experiment.seed, number, len(filled), federation.cohort_size)
     cohort = [int(client) for client in filled[drawn]]
     examples, population = federation.examples, federation.population
     server = server_of(state, federation.net, federation.feed, examples, cohort, population, federation.aggregation)
@@ -287,7 +287,7 @@ def server_of(
         coverage = len(cohort) / population.clients
     else:
         coverage = sum(examples[client] for client in cohort) / population.examples
-    probe = Probe(net, state.server.buffers, lambda row: data.proxy_chunks()) if data.proxy_examples() else None
+    probe = Probe(net, state.server.buffers, lambda row: data.proxy_chunks()) if len(data.proxy) else None
     return Server(state.server.memory, population.clients, coverage, state.rounds_done, probe)
 
 

@@ -188,7 +188,8 @@ class Store:
 
         `inputs`: the content of inputs.json.
         """
-        self.refuse_another(federation.experiment)
+        if any((self.folder / name).exists() for name in ("study.json", "config.toml", HISTORY)):
+            self.refuse_another(federation.experiment)
         origin, attack = federation.origin, federation.aggregation.attack
         with BytesIO() as file:
             np.savez_compressed(file, allow_pickle=False, **origin.positions())

@@ -95,7 +95,9 @@ class LineChecksums:
     def next_line(self, record: Mapping[str, Any]) -> bytes:
         """The record as the next line to write; call `add` once it is written."""
         head = json.dumps(record)[:-1].encode() + _BEFORE
-        return head + self._digits(head).encode() + b'"}\n'
+        running = self.sha256.copy()
+        running.update(head)
+        return head + running.hexdigest()[:DIGITS].encode() + b'"}\n'
 
     def add(self, line: bytes) -> None:
         self._lines += 1
@@ -118,16 +120,10 @@ class LineChecksums:
         if self._lines and not self.present:
             return f"line {self._lines + 1} has a checksum, and the lines before it have none"
         self.present = True
-        return (
-            None
-            if self._digits(head) == digits.decode("latin-1")
-            else f"line {self._lines + 1} does not fit its checksum"
-        )
-
-    def _digits(self, head: bytes) -> str:
         running = self.sha256.copy()
         running.update(head)
-        return running.hexdigest()[:DIGITS]
+        fits = running.hexdigest()[:DIGITS].encode() == digits
+        return None if fits else f"line {self._lines + 1} does not fit its checksum"
 
 
 def append_checked(file: Path, record: Mapping[str, Any], check: Callable[[], None] = lambda: None) -> int:

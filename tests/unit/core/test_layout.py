@@ -53,8 +53,9 @@ def test_odd_module_lies_in_a_row() -> None:
         "body.norm.running_var",
         "body.norm.num_batches_tracked",
     }
-    assert layout.buffer_rows(module)["body.norm.num_batches_tracked"].shape == (1,)
-    assert layout.buffer_rows(module)["body.norm.running_var"].shape == (1, 2)
+    buffers = Net(module).start_buffers
+    assert buffers["body.norm.num_batches_tracked"].shape == (1,)
+    assert buffers["body.norm.running_var"].shape == (1, 2)
 
 
 def test_odd_module_computes_the_same_from_rows() -> None:
