@@ -64,7 +64,7 @@ def test_a_comparison_takes_in_what_a_limit_stopped() -> None:
 
 def test_a_limit_needs_a_private_run() -> None:
     fedgg_("run", *QUICK, "--rounds", "1", "--out", "here")
-    with pytest.raises(fedgg.UserError, match="no private run"):
+    with pytest.raises(fedgg.UserError, match="not a private run"):
         CliRunner().invoke(fedgg.cli.app, ["resume", "here", "--epsilon-limit", "1"], catch_exceptions=False)
 
 

@@ -123,7 +123,10 @@ CASES: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "no such card": (["run", *QUICK, "--device", "cuda:99"], ("cuda:99",)),
     "no such device": (["run", "--device", "tpu"], ("engine.device",)),
     "start weights missing": (["run", *QUICK, "--set", "model.start=none.safetensors"], ("none.safetensors",)),
-    "augment what is no image": (["run", *QUICK, "--data", "npz:flat.npz", "--set", "data.augment=flip"], ("flip",)),
+    "augment what is no image": (
+        ["run", *QUICK, "--data", "npz:flat.npz", "--set", "data.augment=flip", "--set", "split.min_examples=1"],
+        ("flip",),
+    ),
     "check unknown": (["check", "fedgb"], ("'fedgg'",)),
     "check a missing file": (["check", "own.py:Own"], ("own.py",)),
     "below a regular file": (["run", *QUICK, "--out", "file/run"], ("cannot write", "file/run", "--out")),

@@ -240,7 +240,7 @@ REASONS = {  # by file, the calls that are in order there
     "engines/user_code.py": {"read_text"},  # the user's code, which is to be run anyway
     "bench/machine.py": {"read_text"},  # /proc/cpuinfo
     "flower/local/flower_commands.py": {"json.loads"},  # what a program of ours prints
-    "bench/driver.py": {"json.loads", "read_text"},
+    "bench/contender_process.py": {"json.loads", "read_text"},
     "bench/runners/fedgg_engine.py": {"json.loads"},
     "lab/checkpoint.py": {"json.loads"},  # facts that a checksum covers
     "flower/node_state.py": {"json.loads"},

@@ -99,6 +99,8 @@ def test_augmentation_holdout_and_decay(workers: Workers) -> None:
 @pytest.mark.parametrize("start", [m for m in multiprocessing.get_all_start_methods() if m != "forkserver"])
 def test_every_way_to_start_a_process(start: StartMethod) -> None:
     """The fork server, where there is one, is what the other tests use."""
+    if start == "fork" and torch.cuda.is_initialized():
+        pytest.skip("a process in which autograd has used a GPU cannot be forked")
     before = set(multiprocessing.active_children())
     with Workers(2, start=start) as engine:
         assert_as_fused(experiment(**{"algorithm.name": "scaffold"}), engine)
