@@ -1,6 +1,6 @@
 """Parts of an experiment by name: one `Registry` for each kind, beside the parts themselves.
 
-`fedgg.algorithms.ALGORITHMS`, `fedgg.models.MODELS`, `fedgg.data.DATASETS`, `fedgg.data.SPLITS`,
+`fedgg.algorithms.ALGORITHMS`, `fedgg.core.optimisers.OPTIMISERS` and `SCHEDULES`, `fedgg.models.MODELS`, `fedgg.data.DATASETS`, `fedgg.data.SPLITS`,
 `fedgg.aggregation.RULES` and `fedgg.engines.ENGINES`. Help texts, error messages and the lists in docs/parts.md are
 generated from them. A part is imported when it is first used, so that `fedgg --help` does not import torch.
 """
@@ -18,7 +18,16 @@ from fedgg.errors import UserError
 Part = TypeVar("Part")
 
 # The settings that name a part, each of which may also name code of the user's: FILE.py:NAME or MODULE:NAME.
-NAMED_PARTS = ("model.name", "algorithm.name", "data.source", "split.scheme", "robust.rule", "engine.name")
+NAMED_PARTS = (
+    "model.name",
+    "algorithm.name",
+    "optimiser.name",
+    "schedule.name",
+    "data.source",
+    "split.scheme",
+    "robust.rule",
+    "engine.name",
+)
 ARRAYS_IN_FILE = "npz:"  # begins the name of a file of arrays, not of a module
 
 

@@ -19,7 +19,7 @@ MAY: dict[str, set[str]] = {
     "files": {"errors"},
     "child_process": set(),
     "fork_server": {"child_process"},
-    "core": {"errors"},
+    "core": {"errors", "registry"},
     "algorithms": {"core", "registry"},
     "aggregation": {"core", "errors", "registry"},
     "models": {"errors", "registry"},

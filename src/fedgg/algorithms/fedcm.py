@@ -62,6 +62,9 @@ class FedCM(Algorithm):
     def nudge(self, move: Tensor, w: Tensor, client: Client) -> Tensor:
         return self.alpha * move
 
+    def needs_sgd(self) -> str:
+        return "the server divides updates by SGD's effective steps times lr"
+
     def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
         up, memory = super().finish(w, client)
         return up | {"reach": client.effective_steps * client.lr}, memory

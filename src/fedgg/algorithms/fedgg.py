@@ -58,6 +58,10 @@ class FedGG(Algorithm):
     def neutral(self) -> FedGG:
         return replace(self, mu=0.0, lam=0.0, push=0.0)
 
+    def needs_sgd(self) -> str:
+        is_push = self.first_step in ("push", "relative_push")
+        return f"first_step = {self.first_step!r} sets the length of SGD's first step" if is_push else ""
+
     def server_memory(self, w: Tensor) -> Rows:
         return {"update": torch.zeros_like(w)} if self.direction == "sent" else {}
 

@@ -28,6 +28,9 @@ class FedNova(Algorithm):
 
     when: ClassVar[str] = "clients hold very different amounts of data and so take very different numbers of steps"
 
+    def needs_sgd(self) -> str:
+        return "updates are divided by SGD's effective steps"
+
     def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
         up, memory = super().finish(w, client)
         return up | {"worth": client.effective_steps}, memory

@@ -61,6 +61,9 @@ class SCAFFOLD(Algorithm):
     def terms(self, client: Client) -> dict[str, Number]:
         return {} if self.correction == "after" else {"correction": 1.0}
 
+    def needs_sgd(self) -> str:
+        return "control variates are gradients, estimated as an update divided by SGD's steps times lr"
+
     def nudge(self, move: Tensor, w: Tensor, client: Client) -> Tensor:
         return move - client.lr * client.notes["correction"] if self.correction == "after" else move
 

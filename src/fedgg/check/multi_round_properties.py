@@ -14,11 +14,10 @@ from fedgg.check.single_round_properties import Broken, Skipped, demand, demand_
 from fedgg.check.toy_problems import Quadratics
 from fedgg.core import sampling
 from fedgg.core.algorithm import Algorithm
-from fedgg.core.local import SGD
+from fedgg.core.optimisers import SGD, sgd
 from fedgg.core.sampling import Work
 from fedgg.core.server import ServerState
 from fedgg.engines import Engine, Fused, RoundJob, Workers
-from fedgg.engines.base import Optimiser
 from fedgg.errors import UserError
 from fedgg.files import parse_toml
 from fedgg.lab.build import Federation, build
@@ -147,7 +146,7 @@ def on_quadratics(
             net=net,
             data=feed,
             work=work,
-            optimiser=Optimiser(round_lr, momentum, 0.0),
+            optimiser=sgd(round_lr, momentum, 0.0),
             policy="average",
             seed=0,
             round=number,

@@ -172,6 +172,10 @@ class Algorithm:
         """Which sum of the clients' losses it makes small: weighted by their `examples`, or all `clients` the same."""
         return "examples"
 
+    def needs_sgd(self) -> str:
+        """Why it is defined for SGD only, if it is: what rests on the length of SGD's steps. Otherwise empty."""
+        return ""
+
     def work(self, work: Work) -> Work:
         """Epochs and batch size of a client in a round."""
         return work

@@ -1,4 +1,4 @@
-"""The local training of a round, for one client or many: the reference step, which the engine `loop` runs, and SGD.
+"""The local training of a round, for one client or many: the reference step, which the engine `loop` runs.
 
 Engines that have a faster step (`engines.fused`) are tested against `local_step`.
 
@@ -8,8 +8,9 @@ all their steps leave the stack and cost nothing more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from fedgg.core.client_rows import Rows, check, each_row
 from fedgg.core.evaluation import Probe
 from fedgg.core.forward import DropoutKey, RowsForward, mask_keys
 from fedgg.core.model import Net
+from fedgg.core.optimisers import Optimiser, kept_state, with_kept_state
 from fedgg.errors import UserError
 
 RECORDED = {"client", "name", "examples", "steps", "loss"}  # keys of a client's record in the history
@@ -39,6 +41,7 @@ class LocalStart:
     probe: Probe | None = None
     many: RowsForward | None = None  # a faster way to run all rows, where an engine has one
     per_row: Rows = field(default_factory=dict)  # frozen parameters and constant buffers in which rows differ
+    keeps_optimiser_state: bool = False  # whether it is part of the client state
 
 
 @dataclass(frozen=True)
@@ -58,107 +61,55 @@ class LocalState:
     """The rows between two steps."""
 
     w: Tensor
-    velocity: Tensor
+    optimiser_state: Rows
     last_step: Tensor | None  # None where an engine keeps its inner products instead
     step: Tensor
     loss_sum: Tensor
     seen: Tensor
 
 
-@dataclass(frozen=True)
-class SGD:
-    """The local optimiser on rows: stochastic gradient descent with momentum and weight decay, as in PyTorch.
-
-        v <- b v + gradient + weight_decay w
-        w <- w - lr v
-
-    Momentum starts at zero in every round: clients keep no optimiser state between rounds, as in the paper's setting.
-    """
-
-    lr: Tensor  # [K, 1]
-    momentum: Tensor  # [K, 1]
-    weight_decay: Tensor  # [K, 1]
-    has_momentum: bool  # known outside the tensors, so that plain SGD does not pay for a velocity
-    has_decay: bool
-
-    @classmethod
-    def of(cls, lr: float, momentum: float, weight_decay: float, like: Tensor) -> SGD:
-        """The same settings for all rows of `like`."""
-        column = like[:, :1]
-        return cls(
-            lr=torch.full_like(column, lr),
-            momentum=torch.full_like(column, momentum),
-            weight_decay=torch.full_like(column, weight_decay),
-            has_momentum=momentum != 0,
-            has_decay=weight_decay != 0,
-        )
-
-    def move(self, grad: Tensor, w: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
-        """The step `w_new - w` and the new velocity.
-
-        Weight decay is added last, as in the fused step (`engines.fused`): whichever of the two trains an algorithm at
-        its neutral setting, the sum is rounded in the same order and has FedAvg's bits.
-        """
-        velocity = self.momentum * velocity + grad if self.has_momentum else grad
-        if self.has_decay:
-            velocity = velocity + self.weight_decay * w
-        return -self.lr * velocity, velocity
-
-    def effective_steps(self, steps: Tensor) -> Tensor:
-        """How many plain steps `steps` steps with momentum are worth under a constant gradient, `[K, 1]`.
-
-        a_K = sum over m = 1..K of (1 - b^m)/(1 - b) = (K - b (1 - b^K)/(1 - b))/(1 - b); K itself for b = 0.
-        """
-        b, k = self.momentum, steps.to(self.momentum.dtype)
-        return (k - b * (1 - b**k) / (1 - b)) / (1 - b)
-
-
-def learning_rate(lr: float, decay: float, round_: int) -> float:
-    """The local learning rate of a round, counted from zero."""
-    return lr * decay**round_
-
-
 def local_round(
     algorithm: Algorithm,
     net: Net,
-    sgd: SGD,
+    optimiser: Optimiser,
     start: LocalStart,
     batches: Iterable[Batch],
     opened: tuple[LocalState, Client] | None = None,
 ) -> LocalEnd:
     """Train all rows on their batches. `opened`: what `open_round` returned, where it has been called already."""
-    running, client = open_round(algorithm, net, sgd, start) if opened is None else opened
+    running, client = open_round(algorithm, net, optimiser, start) if opened is None else opened
     finished: list[LocalState] = []  # rows that have taken all their steps, shortest first
-    here, settings = client, (algorithm, sgd)  # of the rows that still train
+    here, settings = client, (algorithm, optimiser)  # of the rows that still train
     for number, batch in enumerate(batches):
         rows = len(batch.mask)
         if rows < len(running.w):
             finished.append(each_row(running, slice(rows, None)))
-            running, here, settings = each_row((running, here, (algorithm, sgd)), slice(rows))
+            running, here, settings = each_row((running, here, (algorithm, optimiser)), slice(rows))
         here.net.step = number
         running = local_step(*settings, running, here, batch)
     if finished:
-        parts = [running, *reversed(finished)]
-        running = LocalState(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(LocalState)))
+        running = _combined(torch.cat, [running, *reversed(finished)])
     return end_round(algorithm, start, running, client)
 
 
-def open_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart) -> tuple[LocalState, Client]:
+def open_round(algorithm: Algorithm, net: Net, optimiser: Optimiser, start: LocalStart) -> tuple[LocalState, Client]:
     """Rows before their first step, and what their algorithm may read."""
     zero = torch.zeros_like(start.w[:, :1])
-    running = LocalState(start.w, torch.zeros_like(start.w), torch.zeros_like(start.w), zero, zero, zero)
+    memory, state = kept_state(start.memory)
+    state = state or optimiser.start(start.w)
+    running = LocalState(start.w, state, torch.zeros_like(start.w), zero, zero, zero)
     is_random = bool(start.dropout) and (net.drops or net.draws_random_numbers)
     keys = mask_keys(start.dropout, start.w.device) if is_random else None
     client = Client(
         net=net.bind(start.buffers, train=True, keys=keys, many=start.many, per_row=start.per_row),
         probe=start.probe,
         down=start.down,
-        memory=start.memory,
+        memory=memory,
         notes={},
         steps=start.steps,
-        effective_steps=sgd.effective_steps(start.steps),
-        lr=sgd.lr,
-        momentum=sgd.momentum,
+        effective_steps=optimiser.effective_steps(start.steps),
+        lr=optimiser.lr,
+        momentum=optimiser.momentum_of_rows,
         examples=start.examples,
         round=start.round,
         step=running.step,
@@ -169,19 +120,22 @@ def open_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart) -> t
     return running, replace(client, notes=check(algorithm.begin(start.w, client), len(start.w), "begin()"))
 
 
-def local_step(algorithm: Algorithm, sgd: SGD, running: LocalState, client: Client, batch: Batch) -> LocalState:
+def local_step(
+    algorithm: Algorithm, optimiser: Optimiser, running: LocalState, client: Client, batch: Batch
+) -> LocalState:
     """One step of every row."""
     client = replace(client, step=running.step, w=running.w, last_step=running.last_step)
     loss, grad = gradient(algorithm, running.w, batch, client)
     with torch.no_grad():
         w = running.w
-        move, velocity = sgd.move(algorithm.steer(grad, w, client), w, running.velocity)
+        grad = optimiser.clipped(algorithm.steer(grad, w, client))
+        move, state = optimiser.move(grad, w, running.optimiser_state)
         move = algorithm.nudge(move, w, client)
         count = batch.mask.sum(1, keepdim=True)
-        new = LocalState(
-            w + move, velocity, move, running.step + 1, running.loss_sum + loss * count, running.seen + count
-        )
-        return new if batch.at_work is None else _where(batch.at_work, new, running)
+        new = LocalState(w + move, state, move, running.step + 1, running.loss_sum + loss * count, running.seen + count)
+        if batch.at_work is None:
+            return new
+        return _combined(lambda pair: torch.where(batch.at_work, *pair), [new, running])
 
 
 def gradient(algorithm: Algorithm, w: Tensor, batch: Batch, client: Client) -> tuple[Tensor, Tensor]:
@@ -210,6 +164,8 @@ def end_round(
     with torch.no_grad():
         up, memory = algorithm.finish(running.w, client)
         up, memory = check(up, rows, "finish() up"), check(memory, rows, "finish() memory")
+        if start.keeps_optimiser_state:
+            memory = with_kept_state(memory, running.optimiser_state)
         diagnostics = check(algorithm.diagnostics(running.w, client), rows, "diagnostics()")
         loss = running.loss_sum / running.seen.clamp_min(1)
     for name, values in diagnostics.items():
@@ -226,6 +182,12 @@ def end_round(
     return LocalEnd(up=up, memory=memory, buffers=start.buffers, diagnostics=diagnostics, loss=loss)
 
 
-def _where(condition: Tensor, new: LocalState, old: LocalState) -> LocalState:
-    pairs = ((getattr(new, f.name), getattr(old, f.name)) for f in fields(LocalState))
-    return LocalState(*(torch.where(condition, a, b) for a, b in pairs))
+def _combined(combine: Callable[[list[Tensor]], Tensor], states: Sequence[LocalState]) -> LocalState:
+    """One state, each of its tensors made of those of the given ones."""
+
+    def entry(values: list[Any]) -> Any:
+        if isinstance(values[0], dict):
+            return {name: combine([value[name] for value in values]) for name in values[0]}
+        return None if values[0] is None else combine(values)
+
+    return LocalState(*(entry([getattr(state, f.name) for state in states]) for f in fields(LocalState)))

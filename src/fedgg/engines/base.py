@@ -16,6 +16,7 @@ from fedgg.core.client_rows import Rows
 from fedgg.core.evaluation import Score, evaluate
 from fedgg.core.local import LocalEnd
 from fedgg.core.model import Net
+from fedgg.core.optimisers import OptimiserSettings, with_kept_state
 from fedgg.core.sampling import Positions, Work
 from fedgg.core.server import Lost
 
@@ -39,15 +40,6 @@ class ClientData(Protocol):
 
 
 @dataclass(frozen=True)
-class Optimiser:
-    """Settings of the local SGD in this round."""
-
-    lr: float
-    momentum: float
-    weight_decay: float
-
-
-@dataclass(frozen=True)
 class RoundJob:
     """What an engine trains in a round: these clients from this model."""
 
@@ -55,7 +47,7 @@ class RoundJob:
     net: Net
     data: ClientData
     work: Work
-    optimiser: Optimiser
+    optimiser: OptimiserSettings
     policy: BufferPolicy
     seed: int
     round: int
@@ -65,6 +57,16 @@ class RoundJob:
     down: Rows
     memory: Mapping[int, Rows]  # absent before a client's first round
     kept_buffers: Mapping[int, Rows]  # under the policy `local`
+
+    def memory_before(self, client: int) -> Rows:
+        """The client state it starts from: with that of the optimiser, where clients keep it."""
+        memory = self.memory.get(client)
+        if memory is not None:
+            return memory
+        memory = self.algorithm.client_memory(self.w)
+        if self.optimiser.kept:
+            memory = with_kept_state(memory, self.optimiser.on(self.w).start(self.w))
+        return memory
 
     def buffers_before(self, client: int) -> Rows:
         """Those the client starts from: its own under `local`, once it has some; else the server's."""

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import torch
 
 from fedgg.core.evaluation import Probe
-from fedgg.core.local import SGD, LocalEnd, LocalStart, local_round
+from fedgg.core.local import LocalEnd, LocalStart, local_round
+from fedgg.core.optimisers import Optimiser
 from fedgg.engines.base import RoundJob, score_here
 
 
@@ -22,27 +23,26 @@ class Loop:
         devices = [job.w.device] if job.w.is_cuda else []
         with torch.random.fork_rng(devices=devices, enabled=job.net.draws_random_numbers):
             for client in job.cohort:
-                start, sgd = open_client(job, client)
+                start, optimiser = open_client(job, client)
                 batches = job.data.batches(job.seed, job.round, client, job.work)
-                yield client, local_round(job.algorithm, job.net, sgd, start, batches)
+                yield client, local_round(job.algorithm, job.net, optimiser, start, batches)
 
     score = staticmethod(score_here)
 
 
-def open_client(job: RoundJob, client: int) -> tuple[LocalStart, SGD]:
+def open_client(job: RoundJob, client: int) -> tuple[LocalStart, Optimiser]:
     """What a client starts its round from, and its optimiser."""
     examples, buffers = job.data.examples(client), job.buffers_before(client)
-    memory = job.memory.get(client)
     start = LocalStart(
         w=job.w,
         down=job.down,
-        memory=job.algorithm.client_memory(job.w) if memory is None else memory,
+        memory=job.memory_before(client),
         buffers={name: rows.clone() for name, rows in buffers.items()},
         examples=torch.full_like(job.w[:, :1], examples),
         steps=torch.full_like(job.w[:, :1], job.work.steps(examples)),
         round=torch.full_like(job.w[:, :1], job.round),
         dropout=[(job.seed, job.round, client)],
         probe=Probe(job.net, buffers, lambda row: job.data.client_chunks(client)),
+        keeps_optimiser_state=job.optimiser.kept,
     )
-    optimiser = job.optimiser
-    return start, SGD.of(optimiser.lr, optimiser.momentum, optimiser.weight_decay, job.w)
+    return start, job.optimiser.on(job.w)

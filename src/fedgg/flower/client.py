@@ -21,13 +21,12 @@ from fedgg.core.algorithm import Algorithm
 from fedgg.core.buffers import travelling
 from fedgg.core.client_rows import Rows
 from fedgg.core.evaluation import Score, evaluate
-from fedgg.core.local import LocalEnd, learning_rate
+from fedgg.core.local import LocalEnd
 from fedgg.core.model import Net
 from fedgg.core.sampling import Work
 from fedgg.core.server import healthy
 from fedgg.data.client_batches import Feed
 from fedgg.engines import RoundJob
-from fedgg.engines.base import Optimiser
 from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.engines.fused.engine import train_fused
 from fedgg.errors import UserError
@@ -50,6 +49,7 @@ from fedgg.flower.node_state import NodeStateFolder, SavedClientState, StaleMess
 from fedgg.lab.build import build, chosen_device, examined_net
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.engine_setup import arithmetic
+from fedgg.lab.local_optimiser import optimiser_of
 from fedgg.lab.name_resolution import build_algorithm
 
 LOG = logging.getLogger("flwr")
@@ -99,13 +99,13 @@ class ClientTrainer:
 
     def train(self, round_: int, received: ReceivedModel, state: SavedClientState | None) -> LocalEnd:
         """Train this client for one round; rounds are counted from 1."""
-        number, local = round_ - 1, self.experiment.local
+        number = round_ - 1
         job = RoundJob(
             algorithm=self.algorithm,
             net=self.net,
             data=self.feed,
             work=self.work,
-            optimiser=Optimiser(learning_rate(local.lr, local.lr_decay, number), local.momentum, local.weight_decay),
+            optimiser=optimiser_of(self.experiment, number),
             policy=self.experiment.model.statistics,
             seed=self.experiment.seed,
             round=number,

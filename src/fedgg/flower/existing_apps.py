@@ -39,8 +39,9 @@ from fedgg.core.algorithm import Algorithm, Client, Server
 from fedgg.core.buffers import close_buffers
 from fedgg.core.client_rows import Rows, read_only, stack
 from fedgg.core.layout import Layout
-from fedgg.core.local import SGD, LocalEnd
+from fedgg.core.local import LocalEnd
 from fedgg.core.model import Net
+from fedgg.core.optimisers import SGD
 from fedgg.core.server import ServerState, in_proportion, shares, spoilt
 from fedgg.errors import UserError
 from fedgg.flower.app_project import MAX_EXAMPLES

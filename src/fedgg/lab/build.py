@@ -25,6 +25,7 @@ from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation, aggregation_of
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import DTYPES, Choice, choose
 from fedgg.lab.federated_data import DataGiven, Origin, WholeData, dataset_of, holdings, load_data, split_of
+from fedgg.lab.local_optimiser import check_optimiser
 from fedgg.lab.name_resolution import (
     build_algorithm,
     build_model,
@@ -207,6 +208,7 @@ def examine(
         )
     if algorithm.needs_proxy:
         check_needs(algorithm, experiment)
+    check_optimiser(experiment, algorithm)
     work = algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
     notices = list[str]()
     if min(sizes) < (work.batch or 1):

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticUndefined
 
 from fedgg import files
+from fedgg.core.optimisers import SCHEDULES
 from fedgg.errors import UserError
 from fedgg.lab.config_errors import one_line, section_in
 from fedgg.lab.config_sections import (
@@ -27,17 +28,26 @@ from fedgg.lab.config_sections import (
     EngineConfig,
     LocalConfig,
     ModelConfig,
+    OptimiserConfig,
     PartConfig,
     PrivacyConfig,
     RobustConfig,
+    ScheduleConfig,
     ServerConfig,
     SplitConfig,
 )
-from fedgg.registry import NAMED_PARTS
+from fedgg.registry import NAMED_PARTS, accepted_settings
 from fedgg.runfolder.run_records import flat
 
 LARGEST = {"fp32": 3.4028234663852886e38, "fp64": sys.float_info.max}
 FOLLOW_THE_DATA = ("data.normalise", "split.clients")  # where they are not set, whichever data those will be
+# Keys of a section that remain where its part gets another name.
+REMAINING = {
+    "algorithm": (),
+    "model": ("start", "statistics"),
+    "optimiser": ("clip_norm", "state"),
+    "schedule": ("warmup",),
+}
 # Not part of an identity: how many processes work on it, and lost clients, which the history names. Threads have rules
 # of their own (`_identity`).
 HANDS = {"threads", "workers", "lost_clients"}
@@ -54,6 +64,8 @@ class Experiment(ConfigSection):
     model: ModelConfig = ModelConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     local: LocalConfig = LocalConfig()
+    optimiser: OptimiserConfig = OptimiserConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
     server: ServerConfig = ServerConfig()
     engine: EngineConfig = EngineConfig()
     privacy: PrivacyConfig | None = Field(
@@ -82,7 +94,7 @@ class Experiment(ConfigSection):
         if self.attack is not None and self.clients_are_known and self.attack.clients > self.split.clients:
             raise ValueError(f"attack.clients = {self.attack.clients} but there are only {self.split.clients} clients")
         # A NaN differs from itself, TOML has no None, and its dates are text in JSON: none of them would come back.
-        for section in ("model", "algorithm", "split", "robust"):
+        for section in ("model", "algorithm", "optimiser", "schedule", "split", "robust"):
             part: PartConfig | None = getattr(self, section)
             for key, value in (part.settings if part else {}).items():
                 if _holds(value, lambda one: one is not None and not isinstance(one, str | int | float)):
@@ -95,7 +107,7 @@ class Experiment(ConfigSection):
                     raise ValueError(f"{where} NaN; give a number, or put the word into quotes")
         # What becomes a number of the run's precision must not overflow in it; infinite ones are as they are.
         largest = LARGEST["fp64" if self.engine.precision == "fp64" else "fp32"]
-        for section in ("local", "algorithm", "privacy", "robust", "attack"):
+        for section in ("local", "algorithm", "optimiser", "schedule", "privacy", "robust", "attack"):
             for key, value in (getattr(self, section) or ConfigSection()).model_dump().items():
                 number = isinstance(value, int | float) and not isinstance(value, bool)
                 if number and largest < abs(value) and value not in (math.inf, -math.inf):
@@ -151,13 +163,19 @@ class Experiment(ConfigSection):
         """The settings that `trajectory()` (`path`) or `hash()` is made of, the engine as far as it changes bits."""
         excluded: dict[str, Any] = {"name": True, "engine": HANDS, "server": {"checkpoint_every", "memory_limit_mb"}}
         if path:
-            excluded["rounds"], excluded["privacy"] = True, {"epsilon_limit"}  # both say how far the path is followed
+            excluded["privacy"] = {"epsilon_limit"}  # it says how far the path is followed, as the rounds do
+            schedule = self.schedule.name  # one of user code may read the number of rounds
+            if schedule in SCHEDULES and "rounds" not in accepted_settings(SCHEDULES[schedule]):
+                excluded["rounds"] = True
             excluded["server"] = excluded["server"] | {"evaluate_every"}
         content = self.model_dump(mode="json", exclude=excluded)
         # Settings younger than the first run folders are left out where they change nothing.
         content = {key: value for key, value in content.items() if key not in OFF_UNLESS_THERE or value is not None}
         if not content["data"]["proxy"]:
             del content["data"]["proxy"]
+        for section, default in (("optimiser", OptimiserConfig()), ("schedule", ScheduleConfig())):
+            if getattr(self, section) == default:
+                del content[section]
         # On a CPU `auto`, `fused` and `workers` have the same bits. The fused step is "loop" here, as in folders of
         # versions that had no other step under that name.
         name, threads = self.engine.name, self.engine.threads_in_use
@@ -195,8 +213,9 @@ class Experiment(ConfigSection):
                 if not isinstance(place.setdefault(part, {}), dict):
                     raise UserError(f"{key!r}: {part!r} is a value, not a section")
                 place = place[part]
-            if last == "name" and path in (["algorithm"], ["model"]) and place.get("name") != value:
-                place.clear() if path == ["algorithm"] else [place.pop(k) for k in set(place) - {"start", "statistics"}]
+            if last == "name" and path[0] in REMAINING and place.get("name") != value:
+                for setting in place.keys() - REMAINING[path[0]]:
+                    del place[setting]
             if key == "robust.rule" and place.get("rule") != value:
                 place.clear()
             if key == "split.scheme" and place.get("scheme") != value:

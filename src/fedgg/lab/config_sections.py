@@ -10,6 +10,7 @@ from pydantic_core import InitErrorDetails
 from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.buffers import BufferPolicy
+from fedgg.core.optimisers import OPTIMISERS, SCHEDULES
 from fedgg.data import DATASETS, SPLITS
 from fedgg.data.client_batches import Augmentation, Normalisation
 from fedgg.data.partition import OFFERED
@@ -195,13 +196,48 @@ class AlgorithmConfig(PartConfig):
 class LocalConfig(ConfigSection):
     epochs: int = Field(5, ge=1, le=1_000_000, description="passes over a client's examples in a round")
     batch: int = Field(64, ge=1, description="examples a step")
-    lr: float = Field(0.01, gt=0, description="learning rate of the clients' SGD")
-    lr_decay: float = Field(1.0, gt=0, le=1, description="factor on lr after every round")
-    momentum: float = Field(0.9, ge=0, lt=1, description="of the clients' SGD; starts at zero every round")
-    weight_decay: float = Field(0.0, ge=0, description="of the clients' SGD")
+    lr: float = Field(0.01, gt=0, description="learning rate of the clients' optimiser")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="factor on lr after every round; see [schedule]")
+    momentum: float = Field(0.9, ge=0, lt=1, description="of SGD")
+    weight_decay: float = Field(0.0, ge=0, description="of the clients' optimiser")
     small_clients: Literal["whole", "refuse"] = Field(
         "whole", description="clients with less than a batch: train on all they have at once, or refuse the run"
     )
+
+
+class OptimiserConfig(PartConfig):
+    """The clients' optimiser; its lr, momentum and weight decay are keys of [local]."""
+
+    registry = OPTIMISERS
+
+    name: str = Field("sgd", description=OPTIMISERS.choices())
+    clip_norm: float | None = Field(None, gt=0, description="the longest gradient, algorithm's terms included")
+    state: Literal["fresh", "kept"] = Field(
+        "fresh", description="of momentum and moments: fresh in every round, or kept by the client between its rounds"
+    )
+
+    @model_validator(mode="after")
+    def _settings_of_the_optimiser(self) -> OptimiserConfig:
+        if self.name in OPTIMISERS and self.settings.keys() - OPTIMISERS[self.name].defaults.keys():
+            raise _unknown_keys({k: v for k, v in self.settings.items() if k not in OPTIMISERS[self.name].defaults})
+        return self
+
+
+class ScheduleConfig(PartConfig):
+    """The clients' learning rate over the rounds: a factor on local.lr."""
+
+    registry = SCHEDULES
+
+    name: str = Field("exponential", description=SCHEDULES.choices())
+    warmup: int = Field(0, ge=0, description="rounds over which the learning rate first grows linearly")
+
+    @model_validator(mode="after")
+    def _settings_of_the_schedule(self) -> ScheduleConfig:
+        if self.name in SCHEDULES:
+            accepted = accepted_settings(SCHEDULES[self.name]).keys() - {"round_", "rounds", "lr_decay"}
+            if self.settings.keys() - accepted:
+                raise _unknown_keys({key: value for key, value in self.settings.items() if key not in accepted})
+        return self
 
 
 class ServerConfig(ConfigSection):

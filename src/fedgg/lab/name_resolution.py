@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm, Number, arithmetic_beside_fedavg, what_it_must_be
+from fedgg.core.optimisers import OPTIMISERS, SCHEDULES
 from fedgg.core.sampling import torch_stream
 from fedgg.core.server import Collector
 from fedgg.data import DATASETS, SPLITS
@@ -35,7 +36,7 @@ from fedgg.models import MODELS
 from fedgg.registry import NAMED_PARTS, Registry, accepted_settings, names_code, nearest
 
 Part = TypeVar("Part")
-REGISTRIES: tuple[Registry[Any], ...] = (ALGORITHMS, MODELS, DATASETS, SPLITS, RULES, ENGINES)
+REGISTRIES: tuple[Registry[Any], ...] = (ALGORITHMS, OPTIMISERS, SCHEDULES, MODELS, DATASETS, SPLITS, RULES, ENGINES)
 _used: dict[str, tuple[Code, str]] = {}  # by place: the code that this process has run, and what allowed it
 
 
@@ -113,7 +114,7 @@ def check_parts(experiment: Experiment) -> None:
         engine_class(experiment.engine.name)
 
 
-def _part(registry: Registry[Part], name: str) -> Part | Any:
+def part_named(registry: Registry[Part], name: str) -> Part | Any:
     """The registered part, or the object behind the name of user code, whatever it is."""
     if name in registry:
         return registry[name]
@@ -193,7 +194,7 @@ def _check_setting(key: str, value: Any, kind: Any, limits: Mapping[str, Any] | 
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
-    kind = _part(ALGORITHMS, name)
+    kind = part_named(ALGORITHMS, name)
     if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
         raise UserError(f"{name} is not an algorithm: it must be a subclass of fedgg.Algorithm")
     return kind
@@ -266,7 +267,7 @@ def data_function(name: str) -> Callable[..., Any]:
 
 def split_function(split: SplitConfig) -> Callable[..., Any]:
     """The registered split, or a user's function of `labels` and `clients`, its settings checked."""
-    function, place = _part(SPLITS, split.scheme), split.scheme.rpartition(":")[0]
+    function, place = part_named(SPLITS, split.scheme), split.scheme.rpartition(":")[0]
     if split.scheme in SPLITS:
         return cast("Callable[..., Any]", function)
     if not (_is_function_of(place, function) and {"labels", "clients"} <= accepted_settings(function).keys()):
@@ -282,7 +283,7 @@ def split_function(split: SplitConfig) -> Callable[..., Any]:
 
 
 def build_rule(robust: RobustConfig) -> Collector:
-    kind = _part(RULES, robust.rule)
+    kind = part_named(RULES, robust.rule)
     if not (isinstance(kind, type) and issubclass(kind, Collector)):
         raise UserError(f"robust.rule = {robust.rule!r} must be a subclass of fedgg.core.server.Collector")
     settings = robust.rule_settings
@@ -295,7 +296,7 @@ def build_rule(robust: RobustConfig) -> Collector:
 
 
 def engine_class(name: str) -> type[Engine]:
-    kind = _part(ENGINES, name)
+    kind = part_named(ENGINES, name)
     if not (isinstance(kind, type) and all(callable(getattr(kind, method, None)) for method in ("train", "score"))):
         raise UserError(f"engine.name = {name!r} must be a class with the methods train and score")
     if name not in ENGINES:
@@ -315,7 +316,7 @@ def build_engine(name: str, config: EngineConfig) -> Engine:
 
 def model_maker(name: str) -> Callable[..., nn.Module]:
     """The registered model, or a user's class or annotated function."""
-    maker, place = _part(MODELS, name), name.rpartition(":")[0]
+    maker, place = part_named(MODELS, name), name.rpartition(":")[0]
     if name in MODELS or (isinstance(maker, type) and issubclass(maker, nn.Module)):
         return cast("Callable[..., nn.Module]", maker)
     made = _returned_type(maker) if _is_function_of(place, maker) else None

@@ -16,7 +16,7 @@ from fedgg.core import sampling
 from fedgg.core.algorithm import Server
 from fedgg.core.client_rows import Rows, check, check_sparse
 from fedgg.core.evaluation import Probe, Score
-from fedgg.core.local import LocalEnd, learning_rate
+from fedgg.core.local import LocalEnd
 from fedgg.core.model import Net
 from fedgg.core.server import (
     Lost,
@@ -29,12 +29,13 @@ from fedgg.core.server import (
     spoilt,
 )
 from fedgg.engines import Engine, RoundJob
-from fedgg.engines.base import ClientData, Look, Optimiser, Scorer
+from fedgg.engines.base import ClientData, Look, Scorer
 from fedgg.errors import UserError
 from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation
 from fedgg.lab.build import Federation, Population
 from fedgg.lab.client_state import FILES, ClientRows, Places, RowsOnDisk, Shelf, identity
 from fedgg.lab.config_sections import ServerConfig
+from fedgg.lab.local_optimiser import optimiser_of
 
 MEGABYTE = 1_000_000
 SMALL = 4 * MEGABYTE  # a checkpoint of this size costs nothing worth saving
@@ -82,7 +83,6 @@ def begin(federation: Federation) -> State:
 def next_job(federation: Federation, state: State) -> RoundJob:
     """What the engine is asked to do in the next round."""
     experiment, number = federation.experiment, state.rounds_done
-    local = experiment.local
     filled = federation.filled
     drawn = sampling.cohort(experiment.seed, number, len(filled), federation.cohort_size)
     cohort = [int(client) for client in filled[drawn]]
@@ -97,7 +97,7 @@ def next_job(federation: Federation, state: State) -> RoundJob:
         net=federation.net,
         data=federation.feed,
         work=federation.work,
-        optimiser=Optimiser(learning_rate(local.lr, local.lr_decay, number), local.momentum, local.weight_decay),
+        optimiser=optimiser_of(experiment, number),
         policy=experiment.model.statistics,
         seed=experiment.seed,
         round=number,

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from fedgg.algorithms import MOON, FedAvg
 from fedgg.core.algorithm import Algorithm, Batch
-from fedgg.core.local import SGD, LocalStart, open_round
+from fedgg.core.local import LocalStart, open_round
 from fedgg.core.model import Net, head_of
+from fedgg.core.optimisers import SGD
 from fedgg.engines import Engine, Loop, Stacked, Workers
 from fedgg.engines.flops import CountedProducts
 from fedgg.errors import UserError

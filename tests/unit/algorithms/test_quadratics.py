@@ -16,7 +16,7 @@ from fedgg.algorithms import SCAFFOLD, FedAvg, FedAvgM, FedGG, FedProx, FedSGD
 from fedgg.check.multi_round_properties import on_quadratics
 from fedgg.check.toy_problems import Quadratics
 from fedgg.core.algorithm import Algorithm
-from fedgg.core.local import SGD
+from fedgg.core.optimisers import SGD
 
 LR, LOCAL_STEPS = 0.04, 5
 EVERYBODY, HALF = 4, 2

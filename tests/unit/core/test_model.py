@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from fedgg.algorithms import SCAFFOLD, FedAvg, FedGG, FedProx
 from fedgg.core.algorithm import Algorithm, Batch
 from fedgg.core.buffers import close_buffers
-from fedgg.core.local import SGD, LocalEnd, LocalStart, local_round
+from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.model import Net
+from fedgg.core.optimisers import SGD
 from fedgg.core.sampling import torch_seed, torch_stream
 from fedgg.engines.loop import open_client
 from fedgg.errors import UserError

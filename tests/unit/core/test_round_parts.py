@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from fedgg.algorithms import SCAFFOLD, FedAvg, FedGG, FedProx
 from fedgg.core.algorithm import Algorithm, Batch, Server
 from fedgg.core.evaluation import Probe, evaluate
-from fedgg.core.local import SGD, LocalEnd, LocalStart, local_round
+from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.model import Net
+from fedgg.core.optimisers import SGD
 from fedgg.core.sampling import torch_stream
 from fedgg.core.server import ServerState, close_round, healthy
 from fedgg.lab.build import build

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgg.core.local import SGD
+from fedgg.core.optimisers import SGD
 
 
 @settings(deadline=None, max_examples=30)

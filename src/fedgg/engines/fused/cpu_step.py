@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from fedgg.core.algorithm import Algorithm, Batch, Client
 from fedgg.core.client_rows import Rows
 from fedgg.core.forward import Forward, RowsForward
-from fedgg.core.local import SGD, LocalEnd, LocalStart, LocalState, end_round, local_round, open_round
+from fedgg.core.local import LocalEnd, LocalStart, LocalState, end_round, local_round, open_round
 from fedgg.core.model import Net
+from fedgg.core.optimisers import SGD, Optimiser
 from fedgg.engines.fused import per_example_gradients
 from fedgg.engines.fused.conv_pool import with_fused_pooling
 from fedgg.engines.fused.term_analysis import StepTerms, analyse_terms, constant_columns, later_terms, trace_terms
@@ -106,19 +107,29 @@ class Piece:
     products: tuple[tuple[Tensor, Tensor], ...]  # pairs whose inner products are needed
 
 
-def fused_round(algorithm: Algorithm, net: Net, sgd: SGD, start: LocalStart, batches: Iterable[Batch]) -> LocalEnd:
-    """`core.local.local_round` with the fused step if a single row on a CPU takes steps that are a sum of terms.
+def fused_round(
+    algorithm: Algorithm, net: Net, optimiser: Optimiser, start: LocalStart, batches: Iterable[Batch]
+) -> LocalEnd:
+    """`core.local.local_round` with the fused step if a single row on a CPU takes SGD steps that are a sum of terms.
 
     Otherwise with the reference step.
     """
     net = fused_net(net)
-    running, client = open_round(algorithm, net, sgd, start)
+    running, client = open_round(algorithm, net, optimiser, start)
     alone = len(start.w) == 1 and start.w.device.type == "cpu" and start.many is None
-    terms = analyse_terms(algorithm, client) if alone and type(algorithm).loss is Algorithm.loss else None
+    terms = None
+    if alone and can_fuse(optimiser, start) and type(algorithm).loss is Algorithm.loss:
+        terms = analyse_terms(algorithm, client)
     if terms is None:
-        return local_round(algorithm, net, sgd, start, batches, (running, client))
-    running, sums = fused_steps(algorithm, sgd, client, terms, batches)
+        return local_round(algorithm, net, optimiser, start, batches, (running, client))
+    assert isinstance(optimiser, SGD)
+    running, sums = fused_steps(algorithm, optimiser, client, terms, batches)
     return end_round(algorithm, start, running, client, sums)
+
+
+def can_fuse(optimiser: Optimiser, start: LocalStart) -> bool:
+    """Whether the fused steps compute this optimiser: SGD from a zero velocity, without clipping."""
+    return type(optimiser) is SGD and "clip_norm" not in optimiser.used and not start.keeps_optimiser_state
 
 
 def fused_steps(
@@ -130,7 +141,7 @@ def fused_steps(
     zero = torch.zeros_like(client.w[:, :1])
     state = LocalState(
         w=client.w.clone(),
-        velocity=torch.zeros_like(client.w),
+        optimiser_state={"velocity": torch.zeros_like(client.w)},
         last_step=None,
         step=zero.clone(),
         loss_sum=zero.clone(),
@@ -208,8 +219,8 @@ class FusedSGD:
 
     @classmethod
     def of(cls, sgd: SGD, terms: StepTerms) -> FusedSGD:
-        momentum = float(sgd.momentum) if sgd.has_momentum else None
-        decay = float(sgd.weight_decay) if sgd.has_decay else None
+        momentum = float(sgd.momentum) if "momentum" in sgd.used else None
+        decay = float(sgd.weight_decay) if "weight_decay" in sgd.used else None
         lr = float(sgd.lr)
         scales = tuple((-lr) ** pair.split(".").count("step") for pair in terms.inner_products)
         return cls(lr, momentum, decay, torch.ones_like(sgd.lr[0, 0]), scales)
@@ -246,7 +257,9 @@ def _pieces(state: LocalState, client: Client, terms: StepTerms) -> list[Piece]:
     if lengths[0] > SMALL:
         lengths = [len(part) for size in sizes for part in torch.empty(size, device="meta").split(PIECE)]
     # Under the names algorithms use; "step" is the velocity, which differs from the step by the factor -lr.
-    rows = {"w": state.w, "step": state.velocity} | {name: client.notes[name] for name in terms.notes}
+    rows = {"w": state.w, "step": state.optimiser_state["velocity"]} | {
+        name: client.notes[name] for name in terms.notes
+    }
     if terms.drift:
         rows["drift"] = torch.zeros_like(client.w)
     cuts = {name: vector[0].split(lengths) for name, vector in rows.items()}

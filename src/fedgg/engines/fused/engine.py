@@ -33,9 +33,9 @@ class Fused:
 def train_fused(job: RoundJob, client: int) -> LocalEnd:
     """One client's round with the fused step, in this process or a worker."""
     job = replace(job, net=fused_net(job.net))
-    start, sgd = open_client(job, client)
+    start, optimiser = open_client(job, client)
     batches = job.data.batches(job.seed, job.round, client, job.work)
-    return fused_round(job.algorithm, job.net, sgd, start, batches)
+    return fused_round(job.algorithm, job.net, optimiser, start, batches)
 
 
 def with_fused_net(look: Look) -> Look:

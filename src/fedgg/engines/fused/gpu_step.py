@@ -14,7 +14,8 @@ from torch import Tensor
 from fedgg import kernels
 from fedgg.core.algorithm import Algorithm, Batch, Client
 from fedgg.core.client_rows import Rows
-from fedgg.core.local import SGD, LocalState, gradient
+from fedgg.core.local import LocalState, gradient
+from fedgg.core.optimisers import SGD
 from fedgg.engines.fused.term_analysis import (
     StepTerms,
     analyse_terms,
@@ -149,14 +150,14 @@ class FusedStep:
         names = _places(self.terms)
         return Pass(
             w=running.w,
-            velocity=running.velocity,
+            velocity=running.optimiser_state["velocity"],
             anchor=self._shared("anchor", client) if self.terms.drift else None,
             vectors=[self._shared(name, client) for name in self.terms.notes],
             factors=self._factors(algorithm, running, client) if self.terms.vectors else sgd.lr,  # not read
             has_factor=[name in self.terms.vectors for name in names],
             lr=sgd.lr,
-            momentum=sgd.momentum if sgd.has_momentum else None,
-            decay=sgd.weight_decay if sgd.has_decay else None,
+            momentum=sgd.momentum if "momentum" in sgd.used else None,
+            decay=sgd.weight_decay if "weight_decay" in sgd.used else None,
             at_work=at_work,
             parts=self.parts,
             pairs=tuple(self._vector_numbers(pair) for pair in self.terms.inner_products),

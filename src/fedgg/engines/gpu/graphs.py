@@ -23,10 +23,12 @@ from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Client
 from fedgg.core.client_rows import each_row
-from fedgg.core.local import SGD, LocalEnd, LocalStart, LocalState, end_round, local_step, open_round
+from fedgg.core.local import LocalEnd, LocalStart, LocalState, end_round, local_step, open_round
 from fedgg.core.model import Net
+from fedgg.core.optimisers import SGD, Optimiser
 from fedgg.core.sampling import Work
 from fedgg.engines.base import ClientData, RoundJob
+from fedgg.engines.fused.cpu_step import can_fuse
 from fedgg.engines.fused.gpu_step import FusedPlans, FusedStep
 from fedgg.engines.layers.program import Program, padded_rows
 
@@ -118,7 +120,7 @@ class StaticTensors:
     """All tensors that a captured step reads or writes, at fixed addresses."""
 
     algorithm: Algorithm
-    sgd: SGD
+    optimiser: Optimiser
     running: LocalState
     client: Client
     pages: Any  # [steps, K, batch]
@@ -197,13 +199,14 @@ class Stack:
         batch = self._data.read(where, page.moves and page.moves[part], self._form.lanes, self._form.dtype)
         if len(static.running.w) > 1:
             batch = replace(batch, at_work=where[:, :1] >= 0)
-        parts = (static.algorithm, static.sgd, static.running, static.client, static.fused)
-        algorithm, sgd, running, client, fused = each_row(parts, slice(step.rows))
+        parts = (static.algorithm, static.optimiser, static.running, static.client, static.fused)
+        algorithm, optimiser, running, client, fused = each_row(parts, slice(step.rows))
         client.net.step = running.step
         if fused is not None:
-            fused.step(algorithm, sgd, running, client, batch)
+            assert isinstance(optimiser, SGD)
+            fused.step(algorithm, optimiser, running, client, batch)
         else:
-            _copy_into(running, local_step(algorithm, sgd, running, client, batch))
+            _copy_into(running, local_step(algorithm, optimiser, running, client, batch))
         static.counter.add_(1)
 
 
@@ -234,7 +237,7 @@ class GraphCache:
         place: int,
         algorithm: Algorithm,
         net: Net,
-        sgd: SGD,
+        optimiser: Optimiser,
         start: LocalStart,
         data: ClientData,
         pages: Any,
@@ -243,19 +246,21 @@ class GraphCache:
         form: Form,
     ) -> tuple[Stack, Client]:
         """A stack loaded with this round; `place` distinguishes stacks that run at the same time."""
-        running, client = open_round(algorithm, net, sgd, start)
+        running, client = open_round(algorithm, net, optimiser, start)
         program, width = start.many, pages.where.shape[2]
         wide = program if isinstance(program, Program) and program.can_defer(width) else None
-        rule = (type(algorithm), _shapes(algorithm), _shapes(client.notes), sgd.has_momentum, sgd.has_decay)
-        fused = FusedStep.of(
-            algorithm, client, owners, wide, self._plans, (rule, _shapes(start.down), _shapes(start.memory))
-        )
+        rule = (type(algorithm), _shapes(algorithm), _shapes(client.notes), type(optimiser), optimiser.used)
+        fused = None
+        if can_fuse(optimiser, start):
+            fused = FusedStep.of(
+                algorithm, client, owners, wide, self._plans, (rule, _shapes(start.down), _shapes(start.memory))
+            )
         if fused is not None:
             running = replace(running, last_step=None)
         per_row = tuple(sorted(start.per_row))
         key = (place, rule, id(net), id(data), start.w.shape, fused and fused.captured, form, per_row)
         counter = torch.zeros(1, dtype=torch.int64, device=start.w.device)
-        fresh = StaticTensors(algorithm, sgd, running, replace(client, probe=None), pages, counter, fused)
+        fresh = StaticTensors(algorithm, optimiser, running, replace(client, probe=None), pages, counter, fused)
         stack = self._stacks.get(key)
         if stack is None or not stack.fits(fresh):
             stack = self._stacks[key] = Stack(fresh, data, net, form)

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.client_rows import Rows, each_row, stack
 from fedgg.core.evaluation import Probe, Score
-from fedgg.core.local import SGD, LocalEnd, LocalStart
+from fedgg.core.local import LocalEnd, LocalStart
 from fedgg.core.model import Net
 from fedgg.core.sampling import Work
 from fedgg.engines.base import Look, Precision, RoundJob, recorded_on_host, score_here
@@ -92,7 +92,7 @@ class Stacked:
         start = LocalStart(
             w=torch.cat([jobs[row.job].w for row in rows]),
             down=stack([jobs[row.job].down for row in rows]),
-            memory=stack([_memory(jobs[row.job], row.client) for row in rows]),
+            memory=stack([jobs[row.job].memory_before(row.client) for row in rows]),
             buffers=stack([jobs[row.job].buffers for row in rows]),
             examples=_column([jobs[row.job].data.examples(row.client) for row in rows], first.w),
             steps=_column([row.steps for row in rows], first.w),
@@ -101,8 +101,9 @@ class Stacked:
             probe=_probe(jobs, rows),
             many=program,
             per_row=self._tensors_per_row(first.net, [jobs[row.job] for row in rows]),
+            keeps_optimiser_state=first.optimiser.kept,
         )
-        sgd = _sgd([jobs[row.job] for row in rows])
+        optimiser = first.optimiser.kind.on_rows([jobs[row.job].optimiser.values for row in rows], start.w)
         algorithm = _with_columns([jobs[row.job].algorithm for row in rows], first.w)
         agendas = self._prefetch.agendas([(jobs[row.job], row.client) for row in rows])
         if first.w.is_cuda:
@@ -110,13 +111,13 @@ class Stacked:
             steps = steps_of_stack([row.steps for row in rows], pages.where.shape[2])
             owners = [row.job for row in rows]
             graphs, client_view = self._graphs.open(
-                place, algorithm, first.net, sgd, start, first.data, pages, owners, steps, _form(program)
+                place, algorithm, first.net, optimiser, start, first.data, pages, owners, steps, _form(program)
             )
             self._prefetch.prepare([(jobs[row.job], row.client) for row in rows])
             yield from graphs.replay(steps)
             end = graphs.end(algorithm, start, client_view)
         else:
-            end = fused_round(algorithm, first.net, sgd, start, first.data.gather(agendas))
+            end = fused_round(algorithm, first.net, optimiser, start, first.data.gather(agendas))
         end = recorded_on_host(end)
         for position, row in enumerate(rows):
             ends[row.job][row.client] = each_row(end, slice(position, position + 1))
@@ -145,6 +146,7 @@ class Stacked:
             type(a.algorithm) is type(b.algorithm)
             and _non_numeric_settings(a.algorithm) == _non_numeric_settings(b.algorithm)
             and a.work == b.work
+            and (a.optimiser.kind, a.optimiser.kept) == (b.optimiser.kind, b.optimiser.kept)
             and self._varying(a.net, b.net) is not None
             and a.data.shares_examples_with(b.data)
         )
@@ -243,17 +245,6 @@ def _probe(jobs: Sequence[RoundJob], rows: list[StackRow]) -> Probe:
     return replace(of_row(0), each=of_row)
 
 
-def _sgd(jobs: Sequence[RoundJob]) -> SGD:
-    settings, like = [job.optimiser for job in jobs], jobs[0].w
-    return SGD(
-        lr=_column([s.lr for s in settings], like),
-        momentum=_column([s.momentum for s in settings], like),
-        weight_decay=_column([s.weight_decay for s in settings], like),
-        has_momentum=any(s.momentum for s in settings),
-        has_decay=any(s.weight_decay for s in settings),
-    )
-
-
 def _groups(items: Sequence[T], alike: Callable[[T, T], bool]) -> list[list[int]]:
     """Indices of the items in groups of alike ones."""
     groups: list[list[int]] = []
@@ -270,11 +261,6 @@ def _groups(items: Sequence[T], alike: Callable[[T, T], bool]) -> list[list[int]
 def _non_numeric_settings(algorithm: Algorithm) -> dict[str, object]:
     values = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
     return {name: value for name, value in values.items() if not isinstance(value, float)}
-
-
-def _memory(job: RoundJob, client: int) -> dict[str, Tensor]:
-    memory = job.memory.get(client)
-    return job.algorithm.client_memory(job.w) if memory is None else memory
 
 
 def _with_columns(algorithms: list[Algorithm], like: Tensor) -> Algorithm:

@@ -1,0 +1,68 @@
+"""The local optimiser of a round: from [local], [optimiser] and [schedule] to its class, settings and learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+
+from fedgg.core.algorithm import Algorithm
+from fedgg.core.optimisers import OPTIMISERS, SCHEDULES, SGD, Optimiser, OptimiserSettings, learning_rate
+from fedgg.errors import UserError
+from fedgg.lab.config import Experiment
+from fedgg.lab.name_resolution import part_named
+from fedgg.registry import accepted_settings
+
+
+def optimiser_of(experiment: Experiment, round_: int) -> OptimiserSettings:
+    """The optimiser of this round, counted from zero."""
+    local, config = experiment.local, experiment.optimiser
+    kind = optimiser_class(config.name)
+    schedule, settings = schedule_function(experiment.schedule.name), experiment.schedule.settings
+    lr = learning_rate(
+        local.lr,
+        schedule,
+        {"lr_decay": local.lr_decay, **settings},
+        round_,
+        experiment.rounds,
+        experiment.schedule.warmup,
+    )
+    clip_norm = math.inf if config.clip_norm is None else config.clip_norm
+    known = {"lr": lr, "momentum": local.momentum, "weight_decay": local.weight_decay, "clip_norm": clip_norm}
+    values = {**known, **kind.defaults, **config.settings}
+    names = [field.name for field in fields(kind) if field.name != "used"]
+    for name in names:
+        if not isinstance(values.get(name), int | float) or isinstance(values[name], bool):
+            raise UserError(f"optimiser {config.name} needs a number for {name!r}: set optimiser.{name}, or a default")
+    if unknown := [name for name in config.settings if name not in names]:
+        raise UserError(f"optimiser {config.name} has no setting {unknown[0]!r}: its settings are {', '.join(names)}")
+    return OptimiserSettings(kind, {name: float(values[name]) for name in names}, config.state == "kept")
+
+
+def optimiser_class(name: str) -> type[Optimiser]:
+    kind = part_named(OPTIMISERS, name)
+    if not (isinstance(kind, type) and issubclass(kind, Optimiser) and is_dataclass(kind)):
+        raise UserError(f"optimiser.name = {name!r} must be a dataclass that extends fedgg.core.optimisers.Optimiser")
+    return kind
+
+
+def schedule_function(name: str) -> Callable[..., float]:
+    function: Callable[..., float] = part_named(SCHEDULES, name)
+    if not callable(function) or "round_" not in accepted_settings(function):
+        raise UserError(f"schedule.name = {name!r} must be a function with the parameter `round_`")
+    return function
+
+
+def check_optimiser(experiment: Experiment, algorithm: Algorithm) -> None:
+    """UserError where the algorithm is defined for SGD only, or the settings do not fit the optimiser."""
+    settings = optimiser_of(experiment, 0)
+    reason = algorithm.needs_sgd()
+    if reason and not issubclass(settings.kind, SGD):
+        raise UserError(
+            f"{type(algorithm).__name__} is defined for SGD, not for optimiser.name = {experiment.optimiser.name!r}: "
+            f"{reason}"
+        )
+    if reason and settings.kept:
+        raise UserError(
+            f"{type(algorithm).__name__} counts steps from a zero velocity: leave optimiser.state = 'kept' out ({reason})"
+        )
