@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch, Client
-from fedgg.core.client_rows import Rows, check, each_row
 from fedgg.core.evaluation import Probe
 from fedgg.core.forward import DropoutKey, RowsForward, mask_keys
 from fedgg.core.model import Net
+from fedgg.core.tensor_rows import Rows, check, each_row
 from fedgg.errors import UserError
 
 RECORDED = {"client", "name", "examples", "steps", "loss"}  # keys of a client's record in the history

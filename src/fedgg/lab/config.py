@@ -34,7 +34,7 @@ from fedgg.lab.config_sections import (
     SplitConfig,
 )
 from fedgg.registry import NAMED_PARTS
-from fedgg.runfolder.run_records import flat
+from fedgg.runfolder.record_types import flat
 
 LARGEST = {"fp32": 3.4028234663852886e38, "fp64": sys.float_info.max}
 FOLLOW_THE_DATA = ("data.normalise", "split.clients")  # where they are not set, whichever data those will be

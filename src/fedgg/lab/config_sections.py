@@ -11,7 +11,7 @@ from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.buffers import BufferPolicy
 from fedgg.data import DATASETS, SPLITS
-from fedgg.data.client_batches import Augmentation, Normalisation
+from fedgg.data.batch_preparation import Augmentation, Normalisation
 from fedgg.data.partition import OFFERED
 from fedgg.engines import ENGINES
 from fedgg.engines.base import Precision

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedgg import kernels
 from fedgg.core.algorithm import Algorithm, Batch, Client
-from fedgg.core.client_rows import Rows
 from fedgg.core.local import SGD, LocalState, gradient
+from fedgg.core.tensor_rows import Rows
 from fedgg.engines.fused.term_analysis import (
     StepTerms,
     analyse_terms,
