@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgg.data.client_batches import MARGIN
+from fedgg.data.batch_preparation import MARGIN
 from fedgg.lab.build import Federation
 from fedgg.lab.name_resolution import build_model
 

@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 
 from fedgg.errors import UserError
+from fedgg.paper.missing_runs import ArchivedRuns, NoRuns, Results
 from fedgg.paper.output import ItemOutput, block, make_items
 from fedgg.paper.plan import DATASETS, ITEMS, ReproductionPlan
-from fedgg.paper.runs import ArchivedRuns, NoRuns, Results
 from fedgg.report.figure_style import save
 
 HOME = Path(__file__).parent.parent

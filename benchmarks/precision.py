@@ -14,8 +14,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedgg.report.figure_style import COLOURS, blank, styled
-from fedgg.runfolder.json_archive import read_archive
-from fedgg.runfolder.run_records import RunRecord
+from fedgg.runfolder.archived_runs import read_archive
+from fedgg.runfolder.record_types import RunRecord
 
 RESULTS = Path(__file__).parent.parent / "results"
 FILES = {

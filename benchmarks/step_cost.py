@@ -39,7 +39,7 @@ from fedgg.errors import UserError
 from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import arithmetic
-from fedgg.lab.run_state import State, begin, close, next_job, train
+from fedgg.lab.one_round import State, begin, close, next_job, train
 
 BATCH = 64
 PAPER = 390  # steps of a client in a round of the paper: 5 epochs of 5,000 images

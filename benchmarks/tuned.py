@@ -21,8 +21,8 @@ from typing import Any
 import tomli_w
 
 from fedgg.errors import UserError
-from fedgg.runfolder.json_archive import read_archive
-from fedgg.runfolder.run_records import RunRecord
+from fedgg.runfolder.archived_runs import read_archive
+from fedgg.runfolder.record_types import RunRecord
 
 LAST = 10  # rounds
 ROUNDS = 100  # of the comparison; the tuning runs are shorter

@@ -40,7 +40,7 @@ from fedgg.errors import UserError
 from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import arithmetic
-from fedgg.lab.run_state import begin, close, next_job, train
+from fedgg.lab.one_round import begin, close, next_job, train
 
 IMAGES, CLASSES, SHAPE = 50_000, 100, (3, 32, 32)
 EAGER = ("default", "bf16")

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgg.core.client_rows import Rows
 from fedgg.core.evaluation import Score
 from fedgg.core.local import LocalEnd
 from fedgg.core.server import Collector, Sent, all_sent_the_same
+from fedgg.core.tensor_rows import Rows
 from fedgg.engines import Loop, RoundJob
 from fedgg.engines.base import Look
 

@@ -18,7 +18,7 @@ from fedgg.algorithms import ALGORITHMS
 from fedgg.engines import Engine, Loop
 from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
-from fedgg.lab.run_state import State, begin
+from fedgg.lab.one_round import State, begin
 from fedgg.lab.runner import play_round
 
 Rule = dict[str, Any]

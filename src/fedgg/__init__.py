@@ -35,10 +35,10 @@ if TYPE_CHECKING:
         FedSGD,
         FedYogi,
     )
-    from fedgg.api import StudyResult, compare, sweep
+    from fedgg.compare_and_sweep import StudyResult, compare, sweep
     from fedgg.core.algorithm import Algorithm, Batch, Client, Number, Server, setting
-    from fedgg.core.client_rows import Rows, dot, length
-    from fedgg.core.sampling import Work
+    from fedgg.core.random_streams import Work
+    from fedgg.core.tensor_rows import Rows, dot, length
     from fedgg.lab.config import Experiment
     from fedgg.lab.config_sections import (
         AlgorithmConfig,
@@ -62,10 +62,10 @@ __version__ = "0.1.0"
 OLDEST_NUMPY = (2, 0)
 _RENAMED = {"Site": "Client", "Hub": "Server"}
 _HOMES = {
-    "fedgg.api": ("StudyResult", "compare", "sweep"),
+    "fedgg.compare_and_sweep": ("StudyResult", "compare", "sweep"),
     "fedgg.core.algorithm": ("Algorithm", "Batch", "Server", "Number", "Client", "setting"),
-    "fedgg.core.sampling": ("Work",),
-    "fedgg.core.client_rows": ("Rows", "dot", "length"),
+    "fedgg.core.random_streams": ("Work",),
+    "fedgg.core.tensor_rows": ("Rows", "dot", "length"),
     "fedgg.lab.config": ("Experiment",),
     "fedgg.lab.config_sections": (
         "AlgorithmConfig",

@@ -38,7 +38,7 @@ def fork_server_modules(*modules: str) -> list[str]:
     if not kernel_may_end_children():
         return [*modules]
     os.environ[STARTED_BY] = str(os.getpid())
-    return ["fedgg.fork_server", *modules]
+    return ["fedgg.end_fork_server", *modules]
 
 
 def end_with(parent: int) -> None:

@@ -1,8 +1,9 @@
 """Parts of an experiment by name: one `Registry` for each kind, beside the parts themselves.
 
-`fedgg.algorithms.ALGORITHMS`, `fedgg.core.optimisers.OPTIMISERS` and `SCHEDULES`, `fedgg.models.MODELS`, `fedgg.data.DATASETS`, `fedgg.data.SPLITS`,
-`fedgg.aggregation.RULES` and `fedgg.engines.ENGINES`. Help texts, error messages and the lists in docs/parts.md are
-generated from them. A part is imported when it is first used, so that `fedgg --help` does not import torch.
+`fedgg.algorithms.ALGORITHMS`, `fedgg.core.optimisers.OPTIMISERS` and `SCHEDULES`, `fedgg.models.MODELS`,
+`fedgg.data.DATASETS`, `fedgg.data.SPLITS`, `fedgg.aggregation.RULES` and `fedgg.engines.ENGINES`. Help texts, error
+messages and the lists in docs/parts.md are generated from them. A part is imported when it is first used, so that
+`fedgg --help` does not import torch.
 """
 
 from __future__ import annotations

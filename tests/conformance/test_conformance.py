@@ -40,9 +40,9 @@ from fedgg.algorithms import (
 )
 from fedgg.check import PROPERTIES, Broken, Skipped
 from fedgg.core.algorithm import Algorithm, Batch, Client, Number, Server, setting
-from fedgg.core.client_rows import Rows, length
+from fedgg.core.tensor_rows import Rows, length
 from fedgg.errors import UserError
-from fedgg.lab.run_state import Diverged
+from fedgg.lab.one_round import Diverged
 
 # A push of fixed length does not die out near an optimum, and the paper's, made for models of 60,000 parameters, throws
 # the five of the quadratics far beyond theirs: these are to their scale.

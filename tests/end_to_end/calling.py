@@ -16,7 +16,7 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer uses names that click is about to drop
     import fedgg.cli
-    from fedgg.cli import screen
+    from fedgg.cli import terminal
 
 COMMAND = str(Path(sys.executable).with_name("fedgg"))
 
@@ -25,8 +25,8 @@ def call(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str, s
     """`fedgg WORDS` in this process."""
     out, errors = StringIO(), StringIO()
     monkeypatch.setattr(sys, "argv", ["fedgg", *words])
-    monkeypatch.setattr(screen.console, "_file", out)  # `file` would leave it bound to today's standard output
-    monkeypatch.setattr(screen.errors, "_file", errors)
+    monkeypatch.setattr(terminal.console, "_file", out)  # `file` would leave it bound to today's standard output
+    monkeypatch.setattr(terminal.errors, "_file", errors)
     with redirect_stdout(out), redirect_stderr(errors):
         try:
             fedgg.cli.main()

@@ -14,7 +14,7 @@ with warnings.catch_warnings():
     from typer.testing import CliRunner
 
     import fedgg.cli
-    from fedgg.cli import screen
+    from fedgg.cli import terminal
 
 QUICK = ["--clients", "5", "--set", "local.epochs=1", "--set", "model.hidden=8", "--algorithm", "fedavg"]
 ACCOUNTED = pytest.mark.skipif(
@@ -30,7 +30,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fedgg_(*words: str, code: int = 0) -> str:
     """The command in this process; what it prints, notes included."""
-    with screen.console.capture() as heard, screen.errors.capture() as noted:
+    with terminal.console.capture() as heard, terminal.errors.capture() as noted:
         result = CliRunner().invoke(fedgg.cli.app, list(words))
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code == code, result.output
@@ -70,8 +70,8 @@ def test_a_limit_needs_a_private_run() -> None:
 
 def test_the_round_line_says_what_was_spent() -> None:
     record = {"test_accuracy": 0.5, "train_loss": 1.0, "epsilon": 3.14159, "delta": 1e-5, "lost": []}
-    assert screen.news(record) == "test accuracy 50.0%, train loss 1.000, epsilon 3.14 at delta 1e-05"
-    assert "epsilon infinite" in screen.news({**record, "epsilon": None})
+    assert terminal.news(record) == "test accuracy 50.0%, train loss 1.000, epsilon 3.14 at delta 1e-05"
+    assert "epsilon infinite" in terminal.news({**record, "epsilon": None})
 
 
 def test_the_list_has_them() -> None:

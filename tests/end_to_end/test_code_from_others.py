@@ -24,13 +24,13 @@ with warnings.catch_warnings():
     from typer.testing import CliRunner
 
     import fedgg.cli
-    from fedgg.cli import screen
+    from fedgg.cli import terminal
 
 from fedgg.cli.options import refuse_a_study
-from fedgg.engines.user_code import PREFIX
+from fedgg.engines.import_user_file import PREFIX
 from fedgg.errors import UserError
 from fedgg.lab import trusted_code as trust
-from fedgg.runfolder.json_archive import write_archive
+from fedgg.runfolder.archived_runs import write_archive
 from fedgg.runfolder.read import read_run
 
 CANARY = Path("CANARY")
@@ -86,7 +86,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "torch.nn:Linear": {"in_features": 64, "out_features": 10},
     "numpy:save": {"file": "CANARY", "arr": [1]},
     "fedgg.__main__:main": {},
-    "fedgg.bench.runners.plain:main": {},
+    "fedgg.bench.runners.plain_loop:main": {},
     "evil.py:Net": {},
     "evil.py:Own": {},
     "evil.py:system": {"command": "touch CANARY"},
@@ -133,7 +133,7 @@ def loaded() -> list[str]:
 
 def fedgg_(*words: str, error: str | None = None) -> str:
     """The command in this process; what it prints, or the mistake it ends with."""
-    with screen.console.capture() as heard:
+    with terminal.console.capture() as heard:
         result = CliRunner().invoke(fedgg.cli.app, list(words))
     if error is None:
         assert result.exception is None, repr(result.exception)

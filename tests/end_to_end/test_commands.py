@@ -24,7 +24,7 @@ with warnings.catch_warnings():
     from typer.testing import CliRunner
 
     import fedgg.cli
-    from fedgg.cli import screen
+    from fedgg.cli import terminal
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["--clients", "3", "--set", "local.epochs=1", "--set", "model.hidden=8"]
@@ -56,7 +56,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fedgg_(*words: str, code: int = 0) -> str:
     """The command in this process; what it prints on standard output."""
-    with screen.console.capture() as heard:
+    with terminal.console.capture() as heard:
         result = CliRunner().invoke(fedgg.cli.app, list(words))
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code == code, result.output

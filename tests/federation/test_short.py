@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 
 from federations import Up, assert_as_embedded, members, start
 
-from fedgg.flower.local.isolation import PrivateNetwork, hiding_available, private_network
+from fedgg.flower.local.namespaces import PrivateNetwork, hiding_available, private_network
 from fedgg.lab.config import Experiment
 
 EXPERIMENT = Experiment(

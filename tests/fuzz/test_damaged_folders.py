@@ -22,7 +22,7 @@ from fedgg.lab.run_result import Run
 from fedgg.lab.run_session import Session
 from fedgg.lab.runner import run
 from fedgg.lab.store import Store
-from fedgg.runfolder.run_records import RunRecord
+from fedgg.runfolder.record_types import RunRecord
 
 ROUNDS, STOPPED = 6, 4
 SECONDS = 60.0  # nothing here takes one

@@ -21,8 +21,8 @@ import scipy.io
 from odd import limit_memory
 from safetensors.torch import save
 
-from fedgg.data.arrays import load_npz
 from fedgg.data.readers import load_cifar10, load_svhn
+from fedgg.data.user_arrays import load_npz
 from fedgg.errors import UserError
 from fedgg.lab.build import load_start
 from fedgg.lab.config import Experiment

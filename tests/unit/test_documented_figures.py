@@ -11,8 +11,8 @@ import pytest
 from benchmark_scripts import script
 
 from fedgg.errors import UserError
-from fedgg.runfolder.json_archive import read_archive
-from fedgg.runfolder.run_records import RunRecord
+from fedgg.runfolder.archived_runs import read_archive
+from fedgg.runfolder.record_types import RunRecord
 
 HOME = Path(__file__).parents[2]
 ENGINES = (HOME / "docs" / "engines.md").read_text(encoding="utf-8")

@@ -232,19 +232,19 @@ def test_lines_are_told_apart() -> None:
 
 ALONE = {
     "files.py",
-    "flower/local/isolation.py",  # is run by its path in a process of its own, and writes to /proc
+    "flower/local/namespaces.py",  # is run by its path in a process of its own, and writes to /proc
     "bench/kit/bench_kit.py",  # goes into the environments of other frameworks
 }
 REASONS = {  # by file, the calls that are in order there
     "report/page.py": {"read_text"},  # our own assets
-    "engines/user_code.py": {"read_text"},  # the user's code, which is to be run anyway
+    "engines/import_user_file.py": {"read_text"},  # the user's code, which is to be run anyway
     "bench/machine.py": {"read_text"},  # /proc/cpuinfo
     "flower/local/flower_commands.py": {"json.loads"},  # what a program of ours prints
     "bench/contender_process.py": {"json.loads", "read_text"},
     "bench/runners/fedgg_engine.py": {"json.loads"},
     "lab/checkpoint.py": {"json.loads"},  # facts that a checksum covers
     "flower/node_state.py": {"json.loads"},
-    "cli/screen.py": {"open"},  # /dev/null, in place of a standard error that is closed
+    "cli/terminal.py": {"open"},  # /dev/null, in place of a standard error that is closed
     "data/readers.py": {"gzip.open", "tarfile.open"},  # on a file that was opened here
 }
 CALLS = {"write_text", "write_bytes", "read_text", "read_bytes", "copyfile", "copy2", "fdopen"}

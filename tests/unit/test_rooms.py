@@ -18,7 +18,7 @@ MAY: dict[str, set[str]] = {
     "registry": {"errors"},
     "files": {"errors"},
     "child_process": set(),
-    "fork_server": {"child_process"},
+    "end_fork_server": {"child_process"},
     "core": {"errors", "registry"},
     "algorithms": {"core", "registry"},
     "aggregation": {"core", "errors", "registry"},
@@ -45,7 +45,7 @@ MAY: dict[str, set[str]] = {
     },
     "check": {"lab", "core", "algorithms", "models", "data", "engines", "errors", "files", "__version__"},
     "bench": {"analysis", "engines", "lab", "core", "data", "errors", "files", "report", "__version__"},
-    "api": {"analysis", "lab", "core", "report", "runfolder", "errors", "files"},
+    "compare_and_sweep": {"analysis", "lab", "core", "report", "runfolder", "errors", "files"},
     "paper": {
         *("analysis", "lab", "engines", "core", "data", "report", "registry", "runfolder", "errors", "files"),
     },
@@ -63,7 +63,7 @@ WITHOUT_TORCH = (
     "files",
     "__version__",
     "child_process",
-    "fork_server",
+    "end_fork_server",
 )
 FILES = sorted(path for path in HOME.rglob("*.py"))
 

@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgg.aggregation.privacy import clip_factors, lengths, require_model_vectors
-from fedgg.core.client_rows import Rows
 from fedgg.core.local import LocalEnd
-from fedgg.core.sampling import stream
+from fedgg.core.random_streams import stream
 from fedgg.core.server import Collector, Lost, Sent, all_sent_the_same
+from fedgg.core.tensor_rows import Rows
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Client, Number, Server, setting
-from fedgg.core.client_rows import Rows, length
+from fedgg.core.tensor_rows import Rows, length
 
 
 @dataclass(frozen=True)

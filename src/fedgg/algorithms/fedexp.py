@@ -22,7 +22,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Number, Server, setting
-from fedgg.core.client_rows import Rows, dot, weighted_sum
+from fedgg.core.tensor_rows import Rows, dot, weighted_sum
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Client, Number, Server, setting
-from fedgg.core.client_rows import Rows, dot, length, weighted_sum
+from fedgg.core.tensor_rows import Rows, dot, length, weighted_sum
 
 EPSILON = 1e-8  # the floor under both lengths in torch.nn.functional.cosine_similarity
 

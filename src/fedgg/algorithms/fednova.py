@@ -19,7 +19,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Client, Server
-from fedgg.core.client_rows import Rows, weighted_sum
+from fedgg.core.tensor_rows import Rows, weighted_sum
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Number, Server, setting
-from fedgg.core.client_rows import Rows, weighted_sum
+from fedgg.core.tensor_rows import Rows, weighted_sum
 
 BETA1 = "Reddi et al. 2021, Sec. 5: 0.9 for Adam and Yogi, 0 for Adagrad"
 BETA2 = "Reddi et al. 2021, Sec. 5: 0.99"

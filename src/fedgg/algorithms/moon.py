@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch, Client, Number, setting
-from fedgg.core.client_rows import Rows
+from fedgg.core.tensor_rows import Rows
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Client, Number, Server, Weighing, setting
-from fedgg.core.client_rows import Rows, weighted_sum
+from fedgg.core.tensor_rows import Rows, weighted_sum
 
 
 @dataclass(frozen=True)

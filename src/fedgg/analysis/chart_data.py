@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from fedgg.analysis.labels import shortened
-from fedgg.runfolder.run_records import RunRecord, names_in
-from fedgg.runfolder.schema import is_number
+from fedgg.runfolder.record_types import RunRecord, names_in
+from fedgg.runfolder.validation import is_number
 
 SPLIT_ROWS = 300  # clients in the heat map of a split
 CLIENTS = 1000  # with their last values

@@ -17,9 +17,9 @@ from typing import Any
 from fedgg.analysis.chart_data import run_columns
 from fedgg.analysis.labels import labelled
 from fedgg.errors import UserError
-from fedgg.runfolder.json_archive import is_archive, read_archive
+from fedgg.runfolder.archived_runs import is_archive, read_archive
 from fedgg.runfolder.read import FollowedRun, Stamp, read_study_plan, stamp
-from fedgg.runfolder.run_records import PER_RUN, RunRecord, StudyPlan, StudyRecord, differing, flat
+from fedgg.runfolder.record_types import PER_RUN, RunRecord, StudyPlan, StudyRecord, differing, flat
 
 DATA_SETTINGS = ("data.", "split.")  # settings of the data, not of training
 MOST_DEPTH = 5  # folders below the one named that are searched; those of `fedgg reproduce` are three deep

@@ -26,7 +26,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedgg.runfolder.run_records import Floats, Ints, RunRecord, StudyRecord
+from fedgg.runfolder.record_types import Floats, Ints, RunRecord, StudyRecord
 
 WINDOW = 5  # evaluated rounds in a trailing average
 FEWEST_SEEDS = 3  # for a verdict: two may differ by the same test image, and then their interval is empty

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from fedgg.files import as_unicode
-from fedgg.runfolder.run_records import RunRecord, StudyRecord, differing, flat
+from fedgg.runfolder.record_types import RunRecord, StudyRecord, differing, flat
 
 REFERENCES = ("fedavg", "fedsgd")  # the first of these that was run is the reference
 FROM_PYTHON = "python:"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgg.analysis.labels import short_names
-from fedgg.runfolder.run_records import StudyRecord, differing, flat
+from fedgg.runfolder.record_types import StudyRecord, differing, flat
 
 CHOICES = (".name", ".rule", ".kind")  # settings on which other settings of their section depend
 SWITCHES = ("robust.rule", "attack.kind")  # their section is absent if they are off

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedgg.analysis.compare import SPLIT_APART, Comparison, ComparisonRow, PairedDifference, Spread
-from fedgg.runfolder.run_records import RunRecord, StudyRecord
+from fedgg.runfolder.record_types import RunRecord, StudyRecord
 
 MOST_NAMED = 3  # rows of a verdict; the rest are counted
 

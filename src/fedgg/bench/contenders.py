@@ -248,9 +248,9 @@ def _engines() -> list[Contender]:
 
 def _loops() -> list[Contender]:
     return [
-        Contender("tight-2", "tight loop, 2 threads", _module("tight"), "loop", threads=2),
-        Contender("tight-1", "tight loop, 1 thread", _module("tight"), "loop", threads=1, devices=("cpu",)),
-        Contender("plain-2", "researcher's loop, 2 threads", _module("plain"), "loop", threads=2),
+        Contender("tight-2", "tight loop, 2 threads", _module("tight_loop"), "loop", threads=2),
+        Contender("tight-1", "tight loop, 1 thread", _module("tight_loop"), "loop", threads=1, devices=("cpu",)),
+        Contender("plain-2", "researcher's loop, 2 threads", _module("plain_loop"), "loop", threads=2),
     ]
 
 

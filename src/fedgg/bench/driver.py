@@ -28,12 +28,12 @@ from fedgg.bench.contenders import REFERENCE, Contender, Device
 from fedgg.bench.kit.bench_kit import Settings, cnn
 from fedgg.bench.machine import code, load_average, machine
 from fedgg.bench.results import FORMAT
-from fedgg.core.sampling import stream, torch_stream
-from fedgg.data.arrays import from_arrays
+from fedgg.core.random_streams import stream, torch_stream
+from fedgg.data.batch_preparation import scaling
 from fedgg.data.catalog import CIFAR10, data_folder
-from fedgg.data.client_batches import scaling
 from fedgg.data.dataset import Dataset, load
 from fedgg.data.readers import find_copies
+from fedgg.data.user_arrays import from_arrays
 from fedgg.errors import UserError
 from fedgg.files import replacing, write_json, writing_to
 

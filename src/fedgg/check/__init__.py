@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedgg.check import multi_round_properties, single_round_properties
-from fedgg.check.single_round_properties import Broken, Skipped
+from fedgg.check import hook_properties as single_round_properties
+from fedgg.check import multi_round_properties
+from fedgg.check.hook_properties import Broken, Skipped
 from fedgg.core.algorithm import Algorithm
 
 Property = Callable[[Algorithm], None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedgg.check.toy_problems import ToyClient, ToyState, run_round, server_of, small_net
 from fedgg.core.algorithm import Algorithm, arithmetic_beside_fedavg
-from fedgg.core.client_rows import Rows
+from fedgg.core.tensor_rows import Rows
 
 MANY = 1_000_000  # parameters of the model for which sparse messages are counted
 EPOCHS = 5  # an experiment's default; work done once a round is divided by it

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from fedgg.core.algorithm import Algorithm, Batch, Server, Weighing
-from fedgg.core.client_rows import Rows, each_row, read_only, split, stack
 from fedgg.core.evaluation import Probe
 from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.model import Net, head_of
 from fedgg.core.optimisers import SGD
-from fedgg.core.sampling import Work, stream, torch_stream
-from fedgg.data.client_batches import Feed, Scaling
+from fedgg.core.random_streams import Work, stream, torch_stream
+from fedgg.core.tensor_rows import Rows, each_row, read_only, split, stack
+from fedgg.data.batch_preparation import Feed, Scaling
 
 FEATURES, HIDDEN, CLASSES, BATCH = 4, 5, 3, 6
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedgg.cli import options
-from fedgg.cli.screen import Heartbeat, note, print_table, progress, say
+from fedgg.cli.terminal import Heartbeat, note, print_table, progress, say
 
 if TYPE_CHECKING:
     from fedgg.bench.contenders import Contender

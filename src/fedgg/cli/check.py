@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from fedgg.cli.screen import console, printable, progress, say
+from fedgg.cli.terminal import console, printable, progress, say
 from fedgg.lab.trusted_code import trust_named
 
 

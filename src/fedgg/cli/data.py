@@ -9,7 +9,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from fedgg.cli import options
-from fedgg.cli.screen import Words, errors, say
+from fedgg.cli.terminal import Words, errors, say
 from fedgg.data import DATASETS, SPLITS
 from fedgg.errors import UserError
 

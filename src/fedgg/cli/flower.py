@@ -14,7 +14,7 @@ from rich.progress import Progress
 from fedgg.cli import options
 from fedgg.cli.options import folder_name
 from fedgg.cli.progress import RunProgress, show_summary
-from fedgg.cli.screen import note, progress, say
+from fedgg.cli.terminal import note, progress, say
 from fedgg.errors import UserError
 
 if TYPE_CHECKING:

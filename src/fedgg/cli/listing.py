@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 
 import typer
 
-from fedgg.cli.screen import print_table, say
+from fedgg.cli.terminal import print_table, say
 from fedgg.errors import UserError
 from fedgg.lab.trusted_code import trust_named
 from fedgg.registry import first_line

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from rich.progress import Progress, TaskID
 
-from fedgg.cli.screen import Heartbeat, counted, ending, news, note, progress, say, shown_epsilon
+from fedgg.cli.terminal import Heartbeat, counted, ending, news, note, progress, say, shown_epsilon
 from fedgg.errors import missing_extra
 from fedgg.lab.observer import Observer
 

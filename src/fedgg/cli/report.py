@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fedgg.cli.screen import Heartbeat, counted, note, progress, say
+from fedgg.cli.terminal import Heartbeat, counted, note, progress, say
 from fedgg.errors import UserError
 from fedgg.files import PAGE
 from fedgg.runfolder.locks import writing_pages

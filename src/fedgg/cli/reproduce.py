@@ -11,15 +11,15 @@ import typer
 from fedgg.cli import options
 from fedgg.cli.progress import processes_for, show_progress
 from fedgg.cli.report import BESIDE_PAPER, write_report
-from fedgg.cli.screen import note, print_table, say
+from fedgg.cli.terminal import note, print_table, say
 from fedgg.errors import UserError
 from fedgg.files import PAGE
 from fedgg.runfolder.locks import writing_pages
 
 if TYPE_CHECKING:
+    from fedgg.paper.missing_runs import Results
     from fedgg.paper.output import ItemOutput
     from fedgg.paper.plan import ReproductionPlan
-    from fedgg.paper.runs import Results
 
 
 def reproduce(
@@ -71,8 +71,8 @@ def reproduce(
     - `fedgg reproduce table1 table3 fig2 --reading text --reading epsilon --out runs/paper`
     - `fedgg reproduce all --from results/paper --out runs/shown`
     """
+    from fedgg.paper.missing_runs import items_table, readings_table
     from fedgg.paper.plan import QUICK, ReproductionPlan, chosen_datasets, chosen_items
-    from fedgg.paper.runs import items_table, readings_table
 
     if accuracy not in ("highest", "final"):
         raise UserError(f"--accuracy {accuracy!r}: choose highest or final")
@@ -110,9 +110,9 @@ def _reproduce(
     source: Path | None,
     fold: Path | None,
 ) -> None:
+    from fedgg.paper.missing_runs import ArchivedRuns, RunFolders, all_records
     from fedgg.paper.output import make_items, page_name, write_items
-    from fedgg.paper.runs import ArchivedRuns, RunFolders, all_records
-    from fedgg.runfolder.json_archive import write_archive
+    from fedgg.runfolder.archived_runs import write_archive
 
     for item in plan.items:
         if not plan.datasets_of(item):
@@ -159,7 +159,7 @@ def _without_empty(plan: ReproductionPlan) -> ReproductionPlan:
 
 
 def _run(plan: ReproductionPlan, folder: Path, processes: int, data_folder: Path | None) -> None:
-    from fedgg.paper.runs import missing_jobs, run_missing
+    from fedgg.paper.missing_runs import missing_jobs, run_missing
 
     missing = missing_jobs(plan, folder, data_folder)
     runs = len(plan.runs())

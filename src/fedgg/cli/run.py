@@ -11,7 +11,7 @@ import typer
 from fedgg.cli import options
 from fedgg.cli.options import folder_name, refuse_a_study
 from fedgg.cli.progress import RunProgress, show_summary
-from fedgg.cli.screen import described, note, progress, say
+from fedgg.cli.terminal import described, note, progress, say
 
 if TYPE_CHECKING:
     from fedgg.lab.config import Experiment

@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
-from fedgg.core.client_rows import Rows, dot, read_only, weighted_sum
 from fedgg.core.evaluation import Probe
 from fedgg.core.forward import Forward
-from fedgg.core.sampling import Work
+from fedgg.core.random_streams import Work
+from fedgg.core.tensor_rows import Rows, dot, read_only, weighted_sum
 from fedgg.errors import UserError
 
 Number = float | Tensor  # a hyper-parameter: one value, or one for each row [K, 1]

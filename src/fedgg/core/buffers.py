@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedgg.core.client_rows import Rows, weighted_sum
+from fedgg.core.tensor_rows import Rows, weighted_sum
 
 BufferPolicy = Literal["average", "local", "frozen"]
 

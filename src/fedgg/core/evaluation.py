@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedgg.core.client_rows import Rows
 from fedgg.core.model import Net
+from fedgg.core.tensor_rows import Rows
 from fedgg.errors import UserError
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
-from fedgg.core.client_rows import Rows
 from fedgg.core.layout import Layout
-from fedgg.core.sampling import torch_seed
+from fedgg.core.random_streams import torch_seed
+from fedgg.core.tensor_rows import Rows
 
 if TYPE_CHECKING:
     from fedgg.core.model import Net

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from fedgg.core.client_rows import dot
+from fedgg.core.tensor_rows import dot
 from fedgg.errors import UserError
 
 

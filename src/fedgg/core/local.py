@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch, Client
-from fedgg.core.client_rows import Rows, check, each_row
 from fedgg.core.evaluation import Probe
 from fedgg.core.forward import DropoutKey, RowsForward, mask_keys
 from fedgg.core.model import Net
 from fedgg.core.optimisers import Optimiser, kept_state, with_kept_state
+from fedgg.core.tensor_rows import Rows, check, each_row
 from fedgg.errors import UserError
 
 RECORDED = {"client", "name", "examples", "steps", "loss"}  # keys of a client's record in the history
@@ -133,9 +133,10 @@ def local_step(
         move = algorithm.nudge(move, w, client)
         count = batch.mask.sum(1, keepdim=True)
         new = LocalState(w + move, state, move, running.step + 1, running.loss_sum + loss * count, running.seen + count)
-        if batch.at_work is None:
+        at_work = batch.at_work
+        if at_work is None:
             return new
-        return _combined(lambda pair: torch.where(batch.at_work, *pair), [new, running])
+        return _combined(lambda pair: torch.where(at_work, pair[0], pair[1]), [new, running])
 
 
 def gradient(algorithm: Algorithm, w: Tensor, batch: Batch, client: Client) -> tuple[Tensor, Tensor]:

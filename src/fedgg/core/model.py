@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedgg.core.buffers import differs
-from fedgg.core.client_rows import Rows
 from fedgg.core.forward import CountedMasks, Criterion, Forward, RowsForward, cross_entropy
 from fedgg.core.layout import Layout
-from fedgg.core.sampling import unchanged_generators
+from fedgg.core.random_streams import unchanged_generators
+from fedgg.core.tensor_rows import Rows
 from fedgg.errors import UserError
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from fedgg.core.client_rows import Rows, length
+from fedgg.core.tensor_rows import Rows, length
 from fedgg.registry import Registry, accepted_settings
 
 CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
@@ -24,7 +24,7 @@ CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 class Optimiser:
     """The base of local optimisers. Subclasses add settings as fields, and override `start` and `move`.
 
-    `lr`, `weight_decay` and `momentum` are keys of `[local]`; other settings are keys of `[optimiser]`, with `defaults`.
+    `lr`, `weight_decay` and `momentum` are keys of `[local]`; others are keys of `[optimiser]`, with `defaults`.
     """
 
     defaults: ClassVar[Mapping[str, float]] = {}
@@ -188,7 +188,7 @@ def kept_state(memory: Rows) -> tuple[Rows, Rows]:
     return {name: rows for name, rows in memory.items() if not name.startswith(KEPT)}, state
 
 
-# Learning-rate schedules: factors on `local.lr`, by round (from 0) and number of rounds ---------------------------------
+# Learning-rate schedules: factors on `local.lr`, by round, counted from 0 -------------------------------------------
 
 
 def constant(round_: int) -> float:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Server
 from fedgg.core.buffers import BufferPolicy, close_buffers, not_finite
-from fedgg.core.client_rows import Rows, check, read_only, stack
 from fedgg.core.local import LocalEnd
+from fedgg.core.tensor_rows import Rows, check, read_only, stack
 
 
 @dataclass(frozen=True)

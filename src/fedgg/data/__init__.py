@@ -21,7 +21,7 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
         "cifar10": "fedgg.data.readers:load_cifar10",
         "cifar100": "fedgg.data.readers:load_cifar100",
         "svhn": "fedgg.data.readers:load_svhn",
-        "npz:FILE": "fedgg.data.arrays:load_npz",
+        "npz:FILE": "fedgg.data.user_arrays:load_npz",
     },
     code="FUNCTION",
 )

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch
 from fedgg.core.buffers import BufferPolicy, travelling
-from fedgg.core.client_rows import Rows
 from fedgg.core.evaluation import Score, evaluate
 from fedgg.core.local import LocalEnd
 from fedgg.core.model import Net
 from fedgg.core.optimisers import OptimiserSettings, with_kept_state
-from fedgg.core.sampling import Positions, Work
+from fedgg.core.random_streams import Positions, Work
 from fedgg.core.server import Lost
+from fedgg.core.tensor_rows import Rows
 
 
 class ClientData(Protocol):

@@ -19,9 +19,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fedgg.core.client_rows import Rows
 from fedgg.core.model import Net, rows_around
-from fedgg.core.sampling import unchanged_generators
+from fedgg.core.random_streams import unchanged_generators
+from fedgg.core.tensor_rows import Rows
 from fedgg.engines.flops import multiply_adds
 
 EXACT = 1e-9  # tolerated relative difference in float64: a thousand times the rounding error of a deep model

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.buffers import travelling
-from fedgg.core.client_rows import Rows
 from fedgg.core.evaluation import Score, evaluate
 from fedgg.core.local import LocalEnd
 from fedgg.core.model import Net
-from fedgg.core.sampling import Work
+from fedgg.core.random_streams import Work
 from fedgg.core.server import healthy
-from fedgg.data.client_batches import Feed
+from fedgg.core.tensor_rows import Rows
+from fedgg.data.batch_preparation import Feed
 from fedgg.engines import RoundJob
 from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.engines.fused.engine import train_fused

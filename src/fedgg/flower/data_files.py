@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgg.data.client_batches import Scaling, scaling
+from fedgg.data.batch_preparation import Scaling, scaling
 from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
 from fedgg.files import open_regular, write_atomically, writing_to

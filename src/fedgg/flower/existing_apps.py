@@ -37,12 +37,12 @@ from torch.optim.optimizer import (
 
 from fedgg.core.algorithm import Algorithm, Client, Server
 from fedgg.core.buffers import close_buffers
-from fedgg.core.client_rows import Rows, read_only, stack
 from fedgg.core.layout import Layout
 from fedgg.core.local import LocalEnd
 from fedgg.core.model import Net
 from fedgg.core.optimisers import SGD
 from fedgg.core.server import ServerState, in_proportion, shares, spoilt
+from fedgg.core.tensor_rows import Rows, read_only, stack
 from fedgg.errors import UserError
 from fedgg.flower.app_project import MAX_EXAMPLES
 from fedgg.flower.messages import (

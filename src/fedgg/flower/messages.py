@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedgg.core.buffers import not_finite
-from fedgg.core.client_rows import Rows
+from fedgg.core.tensor_rows import Rows
 
 RAW = "fedgg.raw"
 DTYPES = {

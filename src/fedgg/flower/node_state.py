@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from fedgg.core.client_rows import Rows
+from fedgg.core.tensor_rows import Rows
 from fedgg.errors import UserError
 from fedgg.files import MEGABYTE, check_regular, make_folder, read_bytes, write_atomically, writing_to
 from fedgg.flower.messages import NO_ROUND, MessageHeader

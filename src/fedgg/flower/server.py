@@ -21,8 +21,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
-from fedgg.core.sampling import Positions
-from fedgg.data.client_batches import Feed
+from fedgg.core.random_streams import Positions
+from fedgg.data.batch_preparation import Feed
 from fedgg.errors import UserError
 from fedgg.flower.app_project import Configuration, RunConfig, check_min_clients, run_config
 from fedgg.flower.data_files import ClientFileSummary, Examples, ServerFile, read_server_file
@@ -32,11 +32,11 @@ from fedgg.flower.messages import ClientInfo
 from fedgg.flower.send_and_receive import Exchange, ExchangeLog
 from fedgg.lab.build import Federation, assemble, build, chosen_device
 from fedgg.lab.config import Experiment, load_experiment
-from fedgg.lab.dry_run import rehearsed
 from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.federated_data import Keeper, WholeData
 from fedgg.lab.name_resolution import build_algorithm, check_needs
 from fedgg.lab.observer import Observer
+from fedgg.lab.preflight_checks import rehearsed
 from fedgg.lab.run_result import Run
 from fedgg.lab.run_session import Session, opened
 from fedgg.lab.runner import run_rounds

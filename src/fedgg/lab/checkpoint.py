@@ -18,11 +18,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedgg.core.client_rows import Rows
 from fedgg.core.server import ServerState
+from fedgg.core.tensor_rows import Rows
 from fedgg.files import check_regular, write_atomically
 from fedgg.lab.client_state import FILES, NOWHERE, Places, RecordLayout, RowsOnDisk, Shelf, SlotFile
-from fedgg.lab.run_state import State
+from fedgg.lab.one_round import State
 from fedgg.runfolder.checksums import with_checksum
 
 FORMAT = "1"

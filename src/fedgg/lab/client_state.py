@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgg.core.client_rows import Rows
+from fedgg.core.tensor_rows import Rows
 from fedgg.errors import UserError
 from fedgg.files import open_in_place, open_new, sync_folder, writing_to
 

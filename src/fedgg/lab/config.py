@@ -37,7 +37,7 @@ from fedgg.lab.config_sections import (
     SplitConfig,
 )
 from fedgg.registry import NAMED_PARTS, accepted_settings
-from fedgg.runfolder.run_records import flat
+from fedgg.runfolder.record_types import flat
 
 LARGEST = {"fp32": 3.4028234663852886e38, "fp64": sys.float_info.max}
 FOLLOW_THE_DATA = ("data.normalise", "split.clients")  # where they are not set, whichever data those will be
@@ -213,7 +213,7 @@ class Experiment(ConfigSection):
                 if not isinstance(place.setdefault(part, {}), dict):
                     raise UserError(f"{key!r}: {part!r} is a value, not a section")
                 place = place[part]
-            if last == "name" and path[0] in REMAINING and place.get("name") != value:
+            if path and last == "name" and path[0] in REMAINING and place.get("name") != value:
                 for setting in place.keys() - REMAINING[path[0]]:
                     del place[setting]
             if key == "robust.rule" and place.get("rule") != value:

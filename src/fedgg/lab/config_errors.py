@@ -53,8 +53,9 @@ def _unknown(place: list[str], value: Any, model: type[BaseModel]) -> str:
     """The key and what may have been meant: a similar key of the same section first, then the same word elsewhere."""
     if len(place) == 1 and isinstance(value, dict) and value:  # an unknown section
         full = f"{place[0]}.{next(iter(value))}"
-        close = difflib.get_close_matches(full, _all_keys(model), n=1)
-        meant = [repr(close[0])] if close else _elsewhere(model, full)
+        close, same_word = difflib.get_close_matches(full, _all_keys(model), n=1), _elsewhere(model, full)
+        has_word = bool(close) and close[0].rpartition(".")[2] == full.rpartition(".")[2]
+        meant = [repr(close[0])] if close and (has_word or not same_word) else same_word
         return (
             f"{full!r}: did you mean {' or '.join(meant)}?"
             if meant

@@ -12,7 +12,7 @@ from fedgg.algorithms import ALGORITHMS
 from fedgg.core.buffers import BufferPolicy
 from fedgg.core.optimisers import OPTIMISERS, SCHEDULES
 from fedgg.data import DATASETS, SPLITS
-from fedgg.data.client_batches import Augmentation, Normalisation
+from fedgg.data.batch_preparation import Augmentation, Normalisation
 from fedgg.data.partition import OFFERED
 from fedgg.engines import ENGINES
 from fedgg.engines.base import Precision

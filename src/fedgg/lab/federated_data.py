@@ -10,11 +10,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgg.core.sampling import stream
-from fedgg.data.arrays import from_arrays
+from fedgg.core.random_streams import stream
 from fedgg.data.catalog import data_folder
 from fedgg.data.dataset import Dataset, load
 from fedgg.data.partition import Partition, partition
+from fedgg.data.user_arrays import from_arrays
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.name_resolution import data_function, split_function

@@ -64,5 +64,5 @@ def check_optimiser(experiment: Experiment, algorithm: Algorithm) -> None:
         )
     if reason and settings.kept:
         raise UserError(
-            f"{type(algorithm).__name__} counts steps from a zero velocity: leave optimiser.state = 'kept' out ({reason})"
+            f"{type(algorithm).__name__} needs a velocity that starts at zero ({reason}): leave optimiser.state out"
         )

@@ -19,13 +19,13 @@ from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm, Number, arithmetic_beside_fedavg, what_it_must_be
 from fedgg.core.optimisers import OPTIMISERS, SCHEDULES
-from fedgg.core.sampling import torch_stream
+from fedgg.core.random_streams import torch_stream
 from fedgg.core.server import Collector
 from fedgg.data import DATASETS, SPLITS
 from fedgg.data.dataset import Dataset
 from fedgg.data.partition import OFFERED
 from fedgg.engines import ENGINES, Engine
-from fedgg.engines.user_code import PREFIX, module_of
+from fedgg.engines.import_user_file import PREFIX, module_of
 from fedgg.errors import UserError
 from fedgg.files import check_regular
 from fedgg.lab.config import Experiment

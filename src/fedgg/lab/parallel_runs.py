@@ -23,15 +23,15 @@ from fedgg.engines import Stacked
 from fedgg.engines.base import Look
 from fedgg.engines.gpu.stacked import room, stack_bytes
 from fedgg.engines.workers.engine import TooManyDeaths
-from fedgg.engines.workers.requests import RequestStream
+from fedgg.engines.workers.tasks import RequestStream
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, build, chosen_device
 from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.federated_data import load_data
 from fedgg.lab.observer import Observer
+from fedgg.lab.one_round import next_job, synchronise
 from fedgg.lab.run_processes import Job, run_jobs
 from fedgg.lab.run_session import Session, opened
-from fedgg.lab.run_state import next_job, synchronise
 from fedgg.lab.runner import FEWER_WORKERS, make_workers, requests_of, run_rounds
 from fedgg.lab.store import Store
 from fedgg.runfolder.locks import InUse, LockFile

@@ -20,12 +20,12 @@ from fedgg.files import LARGE, append_line, read_bytes, write_atomically
 from fedgg.lab.build import Federation
 from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint
 from fedgg.lab.config import Experiment
+from fedgg.lab.one_round import State, begin
 from fedgg.lab.provenance import versions_of
-from fedgg.lab.run_state import State, begin
 from fedgg.lab.store import RESTORE, ChangedConfig, Store
 from fedgg.runfolder import checksums
 from fedgg.runfolder.checksums import HISTORY, LineChecksums, Manifest, checkpoints_in, known_checksums
-from fedgg.runfolder.rounds import IntactRounds
+from fedgg.runfolder.read_rounds import IntactRounds
 
 
 def resume(

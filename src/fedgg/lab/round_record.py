@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedgg.aggregation import Budget
-from fedgg.core.client_rows import message_bytes
 from fedgg.core.evaluation import Score
+from fedgg.core.tensor_rows import message_bytes
 from fedgg.lab.build import Federation
-from fedgg.lab.run_state import Closed, Diverged
+from fedgg.lab.one_round import Closed, Diverged
 
 
 def client_name(entry: Mapping[str, Any]) -> str:

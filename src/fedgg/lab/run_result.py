@@ -18,17 +18,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedgg.core.client_rows import Rows
-from fedgg.data.arrays import input_tensor
-from fedgg.data.client_batches import Normalisation, Scaling
+from fedgg.core.tensor_rows import Rows
+from fedgg.data.batch_preparation import Normalisation, Scaling
+from fedgg.data.user_arrays import input_tensor
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, ModelGiven
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import DTYPES
 from fedgg.lab.federated_data import Origin
 from fedgg.lab.name_resolution import build_model, load_weights, read_tensors
+from fedgg.lab.one_round import State
 from fedgg.lab.provenance import fingerprint
-from fedgg.lab.run_state import State
 from fedgg.lab.store import Store
 
 Output = Literal["labels", "probabilities", "logits"]

@@ -9,20 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedgg.core.client_rows import Rows
 from fedgg.core.evaluation import Score
 from fedgg.core.server import PLAIN
+from fedgg.core.tensor_rows import Rows
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Look, Scorer, score_here
 from fedgg.lab.build import Federation, under_fused
 from fedgg.lab.client_state import RowsOnDisk
 from fedgg.lab.config import Experiment
-from fedgg.lab.dry_run import rehearse
 from fedgg.lab.observer import Observer
-from fedgg.lab.resume import resume
-from fedgg.lab.round_record import NamedOnce, by_reason, client_name, record_of, summary_of
-from fedgg.lab.run_result import Inputs, Run, final_tensors, trained_module
-from fedgg.lab.run_state import (
+from fedgg.lab.one_round import (
     Closed,
     Diverged,
     Ends,
@@ -32,6 +28,10 @@ from fedgg.lab.run_state import (
     close_without_offender,
     moved,
 )
+from fedgg.lab.preflight_checks import rehearse
+from fedgg.lab.resume import resume
+from fedgg.lab.round_record import NamedOnce, by_reason, client_name, record_of, summary_of
+from fedgg.lab.run_result import Inputs, Run, final_tensors, trained_module
 from fedgg.lab.store import Store
 
 

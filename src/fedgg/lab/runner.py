@@ -13,7 +13,7 @@ from fedgg.core.algorithm import Algorithm
 from fedgg.engines import Engine, Workers
 from fedgg.engines.base import Scorer, score_here
 from fedgg.engines.workers.engine import TooManyDeaths
-from fedgg.engines.workers.requests import Request, RequestStream, Scored, Trained
+from fedgg.engines.workers.tasks import Request, RequestStream, Scored, Trained
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
@@ -22,10 +22,10 @@ from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.federated_data import DataGiven, with_given_clients
 from fedgg.lab.name_resolution import build_engine, given_algorithm
 from fedgg.lab.observer import Observer
+from fedgg.lab.one_round import State, close_before_looking, next_job, train
 from fedgg.lab.round_record import record_of
 from fedgg.lab.run_result import Run
 from fedgg.lab.run_session import Session, opened
-from fedgg.lab.run_state import State, close_before_looking, next_job, train
 
 FEWER_WORKERS = "set a smaller engine.workers, or engine.lost_clients = 'leave_out' to drop such clients"
 

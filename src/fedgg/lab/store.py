@@ -32,7 +32,7 @@ import numpy as np
 from safetensors.torch import save
 
 from fedgg import __version__
-from fedgg.core.client_rows import Rows
+from fedgg.core.tensor_rows import Rows
 from fedgg.errors import UserError
 from fedgg.files import (
     ANOTHER_FOLDER,
@@ -49,8 +49,8 @@ from fedgg.lab.build import Federation
 from fedgg.lab.checkpoint import write_checkpoint
 from fedgg.lab.client_state import RowsOnDisk
 from fedgg.lab.config import Experiment, load_experiment
+from fedgg.lab.one_round import State
 from fedgg.lab.provenance import versions_of
-from fedgg.lab.run_state import State
 from fedgg.runfolder import checksums
 from fedgg.runfolder.checksums import (
     HISTORY,
@@ -62,8 +62,8 @@ from fedgg.runfolder.checksums import (
     sha256,
 )
 from fedgg.runfolder.locks import InUse, LockFile
-from fedgg.runfolder.rounds import IntactRounds, read_intact_rounds
-from fedgg.runfolder.schema import summary_in
+from fedgg.runfolder.read_rounds import IntactRounds, read_intact_rounds
+from fedgg.runfolder.validation import summary_in
 
 FORMAT = 1
 KEPT_CHECKPOINTS = 2

@@ -17,7 +17,7 @@ from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_all
 from fedgg.lab.run_processes import Job
 from fedgg.lab.study_folder import Index, check_folders, listed, place_of
-from fedgg.runfolder.run_records import flat
+from fedgg.runfolder.record_types import flat
 
 MANY = 1e6  # larger numbers are shown as they are typed
 

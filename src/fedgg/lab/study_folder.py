@@ -20,14 +20,14 @@ from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
 from fedgg.files import check_folder, read_json, write_json, writing_to
 from fedgg.lab.config import Experiment
-from fedgg.lab.dry_run import try_to_build
 from fedgg.lab.federated_data import load_data
 from fedgg.lab.name_resolution import build_algorithm
+from fedgg.lab.preflight_checks import try_to_build
 from fedgg.lab.run_processes import Job
 from fedgg.lab.store import Store
 from fedgg.runfolder.checksums import with_checksum, without_checksum
 from fedgg.runfolder.locks import FOREVER, InUse, LockFile
-from fedgg.runfolder.run_records import flat
+from fedgg.runfolder.record_types import flat
 
 FORMAT = 1
 FILE = "study.json"

@@ -18,14 +18,14 @@ from fedgg.analysis.compare import Spread, shown_seeds
 from fedgg.analysis.run_environment import conditions
 from fedgg.analysis.verdict import shown_percent
 from fedgg.lab.federated_data import splits_alone
+from fedgg.paper.missing_runs import Results
 from fedgg.paper.plan import REFERENCE, Item, PlannedMethod, ReproductionPlan, shown_dataset
-from fedgg.paper.runs import Results
 from fedgg.paper.tables import MISSING, about_runs, spread_of, titled
 from fedgg.report.data_figures import SplitPanel, split_panels
 from fedgg.report.figure_style import COLOURS, LINE_STYLES, blank, mean_and_band, styled
 from fedgg.report.run_figures import common_rounds
 from fedgg.report.tables import Table
-from fedgg.runfolder.run_records import Floats, RunRecord
+from fedgg.runfolder.record_types import Floats, RunRecord
 
 BAND = "Line: mean over seeds, band: lowest to highest; diverged runs are not shown."
 DIAGNOSTICS = ("cosine", "weight", "drift", "step")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fedgg.files import write_text, writing_to
 from fedgg.paper.figures import PaperFigure, paper_figure
+from fedgg.paper.missing_runs import Results
 from fedgg.paper.plan import ITEMS, Item, ReproductionPlan, shown_dataset
-from fedgg.paper.runs import Results
 from fedgg.paper.tables import Accuracy, paper_table, study_table, titled
 from fedgg.report.figure_style import save
 from fedgg.report.page import Picture, Section, page

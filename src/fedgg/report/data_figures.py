@@ -18,7 +18,7 @@ from fedgg.analysis.labels import shortened
 from fedgg.errors import UserError
 from fedgg.files import file_name
 from fedgg.report.figure_style import blank, styled
-from fedgg.runfolder.run_records import Floats, Ints, StudyRecord
+from fedgg.runfolder.record_types import Floats, Ints, StudyRecord
 
 
 def split_figures(study: StudyRecord) -> Iterator[tuple[str, Figure]]:

@@ -20,7 +20,7 @@ from fedgg.report.figure_style import save
 from fedgg.report.page_data import title
 from fedgg.report.run_figures import accuracy_figure, clients_by_label, clients_figure, diagnostics_figure, sweep_figure
 from fedgg.report.tables import Table, accuracy_table, as_csv, as_latex, as_markdown, runs_table, target_table
-from fedgg.runfolder.run_records import RunRecord, StudyRecord
+from fedgg.runfolder.record_types import RunRecord, StudyRecord
 
 SCALARS = ("test_accuracy", "test_loss", "holdout_accuracy", "train_loss", "bytes_up", "bytes_down")
 INSTALL = "pip install 'fedgg[tensorboard]'"

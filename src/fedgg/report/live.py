@@ -18,7 +18,7 @@ from fedgg.analysis.collect import Group, Problem, RunCollection
 from fedgg.errors import UserError
 from fedgg.report.page import as_json, page_html
 from fedgg.report.page_data import Data, PageGroup, page_group, page_groups, run_data
-from fedgg.runfolder.run_records import RunRecord
+from fedgg.runfolder.record_types import RunRecord
 
 LOOPBACK = "127.0.0.1"
 PAUSE = 1.0  # seconds between two readings of the folders, for any number of requests

@@ -24,7 +24,7 @@ from fedgg.analysis.sweep_grid import sweep_grid
 from fedgg.analysis.verdict import conclude, listed, quoted
 from fedgg.registry import NAMED_PARTS, names_code
 from fedgg.report.tables import difference_rule, privacy_notes, shown_epsilon
-from fedgg.runfolder.run_records import BYTES_PER_MEGABYTE, PER_RUN, RunRecord, StudyRecord, common, flat, nested
+from fedgg.runfolder.record_types import BYTES_PER_MEGABYTE, PER_RUN, RunRecord, StudyRecord, common, flat, nested
 
 Data = dict[str, Any]
 # Keys of versions.json under the names that the page shows.

@@ -16,7 +16,7 @@ from fedgg.analysis.compare import Spread, spread
 from fedgg.analysis.labels import short_name, shortened
 from fedgg.analysis.sweep_grid import SweepGrid
 from fedgg.report.figure_style import COLOURS, LINE_STYLES, blank, legend_name, mean_and_band, styled
-from fedgg.runfolder.run_records import Floats, Ints, RunRecord, StudyRecord
+from fedgg.runfolder.record_types import Floats, Ints, RunRecord, StudyRecord
 
 MOST_ROWS = 100  # lines in a figure: more cannot be distinguished, and a legend of thousands takes minutes
 MOST_BANDS = 8  # rows up to which lines have bands

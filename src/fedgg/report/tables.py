@@ -23,7 +23,7 @@ from fedgg.analysis.compare import (
 from fedgg.analysis.run_environment import shown_megabytes
 from fedgg.analysis.verdict import shown_percent
 from fedgg.files import write_text
-from fedgg.runfolder.run_records import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
+from fedgg.runfolder.record_types import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
 
 NONE = "–"
 TABLES = "tables.md"

@@ -33,9 +33,9 @@ from fedgg.runfolder.damage import (
     summary_by_history,
     summary_fault,
 )
-from fedgg.runfolder.rounds import RoundsReader
-from fedgg.runfolder.run_records import RunRecord, StudyPlan, StudyRecord
-from fedgg.runfolder.schema import check_config, check_partition, summary_in
+from fedgg.runfolder.read_rounds import RoundsReader
+from fedgg.runfolder.record_types import RunRecord, StudyPlan, StudyRecord
+from fedgg.runfolder.validation import check_config, check_partition, summary_in
 
 PROCESSES = "federation/events.jsonl"
 STUDY_FORMAT = 1

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from fedgg.core.client_rows import Rows
 from fedgg.core.server import Sent
+from fedgg.core.tensor_rows import Rows
 
 
 def rows(*clients: Sequence[float]) -> torch.Tensor:

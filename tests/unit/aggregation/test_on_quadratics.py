@@ -8,12 +8,12 @@ import pytest
 from fedgg.aggregation import Attack, ClientPrivacy, CoordinateMedian, NormClip, TrimmedMean
 from fedgg.algorithms import FedAvg
 from fedgg.check.toy_problems import Quadratics
-from fedgg.core.sampling import Work
+from fedgg.core.optimisers import sgd
+from fedgg.core.random_streams import Work
 from fedgg.core.server import PLAIN, Collector, ServerState
 from fedgg.engines import Loop, RoundJob
-from fedgg.engines.base import Optimiser
 from fedgg.lab.aggregation import Aggregation
-from fedgg.lab.run_state import State, close, train
+from fedgg.lab.one_round import State, close, train
 
 WORLD = Quadratics.draw(clients=10, disagreement=0.1)
 GOAL = WORLD.optimum()
@@ -30,7 +30,7 @@ def left(collector: Collector, attackers: int, kind: str = "sign_flip", rounds: 
             net=net,
             data=feed,
             work=Work(epochs=4, batch=None),
-            optimiser=Optimiser(0.2, 0.0, 0.0),
+            optimiser=sgd(0.2, 0.0, 0.0),
             policy="average",
             seed=0,
             round=number,

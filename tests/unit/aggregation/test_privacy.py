@@ -16,9 +16,9 @@ from torch import Tensor
 from fedgg.aggregation import ClientPrivacy
 from fedgg.algorithms import SCAFFOLD, FedAvg
 from fedgg.core.algorithm import Algorithm, Server
-from fedgg.core.client_rows import Rows
 from fedgg.core.local import LocalEnd
 from fedgg.core.server import ServerState, close_round
+from fedgg.core.tensor_rows import Rows
 from fedgg.errors import UserError
 
 

@@ -15,7 +15,7 @@ from fedgg.core.algorithm import Server
 from fedgg.engines import Loop
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.run_state import begin, next_job
+from fedgg.lab.one_round import begin, next_job
 from fedgg.lab.runner import play_round
 
 LOOK_AHEAD, MU = 0.6, 0.4

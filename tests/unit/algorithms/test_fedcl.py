@@ -30,7 +30,7 @@ from fedgg.engines import Loop, Stacked
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.run_state import begin
+from fedgg.lab.one_round import begin
 from fedgg.lab.runner import play_round, run
 from fedgg.lab.study import Study
 

@@ -20,7 +20,7 @@ from fedgg.core.local import LocalEnd
 from fedgg.engines import Loop, RoundJob
 from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
-from fedgg.lab.run_state import State, begin, next_job
+from fedgg.lab.one_round import State, begin, next_job
 from fedgg.lab.runner import play_round
 
 LAM = 0.3  # moves the model about as much as the data do

@@ -12,7 +12,7 @@ from fedgg.core.local import LocalEnd
 from fedgg.engines import Loop, Stacked
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.run_state import begin, close, next_job, train
+from fedgg.lab.one_round import begin, close, next_job, train
 
 READINGS: list[dict[str, Any]] = [
     {},

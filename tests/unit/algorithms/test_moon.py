@@ -24,7 +24,7 @@ from fedgg.engines.flops import CountedProducts
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
-from fedgg.lab.run_state import begin
+from fedgg.lab.one_round import begin
 from fedgg.lab.runner import play_round
 
 STRONG = {"mu": 3.0, "temperature": 0.4}

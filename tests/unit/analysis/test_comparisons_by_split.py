@@ -7,7 +7,7 @@ from typing import Any
 
 from fedgg.analysis.collect import study_parts
 from fedgg.analysis.compare import compare
-from fedgg.runfolder.run_records import RunRecord, StudyRecord
+from fedgg.runfolder.record_types import RunRecord, StudyRecord
 
 SEEDS = (0, 1, 2)
 

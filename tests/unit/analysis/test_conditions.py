@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedgg.analysis.run_environment import conditions, shown_megabytes, shown_seconds
-from fedgg.runfolder.run_records import RunRecord
+from fedgg.runfolder.record_types import RunRecord
 
 
 def run(precision: str = "fp32", seconds: float = 30.0, **versions: Any) -> RunRecord:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.analysis.sweep_grid import sweep_grid
-from fedgg.runfolder.run_records import RunRecord, StudyRecord
+from fedgg.runfolder.record_types import RunRecord, StudyRecord
 
 
 def study(configs: dict[str, dict[str, Any]]) -> StudyRecord:

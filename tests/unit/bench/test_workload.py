@@ -11,7 +11,7 @@ import torch
 
 from fedgg.bench.driver import SIZES, stand_in, write_workload
 from fedgg.bench.kit import bench_kit
-from fedgg.data.client_batches import scaling
+from fedgg.data.batch_preparation import scaling
 from fedgg.errors import UserError
 from fedgg.models import MODELS
 

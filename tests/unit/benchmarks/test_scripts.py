@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from fedgg.data.client_batches import MARGIN
+from fedgg.data.batch_preparation import MARGIN
 from fedgg.errors import UserError
 
 SCRIPTS = Path(__file__).parents[3] / "benchmarks"

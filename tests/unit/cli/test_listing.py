@@ -13,13 +13,13 @@ from rich.console import Console
 
 from fedgg.algorithms import ALGORITHMS, MOON, SCAFFOLD, FedACG, FedAdam, FedAvg, FedCL, FedCM, FedCurv, FedDyn, FedGG
 from fedgg.check.cost import Cost, cost_of
-from fedgg.cli import screen
+from fedgg.cli import terminal
 from fedgg.cli.listing import list_parts
 from fedgg.engines import Loop
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.run_state import begin
+from fedgg.lab.one_round import begin
 from fedgg.lab.runner import play_round
 
 
@@ -62,7 +62,7 @@ def test_the_bytes_are_those_a_run_counts(name: str) -> None:
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_tables_fit(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     text = io.StringIO()
-    monkeypatch.setattr(screen, "console", Console(file=text, width=columns, highlight=False))
+    monkeypatch.setattr(terminal, "console", Console(file=text, width=columns, highlight=False))
     list_parts(None)
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= columns
@@ -73,7 +73,7 @@ def test_the_tables_fit(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def told(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
     text = io.StringIO()
-    monkeypatch.setattr(screen, "console", Console(file=text, width=140, highlight=False))
+    monkeypatch.setattr(terminal, "console", Console(file=text, width=140, highlight=False))
     list_parts(name)
     return text.getvalue()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedgg.cli.progress import DroppedClients
-from fedgg.cli.screen import news
+from fedgg.cli.terminal import news
 
 
 def record(*lost: int, why: str = "not finite: delta") -> dict[str, Any]:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedgg.core.client_rows import dot
 from fedgg.core.layout import Layout
 from fedgg.core.model import Net
+from fedgg.core.tensor_rows import dot
 from fedgg.errors import UserError
 
 

@@ -20,12 +20,12 @@ from fedgg.core.buffers import close_buffers
 from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.model import Net
 from fedgg.core.optimisers import SGD
-from fedgg.core.sampling import torch_seed, torch_stream
+from fedgg.core.random_streams import torch_seed, torch_stream
 from fedgg.engines.loop import open_client
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.run_state import begin, next_job
+from fedgg.lab.one_round import begin, next_job
 from fedgg.lab.runner import run
 
 MODULES: dict[str, Callable[[], nn.Module]] = {
@@ -328,7 +328,7 @@ def _scaled_linear() -> nn.Module:
 
 def test_local_statistics_stay_with_their_client() -> None:
     from fedgg.engines import Loop
-    from fedgg.lab.run_state import begin
+    from fedgg.lab.one_round import begin
     from fedgg.lab.runner import play_round
 
     experiment = small(**{"model.statistics": "local", "server.cohort": 2, "engine.precision": "fp64", "rounds": 5})

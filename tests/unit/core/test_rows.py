@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgg.core.client_rows import check, dot, length, message_bytes, read_only, split, stack
+from fedgg.core.tensor_rows import check, dot, length, message_bytes, read_only, split, stack
 
 
 @given(clients=st.integers(1, 5), width=st.integers(0, 4), names=st.sets(st.text(min_size=1, max_size=3), max_size=3))

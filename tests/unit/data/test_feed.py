@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedgg.core.sampling import Work
-from fedgg.data.arrays import from_arrays
-from fedgg.data.client_batches import MARGIN, Augmentation, Draws, Feed, Normalisation, augment, draw, scaling
+from fedgg.core.random_streams import Work
+from fedgg.data.batch_preparation import MARGIN, Augmentation, Draws, Feed, Normalisation, augment, draw, scaling
 from fedgg.data.dataset import Dataset
+from fedgg.data.user_arrays import from_arrays
 
 
 def pictures(count: int = 40, kind: Any = np.uint8) -> Dataset:

@@ -25,14 +25,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedgg
-from fedgg.core import sampling
+from fedgg.core import random_streams
 from fedgg.core.evaluation import Probe
 from fedgg.core.local import LocalEnd
 from fedgg.core.model import Net
-from fedgg.core.sampling import torch_stream
+from fedgg.core.random_streams import torch_stream
 from fedgg.engines import Fused, Workers
 from fedgg.engines.base import Precision
-from fedgg.engines.layers.layer_types import Dense, Dropout
 from fedgg.engines.layers.program import (
     Program,
     _large_convolution,
@@ -41,11 +40,12 @@ from fedgg.engines.layers.program import (
     matches_module,
     program_of,
 )
+from fedgg.engines.layers.stacked_layers import Dense, Dropout
 from fedgg.engines.module_equivalence import is_stackable
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.engine_setup import arithmetic
-from fedgg.lab.run_state import begin, next_job
+from fedgg.lab.one_round import begin, next_job
 from fedgg.lab.study_folder import place_of
 from fedgg.models import MODELS
 
@@ -321,7 +321,7 @@ def federated(seed: int, make: Callable[[], nn.Module]) -> Averaged:
             module.train()
             trained = [p for p in module.parameters() if p.requires_grad]
             optimiser = torch.optim.SGD(trained, lr=LR, momentum=MOMENTUM)
-            for row in sampling.schedule(seed, round_, client, len(positions), sampling.Work(1, BATCH)):
+            for row in random_streams.schedule(seed, round_, client, len(positions), random_streams.Work(1, BATCH)):
                 where = torch.from_numpy(positions[row[row >= 0]])
                 optimiser.zero_grad()
                 F.cross_entropy(module(x[where]), y[where]).backward()

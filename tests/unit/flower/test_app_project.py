@@ -16,7 +16,7 @@ pytest.importorskip("flwr")
 
 import fedgg
 from fedgg.cli import app as fedgg_app
-from fedgg.cli import screen
+from fedgg.cli import terminal
 from fedgg.errors import UserError
 from fedgg.flower.app_project import AppNames, new_app, with_full_paths
 from fedgg.lab.config import Experiment, load_experiment
@@ -110,7 +110,7 @@ def test_the_readme_says_what_nodes_must_allow(tmp_path: Path) -> None:
 def test_the_command_says_how_to_run_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("experiment.toml").write_text(EXPERIMENT.to_toml())
-    with screen.console.capture() as heard:
+    with terminal.console.capture() as heard:
         said = CliRunner().invoke(fedgg_app, ["flower", "new", "trial", "experiment.toml"])
     assert said.exit_code == 0, said.output
     assert "flwr run trial" in heard.get() + said.output

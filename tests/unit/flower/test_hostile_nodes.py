@@ -23,8 +23,8 @@ from fedgg.engines import Fused
 from fedgg.errors import UserError
 from fedgg.flower.messages import header_of, to_record
 from fedgg.lab.build import build
+from fedgg.lab.one_round import begin, close_before_looking, next_job, train
 from fedgg.lab.round_record import record_of
-from fedgg.lab.run_state import begin, close_before_looking, next_job, train
 
 EXPERIMENT = {"model__name": "linear", "algorithm__name": "scaffold", "server__cohort": 4, "rounds": 3}
 HASH = "0" * 64

@@ -128,8 +128,8 @@ def same_with_a_dropped_client(run: fedgg.Run, experiment: fedgg.Experiment, why
     from fedgg.core.server import Lost
     from fedgg.engines import Fused
     from fedgg.lab.build import build
+    from fedgg.lab.one_round import begin, close_before_looking, next_job, train
     from fedgg.lab.round_record import record_of
-    from fedgg.lab.run_state import begin, close_before_looking, next_job, train
 
     federation = build(experiment)
     state = begin(federation)

@@ -11,8 +11,8 @@ if not torch.cuda.is_available():
     pytest.skip("kernels need a GPU", allow_module_level=True)
 
 from fedgg.core.forward import keep
-from fedgg.data.client_batches import Draws, augment
-from fedgg.kernels import convolution, dense, images, layers, loss, optimiser_step
+from fedgg.data.batch_preparation import Draws, augment
+from fedgg.kernels import convolution, dense, images, loss, optimiser_step, relu_pool_dropout
 
 CUDA = torch.device("cuda")
 
@@ -209,15 +209,19 @@ def test_what_stands_around_a_convolution() -> None:
         exact, exact_bias = y.clone().requires_grad_(), bias.clone().requires_grad_()
         plain = F.relu(exact + exact_bias[:, None, None])
         pooled = F.max_pool2d(plain, 2)
-        torch.testing.assert_close(layers.bias_relu(y.clone(memory_format=torch.preserve_format), bias), plain)
-        ours, winner = layers.bias_relu_pool(y, bias)
+        torch.testing.assert_close(
+            relu_pool_dropout.bias_relu(y.clone(memory_format=torch.preserve_format), bias), plain
+        )
+        ours, winner = relu_pool_dropout.bias_relu_pool(y, bias)
         torch.testing.assert_close(ours, pooled)
         grad = drawn(*plain.shape).contiguous(memory_format=torch.channels_last)
         expected = torch.autograd.grad(plain, (exact, exact_bias), grad, retain_graph=True)
-        torch.testing.assert_close(layers.relu_back(grad, plain.detach()), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(relu_pool_dropout.relu_back(grad, plain.detach()), expected, rtol=1e-4, atol=1e-4)
         grad = drawn(*pooled.shape).contiguous(memory_format=torch.channels_last)
         expected = torch.autograd.grad(pooled, (exact, exact_bias), grad)
-        torch.testing.assert_close(layers.pool_back(grad, winner, high, wide), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            relu_pool_dropout.pool_back(grad, winner, high, wide), expected, rtol=1e-4, atol=1e-4
+        )
 
 
 def test_a_kernel_drops_what_the_definition_drops() -> None:
@@ -225,4 +229,4 @@ def test_a_kernel_drops_what_the_definition_drops() -> None:
     keys = torch.tensor([[123456789012345678], [2**63 - 7]], device=CUDA)
     steps = torch.tensor([[3.0], [70.0]], device=CUDA)
     expected = [torch.where(keep(keys[k], steps[k], 2, x[k].shape, 0.3), x[k] / 0.7, 0) for k in range(2)]
-    torch.testing.assert_close(layers.drop(x, keys, steps, 2, 0.3), torch.stack(expected))
+    torch.testing.assert_close(relu_pool_dropout.drop(x, keys, steps, 2, 0.3), torch.stack(expected))

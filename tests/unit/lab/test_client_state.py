@@ -16,15 +16,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fedgg.core.client_rows import Rows
 from fedgg.core.server import ServerState
+from fedgg.core.tensor_rows import Rows
 from fedgg.errors import UserError
 from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint, write_checkpoint
 from fedgg.lab.client_state import Places, RecordLayout, RowsOnDisk, Shelf
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import ServerConfig
+from fedgg.lab.one_round import State, all_in_all, moved
 from fedgg.lab.resume import newest_state
-from fedgg.lab.run_state import State, all_in_all, moved
 from fedgg.lab.store import Store
 
 CPU = torch.device("cpu")

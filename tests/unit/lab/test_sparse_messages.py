@@ -17,7 +17,7 @@ import fedgg
 from fedgg.check import PROPERTIES, Broken
 from fedgg.check.cost import cost_of
 from fedgg.core.algorithm import Algorithm, Server
-from fedgg.core.client_rows import Rows
+from fedgg.core.tensor_rows import Rows
 from fedgg.errors import UserError
 from fedgg.lab.name_resolution import find_object
 

@@ -21,15 +21,15 @@ from torch import Tensor, nn
 
 from fedgg.algorithms import ALGORITHMS, FedAvg
 from fedgg.core.algorithm import Algorithm, Client
-from fedgg.core.client_rows import Rows
 from fedgg.core.server import ServerState
+from fedgg.core.tensor_rows import Rows
 from fedgg.errors import UserError
 from fedgg.files import write_atomically
 from fedgg.lab.checkpoint import BadCheckpoint, read_checkpoint, write_checkpoint
 from fedgg.lab.config import Experiment
+from fedgg.lab.one_round import State
 from fedgg.lab.run_result import Run
 from fedgg.lab.run_session import Session
-from fedgg.lab.run_state import State
 from fedgg.lab.runner import run
 from fedgg.lab.store import Store
 

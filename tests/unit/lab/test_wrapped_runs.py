@@ -18,16 +18,16 @@ from torch import nn
 
 from fedgg.algorithms import FedAvg
 from fedgg.core.algorithm import Client, Server
-from fedgg.core.client_rows import Rows
+from fedgg.core.tensor_rows import Rows
 from fedgg.data.readers import load_digits
 from fedgg.engines import Fused, Loop, Stacked, Workers
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.observer import Observer
+from fedgg.lab.one_round import State, begin, next_job
 from fedgg.lab.parallel_runs import run_together
 from fedgg.lab.run_processes import Job
-from fedgg.lab.run_state import State, begin, next_job
 from fedgg.lab.runner import play_round, run
 
 ACCOUNTED = pytest.mark.skipif(

@@ -10,7 +10,7 @@ from written_folders import write_run
 from fedgg.paper.figures import Panel, curve_panels
 from fedgg.report.data_figures import SplitPanel, split_panels
 from fedgg.runfolder.read import read_run
-from fedgg.runfolder.run_records import RunRecord
+from fedgg.runfolder.record_types import RunRecord
 
 
 def runs(folder: Path, *curves: list[float | None], status: str = "finished") -> list[RunRecord]:

@@ -8,6 +8,7 @@ import pytest
 
 from fedgg.errors import UserError
 from fedgg.lab.name_resolution import build_algorithm
+from fedgg.paper.missing_runs import identity
 from fedgg.paper.plan import (
     DATASETS,
     ITEMS,
@@ -19,7 +20,6 @@ from fedgg.paper.plan import (
     chosen_items,
     preset,
 )
-from fedgg.paper.runs import identity
 from fedgg.paper.tables import PRINTED_ACCURACY, PRINTED_ROUNDS
 
 PUSHES = ("push-cifar10", "push-svhn", "push-cifar100")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedgg.paper.missing_runs import ArchivedRuns
 from fedgg.paper.plan import PlannedMethod, ReproductionPlan, chosen_items
-from fedgg.paper.runs import ArchivedRuns
-from fedgg.runfolder.json_archive import write_archive
-from fedgg.runfolder.run_records import RunRecord
+from fedgg.runfolder.archived_runs import write_archive
+from fedgg.runfolder.record_types import RunRecord
 
 PLAN = ReproductionPlan(chosen_items(["table1"]), ("cifar10",), (0,))
 METHODS = PLAN.table_methods("cifar10", 0.5)

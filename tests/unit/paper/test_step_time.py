@@ -10,7 +10,7 @@ from fedgg.core.local import LocalEnd
 from fedgg.engines import Stacked
 from fedgg.engines.base import RoundJob
 from fedgg.lab.config import Experiment
-from fedgg.paper import runs as paper_runs
+from fedgg.paper import missing_runs as paper_runs
 
 
 @pytest.mark.parametrize(

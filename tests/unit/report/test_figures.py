@@ -19,7 +19,7 @@ from fedgg.report.data_figures import compact, samples_figure, split_figure
 from fedgg.report.figure_style import save
 from fedgg.report.run_figures import accuracy_figure, clients_figure, common_rounds, curves_figure, diagnostics_figure
 from fedgg.runfolder.read import read_run, read_study
-from fedgg.runfolder.run_records import StudyRecord
+from fedgg.runfolder.record_types import StudyRecord
 
 NASTY = r"<b>_&%$x$ \frac$"
 

@@ -21,7 +21,7 @@ from fedgg.lab.study import Study, load_study
 from fedgg.report.page import as_json, report_html, write_page
 from fedgg.report.page_data import about, command_again, page_group, place, runs_data, title
 from fedgg.runfolder.read import read_run
-from fedgg.runfolder.run_records import RunRecord, StudyRecord
+from fedgg.runfolder.record_types import RunRecord, StudyRecord
 
 
 def record(rounds: list[dict[str, Any]], **more: Any) -> RunRecord:

@@ -25,8 +25,8 @@ from fedgg.lab.runner import run
 from fedgg.lab.store import Store
 from fedgg.runfolder import checksums
 from fedgg.runfolder import read as following
+from fedgg.runfolder.archived_runs import archive_of
 from fedgg.runfolder.checksums import LineChecksums, checkpoint_checksums, known_checksums
-from fedgg.runfolder.json_archive import archive_of
 from fedgg.runfolder.read import FollowedRun, read_run, read_study
 
 ROUNDS, STOPPED = 5, 3

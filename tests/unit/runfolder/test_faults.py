@@ -16,7 +16,7 @@ from fedgg.report.page import report_html
 from fedgg.report.tables import accuracy_table, runs_table
 from fedgg.runfolder.checksums import append_checked
 from fedgg.runfolder.read import read_run
-from fedgg.runfolder.run_records import RunRecord, StudyRecord
+from fedgg.runfolder.record_types import RunRecord, StudyRecord
 
 CURVE = [0.1, 0.2, 0.3, 0.4]
 

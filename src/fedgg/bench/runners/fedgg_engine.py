@@ -10,12 +10,12 @@ from typing import Any
 
 from fedgg.bench.kit.bench_kit import DriverConnection, cnn, device, members_of, raw, settings_of, start_of
 from fedgg.core.evaluation import evaluate
-from fedgg.data.arrays import KEYS, from_arrays
+from fedgg.data.user_arrays import KEYS, from_arrays
 from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.name_resolution import build_engine
-from fedgg.lab.run_state import State, begin
+from fedgg.lab.one_round import State, begin
 from fedgg.lab.runner import play_round
 
 NEVER = 1_000_000  # rounds; the driver ends the run

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from fedgg.core.algorithm import Algorithm, Batch, Client
-from fedgg.core.client_rows import Rows
 from fedgg.core.forward import Forward, RowsForward
 from fedgg.core.local import LocalEnd, LocalStart, LocalState, end_round, local_round, open_round
 from fedgg.core.model import Net
 from fedgg.core.optimisers import SGD, Optimiser
+from fedgg.core.tensor_rows import Rows
 from fedgg.engines.fused import per_example_gradients
 from fedgg.engines.fused.conv_pool import with_fused_pooling
 from fedgg.engines.fused.term_analysis import StepTerms, analyse_terms, constant_columns, later_terms, trace_terms

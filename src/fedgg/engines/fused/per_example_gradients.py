@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.func import grad as gradient_of
 from torch.func import vmap
 
-from fedgg.core.client_rows import Rows
 from fedgg.core.layout import Layout
 from fedgg.core.model import Net
+from fedgg.core.tensor_rows import Rows
 from fedgg.engines.module_equivalence import Trial, agree, is_plain, shares_parameters
 
 Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]

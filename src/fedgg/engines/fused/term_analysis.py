@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Client, Number
-from fedgg.core.client_rows import Rows
+from fedgg.core.tensor_rows import Rows
 from fedgg.errors import UserError
 
 LATER = (2, 3, 4, 9, 99, 999)  # steps, counted from zero, in which terms are checked

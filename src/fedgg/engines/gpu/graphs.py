@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Client
-from fedgg.core.client_rows import each_row
 from fedgg.core.local import LocalEnd, LocalStart, LocalState, end_round, local_step, open_round
 from fedgg.core.model import Net
 from fedgg.core.optimisers import SGD, Optimiser
-from fedgg.core.sampling import Work
+from fedgg.core.random_streams import Work
+from fedgg.core.tensor_rows import each_row
 from fedgg.engines.base import ClientData, RoundJob
 from fedgg.engines.fused.cpu_step import can_fuse
 from fedgg.engines.fused.gpu_step import FusedPlans, FusedStep

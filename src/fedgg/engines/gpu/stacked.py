@@ -2,7 +2,7 @@
 
 Experiments share a stack if they have the same model, the same data and the same algorithm with the same non-numeric
 settings; seeds, splits and numeric settings (mu, lr, ...) may differ, since numbers become columns. Models are the same
-if their contents are (`engines.gpu.module_comparison`); frozen parameters and constant buffers may differ, one per row.
+if their contents are (`engines.gpu.same_architecture`); frozen parameters and constant buffers may differ, one per row.
 Stacks of different algorithms run concurrently on their own streams. Models that cannot be stacked (they mix the
 examples of a batch, or vmap does not support them) are trained by the engine `fused`.
 """
@@ -17,19 +17,19 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm
-from fedgg.core.client_rows import Rows, each_row, stack
 from fedgg.core.evaluation import Probe, Score
 from fedgg.core.local import LocalEnd, LocalStart
 from fedgg.core.model import Net
-from fedgg.core.sampling import Work
+from fedgg.core.random_streams import Work
+from fedgg.core.tensor_rows import Rows, each_row, stack
 from fedgg.engines.base import Look, Precision, RoundJob, recorded_on_host, score_here
 from fedgg.engines.flops import activations
 from fedgg.engines.fused.cpu_step import fused_net, fused_round
 from fedgg.engines.fused.engine import Fused, with_fused_net
 from fedgg.engines.gpu.graphs import CudaStreams, Form, GraphCache, Prefetch, steps_of_stack
-from fedgg.engines.gpu.module_comparison import varying_tensors
-from fedgg.engines.layers.layer_types import ConvolutionReluPool, WideDense
+from fedgg.engines.gpu.same_architecture import varying_tensors
 from fedgg.engines.layers.program import Program, program_of
+from fedgg.engines.layers.stacked_layers import ConvolutionReluPool, WideDense
 from fedgg.engines.module_equivalence import is_stackable
 
 T = TypeVar("T")

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedgg.core.client_rows import Rows
 from fedgg.core.local import LocalEnd, LocalStart
 from fedgg.core.model import Net
+from fedgg.core.tensor_rows import Rows
 from fedgg.engines.base import RoundJob, recorded_on_host, score_here
 from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.engines.fused.engine import Fused

@@ -26,7 +26,7 @@ from fedgg.core.layout import Layout
 from fedgg.core.model import Net
 from fedgg.engines.base import Precision
 from fedgg.engines.fused.conv_pool import is_2x2_max_pool
-from fedgg.engines.layers.layer_types import (
+from fedgg.engines.layers.stacked_layers import (
     Convolution,
     ConvolutionReluPool,
     Dense,

@@ -21,7 +21,7 @@ from fedgg.core.server import Lost
 from fedgg.engines.base import Look, RoundJob
 from fedgg.engines.workers.pool import Abandoned, Pool, StartMethod, Ticket
 from fedgg.engines.workers.process import Unreadable
-from fedgg.engines.workers.requests import Key, OpenRequest, Reply, Request, RequestStream, Scored, Trained
+from fedgg.engines.workers.tasks import Key, OpenRequest, Reply, Request, RequestStream, Scored, Trained
 
 LostClients = Literal["stop", "leave_out"]
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from fedgg.child_process import child_process, fork_server_modules
 from fedgg.engines.workers.process import Done, PackedObject, TorchSettings, Unreadable, pack, receive, send, unpack
-from fedgg.engines.workers.requests import Task
+from fedgg.engines.workers.tasks import Task
 from fedgg.errors import UserError
 
 try:

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgg.engines.user_code import UserModule, load_user_module, loaded_user_modules
+from fedgg.engines.import_user_file import UserModule, load_user_module, loaded_user_modules
 
 INLINE = 1 << 16  # bytes of tensor data that are sent inline; more are sent in a file
 ALIGNED = 64  # bytes, like torch's allocations: kernels may round differently on unaligned data

@@ -29,18 +29,18 @@ from fedgg.flower.local.flower_commands import (
     supernode,
     wait_until_listening,
 )
-from fedgg.flower.local.isolation import PrivateNetwork, hiding_available, private_network
+from fedgg.flower.local.namespaces import PrivateNetwork, hiding_available, private_network
 from fedgg.flower.local.processes import StartedProcess, flower_environment, is_running, supervised
 from fedgg.flower.local.setup import LOOPBACK, FederationFolder, Listening, free_ports, is_loopback, prepare
 from fedgg.flower.send_and_receive import NO_REPLY
 from fedgg.lab.config import Experiment
-from fedgg.lab.dry_run import try_to_build
 from fedgg.lab.federated_data import load_data
 from fedgg.lab.observer import Observer
+from fedgg.lab.preflight_checks import try_to_build
 from fedgg.lab.store import Store
 from fedgg.runfolder.checksums import FILE, append_checked
 from fedgg.runfolder.locks import InUse, LockFile
-from fedgg.runfolder.schema import summary_in
+from fedgg.runfolder.validation import summary_in
 
 
 @dataclass

@@ -15,7 +15,7 @@ import tomli_w
 
 from fedgg.errors import UserError
 from fedgg.files import write_text
-from fedgg.flower.local.isolation import PrivateNetwork, hiding
+from fedgg.flower.local.namespaces import PrivateNetwork, hiding
 from fedgg.flower.local.processes import ProcessSpec, StartedProcess, flower_environment, tail
 from fedgg.flower.local.setup import FLOWER_HOME, LOOPBACK, FederationFolder, Listening
 

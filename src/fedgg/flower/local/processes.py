@@ -25,7 +25,7 @@ from typing import Any
 
 from fedgg.errors import UserError
 from fedgg.files import open_in_place, open_regular
-from fedgg.flower.local.isolation import PrivateNetwork
+from fedgg.flower.local.namespaces import PrivateNetwork
 from fedgg.lab.trusted_code import environment_for_children
 
 MARK = "FEDGG_FEDERATION"  # environment variable

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedgg.engines.gpu.module_comparison import varying_tensors
+from fedgg.engines.gpu.same_architecture import varying_tensors
 
 
 @dataclass

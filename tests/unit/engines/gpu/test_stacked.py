@@ -10,8 +10,8 @@ import torch
 from observers import Events
 from step_cases import RULES, named, played, proxy_for
 
-from fedgg.data.arrays import from_arrays
 from fedgg.data.readers import load_digits
+from fedgg.data.user_arrays import from_arrays
 from fedgg.engines import Fused, Loop, Stacked
 from fedgg.engines.base import Precision
 from fedgg.engines.gpu.graphs import prefix_sizes
@@ -19,9 +19,9 @@ from fedgg.engines.gpu.stacked import stack_bytes
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import arithmetic
+from fedgg.lab.one_round import begin, close, next_job
 from fedgg.lab.parallel_runs import run_together
 from fedgg.lab.run_processes import Job
-from fedgg.lab.run_state import begin, close, next_job
 from fedgg.lab.runner import play_round, run
 
 DEVICES = [

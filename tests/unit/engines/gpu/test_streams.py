@@ -11,7 +11,7 @@ from step_cases import proxy_for, with_statistics
 from fedgg.engines import Streams
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.run_state import begin
+from fedgg.lab.one_round import begin
 from fedgg.lab.runner import play_round
 
 DEVICES = [

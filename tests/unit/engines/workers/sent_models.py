@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgg.core.algorithm import Algorithm, Client, setting
-from fedgg.core.client_rows import Rows
+from fedgg.core.tensor_rows import Rows
 
 
 def dies_here() -> None:

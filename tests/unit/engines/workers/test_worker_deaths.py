@@ -23,8 +23,8 @@ from fedgg.engines.workers.pool import DEATHS
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
+from fedgg.lab.one_round import begin, next_job
 from fedgg.lab.run_result import Run
-from fedgg.lab.run_state import begin, next_job
 from fedgg.lab.runner import run
 
 

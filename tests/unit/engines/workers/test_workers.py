@@ -24,12 +24,12 @@ from fedgg.core.server import Lost
 from fedgg.engines import Fused, Workers
 from fedgg.engines.workers.engine import cores
 from fedgg.engines.workers.pool import StartMethod
-from fedgg.engines.workers.requests import Request, RequestStream
+from fedgg.engines.workers.tasks import Request, RequestStream
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.observer import Observer
-from fedgg.lab.run_state import State, begin, close, next_job, train
+from fedgg.lab.one_round import State, begin, close, next_job, train
 from fedgg.lab.runner import run
 from fedgg.lab.study import Study, run_study
 

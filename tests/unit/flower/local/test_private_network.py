@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedgg.flower.local.isolation import PrivateNetwork, Unavailable, private_network
+from fedgg.flower.local.namespaces import PrivateNetwork, Unavailable, private_network
 from fedgg.flower.local.setup import Listening, free_ports
 
 HOSTS = ["127.0.0.1", "::1"]

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedgg.errors import UserError
-from fedgg.flower.local.isolation import HIDING_UNAVAILABLE, hiding
+from fedgg.flower.local.namespaces import HIDING_UNAVAILABLE, hiding
 from fedgg.flower.local.processes import ProcessSpec, end, flower_environment, is_running, marked, supervised, tail
 
 # A parent that starts a detached child which ignores SIGTERM, as some of Flower's do, and then sleeps.

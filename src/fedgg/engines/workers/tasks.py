@@ -7,11 +7,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from fedgg.core.client_rows import Rows
 from fedgg.core.evaluation import Score, Tally, tally, total
 from fedgg.core.local import LocalEnd
 from fedgg.core.model import Net
 from fedgg.core.server import Lost
+from fedgg.core.tensor_rows import Rows
 from fedgg.engines.base import Look, RoundJob
 from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.engines.fused.engine import Fused, train_fused

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgg.core import sampling
+from fedgg.core import random_streams
 from fedgg.core.algorithm import Server
-from fedgg.core.client_rows import Rows, check, check_sparse
 from fedgg.core.evaluation import Probe, Score
 from fedgg.core.local import LocalEnd
 from fedgg.core.model import Net
@@ -28,6 +27,7 @@ from fedgg.core.server import (
     largest,
     spoilt,
 )
+from fedgg.core.tensor_rows import Rows, check, check_sparse
 from fedgg.engines import Engine, RoundJob
 from fedgg.engines.base import ClientData, Look, Scorer
 from fedgg.errors import UserError
@@ -84,7 +84,7 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     """What the engine is asked to do in the next round."""
     experiment, number = federation.experiment, state.rounds_done
     filled = federation.filled
-    drawn = sampling.cohort(experiment.seed, number, len(filled), federation.cohort_size)
+    drawn = random_streams.cohort(experiment.seed, number, len(filled), federation.cohort_size)
     cohort = [int(client) for client in filled[drawn]]
     examples, population = federation.examples, federation.population
     server = server_of(state, federation.net, federation.feed, examples, cohort, population, federation.aggregation)

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedgg.data.arrays import from_arrays, load_npz
 from fedgg.data.dataset import Dataset
+from fedgg.data.user_arrays import from_arrays, load_npz
 from fedgg.errors import UserError
 
 Y = [0, 1, 2, 1]

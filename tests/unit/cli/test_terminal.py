@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fedgg.cli import screen
-from fedgg.cli.screen import Screen, printable
+from fedgg.cli import terminal
+from fedgg.cli.terminal import Screen, printable
 from fedgg.report.tables import Table
 
 COMMAND = str(Path(sys.executable).with_name("fedgg"))
@@ -23,49 +23,49 @@ OBEYED = ("\x1b[31mRED\x1b[2J", "a\x1b]0;title\x07b", "\x9b31m", "a\rb", "\u202e
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+def terminal_output(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """Both outputs as one terminal of 80 columns without colours, so that every escape sequence in it is foreign."""
     shown = io.StringIO()
     for name, stderr in (("console", False), ("errors", True)):
         monkeypatch.setattr(
-            screen, name, Screen(stderr=stderr, file=shown, force_terminal=True, color_system=None, width=80)
+            terminal, name, Screen(stderr=stderr, file=shown, force_terminal=True, color_system=None, width=80)
         )
     return shown
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_markup_is_text(text: str, terminal: io.StringIO) -> None:
-    screen.say(text)
-    screen.note(text)
-    screen.complain(text)
-    screen.print_table(Table(text, (text, "b"), ((text, text),), (text,)))
-    assert terminal.getvalue().count(text) == 8
+def test_markup_is_text(text: str, terminal_output: io.StringIO) -> None:
+    terminal.say(text)
+    terminal.note(text)
+    terminal.complain(text)
+    terminal.print_table(Table(text, (text, "b"), ((text, text),), (text,)))
+    assert terminal_output.getvalue().count(text) == 8
 
 
 @pytest.mark.parametrize("text", OBEYED)
-def test_nothing_is_obeyed(text: str, terminal: io.StringIO) -> None:
-    screen.say(text)
-    screen.note(text)
-    screen.complain(text)
-    screen.print_table(Table(text, (text, "b"), ((text, text),), (text,)))
-    assert not set(terminal.getvalue()) & set("\x00\x07\x1b\x9b\r\u202e\ud800")
-    terminal.getvalue().encode()
+def test_nothing_is_obeyed(text: str, terminal_output: io.StringIO) -> None:
+    terminal.say(text)
+    terminal.note(text)
+    terminal.complain(text)
+    terminal.print_table(Table(text, (text, "b"), ((text, text),), (text,)))
+    assert not set(terminal_output.getvalue()) & set("\x00\x07\x1b\x9b\r\u202e\ud800")
+    terminal_output.getvalue().encode()
 
 
 @pytest.mark.parametrize("text", [*ODD, *OBEYED])
-def test_progress_bars_show_them_too(text: str, terminal: io.StringIO) -> None:
-    with screen.progress() as bar:
+def test_progress_bars_show_them_too(text: str, terminal_output: io.StringIO) -> None:
+    with terminal.progress() as bar:
         task = bar.add_task(text, total=3, news=text, within=text)
         bar.update(task, completed=1, news=f"client 1 left out ({text})", within=text)
         bar.refresh()
-    assert not set(terminal.getvalue()) & set("\x00\x07\x9b\u202e\ud800")
-    assert "\x1b[31m" not in terminal.getvalue()
-    assert "\x1b]0" not in terminal.getvalue()
+    assert not set(terminal_output.getvalue()) & set("\x00\x07\x9b\u202e\ud800")
+    assert "\x1b[31m" not in terminal_output.getvalue()
+    assert "\x1b]0" not in terminal_output.getvalue()
 
 
-def test_a_line_of_a_whole_file_is_cut(terminal: io.StringIO) -> None:
-    screen.complain("x" * 100_000)
-    assert len(terminal.getvalue()) < 2100
+def test_a_line_of_a_whole_file_is_cut(terminal_output: io.StringIO) -> None:
+    terminal.complain("x" * 100_000)
+    assert len(terminal_output.getvalue()) < 2100
 
 
 def test_what_is_left_as_it_is() -> None:
@@ -107,7 +107,7 @@ def test_closed_outputs_become_no_file(tmp_path: Path) -> None:
     """The first file that is opened after standard output was closed would get its number, and what is printed."""
     code = """
 import os
-from fedgg.cli.screen import prepare_output
+from fedgg.cli.terminal import prepare_output
 prepare_output()
 print(os.open("/", os.O_RDONLY))
 """
@@ -131,7 +131,7 @@ print(os.open("/", os.O_RDONLY))
 )
 def test_encodings_without_our_signs(environment: dict[str, str]) -> None:
     code = r"""
-from fedgg.cli.screen import *
+from fedgg.cli.terminal import *
 prepare_output()
 say("\u00b11.0 \u2191 \u03b2 \u65e5 \udcff")
 print_table(Table("a \u00b1 b", ("\u00b1", "c"), (("\u00b1", "d"),)))

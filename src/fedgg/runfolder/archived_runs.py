@@ -17,8 +17,8 @@ from typing import Any
 
 from fedgg.errors import UserError
 from fedgg.files import LARGE, open_regular, read_json, write_output
-from fedgg.runfolder.run_records import RunRecord, common, flat, nested
-from fedgg.runfolder.schema import check_config, check_partition, check_round, check_summary
+from fedgg.runfolder.record_types import RunRecord, common, flat, nested
+from fedgg.runfolder.validation import check_config, check_partition, check_round, check_summary
 
 FORMAT = 1
 EXACT = ("test_accuracy", "holdout_accuracy", "bytes_up", "bytes_down")

@@ -1,6 +1,6 @@
 """What a run folder and a comparison folder hold, as plain records; settings under dotted keys.
 
-`fedgg.runfolder.read` makes them from folders, `fedgg.runfolder.json_archive` from an archive.
+`fedgg.runfolder.read` makes them from folders, `fedgg.runfolder.archived_runs` from an archive.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgg.runfolder.damage import Fault, history_faults
-from fedgg.runfolder.schema import is_number
+from fedgg.runfolder.validation import is_number
 
 PER_RUN = ("name", "seed")  # keys that differ between runs of the same row
 

@@ -15,7 +15,7 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import DTYPES
 from fedgg.lab.federated_data import DataGiven, WholeData, dataset_of, holdings, split_of
 from fedgg.lab.name_resolution import build_algorithm
-from fedgg.lab.run_state import begin, next_job
+from fedgg.lab.one_round import begin, next_job
 
 FEW = 32
 

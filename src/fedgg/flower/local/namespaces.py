@@ -12,9 +12,9 @@ permissions alone protect the folders.
 
 This file is also a program, run by its path, which imports nothing but the standard library:
 
-    python isolation.py network HOST                    create a private network, hold it until standard input is closed
-    python isolation.py join DESCRIPTORS -- COMMAND     run a command in a private network
-    python isolation.py hide FOLDER [VISIBLE] -- COMMAND     run a command to which FOLDER is empty except for VISIBLE
+    python namespaces.py network HOST                   create a private network, hold it until standard input is closed
+    python namespaces.py join DESCRIPTORS -- COMMAND     run a command in a private network
+    python namespaces.py hide FOLDER [VISIBLE] -- COMMAND     run a command to which FOLDER is empty except for VISIBLE
 """
 
 from __future__ import annotations

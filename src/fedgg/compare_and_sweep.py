@@ -33,7 +33,7 @@ from fedgg.lab.study_folder import Index, listed, place_of
 from fedgg.report.tables import Table, as_markdown, comparison_tables, write_study_tables
 from fedgg.runfolder.locks import writing_pages
 from fedgg.runfolder.read import read_study
-from fedgg.runfolder.run_records import StudyRecord, flat
+from fedgg.runfolder.record_types import StudyRecord, flat
 
 Variant = Algorithm | type[Algorithm] | str | Mapping[str, Any]  # an algorithm, or settings under dotted keys
 

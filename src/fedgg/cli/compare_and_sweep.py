@@ -12,7 +12,7 @@ from fedgg.cli import options
 from fedgg.cli.options import called_as
 from fedgg.cli.progress import processes_for, show_progress
 from fedgg.cli.report import write_report
-from fedgg.cli.screen import described, note, print_table, say
+from fedgg.cli.terminal import described, note, print_table, say
 from fedgg.errors import UserError, missing_extra
 from fedgg.files import PAGE
 from fedgg.lab.trusted_code import trust_named

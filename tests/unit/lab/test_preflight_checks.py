@@ -10,7 +10,7 @@ import pytest
 
 import fedgg
 from fedgg.errors import UserError
-from fedgg.lab import build, dry_run
+from fedgg.lab import build, preflight_checks
 from fedgg.lab.config import Experiment
 from fedgg.lab.observer import Observer
 from fedgg.lab.study import Study, run_study
@@ -57,7 +57,7 @@ def test_rows_that_are_built_alike_are_built_once(tmp_path: Path, monkeypatch: p
         built.append(experiment.name)
         return examined(experiment, *more)
 
-    monkeypatch.setattr(dry_run, "examine", counted)
+    monkeypatch.setattr(preflight_checks, "examine", counted)
     rows: dict[str, dict[str, Any]] = {"a": {}, "b": {"local.lr": 0.1}, "c": {"split.clients": 4}, "d": {}}
     study = Study(BASE, rows | {"d": {"split.clients": 4, "algorithm.name": "fedprox"}}, (0, 1), "a")
     run_study(study, tmp_path / "one", processes=1, observer=Observer())

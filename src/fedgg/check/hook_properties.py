@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fedgg.check.toy_problems import ToyClient, ToyState, aggregated, run_round, server_of, small_net, train_rows
 from fedgg.core.algorithm import Algorithm, Batch, Client, Server
-from fedgg.core.client_rows import Assigned, Rows, assigns, check_sparse
 from fedgg.core.local import LocalEnd
+from fedgg.core.tensor_rows import Assigned, Rows, assigns, check_sparse
 from fedgg.errors import UserError
 from fedgg.files import read_bytes
 

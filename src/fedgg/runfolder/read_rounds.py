@@ -11,7 +11,7 @@ from typing import Any
 
 from fedgg.files import parse_json
 from fedgg.runfolder.checksums import KEY, LineChecksums, sha256
-from fedgg.runfolder.schema import check_round
+from fedgg.runfolder.validation import check_round
 
 
 class RoundsReader:

@@ -131,7 +131,7 @@ class Dropout:
         return self._dropped(grad, saved)
 
     def _dropped(self, x: Tensor, mask_keys: MaskKeys) -> Tensor:
-        from fedgg.kernels.layers import drop
+        from fedgg.kernels.relu_pool_dropout import drop
 
         keys, step = mask_keys
         if keys is None:
@@ -198,26 +198,30 @@ class Convolution:
         return F.max_pool2d(y, 2) if self.pool else y
 
     def forward(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> tuple[Tensor, Any]:
-        from fedgg.kernels import layers
+        from fedgg.kernels import relu_pool_dropout
 
         w, bias = parameters[self.weight][0], parameters[self.bias][0]
         x = x[0].to(w.dtype).contiguous(memory_format=torch.channels_last)
         y = torch.ops.aten.convolution(x, w, None, *self._geometry)
         y = y.contiguous(memory_format=torch.channels_last)
         if not self.pool:
-            y = layers.bias_relu(y, bias)
+            y = relu_pool_dropout.bias_relu(y, bias)
             return y[None], (x, y)
-        pooled, winner = layers.bias_relu_pool(y, bias)
+        pooled, winner = relu_pool_dropout.bias_relu_pool(y, bias)
         return pooled[None], (x, (winner, *y.shape[2:]))
 
     def backward(
         self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
     ) -> Tensor | None:
-        from fedgg.kernels import layers
+        from fedgg.kernels import relu_pool_dropout
 
         x, activation = saved
         grad = grad[0].contiguous(memory_format=torch.channels_last)
-        grad, grad_bias = layers.pool_back(grad, *activation) if self.pool else layers.relu_back(grad, activation)
+        grad, grad_bias = (
+            relu_pool_dropout.pool_back(grad, *activation)
+            if self.pool
+            else relu_pool_dropout.relu_back(grad, activation)
+        )
         into[self.bias][0].copy_(grad_bias)
         w = parameters[self.weight][0]
         grad_x, grad_w, _ = torch.ops.aten.convolution_backward(

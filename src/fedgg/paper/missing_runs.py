@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedgg.analysis.run_environment import shown_seconds
-from fedgg.core.sampling import stream
+from fedgg.core.random_streams import stream
 from fedgg.data.catalog import PUBLICATIONS
 from fedgg.data.dataset import Dataset
 from fedgg.engines import Stacked
@@ -27,15 +27,15 @@ from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.federated_data import load_data
 from fedgg.lab.name_resolution import build_algorithm, build_engine
 from fedgg.lab.observer import Observer
+from fedgg.lab.one_round import begin, next_job, synchronise
 from fedgg.lab.parallel_runs import run_all
 from fedgg.lab.run_processes import Job
-from fedgg.lab.run_state import begin, next_job, synchronise
 from fedgg.paper.plan import QUICK, READINGS, Item, PlannedMethod, ReproductionPlan, shown_dataset
 from fedgg.registry import names_code
 from fedgg.report.tables import NONE, Table
-from fedgg.runfolder.json_archive import read_archive
+from fedgg.runfolder.archived_runs import read_archive
 from fedgg.runfolder.read import read_run
-from fedgg.runfolder.run_records import RunRecord
+from fedgg.runfolder.record_types import RunRecord
 
 
 class Results(Protocol):
