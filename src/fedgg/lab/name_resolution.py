@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm, Number, arithmetic_beside_fedavg, what_it_must_be
-from fedgg.core.random_streams import torch_stream
+from fedgg.core.random_choices import torch_stream
 from fedgg.core.server import Collector
 from fedgg.data import DATASETS, SPLITS
 from fedgg.data.dataset import Dataset

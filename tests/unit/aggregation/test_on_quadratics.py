@@ -8,7 +8,7 @@ import pytest
 from fedgg.aggregation import Attack, ClientPrivacy, CoordinateMedian, NormClip, TrimmedMean
 from fedgg.algorithms import FedAvg
 from fedgg.check.toy_problems import Quadratics
-from fedgg.core.random_streams import Work
+from fedgg.core.random_choices import Work
 from fedgg.core.server import PLAIN, Collector, ServerState
 from fedgg.engines import Loop, RoundJob
 from fedgg.engines.base import Optimiser

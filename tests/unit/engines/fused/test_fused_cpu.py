@@ -12,7 +12,7 @@ from fedgg.algorithms import SCAFFOLD, FedAvg, FedGG, FedProx
 from fedgg.core.algorithm import Algorithm, Batch, Client, Number
 from fedgg.core.local import SGD, LocalEnd, LocalStart, local_round, open_round
 from fedgg.core.model import Net
-from fedgg.core.random_streams import torch_stream
+from fedgg.core.random_choices import torch_stream
 from fedgg.core.tensor_rows import each_row
 from fedgg.engines.fused import cpu_step
 from fedgg.engines.fused.cpu_step import fused_round
