@@ -2,7 +2,7 @@
 
     python benchmarks/fold.py runs/STUDY results/NAME.json --note "a remark for readers"
 
-It contains the undamaged runs below the folder that have ended; `fedgg.runfolder.archived_runs` reads the file.
+It contains the undamaged runs below the folder that have ended; `fedgg.runfolder.archive_file` reads the file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedgg.runfolder.archived_runs import write_archive
+from fedgg.runfolder.archive_file import write_archive
 from fedgg.runfolder.read import read_run
 
 

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from fedgg.errors import UserError
-from fedgg.paper.missing_runs import ArchivedRuns, NoRuns, Results
+from fedgg.paper.find_or_run import ArchivedRuns, NoRuns, Results
 from fedgg.paper.output import ItemOutput, block, make_items
 from fedgg.paper.plan import DATASETS, ITEMS, ReproductionPlan
 from fedgg.report.figure_style import save

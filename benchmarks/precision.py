@@ -14,7 +14,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedgg.report.figure_style import COLOURS, blank, styled
-from fedgg.runfolder.archived_runs import read_archive
+from fedgg.runfolder.archive_file import read_archive
 from fedgg.runfolder.record_types import RunRecord
 
 RESULTS = Path(__file__).parent.parent / "results"

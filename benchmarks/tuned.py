@@ -21,7 +21,7 @@ from typing import Any
 import tomli_w
 
 from fedgg.errors import UserError
-from fedgg.runfolder.archived_runs import read_archive
+from fedgg.runfolder.archive_file import read_archive
 from fedgg.runfolder.record_types import RunRecord
 
 LAST = 10  # rounds

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
     from fedgg.compare_and_sweep import StudyResult, compare, sweep
     from fedgg.core.algorithm import Algorithm, Batch, Client, Number, Server, setting
-    from fedgg.core.random_streams import Work
+    from fedgg.core.random_choices import Work
     from fedgg.core.tensor_rows import Rows, dot, length
     from fedgg.lab.config import Experiment
     from fedgg.lab.config_sections import (
@@ -64,7 +64,7 @@ _RENAMED = {"Site": "Client", "Hub": "Server"}
 _HOMES = {
     "fedgg.compare_and_sweep": ("StudyResult", "compare", "sweep"),
     "fedgg.core.algorithm": ("Algorithm", "Batch", "Server", "Number", "Client", "setting"),
-    "fedgg.core.random_streams": ("Work",),
+    "fedgg.core.random_choices": ("Work",),
     "fedgg.core.tensor_rows": ("Rows", "dot", "length"),
     "fedgg.lab.config": ("Experiment",),
     "fedgg.lab.config_sections": (

@@ -30,7 +30,7 @@ from fedgg.cli.options import refuse_a_study
 from fedgg.engines.import_user_file import PREFIX
 from fedgg.errors import UserError
 from fedgg.lab import trusted_code as trust
-from fedgg.runfolder.archived_runs import write_archive
+from fedgg.runfolder.archive_file import write_archive
 from fedgg.runfolder.read import read_run
 
 CANARY = Path("CANARY")

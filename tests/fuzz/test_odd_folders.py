@@ -24,7 +24,7 @@ from fedgg.lab.store import Store
 from fedgg.report.export import write_figures, write_tables
 from fedgg.report.live import LiveData
 from fedgg.report.page import report_html
-from fedgg.runfolder.archived_runs import archive_of, read_archive
+from fedgg.runfolder.archive_file import archive_of, read_archive
 from fedgg.runfolder.read import read_run
 
 

@@ -11,7 +11,7 @@ import pytest
 from benchmark_scripts import script
 
 from fedgg.errors import UserError
-from fedgg.runfolder.archived_runs import read_archive
+from fedgg.runfolder.archive_file import read_archive
 from fedgg.runfolder.record_types import RunRecord
 
 HOME = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.observer import Observer
 from fedgg.lab.study import Study, load_study, run_study
-from fedgg.runfolder.archived_runs import read_archive, write_archive
+from fedgg.runfolder.archive_file import read_archive, write_archive
 from fedgg.runfolder.read import read_run
 
 SMALL: dict[str, Any] = {"model": {"name": "mlp", "hidden": 16}, "local": {"epochs": 1}, "rounds": 3}

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fedgg.aggregation.privacy import clip_factors, lengths, require_model_vectors
 from fedgg.core.local import LocalEnd
-from fedgg.core.random_streams import stream
+from fedgg.core.random_choices import stream
 from fedgg.core.server import Collector, Lost, Sent, all_sent_the_same
 from fedgg.core.tensor_rows import Rows
 

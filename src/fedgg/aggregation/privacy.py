@@ -45,7 +45,7 @@ from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom
 from torch import Tensor
 
-from fedgg.core.random_streams import stream
+from fedgg.core.random_choices import stream
 from fedgg.core.server import Collector, Sent, all_sent_the_same
 from fedgg.core.tensor_rows import Rows
 from fedgg.errors import UserError

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedgg.core.algorithm import Algorithm
-from fedgg.core.random_streams import Work
+from fedgg.core.random_choices import Work
 
 
 @dataclass(frozen=True)

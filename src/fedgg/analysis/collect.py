@@ -17,7 +17,7 @@ from typing import Any
 from fedgg.analysis.chart_data import run_columns
 from fedgg.analysis.labels import labelled
 from fedgg.errors import UserError
-from fedgg.runfolder.archived_runs import is_archive, read_archive
+from fedgg.runfolder.archive_file import is_archive, read_archive
 from fedgg.runfolder.read import FollowedRun, Stamp, read_study_plan, stamp
 from fedgg.runfolder.record_types import PER_RUN, RunRecord, StudyPlan, StudyRecord, differing, flat
 

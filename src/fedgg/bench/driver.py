@@ -28,7 +28,7 @@ from fedgg.bench.contenders import REFERENCE, Contender, Device
 from fedgg.bench.kit.bench_kit import Settings, cnn
 from fedgg.bench.machine import code, load_average, machine
 from fedgg.bench.results import FORMAT
-from fedgg.core.random_streams import stream, torch_stream
+from fedgg.core.random_choices import stream, torch_stream
 from fedgg.data.batch_preparation import scaling
 from fedgg.data.catalog import CIFAR10, data_folder
 from fedgg.data.dataset import Dataset, load

@@ -12,10 +12,10 @@ from torch import Tensor
 from fedgg.algorithms import FedAvg
 from fedgg.check.hook_properties import Broken, Skipped, demand, demand_equal
 from fedgg.check.toy_problems import Quadratics
-from fedgg.core import random_streams
+from fedgg.core import random_choices
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.optimisers import SGD, sgd
-from fedgg.core.random_streams import Work
+from fedgg.core.random_choices import Work
 from fedgg.core.server import ServerState
 from fedgg.engines import Engine, Fused, RoundJob, Workers
 from fedgg.errors import UserError
@@ -85,7 +85,7 @@ def clients_may_miss_rounds(algorithm: Algorithm) -> None:
     federation = build(digits(algorithm, 5, cohort=2), algorithm=algorithm)
     state, participants = begin(federation), set[int]()
     for number in range(5):
-        participants |= set(random_streams.cohort(0, number, 5, 2))
+        participants |= set(random_choices.cohort(0, number, 5, 2))
         state, record = play_round(federation, state, Fused())
         demand(not record["lost"], f"round {number + 1}: {record['lost']}")
         demand(
@@ -139,7 +139,7 @@ def on_quadratics(
     effective_steps = SGD.of(lr, momentum, 0.0, net.start).effective_steps(torch.full((1, 1), float(work.epochs)))
     round_lr = lr * work.epochs / float(effective_steps)  # a round moves as far as without momentum
     for number in range(steps // work.epochs):
-        members = random_streams.cohort(0, number, len(examples), cohort)
+        members = random_choices.cohort(0, number, len(examples), cohort)
         server = server_of(state, net, feed, examples, members)
         job = RoundJob(
             algorithm=algorithm,

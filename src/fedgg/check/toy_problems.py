@@ -18,7 +18,7 @@ from fedgg.core.evaluation import Probe
 from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.model import Net, head_of
 from fedgg.core.optimisers import SGD
-from fedgg.core.random_streams import Work, stream, torch_stream
+from fedgg.core.random_choices import Work, stream, torch_stream
 from fedgg.core.tensor_rows import Rows, each_row, read_only, split, stack
 from fedgg.data.batch_preparation import Feed, Scaling
 

@@ -17,7 +17,7 @@ from fedgg.files import PAGE
 from fedgg.runfolder.locks import writing_pages
 
 if TYPE_CHECKING:
-    from fedgg.paper.missing_runs import Results
+    from fedgg.paper.find_or_run import Results
     from fedgg.paper.output import ItemOutput
     from fedgg.paper.plan import ReproductionPlan
 
@@ -71,7 +71,7 @@ def reproduce(
     - `fedgg reproduce table1 table3 fig2 --reading text --reading epsilon --out runs/paper`
     - `fedgg reproduce all --from results/paper --out runs/shown`
     """
-    from fedgg.paper.missing_runs import items_table, readings_table
+    from fedgg.paper.find_or_run import items_table, readings_table
     from fedgg.paper.plan import QUICK, ReproductionPlan, chosen_datasets, chosen_items
 
     if accuracy not in ("highest", "final"):
@@ -110,9 +110,9 @@ def _reproduce(
     source: Path | None,
     fold: Path | None,
 ) -> None:
-    from fedgg.paper.missing_runs import ArchivedRuns, RunFolders, all_records
+    from fedgg.paper.find_or_run import ArchivedRuns, RunFolders, all_records
     from fedgg.paper.output import make_items, page_name, write_items
-    from fedgg.runfolder.archived_runs import write_archive
+    from fedgg.runfolder.archive_file import write_archive
 
     for item in plan.items:
         if not plan.datasets_of(item):
@@ -159,7 +159,7 @@ def _without_empty(plan: ReproductionPlan) -> ReproductionPlan:
 
 
 def _run(plan: ReproductionPlan, folder: Path, processes: int, data_folder: Path | None) -> None:
-    from fedgg.paper.missing_runs import missing_jobs, run_missing
+    from fedgg.paper.find_or_run import missing_jobs, run_missing
 
     missing = missing_jobs(plan, folder, data_folder)
     runs = len(plan.runs())

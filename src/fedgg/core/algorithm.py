@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedgg.core.evaluation import Probe
 from fedgg.core.forward import Forward
-from fedgg.core.random_streams import Work
+from fedgg.core.random_choices import Work
 from fedgg.core.tensor_rows import Rows, dot, read_only, weighted_sum
 from fedgg.errors import UserError
 

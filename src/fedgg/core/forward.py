@@ -15,7 +15,7 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from fedgg.core.layout import Layout
-from fedgg.core.random_streams import torch_seed
+from fedgg.core.random_choices import torch_seed
 from fedgg.core.tensor_rows import Rows
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from fedgg.core.buffers import differs
 from fedgg.core.forward import CountedMasks, Criterion, Forward, RowsForward, cross_entropy
 from fedgg.core.layout import Layout
-from fedgg.core.random_streams import unchanged_generators
+from fedgg.core.random_choices import unchanged_generators
 from fedgg.core.tensor_rows import Rows
 from fedgg.errors import UserError
 

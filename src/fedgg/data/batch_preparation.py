@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgg import kernels
-from fedgg.core import random_streams
+from fedgg.core import random_choices
 from fedgg.core.algorithm import Batch
 from fedgg.data.dataset import Dataset
 
@@ -89,7 +89,7 @@ class Draws:
 
 def draw(kind: Augmentation, seed: int, round_: int, client: int, count: int) -> Draws:
     """The draws of a client's whole round, one for each example in the order in which it sees them."""
-    numbers = random_streams.stream(seed, "augment", round_, client)
+    numbers = random_choices.stream(seed, "augment", round_, client)
     corner = numbers.integers(0, 2 * MARGIN + 1, size=(2, count)) if "crop" in kind else np.full((2, count), MARGIN)
     mirror = numbers.random(count) < 0.5 if "flip" in kind else np.zeros(count, bool)
     top, left, mirrored = (torch.from_numpy(part.astype(np.int8)) for part in (*corner, mirror))
@@ -138,11 +138,11 @@ class Feed:
     y: Tensor
     x_test: Tensor
     y_test: Tensor
-    clients: tuple[random_streams.Positions, ...]  # training examples of each client
-    held_out: tuple[random_streams.Positions, ...]  # examples each holds out for testing; empty without data.holdout
+    clients: tuple[random_choices.Positions, ...]  # training examples of each client
+    held_out: tuple[random_choices.Positions, ...]  # examples each holds out for testing; empty without data.holdout
     scaling: Scaling
     augmentation: Augmentation
-    proxy: random_streams.Positions = field(default_factory=lambda: np.empty(0, np.int64))  # the server's examples
+    proxy: random_choices.Positions = field(default_factory=lambda: np.empty(0, np.int64))  # the server's examples
 
     def examples(self, client: int) -> int:
         return len(self.clients[client])
@@ -157,12 +157,12 @@ class Feed:
             and other.scaling.numbers == self.scaling.numbers
         )
 
-    def batches(self, seed: int, round_: int, client: int, work: random_streams.Work) -> Iterator[Batch]:
+    def batches(self, seed: int, round_: int, client: int, work: random_choices.Work) -> Iterator[Batch]:
         """One client's batches of one round, `[1, B, ...]` each, the short ones short."""
         examples, draws, start = self.clients[client], None, 0
         if self.augmentation != "none":
             draws = draw(self.augmentation, seed, round_, client, work.epochs * len(examples))
-        for row in random_streams.schedule(seed, round_, client, len(examples), work):
+        for row in random_choices.schedule(seed, round_, client, len(examples), work):
             part = row[row >= 0]  # without padding
             where = torch.from_numpy(examples[part]).to(self.x.device)
             # The same copy as x[where], made with memcpy: on a CPU indexing takes ten times as long.
@@ -173,10 +173,10 @@ class Feed:
             start += len(part)
             yield Batch(x, y, torch.ones(1, len(where), dtype=x.dtype, device=x.device))
 
-    def agenda(self, seed: int, round_: int, client: int, work: random_streams.Work) -> Agenda:
+    def agenda(self, seed: int, round_: int, client: int, work: random_choices.Work) -> Agenda:
         """The same batches as positions to be gathered later, together with those of other clients."""
         examples = self.clients[client]
-        positions = random_streams.schedule(seed, round_, client, len(examples), work)
+        positions = random_choices.schedule(seed, round_, client, len(examples), work)
         where = np.where(positions >= 0, examples[positions], -1).astype(np.int32)
         if self.augmentation == "none":
             return Agenda(where, None)
@@ -257,10 +257,10 @@ class Feed:
             return self.scaling(self.x_test[part]), self.y_test[part]
         return self._chunk(self.held_out[client][part])
 
-    def _chunks(self, where: random_streams.Positions) -> Iterator[tuple[Tensor, Tensor]]:
+    def _chunks(self, where: random_choices.Positions) -> Iterator[tuple[Tensor, Tensor]]:
         for start in range(0, len(where), CHUNK):
             yield self._chunk(where[start : start + CHUNK])
 
-    def _chunk(self, where: random_streams.Positions) -> tuple[Tensor, Tensor]:
+    def _chunk(self, where: random_choices.Positions) -> tuple[Tensor, Tensor]:
         part = torch.from_numpy(where).to(self.x.device)
         return self.scaling(self.x.index_select(0, part)), self.y.index_select(0, part)

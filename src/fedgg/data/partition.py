@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgg.core.random_streams import stream
+from fedgg.core.random_choices import stream
 from fedgg.data import SPLITS
 from fedgg.errors import UserError
 from fedgg.registry import accepted_settings

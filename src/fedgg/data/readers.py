@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgg.core.random_streams import stream
+from fedgg.core.random_choices import stream
 from fedgg.data.catalog import (
     CIFAR10,
     CIFAR100,

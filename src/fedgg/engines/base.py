@@ -16,7 +16,7 @@ from fedgg.core.evaluation import Score, evaluate
 from fedgg.core.local import LocalEnd
 from fedgg.core.model import Net
 from fedgg.core.optimisers import OptimiserSettings, with_kept_state
-from fedgg.core.random_streams import Positions, Work
+from fedgg.core.random_choices import Positions, Work
 from fedgg.core.server import Lost
 from fedgg.core.tensor_rows import Rows
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgg.core.model import Net, rows_around
-from fedgg.core.random_streams import unchanged_generators
+from fedgg.core.random_choices import unchanged_generators
 from fedgg.core.tensor_rows import Rows
 from fedgg.engines.flops import multiply_adds
 

@@ -22,7 +22,7 @@ from fedgg.core.buffers import travelling
 from fedgg.core.evaluation import Score, evaluate
 from fedgg.core.local import LocalEnd
 from fedgg.core.model import Net
-from fedgg.core.random_streams import Work
+from fedgg.core.random_choices import Work
 from fedgg.core.server import healthy
 from fedgg.core.tensor_rows import Rows
 from fedgg.data.batch_preparation import Feed

@@ -21,7 +21,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
-from fedgg.core.random_streams import Positions
+from fedgg.core.random_choices import Positions
 from fedgg.data.batch_preparation import Feed
 from fedgg.errors import UserError
 from fedgg.flower.app_project import Configuration, RunConfig, check_min_clients, run_config

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedgg.core.algorithm import Algorithm, arithmetic_beside_fedavg
 from fedgg.core.buffers import not_finite
 from fedgg.core.model import Net, head_of
-from fedgg.core.random_streams import Work
+from fedgg.core.random_choices import Work
 from fedgg.data.batch_preparation import CHUNK, Feed, Scaling, scaling
 from fedgg.data.dataset import Dataset
 from fedgg.engines.fused.cpu_step import fused_net

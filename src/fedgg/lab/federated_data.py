@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgg.core.random_streams import stream
+from fedgg.core.random_choices import stream
 from fedgg.data.catalog import data_folder
 from fedgg.data.dataset import Dataset, load
 from fedgg.data.partition import Partition, partition

@@ -19,7 +19,7 @@ from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm, Number, arithmetic_beside_fedavg, what_it_must_be
 from fedgg.core.optimisers import OPTIMISERS, SCHEDULES
-from fedgg.core.random_streams import torch_stream
+from fedgg.core.random_choices import torch_stream
 from fedgg.core.server import Collector
 from fedgg.data import DATASETS, SPLITS
 from fedgg.data.dataset import Dataset

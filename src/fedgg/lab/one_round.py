@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgg.core import random_streams
+from fedgg.core import random_choices
 from fedgg.core.algorithm import Server
 from fedgg.core.evaluation import Probe, Score
 from fedgg.core.local import LocalEnd
@@ -84,7 +84,7 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     """What the engine is asked to do in the next round."""
     experiment, number = federation.experiment, state.rounds_done
     filled = federation.filled
-    drawn = random_streams.cohort(experiment.seed, number, len(filled), federation.cohort_size)
+    drawn = random_choices.cohort(experiment.seed, number, len(filled), federation.cohort_size)
     cohort = [int(client) for client in filled[drawn]]
     examples, population = federation.examples, federation.population
     server = server_of(state, federation.net, federation.feed, examples, cohort, population, federation.aggregation)

@@ -18,7 +18,7 @@ from fedgg.analysis.compare import Spread, shown_seeds
 from fedgg.analysis.run_environment import conditions
 from fedgg.analysis.verdict import shown_percent
 from fedgg.lab.federated_data import splits_alone
-from fedgg.paper.missing_runs import Results
+from fedgg.paper.find_or_run import Results
 from fedgg.paper.plan import REFERENCE, Item, PlannedMethod, ReproductionPlan, shown_dataset
 from fedgg.paper.tables import MISSING, about_runs, spread_of, titled
 from fedgg.report.data_figures import SplitPanel, split_panels

@@ -9,7 +9,7 @@ from fedgg.analysis.compare import WINDOW, Comparison, ComparisonRow, Reach, Spr
 from fedgg.analysis.run_environment import conditions, shown_megabytes
 from fedgg.analysis.verdict import shown_percent
 from fedgg.lab.name_resolution import extra_work
-from fedgg.paper.missing_runs import Results
+from fedgg.paper.find_or_run import Results
 from fedgg.paper.plan import READINGS, REFERENCE, ROUNDS, Item, PlannedMethod, ReproductionPlan, shown_dataset
 from fedgg.report.tables import NONE, VERDICTS, Table, shown_difference
 from fedgg.runfolder.record_types import RunRecord, StudyRecord

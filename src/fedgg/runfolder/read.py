@@ -1,7 +1,7 @@
 """Run folders and comparison folders read into records, once or again and again while a run is in progress.
 
-`fedgg.runfolder.follow` reads a folder repeatedly while its run is in progress. `schema` says which values a file may
-hold; `rounds` reads the lines of rounds.jsonl.
+`FollowedRun` reads a folder repeatedly while its run is in progress. `validation` says which values a file may hold;
+`read_rounds` reads the lines of rounds.jsonl.
 """
 
 from __future__ import annotations

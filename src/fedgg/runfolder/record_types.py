@@ -1,6 +1,6 @@
 """What a run folder and a comparison folder hold, as plain records; settings under dotted keys.
 
-`fedgg.runfolder.read` makes them from folders, `fedgg.runfolder.archived_runs` from an archive.
+`fedgg.runfolder.read` makes them from folders, `fedgg.runfolder.archive_file` from an archive.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from fedgg.aggregation import Attack, ClientPrivacy, CoordinateMedian, NormClip,
 from fedgg.algorithms import FedAvg
 from fedgg.check.toy_problems import Quadratics
 from fedgg.core.optimisers import sgd
-from fedgg.core.random_streams import Work
+from fedgg.core.random_choices import Work
 from fedgg.core.server import PLAIN, Collector, ServerState
 from fedgg.engines import Loop, RoundJob
 from fedgg.lab.aggregation import Aggregation

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgg.core import random_streams
+from fedgg.core import random_choices
 from fedgg.engines import Loop
 from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
@@ -124,13 +124,13 @@ def problem(case: Case) -> paper.Federated:
     owned = [(x[own], y[own]) for own in built.feed.clients]
 
     def batches(round_: int, client: int) -> list[Tensor]:
-        rows = random_streams.schedule(SEED, round_, client, len(owned[client][1]), built.work)
+        rows = random_choices.schedule(SEED, round_, client, len(owned[client][1]), built.work)
         return [torch.from_numpy(row[row >= 0]) for row in rows]
 
     return paper.Federated(
         module=network(case.model),
         clients=owned,
-        cohorts=[random_streams.cohort(SEED, r, CLIENTS, case.cohort or CLIENTS) for r in range(case.rounds)],
+        cohorts=[random_choices.cohort(SEED, r, CLIENTS, case.cohort or CLIENTS) for r in range(case.rounds)],
         batches=batches,
         lr=0.05,
         momentum=case.momentum,

@@ -13,7 +13,7 @@ from written_folders import write_run, write_study
 
 from fedgg.analysis.collect import RunCollection
 from fedgg.errors import UserError
-from fedgg.runfolder.archived_runs import write_archive
+from fedgg.runfolder.archive_file import write_archive
 from fedgg.runfolder.read import read_study
 
 

@@ -20,7 +20,7 @@ from fedgg.core.buffers import close_buffers
 from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.model import Net
 from fedgg.core.optimisers import SGD
-from fedgg.core.random_streams import torch_seed, torch_stream
+from fedgg.core.random_choices import torch_seed, torch_stream
 from fedgg.engines.loop import open_client
 from fedgg.errors import UserError
 from fedgg.lab.build import build

@@ -17,7 +17,7 @@ from fedgg.core.evaluation import Probe, evaluate
 from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.model import Net
 from fedgg.core.optimisers import SGD
-from fedgg.core.random_streams import torch_stream
+from fedgg.core.random_choices import torch_stream
 from fedgg.core.server import ServerState, close_round, healthy
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment

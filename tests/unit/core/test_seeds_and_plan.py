@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgg.core.random_streams import Work, cohort, schedule, stream, torch_seed, torch_stream
+from fedgg.core.random_choices import Work, cohort, schedule, stream, torch_seed, torch_stream
 
 KEYS: list[tuple[int, ...]] = [(), (0,), (0, 0), (0, 0, 0), (1,), (1, 0), (0, 1), (1, 1), (0, 1, 0)]
 

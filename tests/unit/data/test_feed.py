@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedgg.core.random_streams import Work
+from fedgg.core.random_choices import Work
 from fedgg.data.batch_preparation import MARGIN, Augmentation, Draws, Feed, Normalisation, augment, draw, scaling
 from fedgg.data.dataset import Dataset
 from fedgg.data.user_arrays import from_arrays

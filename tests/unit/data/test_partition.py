@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgg.core.random_streams import stream
+from fedgg.core.random_choices import stream
 from fedgg.data import SPLITS
 from fedgg.data.partition import Indices, Partition, partition
 from fedgg.errors import UserError

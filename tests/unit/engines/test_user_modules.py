@@ -25,11 +25,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedgg
-from fedgg.core import random_streams
+from fedgg.core import random_choices
 from fedgg.core.evaluation import Probe
 from fedgg.core.local import LocalEnd
 from fedgg.core.model import Net
-from fedgg.core.random_streams import torch_stream
+from fedgg.core.random_choices import torch_stream
 from fedgg.engines import Fused, Workers
 from fedgg.engines.base import Precision
 from fedgg.engines.layers.program import (
@@ -321,7 +321,7 @@ def federated(seed: int, make: Callable[[], nn.Module]) -> Averaged:
             module.train()
             trained = [p for p in module.parameters() if p.requires_grad]
             optimiser = torch.optim.SGD(trained, lr=LR, momentum=MOMENTUM)
-            for row in random_streams.schedule(seed, round_, client, len(positions), random_streams.Work(1, BATCH)):
+            for row in random_choices.schedule(seed, round_, client, len(positions), random_choices.Work(1, BATCH)):
                 where = torch.from_numpy(positions[row[row >= 0]])
                 optimiser.zero_grad()
                 F.cross_entropy(module(x[where]), y[where]).backward()

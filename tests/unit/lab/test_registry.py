@@ -230,6 +230,6 @@ def test_a_failure_of_the_library_is_not_blamed_on_the_model(monkeypatch: pytest
     def broken(*_: Any) -> int:
         raise TypeError("ufunc 'right_shift' not supported for the input types")
 
-    monkeypatch.setattr("fedgg.core.random_streams.torch_seed", broken)
+    monkeypatch.setattr("fedgg.core.random_choices.torch_seed", broken)
     with pytest.raises(TypeError, match="right_shift"):
         build_model("mlp", {}, (3,), 2, 0)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from fedgg.paper.figures import paper_figure
-from fedgg.paper.missing_runs import ArchivedRuns, NoRuns
+from fedgg.paper.find_or_run import ArchivedRuns, NoRuns
 from fedgg.paper.output import html, make_items, markdown
 from fedgg.paper.plan import DATASETS, ITEMS, QUICK, PlannedMethod, ReproductionPlan
 from fedgg.paper.tables import paper_table
-from fedgg.runfolder.archived_runs import write_archive
+from fedgg.runfolder.archive_file import write_archive
 from fedgg.runfolder.record_types import RunRecord
 
 SPLIT = {"hash": "same", "classes": ["a", "b"], "counts": [[1, 2], [3, 0]]}

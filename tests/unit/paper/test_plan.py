@@ -8,7 +8,7 @@ import pytest
 
 from fedgg.errors import UserError
 from fedgg.lab.name_resolution import build_algorithm
-from fedgg.paper.missing_runs import identity
+from fedgg.paper.find_or_run import identity
 from fedgg.paper.plan import (
     DATASETS,
     ITEMS,

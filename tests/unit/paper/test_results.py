@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedgg.paper.missing_runs import ArchivedRuns
+from fedgg.paper.find_or_run import ArchivedRuns
 from fedgg.paper.plan import PlannedMethod, ReproductionPlan, chosen_items
-from fedgg.runfolder.archived_runs import write_archive
+from fedgg.runfolder.archive_file import write_archive
 from fedgg.runfolder.record_types import RunRecord
 
 PLAN = ReproductionPlan(chosen_items(["table1"]), ("cifar10",), (0,))

@@ -10,11 +10,11 @@ from fedgg.core.local import LocalEnd
 from fedgg.engines import Stacked
 from fedgg.engines.base import RoundJob
 from fedgg.lab.config import Experiment
-from fedgg.paper import missing_runs as paper_runs
+from fedgg.paper import find_or_run
 
 
 @pytest.mark.parametrize(
-    ("engine", "runs", "trained"), [("auto", 5, 1), ("stacked", 5, 5), ("stacked", 99, paper_runs.MOST_TOGETHER)]
+    ("engine", "runs", "trained"), [("auto", 5, 1), ("stacked", 5, 5), ("stacked", 99, find_or_run.MOST_TOGETHER)]
 )
 def test_a_step_is_measured(engine: str, runs: int, trained: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
@@ -26,9 +26,9 @@ def test_a_step_is_measured(engine: str, runs: int, trained: int, monkeypatch: p
 
     monkeypatch.setattr(Stacked, "train_together", watched)
     experiment = Experiment(split={"clients": 2}, model={"hidden": 8}, engine={"name": engine})
-    assert 0 < paper_runs.seconds_a_step(experiment, runs) < 10
+    assert 0 < find_or_run.seconds_a_step(experiment, runs) < 10
     assert seen == ([trained, trained] if engine == "stacked" else [])
 
 
 def test_steps_of_a_round() -> None:
-    assert paper_runs.steps_a_round(Experiment(data={"source": "cifar10"})) == -(-5 * 50_000 // 64)
+    assert find_or_run.steps_a_round(Experiment(data={"source": "cifar10"})) == -(-5 * 50_000 // 64)

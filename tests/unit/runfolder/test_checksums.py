@@ -25,7 +25,7 @@ from fedgg.lab.runner import run
 from fedgg.lab.store import Store
 from fedgg.runfolder import checksums
 from fedgg.runfolder import read as following
-from fedgg.runfolder.archived_runs import archive_of
+from fedgg.runfolder.archive_file import archive_of
 from fedgg.runfolder.checksums import LineChecksums, checkpoint_checksums, known_checksums
 from fedgg.runfolder.read import FollowedRun, read_run, read_study
 

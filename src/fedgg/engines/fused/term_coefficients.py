@@ -108,7 +108,7 @@ class SplitTrace:
     places: tuple[str, ...]  # vectors in the order of the kernel's factors
     computed_once: tuple[tuple[int, TracedOperation], ...]  # with the index of the result
     constants: tuple[Value, ...]  # constant values that the steps use
-    operations: tuple[tuple[int, ...], ...]  # of every step, as in `kernels.coefficients`
+    operations: tuple[tuple[int, ...], ...]  # of every step, as in `kernels.compute_coefficients`
     results: tuple[int, ...]  # for each place the index of its value; () if all coefficients are constant
 
     def of(self, algorithm: Algorithm, client: Client) -> Coefficients:
@@ -144,19 +144,19 @@ class Coefficients:
 
     def at(self, step: Tensor, parts: Tensor) -> Tensor:
         """`[K, places]` for this step number and these partial sums of the inner products."""
-        from fedgg.kernels import coefficients
+        from fedgg.kernels import compute_coefficients
 
         if not self.results:
             return self.constants
         out = torch.empty(len(step), len(self.results), dtype=parts.dtype, device=parts.device)
-        coefficients.run(step, parts, self.constants, self.operations, self.results, out)
+        compute_coefficients.run(step, parts, self.constants, self.operations, self.results, out)
         return out
 
 
 @lru_cache(maxsize=64)
 def split_trace(trace: Trace, places: tuple[str, ...]) -> SplitTrace | None:
     """None if a step needs an operation that the kernel has no code for."""
-    from fedgg.kernels.coefficients import CODES, NOTHING
+    from fedgg.kernels.compute_coefficients import CODES, NOTHING
 
     factors = {name: (is_value, operand) for name, is_value, operand in trace.coefficients}
     operations = dict(enumerate(trace.operations, start=len(trace.sources)))

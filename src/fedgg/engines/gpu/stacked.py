@@ -20,13 +20,13 @@ from fedgg.core.algorithm import Algorithm
 from fedgg.core.evaluation import Probe, Score
 from fedgg.core.local import LocalEnd, LocalStart
 from fedgg.core.model import Net
-from fedgg.core.random_streams import Work
+from fedgg.core.random_choices import Work
 from fedgg.core.tensor_rows import Rows, each_row, stack
 from fedgg.engines.base import Look, Precision, RoundJob, recorded_on_host, score_here
 from fedgg.engines.flops import activations
 from fedgg.engines.fused.cpu_step import fused_net, fused_round
 from fedgg.engines.fused.engine import Fused, with_fused_net
-from fedgg.engines.gpu.graphs import CudaStreams, Form, GraphCache, Prefetch, steps_of_stack
+from fedgg.engines.gpu.cuda_graphs import CudaStreams, Form, GraphCache, Prefetch, steps_of_stack
 from fedgg.engines.gpu.same_architecture import varying_tensors
 from fedgg.engines.layers.program import Program, program_of
 from fedgg.engines.layers.stacked_layers import ConvolutionReluPool, WideDense

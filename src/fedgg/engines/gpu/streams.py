@@ -19,7 +19,7 @@ from fedgg.core.tensor_rows import Rows
 from fedgg.engines.base import RoundJob, recorded_on_host, score_here
 from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.engines.fused.engine import Fused
-from fedgg.engines.gpu.graphs import CudaStreams, Form, GraphCache, Prefetch, Step
+from fedgg.engines.gpu.cuda_graphs import CudaStreams, Form, GraphCache, Prefetch, Step
 from fedgg.engines.layers.program import Program, large_program_of
 from fedgg.engines.loop import open_client
 from fedgg.engines.module_equivalence import mixes_examples

@@ -13,7 +13,7 @@ from fedgg.core.algorithm import Algorithm, Batch, Client, Number
 from fedgg.core.local import LocalEnd, LocalStart, local_round, open_round
 from fedgg.core.model import Net
 from fedgg.core.optimisers import SGD
-from fedgg.core.random_streams import torch_stream
+from fedgg.core.random_choices import torch_stream
 from fedgg.core.tensor_rows import each_row
 from fedgg.engines.fused import cpu_step
 from fedgg.engines.fused.cpu_step import fused_round

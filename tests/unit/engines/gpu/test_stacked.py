@@ -14,7 +14,7 @@ from fedgg.data.readers import load_digits
 from fedgg.data.user_arrays import from_arrays
 from fedgg.engines import Fused, Loop, Stacked
 from fedgg.engines.base import Precision
-from fedgg.engines.gpu.graphs import prefix_sizes
+from fedgg.engines.gpu.cuda_graphs import prefix_sizes
 from fedgg.engines.gpu.stacked import stack_bytes
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment

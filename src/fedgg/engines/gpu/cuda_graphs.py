@@ -25,7 +25,7 @@ from fedgg.core.algorithm import Algorithm, Client
 from fedgg.core.local import LocalEnd, LocalStart, LocalState, end_round, local_step, open_round
 from fedgg.core.model import Net
 from fedgg.core.optimisers import SGD, Optimiser
-from fedgg.core.random_streams import Work
+from fedgg.core.random_choices import Work
 from fedgg.core.tensor_rows import each_row
 from fedgg.engines.base import ClientData, RoundJob
 from fedgg.engines.fused.cpu_step import can_fuse

@@ -11,7 +11,7 @@ from written_folders import write_run, write_study
 
 from fedgg.analysis.compare import compare
 from fedgg.errors import UserError
-from fedgg.runfolder.archived_runs import archive_of, read_archive, records_in, write_archive
+from fedgg.runfolder.archive_file import archive_of, read_archive, records_in, write_archive
 from fedgg.runfolder.read import read_run, read_study
 from fedgg.runfolder.record_types import RunRecord, StudyRecord
 

@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = {
     "server": {"cohort": 3},
     "engine": {"precision": "fp64"},
 }
-OPTIMISERS = {
+OPTIMISERS: dict[str, dict[str, Any]] = {
     "adam": {"name": "adam"},
     "adamw kept": {"name": "adamw", "beta2": 0.9, "state": "kept"},
     "sgd clipped": {"name": "sgd", "clip_norm": 0.5},

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedgg.analysis.run_environment import shown_seconds
-from fedgg.core.random_streams import stream
+from fedgg.core.random_choices import stream
 from fedgg.data.catalog import PUBLICATIONS
 from fedgg.data.dataset import Dataset
 from fedgg.engines import Stacked
@@ -33,7 +33,7 @@ from fedgg.lab.run_processes import Job
 from fedgg.paper.plan import QUICK, READINGS, Item, PlannedMethod, ReproductionPlan, shown_dataset
 from fedgg.registry import names_code
 from fedgg.report.tables import NONE, Table
-from fedgg.runfolder.archived_runs import read_archive
+from fedgg.runfolder.archive_file import read_archive
 from fedgg.runfolder.read import read_run
 from fedgg.runfolder.record_types import RunRecord
 
