@@ -11,6 +11,7 @@ import pytest
 from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS
 from fedgg.cli.listing import part_tables
+from fedgg.core.optimisers import OPTIMISERS, SCHEDULES
 from fedgg.data import DATASETS, SPLITS
 from fedgg.engines import ENGINES
 from fedgg.lab.config import described_settings
@@ -22,6 +23,8 @@ BEGIN, END = "<!-- parts: begin (this is generated) -->\n", "<!-- parts: end -->
 REGISTRIES: dict[str, Registry[Any]] = {
     "model.name": MODELS,
     "algorithm.name": ALGORITHMS,
+    "optimiser.name": OPTIMISERS,
+    "schedule.name": SCHEDULES,
     "data.source": DATASETS,
     "split.scheme": SPLITS,
     "robust.rule": RULES,

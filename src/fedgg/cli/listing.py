@@ -165,12 +165,15 @@ def list_parts(
 def part_tables() -> list[Table]:
     """The registered parts beside the algorithms, with their descriptions."""
     from fedgg.aggregation import RULES
+    from fedgg.core.optimisers import OPTIMISERS, SCHEDULES
     from fedgg.data import DATASETS, SPLITS
     from fedgg.engines import ENGINES
     from fedgg.models import MODELS
 
     registries: dict[str, tuple[str, Registry[Any]]] = {
         "aggregation rules": ("robust.rule", RULES),
+        "client optimisers": ("optimiser.name", OPTIMISERS),
+        "learning-rate schedules": ("schedule.name", SCHEDULES),
         "models": ("model.name", MODELS),
         "data sets": ("data.source", DATASETS),
         "splits": ("split.scheme", SPLITS),

@@ -107,3 +107,41 @@ def test_identity() -> None:
     cosine = base.changed({"schedule.name": "cosine"})
     assert cosine.changed({"rounds": 9}).trajectory() != cosine.trajectory()
     assert base.changed({"optimiser.clip_norm": 1.0}).trajectory() != base.trajectory()
+
+
+OWN = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedgg.core.optimisers import Optimiser
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SignSGD(Optimiser):
+    defaults: ClassVar[dict] = {"scale": 1.0}
+    scale: Tensor
+
+    def move(self, grad, w, state):
+        return -self.lr * self.scale * grad.sign(), state
+
+
+def halves(round_, share=0.5):
+    return share**round_
+"""
+
+
+def test_an_optimiser_and_a_schedule_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    fedgg.trust("own.py")
+    changes = {"optimiser.name": "own.py:SignSGD", "optimiser.scale": 0.1, "schedule.name": "own.py:halves"}
+    base = fedgg.Experiment(**SMALL, algorithm={"name": "fedavg"})
+    results = [run(base.changed({**changes, "engine.name": engine})) for engine in ("loop", "workers", "stacked")]
+    for other in results[1:]:
+        for name, tensor in results[0].weights.items():
+            assert torch.allclose(tensor, other.weights[name], rtol=1e-10, atol=1e-12)
+    with pytest.raises(fedgg.UserError, match="has no setting 'size'"):
+        build(base.changed({**changes, "optimiser.size": 2}))
+    with pytest.raises(fedgg.UserError, match="must be a function with the parameter `round_`"):
+        build(base.changed({"schedule.name": "own.py:SignSGD"}))
