@@ -89,8 +89,9 @@ class Trial:
                 twin = _copied(net, dtype)
                 w = rows_around(net, rows).to(dtype)
                 keys = torch.arange(1, rows + 1, device=w.device)[:, None]
-                for x in [net.sample] if large else _inputs(net.sample.to(dtype)):
-                    trial = cls(twin, w, x.to(dtype).expand(rows, *x.shape), keys, tolerance, large)
+                sample = net.sample.to(dtype) if net.sample.is_floating_point() else net.sample
+                for x in [sample] if large else _inputs(sample, tokens=takes_tokens(net)):
+                    trial = cls(twin, w, x.expand(rows, *x.shape), keys, tolerance, large)
                     if trial._runs():
                         return trial
             except Exception:  # a user's module may raise anything
@@ -188,9 +189,9 @@ def _depends_on_batch(trial: Trial, *, together: bool = False) -> bool:
     sums and maxima however little they weigh. A batch of many examples is tried as well, for modules that treat short
     ones differently. `together`: whether this, or running all rows as one, changes anything.
     """
-    x, examples = trial.x, trial.x.shape[1]
-    far = normal_numbers(x.shape, x, 2) * 10 * _width(x) - x
-    others = torch.cat([x[:, :1], *_taken(trial, [far, _reversed(x)])], 1)
+    x, examples, tokens = trial.x, trial.x.shape[1], takes_tokens(trial.net)
+    far = [] if tokens else [normal_numbers(x.shape, x, 2) * 10 * _width(x) - x]
+    others = torch.cat([x[:, :1], *_taken(trial, [*far, _reversed(x)])], 1)
     longer, many = torch.cat([x, others], 1), torch.cat([x] * WIDE, 1)
     run = partial(trial.together if together else trial.alone, x=longer)
     alone = partial(trial.measured, partial(trial.alone, x=x))
@@ -201,7 +202,7 @@ def _depends_on_batch(trial: Trial, *, together: bool = False) -> bool:
         (torch.cat([x[:, :1].expand_as(others), x], 1), torch.cat([others, x], 1), shown),
         (many, torch.cat([many, others], 1), slice(many.shape[1])),
     ]
-    undefined = _taken(trial, [torch.full_like(x, torch.nan)])
+    undefined = _taken(trial, [] if tokens else [torch.full_like(x, torch.nan)])
     pairs += [(x, torch.cat([x, other], 1), slice(examples)) for other in undefined]
     return not all(
         agree(partial(trial.outputs, short, which), partial(trial.outputs, long, which), trial.tolerance)
@@ -210,7 +211,7 @@ def _depends_on_batch(trial: Trial, *, together: bool = False) -> bool:
 
 
 def _taken(trial: Trial, batches: list[Tensor]) -> Iterator[Tensor]:
-    """Those that the module takes: tokens, for instance, cannot be just any number."""
+    """Those that the module takes, which need not be any numbers."""
     for x in batches:
         try:
             with unchanged_generators():
@@ -277,7 +278,18 @@ def _copied(net: Net, dtype: torch.dtype) -> Net:
     return twin
 
 
-def _inputs(sample: Tensor) -> Iterator[Tensor]:
-    """Batches to be tried: the sample with noisy copies, or for inputs that cannot be noisy (tokens), by itself."""
-    yield torch.cat([sample, sample + normal_numbers(sample.shape, sample, 1) * _width(sample)])
+def _inputs(sample: Tensor, tokens: bool) -> Iterator[Tensor]:
+    """Batches to be tried: the sample with noisy copies, or for inputs that cannot be noisy, by itself."""
+    if not tokens:
+        yield torch.cat([sample, sample + normal_numbers(sample.shape, sample, 1) * _width(sample)])
     yield torch.cat([sample, sample.flip(0)])
+
+
+def takes_tokens(net: Net) -> bool:
+    """Whether inputs are indices, which must not be changed: one out of range ends every further use of a GPU."""
+    return embeds(net.module) or (net.sample is not None and not net.sample.is_floating_point())
+
+
+def embeds(module: nn.Module) -> bool:
+    """Whether there is an `nn.Embedding` in it."""
+    return any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in module.modules())

@@ -22,6 +22,7 @@ from fedgg.data.load import are_own_arrays, call_loader, load
 from fedgg.data.partition import Partition, partition
 from fedgg.data.transforms import Scaling, scaling
 from fedgg.engines.fused.cpu_step import fused_net
+from fedgg.engines.module_equivalence import embeds
 from fedgg.errors import UserError
 from fedgg.lab.aggregation import Aggregation, aggregation_of
 from fedgg.lab.config import Experiment
@@ -367,16 +368,12 @@ def _unused_owners(experiment: Experiment, dataset: Dataset) -> list[str]:
     return ["the data name the client of each example, and are split anew: split.scheme = 'given' keeps their clients"]
 
 
-def _embeds(module: nn.Module) -> bool:
-    return any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in module.modules())
-
-
 def _try_the_largest_inputs(module: nn.Module, dataset: Dataset, scaling: Scaling) -> None:
     """An Embedding fails on ids beyond its size, which the first examples need not have: told before the first round.
 
     On the CPU, where that is an error one can recover from.
     """
-    if not _embeds(module):
+    if not embeds(module):
         return
     chosen = []
     for x in (dataset.x_train, dataset.x_test):
@@ -400,12 +397,12 @@ def _about_scale(experiment: Experiment, dataset: Dataset, scaling: Scaling, mod
         return []
     is_scaled = bool((scaling.shift != 0).any() or (scaling.scale != 1).any())
     if is_scaled:
-        whole = _embeds(module) and all(bool((x == x.round()).all()) for x in dataset.x_train.split(8192))
+        whole = embeds(module) and all(bool((x == x.round()).all()) for x in dataset.x_train.split(8192))
         scaled = f"data.normalise = {experiment.data.normalise!r} scales them before the model sees them"
         return [f"the inputs are whole numbers, and {scaled}: token ids need data.normalise = 'none'"] if whole else []
     mean, deviation = dataset.moments
     largest = float((mean.square() + deviation.square()).sqrt().max())
-    if _embeds(module) or largest < LARGE_INPUTS:
+    if embeds(module) or largest < LARGE_INPUTS:
         return []
     return [
         f"the inputs reach the model as they are, with a root mean square of up to {largest:.3g} in a feature: "
