@@ -2,8 +2,8 @@
 
 Dropout is on what a block adds to its input and not on attention weights: `F.scaled_dot_product_attention` would draw
 these masks from torch's generators, and not by the counted masks of a run, which every engine shares. Its backend is
-always the one of plain products and a softmax: for the others `torch.func.vmap`, which trains many clients at once, has
-no rule or one without a backward pass.
+the one of plain products and a softmax on every device: for the fused kernel of a CPU `torch.func.vmap`, which trains
+many clients at once, has no rule.
 """
 
 from __future__ import annotations
