@@ -114,6 +114,9 @@ CASES = [
     case("fedavg, noise", FEDAVG, with_noise),
     *(case(f"{rule['name']}, no momentum", rule, local__momentum=0.0) for rule in (FEDPROX, SCAFFOLD, FEDGG)),
     *(case(f"{r['name']}, plain", r, local__momentum=0.0, local__weight_decay=0.0) for r in (FEDAVG, FEDGG)),
+    case(
+        "fedgg, resnet20, two of six", FEDGG, model__name="resnet20", model__width=2, server__cohort=2, local__batch=90
+    ),
     case("fedgg, crops, decay, two epochs", FEDGG, data__augment="crop_flip", local__lr_decay=0.9, local__epochs=2),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from fedgg.data import DATASETS, SPLITS
 from fedgg.engines import ENGINES
 from fedgg.lab.config import described_settings
 from fedgg.models import MODELS
-from fedgg.registry import NAMED_PARTS, Registry
+from fedgg.registry import NAMED_PARTS, Registry, accepted_settings
 
 ROOT = Path(__file__).parents[2]
 BEGIN, END = "<!-- parts: begin (this is generated) -->\n", "<!-- parts: end -->\n"
@@ -55,6 +56,16 @@ def test_the_tables_are_those_of_the_registries() -> None:
 def test_documents_name_every_part(document: str, registry: Registry[Any]) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     assert [name for name in registry if not re.search(rf"`{name}`", text)] == []
+
+
+def test_every_setting_of_a_model_is_documented_with_its_default() -> None:
+    text = (ROOT / "docs" / "parts.md").read_text(encoding="utf-8").partition("## Settings of the models\n")[2]
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", text.partition("\n## ")[0], re.M))
+    assert list(rows) == list(MODELS)
+    for name, cell in rows.items():
+        parameters = [one for key, one in accepted_settings(MODELS[name]).items() if key not in ("shape", "classes")]
+        defaults = [f"{one.name} = {json.dumps(one.default)}" for one in parameters]
+        assert re.findall(r"`(\w+ = [^`]+)`", cell) == defaults
 
 
 def test_every_part_has_a_description_and_every_setting_its_choices() -> None:

@@ -89,8 +89,9 @@ class Trial:
                 net_copy = _copied(net, dtype)
                 w = rows_around(net, rows).to(dtype)
                 keys = torch.arange(1, rows + 1, device=w.device)[:, None]
-                for x in [net.sample] if large else _inputs(net.sample.to(dtype)):
-                    trial = cls(net_copy, w, x.to(dtype).expand(rows, *x.shape), keys, tolerance, large)
+                sample = net.sample.to(dtype) if net.sample.is_floating_point() else net.sample
+                for x in [sample] if large else _inputs(sample, tokens=takes_tokens(net)):
+                    trial = cls(net_copy, w, x.expand(rows, *x.shape), keys, tolerance, large)
                     if trial._runs():
                         return trial
             except Exception:  # a user's module may raise anything
@@ -187,9 +188,9 @@ def _depends_on_batch(trial: Trial, *, together: bool = False) -> bool:
     and maxima of any weight. A batch of many examples is tried too, for modules that treat short batches differently.
     With `together`, the longer batches are run for all rows at once, which is tested as well.
     """
-    x, examples = trial.x, trial.x.shape[1]
-    far = normal_numbers(x.shape, x, 2) * 10 * _width(x) - x
-    others = torch.cat([x[:, :1], *_accepted(trial, [far, _reversed(x)])], 1)
+    x, examples, tokens = trial.x, trial.x.shape[1], takes_tokens(trial.net)
+    far = [] if tokens else [normal_numbers(x.shape, x, 2) * 10 * _width(x) - x]
+    others = torch.cat([x[:, :1], *_accepted(trial, [*far, _reversed(x)])], 1)
     longer, large = torch.cat([x, others], 1), torch.cat([x] * WIDE, 1)
     run = partial(trial.together if together else trial.alone, x=longer)
     alone = partial(trial.measured, partial(trial.alone, x=x))
@@ -200,7 +201,7 @@ def _depends_on_batch(trial: Trial, *, together: bool = False) -> bool:
         (torch.cat([x[:, :1].expand_as(others), x], 1), torch.cat([others, x], 1), last),
         (large, torch.cat([large, others], 1), slice(large.shape[1])),
     ]
-    nan_batches = _accepted(trial, [torch.full_like(x, torch.nan)])
+    nan_batches = _accepted(trial, [] if tokens else [torch.full_like(x, torch.nan)])
     pairs += [(x, torch.cat([x, nan_batch], 1), slice(examples)) for nan_batch in nan_batches]
     return not all(
         agree(partial(trial.outputs, short, which), partial(trial.outputs, long, which), trial.tolerance)
@@ -276,9 +277,10 @@ def _copied(net: Net, dtype: torch.dtype) -> Net:
     return net_copy
 
 
-def _inputs(sample: Tensor) -> Iterator[Tensor]:
-    """Batches to try: the sample with noisy copies, then without noise, for inputs such as tokens."""
-    yield torch.cat([sample, sample + normal_numbers(sample.shape, sample, 1) * _width(sample)])
+def _inputs(sample: Tensor, tokens: bool) -> Iterator[Tensor]:
+    """Batches to try: the sample with noisy copies, then without noise; tokens without noise only."""
+    if not tokens:
+        yield torch.cat([sample, sample + normal_numbers(sample.shape, sample, 1) * _width(sample)])
     yield torch.cat([sample, sample.flip(0)])
 
 
@@ -286,3 +288,13 @@ def normal_numbers(shape: Sequence[int], like: Tensor, seed: int = 0) -> Tensor:
     """Normal numbers that are a function of the shape and the seed alone."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(tuple(shape), generator=generator).to(like)
+
+
+def takes_tokens(net: Net) -> bool:
+    """Whether inputs are indices, which must not be changed: one out of range ends every further use of a GPU."""
+    return has_embedding(net.module) or (net.sample is not None and not net.sample.is_floating_point())
+
+
+def has_embedding(module: nn.Module) -> bool:
+    """Whether one of its parts is an `nn.Embedding` or `nn.EmbeddingBag`."""
+    return any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in module.modules())

@@ -20,6 +20,7 @@ from fedgg.core.random_choices import Work
 from fedgg.data.batch_preparation import CHUNK, Feed, Scaling, scaling
 from fedgg.data.dataset import Dataset
 from fedgg.engines.fused.cpu_step import fused_net
+from fedgg.engines.module_equivalence import has_embedding
 from fedgg.errors import UserError
 from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation, aggregation_of
 from fedgg.lab.config import Experiment
@@ -126,7 +127,7 @@ def build(
     origin = WholeData(dataset, split, held.proxy)
     federation = assemble(experiment, feed, origin, model=model, algorithm=algorithm, engine_reason=engine_reason)
     module = federation.net.module
-    embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in module.modules())
+    embeds = has_embedding(module)
     if embeds:
         _try_the_largest_inputs(module, dataset, feed.scaling)
     notices = _notices_on_data(experiment, dataset, feed.scaling, embeds)

@@ -17,6 +17,11 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "mlp": "fedgg.models.paper_models:mlp",
         "cnn": "fedgg.models.paper_models:cnn",
         "vgg16": "fedgg.models.paper_models:vgg16",
+        "resnet18": "fedgg.models.resnet:resnet18",
+        "resnet20": "fedgg.models.resnet:resnet20",
+        "vit": "fedgg.models.vision_transformer:vit",
+        "char_lstm": "fedgg.models.language:char_lstm",
+        "transformer": "fedgg.models.language:transformer",
     },
     code="CLASS",
 )

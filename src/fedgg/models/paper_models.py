@@ -13,6 +13,7 @@ from typing import Literal
 from torch import nn
 
 from fedgg.errors import UserError
+from fedgg.models.argument_checks import check_choice, check_dropout, image_shape
 
 
 def ending(features: int, classes: int, projection: int) -> list[nn.Module]:
@@ -40,11 +41,7 @@ def mlp(shape: tuple[int, ...], classes: int, hidden: int = 512, projection: int
 
 def cnn(shape: tuple[int, ...], classes: int, projection: int = 0) -> nn.Module:
     """5x5 convolutions of 6 and 16 channels with max-pools, then 120 and 84: the paper's for CIFAR-10."""
-    if len(shape) == 3 and shape[2] <= 4 < shape[0]:
-        raise UserError(f"examples of shape {shape} look like [H, W, C]: put the channels first, as [C, H, W]")
-    if len(shape) != 3 or min(shape[1:]) < 16:
-        raise UserError(f"the cnn needs images of 16 x 16 pixels or more, got examples of shape {shape}: take mlp")
-    channels, height, width = shape
+    channels, height, width = image_shape(shape, "the cnn", 16, "mlp")
     rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
     return nn.Sequential(
         nn.Conv2d(channels, 6, 5),
@@ -73,14 +70,10 @@ def vgg16(
     dropout: float = 0.5,
 ) -> nn.Module:
     """Thirteen 3x3 convolutions with or without BatchNorm, then a classifier: the paper's for CIFAR-100."""
-    if len(shape) != 3 or min(shape[1:]) < 32:
-        raise UserError(f"vgg16 needs images of 32 x 32 pixels or more, got examples of shape {shape}: take cnn or mlp")
-    if classifier not in ("hidden", "linear"):
-        raise UserError(f"vgg16 has no classifier {classifier!r}: choose hidden or linear")
-    if not 0 <= dropout < 1:
-        raise UserError(f"dropout must lie in 0 <= dropout < 1, got {dropout}")
+    incoming, height, across = image_shape(shape, "vgg16", 32, "cnn or mlp")
+    check_choice("vgg16", "classifier", classifier, ("hidden", "linear"))
+    check_dropout(dropout)
     layers: list[nn.Module] = []
-    incoming = shape[0]
     for width in CHANNELS:
         if isinstance(width, str):
             layers.append(nn.MaxPool2d(2))
@@ -90,7 +83,7 @@ def vgg16(
             layers.append(nn.BatchNorm2d(width))
         layers.append(nn.ReLU())
         incoming = width
-    features = 512 * (shape[1] // 32) * (shape[2] // 32)
+    features = 512 * (height // 32) * (across // 32)
     return nn.Sequential(*layers, nn.Flatten(), *_classifier(features, classes, classifier, dropout))
 
 

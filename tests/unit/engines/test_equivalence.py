@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -168,12 +169,23 @@ class Written(nn.Module):
 
 
 class Tokens(nn.Module):
-    def __init__(self) -> None:
+    """Notes the smallest and the largest token of each batch, where these are numbers (within vmap they are not)."""
+
+    def __init__(self, limits: list[int], converts: bool) -> None:
         super().__init__()
         self.words, self.outer = nn.Embedding(5, 4), nn.Linear(4, CLASSES)
+        self.limits, self.converts = limits, converts
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tokens:
+        twin = Tokens(self.limits, self.converts)
+        twin.load_state_dict(self.state_dict())
+        return twin
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.outer(self.words(x.long()).mean(1))  # type: ignore[no-any-return]
+        x = x.long() if self.converts else x
+        with suppress(RuntimeError):
+            self.limits += [int(x.min()), int(x.max())]
+        return self.outer(self.words(x).mean(1))  # type: ignore[no-any-return]
 
 
 class HookedGradient(nn.Module):
@@ -259,11 +271,16 @@ def test_these_do_not(kind: str) -> None:
     assert not net.mixes_in_evaluation
 
 
-def test_tokens_are_tried_as_tokens() -> None:
-    net = Net(Tokens())
-    net.examine(torch.tensor([[0.0, 1.0, 4.0], [2.0, 2.0, 3.0]]), CLASSES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_tokens_are_tried_as_tokens(dtype: torch.dtype) -> None:
+    """An index beyond an Embedding is an error on a CPU; on a GPU it ends every further use of the device."""
+    limits: list[int] = []
+    net = Net(Tokens(limits, converts=dtype == torch.float32))
+    net.examine(torch.tensor([[0, 1, 4], [2, 2, 3]], dtype=dtype), CLASSES)
     assert not mixes_examples(net)
     assert is_stackable(net)
+    assert len(limits) > 20
+    assert (min(limits), max(limits)) == (0, 4)
 
 
 def test_a_mean_in_evaluation_mode_is_announced_and_has_no_fisher_information() -> None:

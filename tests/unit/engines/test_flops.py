@@ -31,9 +31,12 @@ class Mixed(nn.Module):
         return torch.stack([*(p.sum() for p in products), self.up(x).sum(), self.groups(torch.cat([x, x], 1)).sum()])
 
 
-@pytest.mark.parametrize("module", [*(MODELS[name]((3, 32, 32), 10) for name in MODELS), Mixed()])
-def test_products_are_counted_as_torch_counts_them(module: nn.Module) -> None:
+@pytest.mark.parametrize("name", [*MODELS, "mixed"])
+def test_products_are_counted_as_torch_counts_them(name: str) -> None:
     x = torch.randn(2, 3, 32, 32)
+    if name in ("char_lstm", "transformer"):
+        x = torch.zeros(2, 9, dtype=torch.int64)
+    module = Mixed() if name == "mixed" else MODELS[name](tuple(x.shape[1:]), 10)
     with torch.no_grad(), FlopCounterMode(display=False) as theirs:
         module(x)
     with torch.no_grad(), CountedProducts() as ours:

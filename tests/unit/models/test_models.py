@@ -12,6 +12,7 @@ from torch import nn
 from fedgg.core.model import Net
 from fedgg.errors import UserError
 from fedgg.lab.name_resolution import build_model
+from fedgg.models import MODELS
 
 IMAGE = (3, 32, 32)
 CONVOLUTIONS_OF_VGG16 = 14_714_688
@@ -34,9 +35,10 @@ def test_sizes(name: str, settings: dict[str, Any], classes: int, parameters: in
     assert module.eval()(torch.randn(2, *IMAGE)).shape == (2, classes)
 
 
-@pytest.mark.parametrize("name", ["linear", "mlp", "cnn", "vgg16"])
+@pytest.mark.parametrize("name", MODELS)
 def test_the_start_is_a_function_of_the_seed(name: str) -> None:
-    first, again, other = (Net(build_model(name, {}, IMAGE, 10, seed)).start for seed in (0, 0, 1))
+    shape = (6,) if name in ("char_lstm", "transformer") else IMAGE
+    first, again, other = (Net(build_model(name, {}, shape, 10, seed)).start for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -71,6 +73,7 @@ def test_dropout_and_statistics_are_noticed() -> None:
     [
         ("cnn", {}, (1, 8, 8), "16 x 16"),
         ("cnn", {}, (30,), "16 x 16"),
+        ("vgg16", {}, (64, 64, 3), "channels first"),
         ("vgg16", {}, (3, 16, 16), "32 x 32"),
         ("vgg16", {"classifier": "wide"}, IMAGE, "classifier"),
         ("vgg16", {"dropout": 1.0}, IMAGE, "dropout"),
