@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 Criterion = Callable[[Tensor, Tensor], Tensor]  # outputs [N, ...], targets [N] -> loss of each example [N]
 
 
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, targets, reduction="none")
+cross_entropy: Criterion = partial(F.cross_entropy, reduction="none")
 
 
 class RowsForward(Protocol):

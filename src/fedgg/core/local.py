@@ -95,7 +95,7 @@ def local_round(
 def open_round(algorithm: Algorithm, net: Net, optimiser: Optimiser, start: LocalStart) -> tuple[LocalState, Client]:
     """Rows before their first step, and what their algorithm may read."""
     zero = torch.zeros_like(start.w[:, :1])
-    memory, state = kept_state(start.memory)
+    memory, state = kept_state(start.memory) if start.keeps_optimiser_state else (start.memory, {})
     state = state or optimiser.start(start.w)
     running = LocalState(start.w, state, torch.zeros_like(start.w), zero, zero, zero)
     is_random = bool(start.dropout) and (net.drops or net.draws_random_numbers)
@@ -109,7 +109,7 @@ def open_round(algorithm: Algorithm, net: Net, optimiser: Optimiser, start: Loca
         steps=start.steps,
         effective_steps=optimiser.effective_steps(start.steps),
         lr=optimiser.lr,
-        momentum=optimiser.momentum_of_rows,
+        momentum=optimiser.momentum,
         examples=start.examples,
         round=start.round,
         step=running.step,
@@ -128,7 +128,9 @@ def local_step(
     loss, grad = gradient(algorithm, running.w, batch, client)
     with torch.no_grad():
         w = running.w
-        grad = optimiser.clipped(algorithm.steer(grad, w, client))
+        grad = algorithm.steer(grad, w, client)
+        if "clip_norm" in optimiser.used:
+            grad = optimiser.clipped(grad)
         move, state = optimiser.move(grad, w, running.optimiser_state)
         move = algorithm.nudge(move, w, client)
         count = batch.mask.sum(1, keepdim=True)

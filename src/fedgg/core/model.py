@@ -89,6 +89,7 @@ class Net:
         self.start = self.layout.flatten(dict(module.named_parameters()))
         # Copies, `[1, ...]` each: a scalar counter becomes `[1]`.
         self.start_buffers = {name: buffer.detach().clone()[None] for name, buffer in module.named_buffers()}
+        self.embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in module.modules())
         self.frozen_statistics = frozen_statistics
         self.freezes = frozen_statistics and any(  # whether there are normalisation layers for which it matters
             isinstance(part, nn.modules.batchnorm._NormBase) and part.running_mean is not None

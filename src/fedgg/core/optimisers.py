@@ -28,9 +28,11 @@ class Optimiser:
     """
 
     defaults: ClassVar[Mapping[str, float]] = {}
-    without_effect: ClassVar[Mapping[str, float]] = {"weight_decay": 0.0, "clip_norm": math.inf}  # values of settings
+    # Values with which a setting has no effect.
+    without_effect: ClassVar[Mapping[str, float]] = {"momentum": 0.0, "weight_decay": 0.0, "clip_norm": math.inf}
 
     lr: Tensor
+    momentum: Tensor  # of SGD; zero for optimisers that have none
     weight_decay: Tensor
     clip_norm: Tensor  # the longest gradient; infinity: no clipping
     used: frozenset[str]  # settings that have an effect on some row: known without reading tensors
@@ -59,18 +61,11 @@ class Optimiser:
 
     def clipped(self, grad: Tensor) -> Tensor:
         """The gradient, scaled down to the length `clip_norm` where it is longer."""
-        if "clip_norm" not in self.used:
-            return grad
         return grad * (self.clip_norm / (length(grad) + CLIP_EPSILON)).clamp_max(1.0)
 
     def effective_steps(self, steps: Tensor) -> Tensor:
         """How many plain steps `steps` steps are worth under a constant gradient, `[K, 1]`."""
         return steps.to(self.lr.dtype)
-
-    @property
-    def momentum_of_rows(self) -> Tensor:
-        """Of SGD, `[K, 1]`; zero for optimisers that do not multiply steps in this way."""
-        return torch.zeros_like(self.lr)
 
 
 @dataclass(frozen=True)
@@ -80,10 +75,6 @@ class SGD(Optimiser):
     v <- b v + gradient + weight_decay w
     w <- w - lr v
     """
-
-    without_effect: ClassVar[Mapping[str, float]] = {**Optimiser.without_effect, "momentum": 0.0}
-
-    momentum: Tensor
 
     @classmethod
     def of(cls, lr: float, momentum: float, weight_decay: float, like: Tensor) -> SGD:
@@ -106,10 +97,6 @@ class SGD(Optimiser):
         """a_K = sum over m = 1..K of (1 - b^m)/(1 - b) = (K - b (1 - b^K)/(1 - b))/(1 - b); K itself for b = 0."""
         b, k = self.momentum, steps.to(self.momentum.dtype)
         return (k - b * (1 - b**k) / (1 - b)) / (1 - b)
-
-    @property
-    def momentum_of_rows(self) -> Tensor:
-        return self.momentum
 
 
 @dataclass(frozen=True)
@@ -163,10 +150,6 @@ class OptimiserSettings:
     kind: type[Optimiser]
     values: Mapping[str, float]
     kept: bool = False  # whether clients keep its state between rounds
-
-    def on(self, like: Tensor) -> Optimiser:
-        """The same settings for all rows of `like`."""
-        return self.kind.on_rows([self.values], like)
 
 
 def sgd(lr: float, momentum: float, weight_decay: float) -> OptimiserSettings:

@@ -65,7 +65,7 @@ class RoundJob:
             return memory
         memory = self.algorithm.client_memory(self.w)
         if self.optimiser.kept:
-            memory = with_kept_state(memory, self.optimiser.on(self.w).start(self.w))
+            memory = with_kept_state(memory, self.optimiser.kind.on_rows([self.optimiser.values], self.w).start(self.w))
         return memory
 
     def buffers_before(self, client: int) -> Rows:

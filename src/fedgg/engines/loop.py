@@ -32,7 +32,7 @@ class Loop:
 
 def open_client(job: RoundJob, client: int) -> tuple[LocalStart, Optimiser]:
     """What a client starts its round from, and its optimiser."""
-    examples, buffers = job.data.examples(client), job.buffers_before(client)
+    examples, buffers = job.data.examples(client), job.buffers_before(client) if job.buffers else {}
     start = LocalStart(
         w=job.w,
         down=job.down,
@@ -45,4 +45,4 @@ def open_client(job: RoundJob, client: int) -> tuple[LocalStart, Optimiser]:
         probe=Probe(job.net, buffers, lambda row: job.data.client_chunks(client)),
         keeps_optimiser_state=job.optimiser.kept,
     )
-    return start, job.optimiser.on(job.w)
+    return start, job.optimiser.kind.on_rows([job.optimiser.values], job.w)

@@ -292,9 +292,4 @@ def normal_numbers(shape: Sequence[int], like: Tensor, seed: int = 0) -> Tensor:
 
 def takes_tokens(net: Net) -> bool:
     """Whether inputs are indices, which must not be changed: one out of range ends every further use of a GPU."""
-    return has_embedding(net.module) or (net.sample is not None and not net.sample.is_floating_point())
-
-
-def has_embedding(module: nn.Module) -> bool:
-    """Whether one of its parts is an `nn.Embedding` or `nn.EmbeddingBag`."""
-    return any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in module.modules())
+    return net.embeds or (net.sample is not None and not net.sample.is_floating_point())

@@ -20,10 +20,10 @@ from fedgg.core.random_choices import Work
 from fedgg.data.batch_preparation import CHUNK, Feed, Scaling, scaling
 from fedgg.data.dataset import Dataset
 from fedgg.engines.fused.cpu_step import fused_net
-from fedgg.engines.module_equivalence import has_embedding
 from fedgg.errors import UserError
 from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation, aggregation_of
 from fedgg.lab.config import Experiment
+from fedgg.lab.config_sections import OptimiserConfig, ScheduleConfig
 from fedgg.lab.engine_setup import DTYPES, Choice, choose
 from fedgg.lab.federated_data import DataGiven, Origin, WholeData, dataset_of, holdings, load_data, split_of
 from fedgg.lab.local_optimiser import check_optimiser
@@ -126,11 +126,9 @@ def build(
     )
     origin = WholeData(dataset, split, held.proxy)
     federation = assemble(experiment, feed, origin, model=model, algorithm=algorithm, engine_reason=engine_reason)
-    module = federation.net.module
-    embeds = has_embedding(module)
-    if embeds:
-        _try_the_largest_inputs(module, dataset, feed.scaling)
-    notices = _notices_on_data(experiment, dataset, feed.scaling, embeds)
+    if federation.net.embeds:
+        _try_the_largest_inputs(federation.net.module, dataset, feed.scaling)
+    notices = _notices_on_data(experiment, dataset, feed.scaling, federation.net.embeds)
     return replace(federation, notices=(*notices, *federation.notices))
 
 
@@ -209,7 +207,8 @@ def examine(
         )
     if algorithm.needs_proxy:
         check_needs(algorithm, experiment)
-    check_optimiser(experiment, algorithm)
+    if experiment.optimiser != OptimiserConfig() or experiment.schedule != ScheduleConfig():
+        check_optimiser(experiment, algorithm)
     work = algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
     notices = list[str]()
     if min(sizes) < (work.batch or 1):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails
@@ -33,6 +33,7 @@ class PartConfig(ConfigSection):
     model_config = ConfigDict(extra="allow")
     registry: ClassVar[Registry[Any] | None] = None  # None: the name is checked where the part is built
     other_names: ClassVar[tuple[str, ...]] = ()  # beside the registered ones
+    offered: ClassVar[tuple[str, ...] | None] = None  # parameters of the part that are not settings; None: not checked
 
     @field_validator("name", "scheme", "rule", check_fields=False)
     @classmethod
@@ -42,6 +43,16 @@ class PartConfig(ConfigSection):
         if registry is not None and not (name in registry or name in others or names_code(name)):
             raise ValueError(registry.suggestion(name, *others))
         return name
+
+    @model_validator(mode="after")
+    def _settings_are_known(self) -> Self:
+        """Keys that are not declared must be parameters of the registered part."""
+        name = str(getattr(self, "name", None) or getattr(self, "scheme", ""))
+        if self.__pydantic_extra__ and self.offered is not None and self.registry and name in self.registry:
+            accepted = accepted_settings(self.registry[name]).keys() - set(self.offered)
+            if self.__pydantic_extra__.keys() - accepted:
+                raise _unknown_keys({key: value for key, value in self.settings.items() if key not in accepted})
+        return self
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -158,6 +169,7 @@ class DataConfig(ConfigSection):
 
 class SplitConfig(PartConfig):
     registry = SPLITS
+    offered = OFFERED
 
     scheme: str = Field("dirichlet", description=SPLITS.choices())
     clients: int = Field(10, ge=1, description="number of clients; for the scheme given, the data's")
@@ -167,15 +179,6 @@ class SplitConfig(PartConfig):
     )
     shards_per_client: int = Field(2, ge=1, description="for the scheme shards")
     allow_empty: bool = Field(False, description="whether min_examples = 0 may leave a client without examples")
-
-    @model_validator(mode="after")
-    def _settings_of_the_scheme(self) -> SplitConfig:
-        if self.scheme in SPLITS:
-            accepted = accepted_settings(SPLITS[self.scheme]).keys() - set(OFFERED)
-            unknown = {key: value for key, value in self.settings.items() if key not in accepted}
-            if unknown:
-                raise _unknown_keys(unknown)
-        return self
 
     @property
     def scheme_settings(self) -> dict[str, Any]:
@@ -209,6 +212,7 @@ class OptimiserConfig(PartConfig):
     """The clients' optimiser; its lr, momentum and weight decay are keys of [local]."""
 
     registry = OPTIMISERS
+    offered = ("lr", "momentum", "weight_decay", "clip_norm", "used")
 
     name: str = Field("sgd", description=OPTIMISERS.choices())
     clip_norm: float | None = Field(None, gt=0, description="the longest gradient, algorithm's terms included")
@@ -216,28 +220,15 @@ class OptimiserConfig(PartConfig):
         "fresh", description="of momentum and moments: fresh in every round, or kept by the client between its rounds"
     )
 
-    @model_validator(mode="after")
-    def _settings_of_the_optimiser(self) -> OptimiserConfig:
-        if self.name in OPTIMISERS and self.settings.keys() - OPTIMISERS[self.name].defaults.keys():
-            raise _unknown_keys({k: v for k, v in self.settings.items() if k not in OPTIMISERS[self.name].defaults})
-        return self
-
 
 class ScheduleConfig(PartConfig):
     """The clients' learning rate over the rounds: a factor on local.lr."""
 
     registry = SCHEDULES
+    offered = ("round_", "rounds", "lr_decay")
 
     name: str = Field("exponential", description=SCHEDULES.choices())
     warmup: int = Field(0, ge=0, description="rounds over which the learning rate first grows linearly")
-
-    @model_validator(mode="after")
-    def _settings_of_the_schedule(self) -> ScheduleConfig:
-        if self.name in SCHEDULES:
-            accepted = accepted_settings(SCHEDULES[self.name]).keys() - {"round_", "rounds", "lr_decay"}
-            if self.settings.keys() - accepted:
-                raise _unknown_keys({key: value for key, value in self.settings.items() if key not in accepted})
-        return self
 
 
 class ServerConfig(ConfigSection):

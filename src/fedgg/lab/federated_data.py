@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgg.core.random_choices import stream
+from fedgg.data import DATASETS
 from fedgg.data.catalog import data_folder
 from fedgg.data.dataset import Dataset, load
 from fedgg.data.partition import Partition, partition
@@ -29,7 +30,7 @@ DataGiven = Dataset | tuple[Any, Any, Any, Any] | tuple[Any, Any, Any, Any, Any]
 
 def load_data(source: str, folder: Path | None = None) -> Dataset:
     """The data set that `data.source` names: a registered one, or what a function of user code returns."""
-    if not names_code(source):
+    if source in DATASETS or not names_code(source):
         return load(source, folder)
     function = data_function(source)
     try:

@@ -17,18 +17,14 @@ from fedgg.registry import accepted_settings
 def optimiser_of(experiment: Experiment, round_: int) -> OptimiserSettings:
     """The optimiser of this round, counted from zero."""
     local, config = experiment.local, experiment.optimiser
-    kind = optimiser_class(config.name)
-    schedule, settings = schedule_function(experiment.schedule.name), experiment.schedule.settings
-    lr = learning_rate(
-        local.lr,
-        schedule,
-        {"lr_decay": local.lr_decay, **settings},
-        round_,
-        experiment.rounds,
-        experiment.schedule.warmup,
-    )
+    kind = OPTIMISERS[config.name] if config.name in OPTIMISERS else optimiser_class(config.name)
+    name, warmup, settings = experiment.schedule.name, experiment.schedule.warmup, experiment.schedule.settings
+    schedule = SCHEDULES[name] if name in SCHEDULES else schedule_function(name)
+    settings["lr_decay"] = local.lr_decay
+    lr = learning_rate(local.lr, schedule, settings, round_, experiment.rounds, warmup)
     clip_norm = math.inf if config.clip_norm is None else config.clip_norm
-    known = {"lr": lr, "momentum": local.momentum, "weight_decay": local.weight_decay, "clip_norm": clip_norm}
+    momentum = local.momentum if issubclass(kind, SGD) else 0.0
+    known = {"lr": lr, "momentum": momentum, "weight_decay": local.weight_decay, "clip_norm": clip_norm}
     values = {**known, **kind.defaults, **config.settings}
     names = [field.name for field in fields(kind) if field.name != "used"]
     for name in names:

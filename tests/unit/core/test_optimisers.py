@@ -26,6 +26,10 @@ def settings_of(name: str, **changes: float) -> OptimiserSettings:
     return OptimiserSettings(kind, {key: value for key, value in values(**changes).items() if key in names})
 
 
+def on(chosen: OptimiserSettings, like: Tensor) -> Optimiser:
+    return chosen.kind.on_rows([chosen.values], like)
+
+
 def torch_optimiser(name: str, parameter: Tensor, lr: float, momentum: float, decay: float) -> torch.optim.Optimizer:
     if name == "sgd":
         return torch.optim.SGD([parameter], lr=lr, momentum=momentum, weight_decay=decay)
@@ -52,7 +56,7 @@ def test_equals_torch_over_many_steps(
     start, targets = (torch.randn(1, 5, dtype=torch.float64, generator=generator) for _ in range(2))
     w, theirs = start.clone(), start.clone().requires_grad_()
     reference = torch_optimiser(name, theirs, lr, momentum, decay)
-    ours = settings_of(name, lr=lr, momentum=momentum, weight_decay=decay, clip_norm=clip).on(w)
+    ours = on(settings_of(name, lr=lr, momentum=momentum, weight_decay=decay, clip_norm=clip), w)
     state = ours.start(w)
     for _ in range(40):
         move, state = ours.move(ours.clipped((w - targets).sin()), w, state)
@@ -72,7 +76,7 @@ def test_rows_may_have_their_own_settings(name: str) -> None:
     moves, state = together.move(together.clipped(grad), w, together.start(w))
     moves, _ = together.move(together.clipped(grad), w + moves, state)
     for k, one in enumerate(each):
-        row, alone = slice(k, k + 1), one.on(w[k : k + 1])
+        row, alone = slice(k, k + 1), on(one, w[k : k + 1])
         move, own = alone.move(alone.clipped(grad[row]), w[row], alone.start(w[row]))
         move, _ = alone.move(alone.clipped(grad[row]), w[row] + move, own)
         assert torch.allclose(moves[row], move, rtol=1e-12, atol=1e-14)
@@ -99,10 +103,12 @@ def test_effective_steps_are_a_column_per_row() -> None:
 
 def test_settings_without_effect_are_known() -> None:
     like = torch.zeros(2, 3)
-    assert sgd(0.1, 0.0, 0.0).on(like).used == {"lr"}
-    assert sgd(0.1, 0.9, 0.1).on(like).used == {"lr", "momentum", "weight_decay"}
+    assert on(sgd(0.1, 0.0, 0.0), like).used == {"lr"}
+    assert on(sgd(0.1, 0.9, 0.1), like).used == {"lr", "momentum", "weight_decay"}
     with pytest.raises(NotImplementedError):
-        Optimiser.on_rows([{"lr": 1.0, "weight_decay": 0.0, "clip_norm": math.inf}], like).move(like, like, {})
+        Optimiser.on_rows([{"lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": math.inf}], like).move(
+            like, like, {}
+        )
 
 
 @pytest.mark.parametrize("end", [0.0, 0.1])
