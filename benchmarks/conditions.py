@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fedgg.bench.machine import code
+from fedgg.bench.results import code
 from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
 

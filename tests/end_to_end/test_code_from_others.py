@@ -86,7 +86,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "torch.nn:Linear": {"in_features": 64, "out_features": 10},
     "numpy:save": {"file": "CANARY", "arr": [1]},
     "fedgg.__main__:main": {},
-    "fedgg.bench.runners.plain_loop:main": {},
+    "fedgg.bench.runners.pytorch_loops:main": {},
     "evil.py:Net": {},
     "evil.py:Own": {},
     "evil.py:system": {"command": "touch CANARY"},

@@ -233,12 +233,12 @@ def test_lines_are_told_apart() -> None:
 ALONE = {
     "files.py",
     "flower/local/namespaces.py",  # is run by its path in a process of its own, and writes to /proc
-    "bench/kit/bench_kit.py",  # goes into the environments of other frameworks
+    "bench/bench_kit.py",  # goes into the environments of other frameworks
 }
 REASONS = {  # by file, the calls that are in order there
     "report/page.py": {"read_text"},  # our own assets
     "engines/import_user_file.py": {"read_text"},  # the user's code, which is to be run anyway
-    "bench/machine.py": {"read_text"},  # /proc/cpuinfo
+    "bench/results.py": {"read_text"},  # /proc/cpuinfo
     "flower/local/flower_commands.py": {"json.loads"},  # what a program of ours prints
     "bench/contender_process.py": {"json.loads", "read_text"},
     "bench/runners/fedgg_engine.py": {"json.loads"},

@@ -21,10 +21,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedgg.bench import kit
+from fedgg.bench import bench_kit
 from fedgg.bench.contenders import Contender
 from fedgg.errors import UserError
-from fedgg.files import open_log
+from fedgg.files import open_log, read_bytes, write_atomically
 
 MARK = "FEDGG_BENCH_MARK"
 POLL_SECONDS = 0.1  # between two measurements of memory
@@ -160,7 +160,7 @@ class ContenderProcess:
                     text=True,
                     bufsize=1,
                     cwd=scratch,
-                    env=_environment(contender, workload, device, self._mark),
+                    env=_environment(contender, workload, device, self._mark, scratch),
                     start_new_session=True,  # on Ctrl-C the driver ends it
                 )
             except OSError as error:
@@ -263,11 +263,14 @@ class ContenderProcess:
         self._idle_seconds += time.perf_counter() - self._idle_since
 
 
-def _environment(contender: Contender, workload: Path, device: str, mark: str) -> dict[str, str]:
+def _environment(contender: Contender, workload: Path, device: str, mark: str, scratch: Path) -> dict[str, str]:
     threads = str(contender.threads)
     inherited = dict(os.environ)
     if contender.folder is not None:  # another framework has the kit and its own packages, and not fedgg
-        inherited["PYTHONPATH"] = str(Path(kit.__file__).parent)
+        kit = scratch / "kit"
+        kit.mkdir(exist_ok=True)
+        write_atomically(kit / "bench_kit.py", read_bytes(Path(bench_kit.__file__)))
+        inherited["PYTHONPATH"] = str(kit)
         inherited.pop("PYTHONSAFEPATH", None)  # its script imports modules beside it
     return inherited | {
         "FEDGG_BENCH_WORKLOAD": str(workload),

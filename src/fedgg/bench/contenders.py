@@ -248,9 +248,9 @@ def _engines() -> list[Contender]:
 
 def _loops() -> list[Contender]:
     return [
-        Contender("tight-2", "tight loop, 2 threads", _module("tight_loop"), "loop", threads=2),
-        Contender("tight-1", "tight loop, 1 thread", _module("tight_loop"), "loop", threads=1, devices=("cpu",)),
-        Contender("plain-2", "researcher's loop, 2 threads", _module("plain_loop"), "loop", threads=2),
+        Contender("tight-2", "tight loop, 2 threads", _loop("tight"), "loop", threads=2),
+        Contender("tight-1", "tight loop, 1 thread", _loop("tight"), "loop", threads=1, devices=("cpu",)),
+        Contender("plain-2", "researcher's loop, 2 threads", _loop("plain"), "loop", threads=2),
     ]
 
 
@@ -272,3 +272,7 @@ def _peers(folder: Path | None) -> list[Contender]:
 
 def _module(name: str) -> tuple[str, ...]:
     return (sys.executable, "-m", f"fedgg.bench.runners.{name}")
+
+
+def _loop(kind: str) -> tuple[str, ...]:
+    return (*_module("pytorch_loops"), kind)

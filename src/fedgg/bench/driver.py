@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedgg.bench.bench_kit import Settings, cnn
 from fedgg.bench.contender_process import (
     ContenderFailed,
     ContenderProcess,
@@ -25,9 +26,7 @@ from fedgg.bench.contender_process import (
     psutil,
 )
 from fedgg.bench.contenders import REFERENCE, Contender, Device
-from fedgg.bench.kit.bench_kit import Settings, cnn
-from fedgg.bench.machine import code, load_average, machine
-from fedgg.bench.results import FORMAT
+from fedgg.bench.results import FORMAT, code, load_average, machine
 from fedgg.core.random_choices import stream, torch_stream
 from fedgg.data.batch_preparation import scaling
 from fedgg.data.catalog import CIFAR10, data_folder

@@ -1,20 +1,69 @@
-"""Results of a benchmark: `bench.json` as a table and a bar chart."""
+"""Results of a benchmark: the machine and code recorded with them, and `bench.json` as a table and a bar chart.
+
+Imported without matplotlib, which the extra `bench` does not install.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
 import statistics
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedgg import __version__
 from fedgg.analysis.labels import shortened
+from fedgg.bench.contender_process import psutil
 from fedgg.errors import UserError
 from fedgg.files import read_json
+from fedgg.lab.provenance import commit
 from fedgg.report.tables import NONE, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def machine(device: str) -> dict[str, Any]:
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": psutil().virtual_memory().total,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "gpu": _gpu() if device == "cuda" else None,
+    }
+
+
+def code() -> dict[str, Any]:
+    """The version of fedgg and, in a git repository, the commit and whether files differ from it."""
+    return {"fedgg": __version__, **commit()}
+
+
+def load_average() -> float:
+    """The load average of the last minute."""
+    return round(float(psutil().getloadavg()[0]), 2)
+
+
+def free_memory() -> int:
+    return int(psutil().virtual_memory().available)
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _gpu() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
 
 FORMAT = 1  # of bench.json
 BELOW_MEDIAN = 0.05  # of accuracy: a contender further below the median does not train the same

@@ -115,7 +115,7 @@ def setup(
 
 def _warn(contenders: list[Contender], quick: bool) -> None:
     from fedgg.bench.contenders import peers_folder
-    from fedgg.bench.machine import free_memory
+    from fedgg.bench.results import free_memory
 
     if peers_folder() is None:
         note("only fedgg's engines and the plain loops are measured: the other scripts are in fedgg's repository")

@@ -1,4 +1,4 @@
-"""Local optimisers on rows, as in `torch.optim`: SGD, Adam, AdamW; and the learning rate of a round.
+"""Local optimisers on rows, as in `torch.optim`: SGD, Adam, AdamW; and schedules of their learning rate.
 
 An optimiser is a frozen dataclass whose numeric settings are columns `[K, 1]`. Its state (SGD's velocity, Adam's
 moments) is a dict of rows, new in every round unless clients keep it (`optimiser.state`).
@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from fedgg.core.tensor_rows import Rows, length
-from fedgg.registry import Registry, accepted_settings
+from fedgg.registry import Registry
 
 CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
@@ -204,13 +204,3 @@ SCHEDULES: Registry[Callable[..., float]] = Registry(
     {"exponential": exponential, "constant": constant, "step": step, "cosine": cosine, "linear": linear},
     code="FUNCTION",
 )
-
-
-def learning_rate(
-    lr: float, schedule: Callable[..., float], settings: Mapping[str, Any], round_: int, rounds: int, warmup: int = 0
-) -> float:
-    """The local learning rate of a round, counted from zero; it grows linearly over the first `warmup` rounds."""
-    accepted = accepted_settings(schedule)
-    arguments = {name: value for name, value in {**settings, "rounds": rounds}.items() if name in accepted}
-    rate = lr * schedule(round_, **arguments)
-    return rate if round_ >= warmup else rate * (round_ + 1) / (warmup + 1)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 
 from fedgg.core.algorithm import Algorithm
-from fedgg.core.optimisers import OPTIMISERS, SCHEDULES, SGD, Optimiser, OptimiserSettings, learning_rate
+from fedgg.core.optimisers import OPTIMISERS, SCHEDULES, SGD, Optimiser, OptimiserSettings
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.name_resolution import part_named
@@ -20,8 +20,11 @@ def optimiser_of(experiment: Experiment, round_: int) -> OptimiserSettings:
     kind = OPTIMISERS[config.name] if config.name in OPTIMISERS else optimiser_class(config.name)
     name, warmup, settings = experiment.schedule.name, experiment.schedule.warmup, experiment.schedule.settings
     schedule = SCHEDULES[name] if name in SCHEDULES else schedule_function(name)
-    settings["lr_decay"] = local.lr_decay
-    lr = learning_rate(local.lr, schedule, settings, round_, experiment.rounds, warmup)
+    accepted = accepted_settings(schedule)
+    offered = {**settings, "lr_decay": local.lr_decay, "rounds": experiment.rounds}
+    lr = local.lr * schedule(round_, **{key: value for key, value in offered.items() if key in accepted})
+    if round_ < warmup:
+        lr = lr * (round_ + 1) / (warmup + 1)
     clip_norm = math.inf if config.clip_norm is None else config.clip_norm
     momentum = local.momentum if issubclass(kind, SGD) else 0.0
     known = {"lr": lr, "momentum": momentum, "weight_decay": local.weight_decay, "clip_norm": clip_norm}

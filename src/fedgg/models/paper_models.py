@@ -13,7 +13,7 @@ from typing import Literal
 from torch import nn
 
 from fedgg.errors import UserError
-from fedgg.models.argument_checks import check_choice, check_dropout, image_shape
+from fedgg.models import check_choice, check_dropout, image_shape
 
 
 def ending(features: int, classes: int, projection: int) -> list[nn.Module]:

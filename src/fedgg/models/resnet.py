@@ -21,7 +21,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgg.models.argument_checks import check_choice, check_divides, check_positive, image_shape
+from fedgg.models import check_choice, check_divides, check_positive, image_shape
 
 Norm = Callable[[int], nn.Module]  # of so many channels
 SMALLEST = {"cifar": 8, "imagenet": 32}  # pixels a side: fewer would be a single pixel before the last stage

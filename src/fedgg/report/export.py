@@ -9,10 +9,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fedgg.analysis.chart_data import six_digits
+from fedgg.analysis.chart_data import six_digits, sweep_grid
 from fedgg.analysis.collect import Group
 from fedgg.analysis.compare import compare
-from fedgg.analysis.sweep_grid import sweep_grid
 from fedgg.errors import UserError
 from fedgg.files import file_name, make_folder, write_output
 from fedgg.report.data_figures import split_figures

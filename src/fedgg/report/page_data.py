@@ -15,12 +15,11 @@ from typing import Any
 
 import tomli_w
 
-from fedgg.analysis.chart_data import BY_CLIENT, run_columns, six_digits, split_data
+from fedgg.analysis.chart_data import BY_CLIENT, run_columns, six_digits, split_data, sweep_grid
 from fedgg.analysis.collect import CONTENT_ERRORS, Group, Problem
 from fedgg.analysis.compare import WINDOW, Comparison, ComparisonRow, compare, shown_seeds
 from fedgg.analysis.labels import FROM_PYTHON, short_name
 from fedgg.analysis.run_environment import conditions
-from fedgg.analysis.sweep_grid import sweep_grid
 from fedgg.analysis.verdict import conclude, listed, quoted
 from fedgg.registry import NAMED_PARTS, names_code
 from fedgg.report.tables import difference_rule, privacy_notes, shown_epsilon

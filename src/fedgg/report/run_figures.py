@@ -11,10 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fedgg.analysis.chart_data import HISTORIES, client_columns
+from fedgg.analysis.chart_data import HISTORIES, SweepGrid, client_columns
 from fedgg.analysis.compare import Spread, spread
 from fedgg.analysis.labels import short_name, shortened
-from fedgg.analysis.sweep_grid import SweepGrid
 from fedgg.report.figure_style import COLOURS, LINE_STYLES, blank, legend_name, mean_and_band, styled
 from fedgg.runfolder.record_types import Floats, Ints, RunRecord, StudyRecord
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedgg.analysis.sweep_grid import sweep_grid
+from fedgg.analysis.chart_data import sweep_grid
 from fedgg.runfolder.record_types import RunRecord, StudyRecord
 
 

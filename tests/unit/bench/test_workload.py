@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedgg.bench import bench_kit
 from fedgg.bench.driver import SIZES, stand_in, write_workload
-from fedgg.bench.kit import bench_kit
 from fedgg.data.batch_preparation import scaling
 from fedgg.errors import UserError
 from fedgg.models import MODELS

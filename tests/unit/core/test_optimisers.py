@@ -1,4 +1,4 @@
-"""Local optimisers against torch.optim, gradient clipping against torch.nn.utils, schedules against torch's."""
+"""Local optimisers against torch.optim, gradient clipping against torch.nn.utils."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedgg.core.optimisers import OPTIMISERS, SCHEDULES, SGD, Optimiser, OptimiserSettings, learning_rate, sgd
+from fedgg.core.optimisers import OPTIMISERS, SGD, Optimiser, OptimiserSettings, sgd
 
 BETAS = {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6}
 
@@ -109,29 +109,3 @@ def test_settings_without_effect_are_known() -> None:
         Optimiser.on_rows([{"lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": math.inf}], like).move(
             like, like, {}
         )
-
-
-@pytest.mark.parametrize("end", [0.0, 0.1])
-@pytest.mark.parametrize("name", ["cosine", "linear", "exponential", "step"])
-def test_schedules_against_torch(name: str, end: float) -> None:
-    rounds, lr, decay = 12, 0.3, 0.9
-    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
-    schedulers: Any = torch.optim.lr_scheduler
-    reference: Any = {
-        "cosine": lambda: schedulers.CosineAnnealingLR(optimiser, rounds, eta_min=end * lr),
-        "linear": lambda: schedulers.LinearLR(optimiser, 1.0, end, rounds),
-        "exponential": lambda: schedulers.ExponentialLR(optimiser, decay),
-        "step": lambda: schedulers.StepLR(optimiser, 5, decay),
-    }[name]()
-    chosen = {"lr_decay": decay, "every": 5, "end": end}
-    for number in range(rounds):
-        assert learning_rate(lr, SCHEDULES[name], chosen, number, rounds) == pytest.approx(
-            optimiser.param_groups[0]["lr"], rel=1e-9
-        )
-        optimiser.step()
-        reference.step()
-
-
-def test_warmup() -> None:
-    rates = [learning_rate(0.8, SCHEDULES["constant"], {}, number, 6, warmup=3) for number in range(6)]
-    assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedgg.errors import UserError
-from fedgg.models.language import char_lstm
+from fedgg.models.char_lstm import char_lstm
 
 
 def test_size() -> None:

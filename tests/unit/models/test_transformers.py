@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgg.errors import UserError
-from fedgg.models.language import transformer
-from fedgg.models.vision_transformer import vit
+from fedgg.models.transformers import transformer, vit
 
 TINY: dict[str, Any] = {"layers": 2, "width": 12, "heads": 3}
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from fedgg.bench.kit.bench_kit import DriverConnection, cnn, device, members_of, raw, settings_of, start_of
+from fedgg.bench.bench_kit import DriverConnection, cnn, device, members_of, raw, settings_of, start_of
 from fedgg.core.evaluation import evaluate
 from fedgg.data.user_arrays import KEYS, from_arrays
 from fedgg.lab.build import Federation, build

@@ -1,4 +1,4 @@
-"""Models of text: inputs are whole-number tokens `[N, T]`; outputs are scores for each token `[N, T, classes]`.
+"""A character LSTM: inputs are whole-number tokens `[N, T]`; outputs are scores for each token `[N, T, classes]`.
 
 With `predict = "last"` outputs are those of the last token alone, `[N, classes]`. There are as many different tokens as
 classes (the next token is the class) unless `vocabulary` says otherwise, as for the classification of texts.
@@ -12,9 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgg.errors import UserError
-from fedgg.models.argument_checks import check_choice, check_positive, sequence_length
-from fedgg.models.transformer_block import TransformerBlock, check_blocks
+from fedgg.models import check_choice, check_positive, number_of_tokens, sequence_length
 
 Predict = Literal["every", "last"]
 
@@ -37,41 +35,8 @@ def char_lstm(
     sequence_length(shape, "char_lstm")
     check_choice("char_lstm", "predict", predict, ("every", "last"))
     check_positive("char_lstm", embedding=embedding, hidden=hidden, layers=layers)
-    tokens = _number_of_tokens("char_lstm", vocabulary, classes)
+    tokens = number_of_tokens("char_lstm", vocabulary, classes)
     return CharLSTM(tokens, embedding, hidden, layers, classes, predict)
-
-
-def transformer(
-    shape: tuple[int, ...],
-    classes: int,
-    predict: Predict = "every",
-    vocabulary: int = 0,
-    layers: int = 4,
-    width: int = 128,
-    heads: int = 4,
-    dropout: float = 0.0,
-    tied: bool = False,
-) -> nn.Module:
-    """A causal transformer of 4 pre-norm blocks of width 128 with learned positions, 0.8 million parameters in them.
-
-    The context is the length of the examples. `tied`: the output layer's weights are the embedding's.
-    """
-    context = sequence_length(shape, "transformer")
-    check_choice("transformer", "predict", predict, ("every", "last"))
-    check_blocks("transformer", layers, width, heads, dropout)
-    tokens = _number_of_tokens("transformer", vocabulary, classes)
-    if tied and tokens != classes:
-        raise UserError(
-            f"transformer with tied = true needs as many tokens as classes, got vocabulary = {tokens} and {classes} "
-            f"classes: set tied = false"
-        )
-    return Transformer(tokens, context, layers, width, heads, dropout, classes, predict, tied)
-
-
-def _number_of_tokens(model: str, vocabulary: int, classes: int) -> int:
-    if vocabulary < 0:
-        raise UserError(f"{model}: vocabulary = {vocabulary}: give the number of different tokens, or 0 for classes")
-    return vocabulary or classes
 
 
 class CharLSTM(nn.Module):
@@ -114,36 +79,3 @@ class LSTMLayer(nn.Module):
             state = read.sigmoid() * cell.tanh()
             states.append(state)
         return torch.stack(states, 1)
-
-
-class Transformer(nn.Module):
-    def __init__(
-        self,
-        tokens: int,
-        context: int,
-        layers: int,
-        width: int,
-        heads: int,
-        dropout: float,
-        classes: int,
-        predict: Predict,
-        tied: bool,
-    ):
-        super().__init__()
-        self.predict = predict
-        self.embedding = nn.Embedding(tokens, width)
-        self.positions = nn.Parameter(torch.empty(context, width))
-        self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, dropout, causal=True) for _ in range(layers)))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, classes, bias=False)
-        for weight in (self.embedding.weight, self.positions, self.head.weight):
-            nn.init.normal_(weight, 0, 0.02)
-        if tied:
-            self.head.weight = self.embedding.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        embedded = self.embedding(tokens.long())  # they may arrive as whole floating point numbers
-        x = self.blocks(self.dropout(embedded + self.positions[: tokens.shape[1]]))
-        y: Tensor = self.head(self.norm(x if self.predict == "every" else x[:, -1]))
-        return y

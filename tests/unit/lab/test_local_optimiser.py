@@ -1,0 +1,38 @@
+"""The learning rate of a round against torch.optim.lr_scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedgg.lab.config import Experiment
+from fedgg.lab.local_optimiser import optimiser_of
+
+
+@pytest.mark.parametrize("end", [0.0, 0.1])
+@pytest.mark.parametrize("name", ["cosine", "linear", "exponential", "step"])
+def test_schedules_against_torch(name: str, end: float) -> None:
+    rounds, lr, decay = 12, 0.3, 0.9
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
+    schedulers: Any = torch.optim.lr_scheduler
+    reference = {
+        "cosine": lambda: schedulers.CosineAnnealingLR(optimiser, rounds, eta_min=end * lr),
+        "linear": lambda: schedulers.LinearLR(optimiser, 1.0, end, rounds),
+        "exponential": lambda: schedulers.ExponentialLR(optimiser, decay),
+        "step": lambda: schedulers.StepLR(optimiser, 5, decay),
+    }[name]()
+    settings: dict[str, Any] = {"cosine": {"end": end}, "linear": {"end": end}, "step": {"every": 5}}.get(name, {})
+    experiment = Experiment(rounds=rounds, local={"lr": lr, "lr_decay": decay}, schedule={"name": name, **settings})
+    for number in range(rounds):
+        ours = optimiser_of(experiment, number).values["lr"]
+        assert ours == pytest.approx(optimiser.param_groups[0]["lr"], rel=1e-9)
+        optimiser.step()
+        reference.step()
+
+
+def test_warmup() -> None:
+    experiment = Experiment(rounds=6, local={"lr": 0.8}, schedule={"name": "constant", "warmup": 3})
+    rates = [optimiser_of(experiment, number).values["lr"] for number in range(6)]
+    assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
