@@ -23,8 +23,9 @@ def test_schedules_against_torch(name: str, end: float) -> None:
         "exponential": lambda: schedulers.ExponentialLR(optimiser, decay),
         "step": lambda: schedulers.StepLR(optimiser, 5, decay),
     }[name]()
-    settings: dict[str, Any] = {"cosine": {"end": end}, "linear": {"end": end}, "step": {"every": 5}}.get(name, {})
-    experiment = Experiment(rounds=rounds, local={"lr": lr, "lr_decay": decay}, schedule={"name": name, **settings})
+    settings: dict[str, dict[str, Any]] = {"cosine": {"end": end}, "linear": {"end": end}, "step": {"every": 5}}
+    schedule = {"name": name, **settings.get(name, {})}
+    experiment = Experiment(rounds=rounds, local={"lr": lr, "lr_decay": decay}, schedule=schedule)
     for number in range(rounds):
         ours = optimiser_of(experiment, number).values["lr"]
         assert ours == pytest.approx(optimiser.param_groups[0]["lr"], rel=1e-9)
