@@ -29,17 +29,22 @@ Weighing = Literal["examples", "clients"]  # how clients count in the problem th
 
 
 def setting(default: Any, about: str, origin: str, *, positive: bool = False, may_be_infinite: bool = False) -> Any:
-    """A hyper-parameter with its meaning and where its default comes from (shown by `fedgg list`).
+    """A hyper-parameter of an algorithm or aggregation rule, with its meaning and the source of its default.
 
-    Numbers are zero or more and finite; `positive`: zero is refused too, because something is divided by it;
-    `may_be_infinite`: infinity has a meaning.
+    `fedgg list` shows both. Numbers are zero or more and finite; `positive`: zero is refused too, because something is
+    divided by it; `may_be_infinite`: infinity has a meaning.
     """
     metadata = {"about": about, "origin": origin, "positive": positive, "may_be_infinite": may_be_infinite}
     return field(default=default, metadata=metadata)
 
 
 def what_it_must_be(value: Any, kind: Any, limits: Mapping[str, Any] | None = None) -> str | None:
-    """In words, where the value is not a setting of this type; None where it is. `limits`: what `setting` declares."""
+    """In words, where the value is not a setting of this type; None where it is.
+
+    `limits`: what `setting` declares; None: the value is an argument of a function or of another class than an
+    algorithm, whose whole numbers may be negative.
+    """
+    signed = limits is None
     limits = limits or {}
     positive = limits.get("positive", False)
     if get_origin(kind) is Literal:
@@ -47,7 +52,11 @@ def what_it_must_be(value: Any, kind: Any, limits: Mapping[str, Any] | None = No
     if kind is bool or kind is str:
         return None if isinstance(value, kind) else f"must be {'true or false' if kind is bool else 'text'}"
     if kind is int:
-        return None if isinstance(value, int) and not isinstance(value, bool) else "must be a whole number"
+        if not isinstance(value, int) or isinstance(value, bool):
+            return "must be a whole number"
+        if signed or value >= (1 if positive else 0):
+            return None
+        return f"must be a whole number{' above zero' if positive else ', zero or more'}"
     if isinstance(value, Tensor):
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -16,7 +16,7 @@ from fedgg.data.partition import OFFERED
 from fedgg.engines import ENGINES
 from fedgg.engines.base import Precision
 from fedgg.models import MODELS
-from fedgg.registry import Registry, accepted_settings, names_code
+from fedgg.registry import Registry, accepted_settings, described_parameters, names_code
 
 
 class ConfigSection(BaseModel):
@@ -32,6 +32,7 @@ class PartConfig(ConfigSection):
     model_config = ConfigDict(extra="allow")
     registry: ClassVar[Registry[Any] | None] = None  # None: the name is checked where the part is built
     other_names: ClassVar[tuple[str, ...]] = ()  # beside the registered ones
+    not_settings: ClassVar[tuple[str, ...]] = ()  # parameters of parts that the library fills in
 
     @field_validator("name", "scheme", "rule", check_fields=False)
     @classmethod
@@ -46,6 +47,21 @@ class PartConfig(ConfigSection):
     def settings(self) -> dict[str, Any]:
         """The keys that are not declared here."""
         return dict(self.__pydantic_extra__ or {})
+
+    @classmethod
+    def undeclared_settings(cls) -> dict[str, tuple[str, str]]:
+        """Parameters of the registered parts that are keys without being declared here: default, and meaning."""
+        rows: dict[str, tuple[str, str]] = {}
+        allowed = cls.registry if cls.model_config.get("extra") == "allow" else None
+        for name, part in (allowed or {}).items():
+            for key, (default, about) in described_parameters(part).items():
+                if key not in cls.model_fields and key not in cls.not_settings:
+                    _, others = rows.get(key, ("", ""))
+                    rows[key] = (
+                        default,
+                        f"{others}; {f'{name}: {about}' if about else f'of {name}'}".removeprefix("; "),
+                    )
+        return rows
 
 
 def _unknown_keys(settings: dict[str, Any]) -> ValidationError:
@@ -157,6 +173,7 @@ class DataConfig(ConfigSection):
 
 class SplitConfig(PartConfig):
     registry = SPLITS
+    not_settings = OFFERED
 
     scheme: str = Field("dirichlet", description=SPLITS.choices())
     clients: int = Field(10, ge=1, description="number of clients; for the scheme given, the data's")
@@ -183,6 +200,8 @@ class SplitConfig(PartConfig):
 
 
 class ModelConfig(PartConfig):
+    not_settings = ("shape", "classes")
+
     name: str = Field("mlp", description=MODELS.choices())
     start: str | None = Field(None, description="a safetensors file with the initial weights")
     statistics: BufferPolicy = Field("average", description="BatchNorm's: average, local or frozen")
