@@ -123,7 +123,8 @@ def _weighing(algorithm: Algorithm) -> str:
 
 def show_part(name: str) -> None:
     """Print a registered part other than an algorithm: its description, its settings, and the setting that takes it."""
-    from fedgg.lab.config import Experiment, section_in
+    from fedgg.lab.config import Experiment
+    from fedgg.lab.config_errors import section_in
     from fedgg.lab.config_sections import PartConfig
 
     setting, registry = next((key, parts) for key, parts in _registries().values() if name in parts)

@@ -159,11 +159,16 @@ class Algorithm:
     look_passes: ClassVar[float] = 0.0
     needs_representation: ClassVar[bool] = False  # of the model: see `core.model.head_of`
     needs_proxy: ClassVar[bool] = False  # examples at the server: `data.proxy`
+    # Sentences that explain values of `diagnostics`, by name; versions.json records them, and the report shows them.
+    diagnostic_texts: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "readings" in vars(cls):
             raise UserError(f"{cls.__name__} defines readings(), which is called diagnostics() now: rename the method")
+        texts = cls.diagnostic_texts
+        if not isinstance(texts, Mapping) or not all(isinstance(part, str) for row in texts.items() for part in row):
+            raise UserError(f"{cls.__name__}.diagnostic_texts must be a dict from names of diagnostics to sentences")
 
     def __post_init__(self) -> None:
         """Refuse settings out of their range. Columns are taken as they are: engines make them in every round."""
@@ -236,7 +241,10 @@ class Algorithm:
         return {"delta": w - client.notes["anchor"]}, client.memory
 
     def diagnostics(self, w: Tensor, client: Client) -> Rows:
-        """Diagnostics of the clients after their last local step, `[K, 1]` each: recorded, not used by the server."""
+        """Diagnostics of the clients after their last local step, `[K, 1]` each: recorded, not used by the server.
+
+        Called after `finish`; `client.memory` is what the client started the round with.
+        """
         return {"drift": client.inner("drift", "drift").sqrt()}
 
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:

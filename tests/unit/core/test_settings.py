@@ -87,6 +87,12 @@ def test_what_is_right_is_accepted() -> None:
     assert Own(scale=1e-300, often=0, divisor=1, loud=True, kind="b") == Own(1e-300, 0, 1, True, "b")
 
 
+def test_explanations_of_diagnostics_are_sentences_by_name() -> None:
+    for texts in (["cosine"], {"cosine": 1}, None):
+        with pytest.raises(UserError, match=r"^Odd.diagnostic_texts must be a dict from names of diagnostics"):
+            type("Odd", (Algorithm,), {"diagnostic_texts": texts})
+
+
 def test_names_of_earlier_versions_are_refused_with_the_new_ones() -> None:
     with pytest.raises(UserError, match=r"Old defines readings\(\), which is called diagnostics\(\) now"):
         type("Old", (Algorithm,), {"readings": lambda self, w, site: {}})
