@@ -41,8 +41,7 @@ def setting(default: Any, about: str, origin: str, *, positive: bool = False, ma
 def what_it_must_be(value: Any, kind: Any, limits: Mapping[str, Any] | None = None) -> str | None:
     """In words, where the value is not a setting of this type; None where it is.
 
-    `limits`: what `setting` declares; None: the value is an argument of a function or of another class than an
-    algorithm, whose whole numbers may be negative.
+    `limits`: what `setting` declares; None: it declares nothing of this argument, and a whole number may be negative.
     """
     signed = limits is None
     limits = limits or {}
