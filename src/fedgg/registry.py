@@ -12,6 +12,7 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from fedgg.errors import UserError
@@ -107,3 +108,13 @@ def accepted_settings(part: Any) -> dict[str, inspect.Parameter]:
     """The parameters of a class or function that can be given by name."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {name: one for name, one in inspect.signature(part).parameters.items() if one.kind in kinds}
+
+
+def described_parameters(part: Any) -> dict[str, tuple[str, str]]:
+    """Of every such parameter the default and the meaning that `setting` declares, as text; empty if there is none."""
+    declared = {field.name: field.metadata.get("about") for field in fields(part)} if is_dataclass(part) else {}
+    defaults = {name: one.default for name, one in accepted_settings(part).items()} | getattr(part, "defaults", {})
+    return {
+        name: ("" if default in (None, inspect.Parameter.empty) else str(default), declared.get(name) or "")
+        for name, default in defaults.items()
+    }

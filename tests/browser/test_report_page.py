@@ -407,6 +407,34 @@ def test_a_damaged_run_has_a_curve_and_no_part_in_the_mean(
     assert ["FedAvg, seed 0", "incomplete folder"] in [row[:2] for row in events]
 
 
+def diagnostic_captions(page: Any) -> dict[str, str]:
+    names = page.locator("#diagnostics h3").all_text_contents()
+    return dict(zip(names, page.locator("#diagnostics figcaption").all_text_contents(), strict=True))
+
+
+def test_diagnostics_are_explained_by_their_algorithm(
+    page: Any, four_seeds: Path, tmp_path: Path, open_page: Callable[..., Any]
+) -> None:
+    captions = diagnostic_captions(page)
+    assert captions["cosine"].startswith("Cosine between a client's drift")
+    of_fedavg = diagnostic_captions(open_page(write_page(four_seeds, to=tmp_path / "report.html")))
+    for drift in (captions["drift"], of_fedavg["drift"]):
+        assert drift.startswith("Distance between a client's model and the global model")
+
+
+def test_a_class_of_the_user_explains_its_diagnostics(
+    compared: Path, tmp_path: Path, open_page: Callable[..., Any]
+) -> None:
+    folder = Path(shutil.copytree(compared, tmp_path / "runs"))
+    texts = {"drift": "Another distance.", "constructor": "None of this name."}
+    for seed in (0, 1):
+        versions = without_checksums(folder / "fedavg" / f"seed-{seed}") / "versions.json"
+        versions.write_text(json.dumps(json.loads(versions.read_text()) | {"diagnostics": texts}))
+    captions = diagnostic_captions(open_page(write_page(folder, to=tmp_path / "report.html")))
+    assert captions["drift"].startswith(f"FedAvg: Another distance. {EVIL}: Distance between a client's model")
+    assert captions["cosine"].startswith("Cosine between a client's drift")
+
+
 ODD_WORDS = re.compile(
     r"in no mean|\breadings?\b|whoever|nobody|go(es)? on\b|left out|all the same|cannot be told|gives away|[↑↓≈]", re.I
 )

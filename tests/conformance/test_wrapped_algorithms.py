@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
@@ -21,11 +22,10 @@ BASE = Experiment(
     server={"cohort": 4, "evaluate_every": 2},
     attack={"kind": "nan", "clients": 1},
 )
+SETTINGS: dict[str, dict[str, Any]] = {"trimmed_mean": {"robust.trim": 0.25}}  # of rules, beside their defaults
 WRAPPERS: dict[str, dict[str, Any]] = {
     "privacy": {"privacy.noise": 0.0, "privacy.clip": 0.5},
-    "median": {"robust.rule": "median"},
-    "trimmed mean": {"robust.rule": "trimmed_mean", "robust.trim": 0.25},
-    "norm clip": {"robust.rule": "norm_clip"},
+    **{rule: {"robust.rule": rule, **SETTINGS.get(rule, {})} for rule in RULES},
 }
 NUMBERS = {"fednova": "worth", "fedcm": "reach"}  # sent beside vectors
 
@@ -34,7 +34,7 @@ NUMBERS = {"fednova": "worth", "fedcm": "reach"}  # sent beside vectors
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_it_trains_or_is_refused_by_name(algorithm: str, wrapper: str) -> None:
     experiment = BASE.changed({"algorithm.name": algorithm, **WRAPPERS[wrapper]})
-    if algorithm in NUMBERS and wrapper in ("privacy", "norm clip"):
+    if algorithm in NUMBERS and wrapper in ("privacy", "norm_clip"):
         with pytest.raises(UserError, match=f"also sends up '{NUMBERS[algorithm]}' of size 1"):
             run(experiment)
         return

@@ -200,6 +200,7 @@ CRAFTED: dict[str, Change] = {
     "reason is a number": _json("summary.json", status="diverged", why=5),
     "10**38 rounds done": _json("summary.json", rounds_done=10**38),
     "seconds of text": _json("summary.json", seconds="x"),
+    "dropped clients are a list": _json("summary.json", clients_lost=[3]),
     "epsilon is text": _json("summary.json", epsilon="x", delta=[]),
     "versions nested": _json("versions.json", torch=[[["<b>"]]], code=[1], commit={"a": {"b": 1}}),
     "a link to the folder above": lambda folder: (folder / "loop").symlink_to(".."),

@@ -18,6 +18,9 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 import fedgg
+from fedgg.aggregation import RULES
+from fedgg.core.server import Collector
+from fedgg.lab.config_sections import PartConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 HEADING = re.compile(r"^### `(fedgg\.[\w.]+)`\n(.*?)(?=^##|\Z)", re.M | re.S)
@@ -85,6 +88,11 @@ def keys_of(section: type[BaseModel]) -> str:
         if isinstance(field.default, BaseModel):
             default = "its defaults"
         rows.append(f"| `{key}` | `{kind}` | {default} | {field.description or ''} |".replace(" | None`", " \\| None`"))
+    if issubclass(section, PartConfig):
+        undeclared = section.undeclared_settings().items()
+        rows += [
+            f"| `{key}` | of a part | {default and f'`{default}`'} | {about} |" for key, (default, about) in undeclared
+        ]
     return "\n".join(rows)
 
 
@@ -126,6 +134,15 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     module = types.ModuleType("api_page")
     monkeypatch.setitem(sys.modules, "api_page", module)
     exec(compile(code, str(PAGE), "exec"), vars(module))
+
+
+def test_keys_of_a_section_include_those_of_its_registered_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Deep(Collector):
+        depth: int = fedgg.setting(3, "how often it is repeated", "ours")
+
+    monkeypatch.setitem(RULES._entries, "deep", Deep)
+    assert keys_of(fedgg.RobustConfig).endswith("| `depth` | of a part | `3` | deep: how often it is repeated |")
 
 
 if __name__ == "__main__":

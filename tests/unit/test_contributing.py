@@ -14,7 +14,8 @@ from fedgg.data import DATASETS, SPLITS
 from fedgg.engines import ENGINES
 from fedgg.models import MODELS
 
-TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 HOME = Path(fedgg.__file__).parent
 REGISTRIES: dict[str, tuple[str, Iterable[str]]] = {
     "algorithm": ("algorithms/__init__.py", ALGORITHMS),
@@ -35,9 +36,27 @@ def rows() -> dict[str, str]:
 
 
 def test_the_files_exist() -> None:
-    assert len(rows()) == 10
-    for path in re.findall(r"`([\w/]+\.py)`", "".join(rows().values())):
+    """Of the table those below src/fedgg; elsewhere in the text those below the repository's root, too."""
+    assert rows().keys() > REGISTRIES.keys()
+    for path in re.findall(r"`([\w/]+\.(?:py|js|css|toml))`", "".join(rows().values())):
         assert (HOME / path).is_file(), path
+    for path in re.findall(r"\]\(([\w./-]+)[)#]|((?:docs|tests)/[\w./-]*\w)", TEXT):
+        assert (ROOT / "".join(path)).exists(), path
+
+
+def test_the_functions_exist() -> None:
+    """Those that a row names together with a file."""
+    named = re.findall(r"`(\w+)` in `([\w/]+\.py)`", "".join(rows().values()))
+    assert ("_row", "report/page_data.py") in named
+    for function, path in named:
+        assert f"def {function}(" in (HOME / path).read_text(), (function, path)
+
+
+def test_every_target_of_make_is_there() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"`make (\w+)`", TEXT))
+    assert targets >= {"test", "slow", "browser"}
+    assert [target for target in targets if f"\n{target}: " not in makefile] == []
 
 
 def test_each_registry_is_where_the_table_says() -> None:

@@ -1,4 +1,7 @@
-"""The documents list every registered part: docs/parts.md by generated text, others by name."""
+"""The documents list every registered part: docs/parts.md by generated text, others by name.
+
+python tests/unit/test_documented_parts.py     # writes the tables of docs/parts.md anew
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from fedgg.models import MODELS
 from fedgg.registry import NAMED_PARTS, Registry, accepted_settings
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "parts.md"
 BEGIN, END = "<!-- parts: begin (this is generated) -->\n", "<!-- parts: end -->\n"
 REGISTRIES: dict[str, Registry[Any]] = {
     "model.name": MODELS,
@@ -43,10 +47,15 @@ def generated() -> str:
     return "\n".join([*lines, "", ""])
 
 
+def page_anew() -> str:
+    """The page, with what stands between the marks made from the registries."""
+    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    return before + begin + generated() + end + after
+
+
 def test_the_tables_are_those_of_the_registries() -> None:
-    """On failure: put the output of `python tests/unit/test_documented_parts.py` between the marks in docs/parts.md."""
-    text = (ROOT / "docs" / "parts.md").read_text(encoding="utf-8")
-    assert text.partition(BEGIN)[2].partition(END)[0] == generated()
+    assert PAGE.read_text(encoding="utf-8") == page_anew(), "run python tests/unit/test_documented_parts.py"
 
 
 @pytest.mark.parametrize(
@@ -79,4 +88,4 @@ def test_every_part_has_a_description_and_every_setting_its_choices() -> None:
 
 
 if __name__ == "__main__":
-    print(generated(), end="")
+    PAGE.write_text(page_anew(), encoding="utf-8")

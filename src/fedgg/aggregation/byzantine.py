@@ -4,8 +4,8 @@
     trimmed mean  each coordinate's mean without its trim K largest and smallest       Yin et al., ICML 2018, Def. 2
     norm clip     the mean of updates no longer than a bound                                Sun et al., 2019, Sec. 3
 
-The first two weight clients equally, since an attacker could claim any number of examples; `aggregate` receives K
-copies of the result. Norm clipping keeps the row of every client and its share by examples.
+Median and trimmed mean weight clients equally, since an attacker could claim any number of examples; `aggregate`
+receives K copies of the result. Norm clipping keeps the row of every client and its share by examples.
 
 Attackers train like the other clients and replace what they send:
 
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgg.aggregation.privacy import clip_factors, lengths, require_model_vectors
+from fedgg.core.algorithm import setting
 from fedgg.core.local import LocalEnd
 from fedgg.core.random_choices import stream
 from fedgg.core.server import Collector, Lost, Sent, all_sent_the_same
@@ -50,7 +51,7 @@ class TrimmedMean(Collector):
 
     counts_equally: ClassVar[bool] = True
 
-    trim: float = 0.2  # share of the clients that is removed at each end
+    trim: float = setting(0.2, "share of the clients that is removed at each end, below 0.5", "ours")
 
     def collect(self, sent: Sent) -> tuple[Rows, Tensor]:
         clients = len(sent.share)
@@ -68,10 +69,12 @@ class NormClip(Collector):
     Entries are clipped separately: under one bound for the whole message, a short entry would allow a longer other one.
     """
 
-    clip: float | None = None
+    clip: float | None = setting(None, "the longest entry; none: the median of the cohort's lengths", "ours")
 
     def check(self, up: Rows, parameters: int) -> None:
-        way_out = "take robust.rule = 'median' or 'trimmed_mean', or another algorithm"
+        way_out = (
+            "take a rule that also applies to single numbers, such as robust.rule = 'median', or another algorithm"
+        )
         require_model_vectors("robust.rule = 'norm_clip'", up, parameters, way_out)
 
     def collect(self, sent: Sent) -> tuple[Rows, Tensor]:

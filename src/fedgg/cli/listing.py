@@ -1,7 +1,8 @@
-"""`fedgg list`: what is available, and one algorithm in full with its measured costs."""
+"""`fedgg list`: what is available; one algorithm in full with its measured costs, or another part with its settings."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -12,7 +13,7 @@ import typer
 from fedgg.cli.terminal import print_table, say
 from fedgg.errors import UserError
 from fedgg.lab.trusted_code import trust_named
-from fedgg.registry import first_line
+from fedgg.registry import described_parameters, first_line, names_code, nearest
 from fedgg.report.tables import Table
 
 if TYPE_CHECKING:
@@ -23,10 +24,8 @@ if TYPE_CHECKING:
 
 def show_algorithm(name: str) -> None:
     """Print its paper and equation, how it differs and when to use it, its settings and costs."""
-    from fedgg.algorithms import ALGORITHMS
     from fedgg.lab.name_resolution import algorithm_class
 
-    name = name.lower() if name.lower() in ALGORITHMS else name
     kind = algorithm_class(name)
     for paragraph in (sys.modules[kind.__module__].__doc__, kind.__doc__):
         if paragraph:
@@ -122,23 +121,65 @@ def _weighing(algorithm: Algorithm) -> str:
     return "by their examples" if algorithm.solves() == "examples" else "equally"
 
 
+def show_part(name: str) -> None:
+    """Print a registered part other than an algorithm: its description, its settings, and the setting that takes it."""
+    from fedgg.lab.config import Experiment
+    from fedgg.lab.config_errors import section_in
+    from fedgg.lab.config_sections import PartConfig
+
+    for setting, registry in _registries().values():  # a model and a schedule may have the same name
+        if name not in registry:
+            continue
+        part = registry[name]
+        say(f"{name}: {registry.kind}\n\n{inspect.getdoc(part) or 'It has no description.'}\n")
+        section_name = setting.partition(".")[0]
+        section = section_in(Experiment.model_fields[section_name].annotation)
+        rows = []
+        if section is not None and issubclass(section, PartConfig):
+            takes_any = section.model_config.get("extra") == "allow"
+            for key, (default, about) in described_parameters(part).items():
+                field = section.model_fields.get(key)
+                if key in section.not_settings or (field is None and not takes_any):
+                    continue
+                declared = "" if field is None or field.default is None else str(field.default)
+                meaning = about or (field and field.description) or "not documented"
+                rows.append((f"{section_name}.{key}", default or declared, meaning))
+        if rows:
+            title = f"[{section_name}]: settings of {name}"
+            print_table(Table(title, ("key", "default", "meaning"), tuple(rows)), numbers=False)
+        say(f"To run it: fedgg run --set {setting}={name}")
+
+
 def list_parts(
-    algorithm: Annotated[
-        str | None, typer.Argument(help="Show this one in full: a name from the list, FILE.py:CLASS or MODULE:CLASS.")
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Show this one in full: a name from the list, or FILE.py:CLASS or MODULE:CLASS of an algorithm."
+        ),
     ] = None,
 ) -> None:
-    """Show every setting of an experiment and every registered part: algorithms, models, data sets, splits, engines.
+    """Show every setting of an experiment and every registered part.
+
+    Parts are algorithms, aggregation rules, models, data sets, splits and engines.
 
     Examples:
 
     - `fedgg list`
     - `fedgg list scaffold`
+    - `fedgg list median`
     """
-    if algorithm is not None:
-        trust_named({"algorithm.name": algorithm})
-        show_algorithm(algorithm)
-        return
     from fedgg.algorithms import ALGORITHMS
+
+    if name is not None:
+        parts = [part for _, registry in _registries().values() for part in registry]
+        if name in parts:
+            show_part(name)
+        elif name.lower() in ALGORITHMS or names_code(name) or name.endswith(".py"):
+            trust_named({"algorithm.name": name})
+            show_algorithm(name.lower() if name.lower() in ALGORITHMS else name)
+        else:
+            raise UserError(f"unknown algorithm or part {name!r}{nearest(name, [*ALGORITHMS, *parts])}")
+        return
     from fedgg.lab.config import described_settings
 
     settings = tuple(described_settings())
@@ -146,7 +187,7 @@ def list_parts(
         Table("an experiment: TOML keys, or --set KEY=VALUE", ("key", "default", "meaning"), settings), numbers=False
     )
     algorithms = tuple((name, _difference(kind), kind.when) for name, kind in ALGORITHMS.items())
-    notes = ("`fedgg list NAME` shows one in full: paper and equation, settings, costs.",)
+    notes = ("`fedgg list NAME` shows one in full: paper and equation, settings, costs; of other parts, the settings.",)
     print_table(
         Table("algorithms", ("name", "differs from FedAvg", "when to use it"), algorithms, notes), numbers=False
     )
@@ -162,15 +203,15 @@ def list_parts(
         print_table(table, numbers=False)
 
 
-def part_tables() -> list[Table]:
-    """The registered parts beside the algorithms, with their descriptions."""
+def _registries() -> dict[str, tuple[str, Registry[Any]]]:
+    """The registries beside that of the algorithms: the setting that takes a name of it, and the registry."""
     from fedgg.aggregation import RULES
     from fedgg.core.optimisers import OPTIMISERS, SCHEDULES
     from fedgg.data import DATASETS, SPLITS
     from fedgg.engines import ENGINES
     from fedgg.models import MODELS
 
-    registries: dict[str, tuple[str, Registry[Any]]] = {
+    return {
         "aggregation rules": ("robust.rule", RULES),
         "client optimisers": ("optimiser.name", OPTIMISERS),
         "learning-rate schedules": ("schedule.name", SCHEDULES),
@@ -179,9 +220,13 @@ def part_tables() -> list[Table]:
         "splits": ("split.scheme", SPLITS),
         "engines": ("engine.name", ENGINES),
     }
+
+
+def part_tables() -> list[Table]:
+    """The registered parts beside the algorithms, with their descriptions."""
     return [
         Table(f"{title}: {setting}", ("name", "description"), tuple(registry.descriptions().items()))
-        for title, (setting, registry) in registries.items()
+        for title, (setting, registry) in _registries().items()
     ]
 
 

@@ -29,17 +29,21 @@ Weighing = Literal["examples", "clients"]  # how clients count in the problem th
 
 
 def setting(default: Any, about: str, origin: str, *, positive: bool = False, may_be_infinite: bool = False) -> Any:
-    """A hyper-parameter with its meaning and where its default comes from (shown by `fedgg list`).
+    """A hyper-parameter of an algorithm or aggregation rule, with its meaning and the source of its default.
 
-    Numbers are zero or more and finite; `positive`: zero is refused too, because something is divided by it;
-    `may_be_infinite`: infinity has a meaning.
+    `fedgg list` shows both. Numbers are zero or more and finite; `positive`: zero is refused too, because something is
+    divided by it; `may_be_infinite`: infinity has a meaning.
     """
     metadata = {"about": about, "origin": origin, "positive": positive, "may_be_infinite": may_be_infinite}
     return field(default=default, metadata=metadata)
 
 
 def what_it_must_be(value: Any, kind: Any, limits: Mapping[str, Any] | None = None) -> str | None:
-    """In words, where the value is not a setting of this type; None where it is. `limits`: what `setting` declares."""
+    """In words, where the value is not a setting of this type; None where it is.
+
+    `limits`: what `setting` declares; None: it declares nothing of this argument, and a whole number may be negative.
+    """
+    signed = limits is None
     limits = limits or {}
     positive = limits.get("positive", False)
     if get_origin(kind) is Literal:
@@ -47,7 +51,11 @@ def what_it_must_be(value: Any, kind: Any, limits: Mapping[str, Any] | None = No
     if kind is bool or kind is str:
         return None if isinstance(value, kind) else f"must be {'true or false' if kind is bool else 'text'}"
     if kind is int:
-        return None if isinstance(value, int) and not isinstance(value, bool) else "must be a whole number"
+        if not isinstance(value, int) or isinstance(value, bool):
+            return "must be a whole number"
+        if signed or value >= (1 if positive else 0):
+            return None
+        return f"must be a whole number{' above zero' if positive else ', zero or more'}"
     if isinstance(value, Tensor):
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -150,11 +158,16 @@ class Algorithm:
     look_passes: ClassVar[float] = 0.0
     needs_representation: ClassVar[bool] = False  # of the model: see `core.model.head_of`
     needs_proxy: ClassVar[bool] = False  # examples at the server: `data.proxy`
+    # Sentences that explain values of `diagnostics`, by name; versions.json records them, and the report shows them.
+    diagnostic_texts: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "readings" in vars(cls):
             raise UserError(f"{cls.__name__} defines readings(), which is called diagnostics() now: rename the method")
+        texts = cls.diagnostic_texts
+        if not isinstance(texts, Mapping) or not all(isinstance(part, str) for row in texts.items() for part in row):
+            raise UserError(f"{cls.__name__}.diagnostic_texts must be a dict from names of diagnostics to sentences")
 
     def __post_init__(self) -> None:
         """Refuse settings out of their range. Columns are taken as they are: engines make them in every round."""
@@ -231,7 +244,10 @@ class Algorithm:
         return {"delta": w - client.notes["anchor"]}, client.memory
 
     def diagnostics(self, w: Tensor, client: Client) -> Rows:
-        """Diagnostics of the clients after their last local step, `[K, 1]` each: recorded, not used by the server."""
+        """Diagnostics of the clients after their last local step, `[K, 1]` each: recorded, not used by the server.
+
+        Called after `finish`; `client.memory` is what the client started the round with.
+        """
         return {"drift": client.inner("drift", "drift").sqrt()}
 
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:

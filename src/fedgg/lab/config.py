@@ -241,6 +241,8 @@ def described_settings() -> list[tuple[str, str, str]]:
         if section is not None:
             inner = section.model_fields
             rows += [(f"{name}.{key}", _shown(f.default), f.description or "") for key, f in inner.items()]
+        if section is not None and issubclass(section, PartConfig):
+            rows += [(f"{name}.{key}", *row) for key, row in section.undeclared_settings().items()]
     return rows
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from fedgg.algorithms import ALGORITHMS
+from fedgg.lab.config_sections import PartConfig
 from fedgg.registry import nearest
 
 
@@ -101,7 +102,7 @@ def _all_keys(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
     for name, field in model.model_fields.items():
         inner = section_in(field.annotation)
         keys |= {f"{prefix}{name}": field.description or ""} if inner is None else _all_keys(inner, f"{prefix}{name}.")
-    return keys
+    return keys | {f"{prefix}{key}": about for key, about in _undeclared(model).items()}
 
 
 def section_in(annotation: Any) -> type[BaseModel] | None:
@@ -111,7 +112,14 @@ def section_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _keys(model: type[BaseModel], path: list[str]) -> list[str]:
-    return list(_section_at(model, path).model_fields)
+    section = _section_at(model, path)
+    return [*section.model_fields, *_undeclared(section)]
+
+
+def _undeclared(section: type[BaseModel]) -> dict[str, str]:
+    """Keys that a section has through its registered parts, with their meaning."""
+    rows = section.undeclared_settings() if issubclass(section, PartConfig) else {}
+    return {key: about for key, (_, about) in rows.items()}
 
 
 def _names_for(model: type[BaseModel], place: list[str]) -> list[str]:

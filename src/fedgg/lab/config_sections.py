@@ -17,7 +17,7 @@ from fedgg.data.partition import OFFERED
 from fedgg.engines import ENGINES
 from fedgg.engines.base import Precision
 from fedgg.models import MODELS
-from fedgg.registry import Registry, accepted_settings, names_code
+from fedgg.registry import Registry, accepted_settings, described_parameters, names_code
 
 
 class ConfigSection(BaseModel):
@@ -33,7 +33,7 @@ class PartConfig(ConfigSection):
     model_config = ConfigDict(extra="allow")
     registry: ClassVar[Registry[Any] | None] = None  # None: the name is checked where the part is built
     other_names: ClassVar[tuple[str, ...]] = ()  # beside the registered ones
-    offered: ClassVar[tuple[str, ...] | None] = None  # parameters of the part that are not settings; None: not checked
+    not_settings: ClassVar[tuple[str, ...]] = ()  # parameters of parts that the library fills in
 
     @field_validator("name", "scheme", "rule", check_fields=False)
     @classmethod
@@ -48,8 +48,8 @@ class PartConfig(ConfigSection):
     def _settings_are_known(self) -> Self:
         """Keys that are not declared must be parameters of the registered part."""
         name = str(getattr(self, "name", None) or getattr(self, "scheme", ""))
-        if self.__pydantic_extra__ and self.offered is not None and self.registry and name in self.registry:
-            accepted = accepted_settings(self.registry[name]).keys() - set(self.offered)
+        if self.__pydantic_extra__ and self.not_settings and self.registry and name in self.registry:
+            accepted = accepted_settings(self.registry[name]).keys() - set(self.not_settings)
             if self.__pydantic_extra__.keys() - accepted:
                 raise _unknown_keys({key: value for key, value in self.settings.items() if key not in accepted})
         return self
@@ -58,6 +58,21 @@ class PartConfig(ConfigSection):
     def settings(self) -> dict[str, Any]:
         """The keys that are not declared here."""
         return dict(self.__pydantic_extra__ or {})
+
+    @classmethod
+    def undeclared_settings(cls) -> dict[str, tuple[str, str]]:
+        """Parameters of the registered parts that are keys without being declared here: default, and meaning."""
+        rows: dict[str, tuple[str, str]] = {}
+        allowed = cls.registry if cls.model_config.get("extra") == "allow" else None
+        for name, part in (allowed or {}).items():
+            for key, (default, about) in described_parameters(part).items():
+                if key not in cls.model_fields and key not in cls.not_settings:
+                    _, others = rows.get(key, ("", ""))
+                    rows[key] = (
+                        default,
+                        f"{others}; {f'{name}: {about}' if about else f'of {name}'}".removeprefix("; "),
+                    )
+        return rows
 
 
 def _unknown_keys(settings: dict[str, Any]) -> ValidationError:
@@ -169,7 +184,7 @@ class DataConfig(ConfigSection):
 
 class SplitConfig(PartConfig):
     registry = SPLITS
-    offered = OFFERED
+    not_settings = OFFERED
 
     scheme: str = Field("dirichlet", description=SPLITS.choices())
     clients: int = Field(10, ge=1, description="number of clients; for the scheme given, the data's")
@@ -187,6 +202,8 @@ class SplitConfig(PartConfig):
 
 
 class ModelConfig(PartConfig):
+    not_settings = ("shape", "classes")
+
     name: str = Field("mlp", description=MODELS.choices())
     start: str | None = Field(None, description="a safetensors file with the initial weights")
     statistics: BufferPolicy = Field("average", description="BatchNorm's: average, local or frozen")
@@ -212,7 +229,7 @@ class OptimiserConfig(PartConfig):
     """The clients' optimiser; its lr, momentum and weight decay are keys of [local]."""
 
     registry = OPTIMISERS
-    offered = ("lr", "momentum", "weight_decay", "clip_norm", "used")
+    not_settings = ("lr", "momentum", "weight_decay", "clip_norm", "used")
 
     name: str = Field("sgd", description=OPTIMISERS.choices())
     clip_norm: float | None = Field(None, gt=0, description="the longest gradient, algorithm's terms included")
@@ -225,7 +242,7 @@ class ScheduleConfig(PartConfig):
     """The clients' learning rate over the rounds: a factor on local.lr."""
 
     registry = SCHEDULES
-    offered = ("round_", "rounds", "lr_decay")
+    not_settings = ("round_", "rounds", "lr_decay")
 
     name: str = Field("exponential", description=SCHEDULES.choices())
     warmup: int = Field(0, ge=0, description="rounds over which the learning rate first grows linearly")

@@ -166,7 +166,7 @@ def _check_settings(
     for key in settings:
         # Numbers, switches and words are checked; other annotations say less than what a setting may be.
         if hints.get(key) in (int, float, bool, str) or get_origin(hints.get(key)) is Literal:
-            _check_setting(f"{section}.{key}", settings[key], hints[key], limits.get(key))
+            _check_setting(f"{section}.{key}", settings[key], hints[key], limits.get(key) or None)
 
 
 def _check_required(section: str, name: str, part: Callable[..., Any], available: Iterable[str]) -> None:

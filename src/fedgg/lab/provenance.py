@@ -38,7 +38,7 @@ def versions_of(federation: Federation) -> dict[str, Any]:
     engine = {"name": federation.engine, "precision": experiment.engine.precision, "reason": federation.choice.reason}
     if origin.keeper == "nodes":
         engine |= {"name": "flower", "reason": "clients train on nodes of their own"}
-    device = net.start.device
+    device, texts = net.start.device, dict(federation.algorithm.diagnostic_texts)
     return {
         "experiment": experiment.trajectory(),
         "data": origin.fingerprint,
@@ -47,6 +47,7 @@ def versions_of(federation: Federation) -> dict[str, Any]:
         "structure": fingerprint(str(net.module)),
         "code": code,
         **({"code_files": code_files} if code_files else {}),
+        **({"diagnostics": texts} if texts else {}),
         "fedgg": fedgg.__version__,
         **commit(),
         "torch": torch.__version__,

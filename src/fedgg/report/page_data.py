@@ -18,7 +18,7 @@ import tomli_w
 from fedgg.analysis.chart_data import BY_CLIENT, run_columns, six_digits, split_data, sweep_grid
 from fedgg.analysis.collect import CONTENT_ERRORS, Group, Problem
 from fedgg.analysis.compare import WINDOW, Comparison, ComparisonRow, compare, shown_seeds
-from fedgg.analysis.labels import FROM_PYTHON, short_name
+from fedgg.analysis.labels import FROM_PYTHON, short_name, shortened
 from fedgg.analysis.run_environment import conditions
 from fedgg.analysis.verdict import conclude, listed, quoted
 from fedgg.registry import NAMED_PARTS, names_code
@@ -35,6 +35,7 @@ VERSION_NAMES = {
     "changed": "uncommitted changes",
 }
 KEEPERS = {"here": "kept by the server", "nodes": "kept by the clients"}
+DIAGNOSTIC_TEXTS = "diagnostics"  # key of versions.json
 RERUN_FILE = "again.toml"
 
 
@@ -91,6 +92,7 @@ def group_data(group: Group, comparison: Comparison) -> Data:
         "axes": None if grid is None else {"values": _values(grid.values), "places": _listed(grid.places)},
         "splits": _splits(study),
         "settings": _settings(study),
+        "diagnostic_texts": _diagnostic_texts(study),
         "versions": _versions(records),
         "again": command_again(study),
     }
@@ -256,11 +258,24 @@ def settings_by_label(study: StudyRecord) -> dict[str, dict[str, Any]]:
     }
 
 
+def _diagnostic_texts(study: StudyRecord) -> dict[str, dict[str, str]]:
+    """By label, the sentences with which an algorithm explains its diagnostics, where its runs have recorded any."""
+    texts: dict[str, dict[str, str]] = {}
+    for label, by_seed in study.runs.items():
+        for run in by_seed.values():
+            recorded = (run.versions or {}).get(DIAGNOSTIC_TEXTS)
+            if isinstance(recorded, dict):  # of any content: versions.json may come from elsewhere
+                sentences = {name: shortened(text, 1000) for name, text in recorded.items() if isinstance(text, str)}
+                texts[label] = texts.get(label, {}) | sentences
+    return {label: sentences for label, sentences in texts.items() if sentences}
+
+
 def _versions(records: list[RunRecord]) -> list[Data]:
     """Each distinct set of versions, with the number of runs that have it."""
     distinct: dict[str, Data] = {}
     for record in records:
-        recorded = {k: v for k, v in (record.versions or {}).items() if k not in ("format", "experiment", "model")}
+        left_out = ("format", "experiment", "model", DIAGNOSTIC_TEXTS)
+        recorded = {k: v for k, v in (record.versions or {}).items() if k not in left_out}
         named = {VERSION_NAMES.get(k, k): _in_words(v) for k, v in recorded.items()}
         facts = {k: v for k, v in named.items() if v != ""}
         entry = distinct.setdefault(json.dumps(facts, sort_keys=True, default=str), {"runs": 0, "facts": facts})

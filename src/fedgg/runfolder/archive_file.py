@@ -1,8 +1,9 @@
 """An archive: many finished runs in one small JSON file, with what tables and figures need and the runs' conditions.
 
 Settings are stored once (`base`) with what each run changes in them; splits and conditions once for all runs that share
-them. Accuracies and bytes are stored exactly, losses and diagnostics to six digits. The values of single clients are
-left out, and so are runs that have not ended or are damaged.
+them. Accuracies and bytes are stored exactly, losses and diagnostics to six digits. Left out are the values of single
+clients, the events of rounds (dropped clients, notes, attackers; the summary has the number of dropped clients), the
+epsilon of each round (the summary has that of the last), resumes, and runs that have not ended or are damaged.
 
     {"format": 1, "note": "...", "base": {...}, "conditions": [...], "splits": {...}, "runs": [...]}
 """

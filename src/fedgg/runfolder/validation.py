@@ -181,6 +181,8 @@ _SUMMARY: Spec = {
     "final_test_accuracy": _SHARE,
     "highest_test_accuracy": _SHARE,
     "highest_at_round": (lambda value: value is None or _whole(value), "a round"),
+    "parameters": (_whole, "a number of parameters"),
+    "clients_lost": (_whole, "a number of dropped clients"),
     "bytes": (_amount, "a number of bytes"),
     "seconds": (_amount, "a number of seconds"),
     "epsilon": _NUMBER,

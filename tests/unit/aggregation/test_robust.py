@@ -71,7 +71,7 @@ def test_norm_clip_within_the_bound_changes_no_bit() -> None:
 
 def test_norm_clip_refuses_numbers_and_the_others_take_them() -> None:
     up = {"delta": rows([1, 2], [3, 4], [5, 6]), "worth": rows([1], [5], [3])}
-    with pytest.raises(UserError, match=r"'worth' of size 1: take robust.rule = 'median'"):
+    with pytest.raises(UserError, match=r"'worth' of size 1: take a rule that also applies to single numbers"):
         NormClip(1.0).check(up, 2)
     for rule in (CoordinateMedian(), TrimmedMean(0.4)):
         rule.check(up, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -11,16 +12,20 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS, MOON, SCAFFOLD, FedACG, FedAdam, FedAvg, FedCL, FedCM, FedCurv, FedDyn, FedGG
 from fedgg.check.cost import Cost, cost_of
 from fedgg.cli import terminal
 from fedgg.cli.listing import list_parts
-from fedgg.engines import Loop
+from fedgg.data import DATASETS, SPLITS
+from fedgg.engines import ENGINES, Loop
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.one_round import begin
 from fedgg.lab.runner import play_round
+from fedgg.models import MODELS
+from fedgg.registry import Registry
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -108,5 +113,28 @@ def test_an_algorithm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     own.write_text(example.read_text().replace("return {", "raise ZeroDivisionError('odd')\n        return {"))
     with pytest.raises(UserError, match=r"cannot run two rounds \(ZeroDivisionError: odd\): see `fedgg check"):
         told(f"{own}:MyAlgorithm", monkeypatch)
-    with pytest.raises(UserError, match="unknown algorithm 'fedag': did you mean 'fedavg'"):
+    with pytest.raises(UserError, match="unknown algorithm or part 'fedag': did you mean 'fedavg'"):
         told("fedag", monkeypatch)
+
+
+@pytest.mark.parametrize("registry", [RULES, MODELS, DATASETS, SPLITS, ENGINES], ids=lambda registry: registry.kind)
+def test_one_part_in_full(registry: Registry[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, description in registry.descriptions().items():
+        text = " ".join(told(name, monkeypatch).split())
+        assert f"{name}: {registry.kind} {description}" in text
+        assert f"={name}" in text
+
+
+def test_the_settings_of_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settings(name: str) -> dict[str, list[str]]:
+        rows = [line.split() for line in told(name, monkeypatch).splitlines()]
+        return {row[0]: row[1:] for row in rows if row and re.fullmatch(r"[a-z]+\.\w+", row[0])}
+
+    assert settings("trimmed_mean")["robust.trim"][:4] == ["0.2", "share", "of", "the"]
+    assert settings("norm_clip").keys() == {"robust.clip"}
+    assert settings("median") == settings("digits") == {}
+    assert settings("dirichlet").keys() == {"split.beta"}
+    assert settings("mlp")["model.hidden"][0] == "512"
+    assert settings("workers").keys() >= {"engine.workers"}
+    with pytest.raises(UserError, match="unknown algorithm or part 'medain': did you mean 'median'"):
+        told("medain", monkeypatch)

@@ -23,6 +23,7 @@ class Own(Algorithm):
 
     scale: Number = setting(1.0, "a number that something is divided by", "ours", positive=True)
     often: int = setting(3, "a whole number", "ours")
+    divisor: int = setting(2, "a whole number that something is divided by", "ours", positive=True)
     loud: bool = setting(False, "a switch", "ours")
     kind: Literal["a", "b"] = setting("a", "a choice", "ours")
 
@@ -36,6 +37,8 @@ def wrong_values(kind: type[Algorithm]) -> list[tuple[str, Any]]:
             cases += [(field.name, 0.0)] if field.metadata["positive"] else []
         else:
             cases += [(field.name, "no such word"), (field.name, None), (field.name, 0.5)]
+            cases += [(field.name, -1)] if hints[field.name] is int else []
+            cases += [(field.name, 0)] if hints[field.name] is int and field.metadata["positive"] else []
     return cases
 
 
@@ -61,6 +64,10 @@ def test_the_message_says_what_is_allowed() -> None:
         Own(scale=0)
     with pytest.raises(UserError, match=r"^Own\(often=1.5\): must be a whole number$"):
         Own(often=1.5)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^Own\(often=-1\): must be a whole number, zero or more$"):
+        Own(often=-1)
+    with pytest.raises(UserError, match=r"^Own\(divisor=0\): must be a whole number above zero$"):
+        Own(divisor=0)
     with pytest.raises(UserError, match=r"^Own\(kind='c'\): choose from a, b$"):
         Own(kind="c")  # type: ignore[arg-type]
 
@@ -77,7 +84,13 @@ def test_what_is_right_is_accepted() -> None:
         for algorithm in (kind(), kind().neutral()):  # FedExP's has an infinite number
             assert algorithm is None or pickle.loads(pickle.dumps(algorithm)) == algorithm
     assert FedExP(epsilon=math.inf).epsilon == math.inf
-    assert Own(scale=1e-300, often=0, loud=True, kind="b") == Own(1e-300, 0, True, "b")
+    assert Own(scale=1e-300, often=0, divisor=1, loud=True, kind="b") == Own(1e-300, 0, 1, True, "b")
+
+
+def test_explanations_of_diagnostics_are_sentences_by_name() -> None:
+    for texts in (["cosine"], {"cosine": 1}, None):
+        with pytest.raises(UserError, match=r"^Odd.diagnostic_texts must be a dict from names of diagnostics"):
+            type("Odd", (Algorithm,), {"diagnostic_texts": texts})
 
 
 def test_names_of_earlier_versions_are_refused_with_the_new_ones() -> None:

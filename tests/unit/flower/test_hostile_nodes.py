@@ -18,6 +18,7 @@ from in_process_grid import Carry, Deliver, Federation, InProcessGrid, remove_cl
 from safetensors.torch import load_file
 
 import fedgg
+from fedgg.aggregation import RULES
 from fedgg.core.server import Lost
 from fedgg.engines import Fused
 from fedgg.errors import UserError
@@ -260,15 +261,14 @@ def test_too_few_valid_updates_repeat_the_missing_ones(tmp_path: Path) -> None:
     same(run, fedgg.run(federation.experiment))
 
 
-ROBUST = [
-    {"robust__rule": "median"},
-    {"robust__rule": "trimmed_mean", "robust__trim": 0.1},
-    {"robust__rule": "norm_clip"},
+SETTINGS = {"trimmed_mean": {"robust__trim": 0.1}}  # of rules, beside their defaults
+ROBUST: list[dict[str, Any]] = [
+    *({"robust__rule": rule, **SETTINGS.get(rule, {})} for rule in RULES),
     {"privacy__clip": 1.0, "privacy__noise": 0.1, "privacy__delta": 1e-3},
 ]
 
 
-@pytest.mark.parametrize("wrapper", ROBUST, ids=["median", "trimmed", "norm_clip", "privacy"])
+@pytest.mark.parametrize("wrapper", ROBUST, ids=[*RULES, "privacy"])
 @pytest.mark.parametrize("value", [1e30, 1e308])
 def test_under_robust_rules_and_privacy(value: float, wrapper: dict[str, Any], tmp_path: Path) -> None:
     if "privacy__clip" in wrapper:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from fedgg.aggregation import RULES
+from fedgg.core.algorithm import setting
 from fedgg.core.server import Collector
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment, described_settings, load_experiment
@@ -80,8 +82,12 @@ def test_another_rule_drops_the_old_ones_settings() -> None:
 
 @dataclass(frozen=True)
 class Deep(Collector):
-    depth: int = 3
+    depth: int = setting(3, "how often it is repeated", "ours", positive=True)
     bound: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.depth > 100:
+            raise UserError(f"robust.depth = {self.depth}: must be 100 or less")
 
 
 def test_a_rules_parameters_are_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +105,26 @@ def test_a_rules_parameters_are_its_settings(monkeypatch: pytest.MonkeyPatch) ->
         Experiment(robust={"rule": "median", "depth": 3})
     again = experiment.changed({"robust.rule": "median"})
     assert (again.hash(), again.trajectory(), again.to_toml()) == before
+
+
+def test_a_rules_parameters_are_listed_suggested_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RULES._entries, "deep", Deep)
+    described = {key: row for key, *row in described_settings()}
+    assert described["robust.depth"] == ["3", "deep: how often it is repeated"]
+    assert described["robust.bound"] == ["", "of deep"]
+    for key, message in (
+        ("dept", "unknown key 'robust.dept': did you mean 'robust.depth'?"),
+        ("size", "unknown key 'robust.size': choose from robust.rule, robust.trim, robust.clip, robust.depth, "),
+    ):
+        with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+            Experiment(robust={"rule": "deep", key: 3})
+    with pytest.raises(UserError, match=r"^unknown key 'depth': did you mean 'robust.depth'\?$"):
+        Experiment(depth=3)
+    for depth, limit in ((0, "a whole number above zero"), (1.5, "a whole number"), (101, "100 or less")):
+        robust = Experiment(robust={"rule": "deep", "depth": depth}).robust
+        assert robust is not None
+        with pytest.raises(UserError, match=f"^robust.depth = {depth}: must be {limit}$"):
+            build_rule(robust)
 
 
 @pytest.mark.parametrize(

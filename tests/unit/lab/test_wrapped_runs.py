@@ -16,6 +16,7 @@ from earlier_folders import without_checksums
 from observers import Callbacks
 from torch import nn
 
+from fedgg.aggregation import RULES
 from fedgg.algorithms import FedAvg
 from fedgg.core.algorithm import Client, Server
 from fedgg.core.tensor_rows import Rows
@@ -51,6 +52,11 @@ WRAPPERS: dict[str, dict[str, Any]] = {
     "trimmed mean of noise": {"robust.rule": "trimmed_mean", "attack.kind": "noise"},
     "norm clip and nan": {"robust.rule": "norm_clip", "attack.kind": "nan", "attack.clients": 2},
     "attacked privacy": {"privacy.noise": 0.0, **FLIPPED},
+}
+WRAPPERS |= {  # rules that are not among those above
+    rule: {"robust.rule": rule, **FLIPPED}
+    for rule in RULES
+    if rule not in {wrapper.get("robust.rule") for wrapper in WRAPPERS.values()}
 }
 EACH = [pytest.param(name, marks=[ACCOUNTED] if name == "noise" else []) for name in WRAPPERS]
 
@@ -444,6 +450,7 @@ def test_on_digits_fedavg_breaks_and_the_rules_hold(attackers: int) -> None:
     attacked = DIGITS.changed({"attack.kind": "sign_flip", "attack.clients": attackers, "attack.scale": 10.0})
     broken = run(attacked)
     assert broken.status == "diverged" or broken.test_accuracy[-1] < 0.3
-    for rule in ({"rule": "median"}, {"rule": "trimmed_mean", "trim": 0.3}, {"rule": "norm_clip"}):
-        held = run(attacked.changed({f"robust.{key}": value for key, value in rule.items()}))
+    settings = {"trimmed_mean": {"robust.trim": 0.3}}  # beside the defaults of the rules
+    for rule in RULES:
+        held = run(attacked.changed({"robust.rule": rule, **settings.get(rule, {})}))
         assert held.test_accuracy[-1] > 0.65, (rule, held.test_accuracy)

@@ -6,13 +6,15 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 from written_folders import write_run, write_study
 
+import fedgg
 from fedgg.analysis import chart_data, compare
 from fedgg.analysis.chart_data import CLIENTS, HISTORY_ROUNDS, SPLIT_ROWS, client_columns, run_columns, split_data
 from fedgg.analysis.collect import Group, RunCollection
@@ -20,6 +22,7 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.study import Study, load_study
 from fedgg.report.page import as_json, report_html, write_page
 from fedgg.report.page_data import about, command_again, page_group, place, runs_data, title
+from fedgg.runfolder.archive_file import read_archive, write_archive
 from fedgg.runfolder.read import read_run
 from fedgg.runfolder.record_types import RunRecord, StudyRecord
 
@@ -129,6 +132,38 @@ def test_a_clients_way_is_thinned() -> None:
     assert len(told["history"]["round"]) == len(told["history"]["loss"][0]) == HISTORY_ROUNDS
     assert (told["history"]["round"][0], told["history"]["round"][-1]) == (1, 200)
     assert told["rounds"] == [200]
+
+
+@dataclass(frozen=True)
+class Explained(fedgg.Algorithm):
+    """Differs from FedAvg: it records the number of local steps."""
+
+    diagnostic_texts = {"length": "How many local steps there were."}  # noqa: RUF012
+
+    def diagnostics(self, w: Tensor, client: fedgg.Client) -> fedgg.Rows:
+        return super().diagnostics(w, client) | {"length": client.steps + 0.0}
+
+
+def test_an_algorithm_explains_its_diagnostics(tmp_path: Path) -> None:
+    """Recorded with the run, they survive an archive and are not shown among the versions."""
+    small: dict[str, Any] = {"rounds": 1, "split": {"clients": 2}, "local": {"epochs": 1}}
+    fedgg.run(fedgg.Experiment(**small), algorithm=Explained(), out=tmp_path / "run")
+    fedgg.run(fedgg.Experiment(**small, algorithm={"name": "fedavg"}), out=tmp_path / "plain")
+    assert "diagnostics" not in json.loads((tmp_path / "plain" / "versions.json").read_text())
+    archived = tmp_path / "archive.json"
+    write_archive([read_run(tmp_path / "run")], archived)
+    for run in (read_run(tmp_path / "run"), read_archive(archived)[0]):
+        study = StudyRecord(Path(), ("a", "b"), (0,), "a", {"a": {0: run}, "b": {0: read_run(tmp_path / "plain")}})
+        data = page_group(Group(study)).data
+        assert data["diagnostic_texts"] == {"a": {"length": "How many local steps there were."}}
+        assert "How many" not in json.dumps(data["versions"])
+
+
+@pytest.mark.parametrize("texts", [None, [], "x", {"length": 1}, {"length": ["x"]}])
+def test_odd_explanations_are_ignored(texts: Any) -> None:
+    runs = {"a": {0: record([], versions={"diagnostics": texts})}}
+    data = page_group(Group(StudyRecord(Path(), ("a",), (0,), "a", runs))).data
+    assert data["diagnostic_texts"] == {}
 
 
 def test_runs_without_much() -> None:

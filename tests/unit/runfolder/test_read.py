@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from written_folders import write_run, write_study
 
+import fedgg
 from fedgg.errors import UserError
 from fedgg.runfolder import read as folders
 from fedgg.runfolder.read import read_run, read_study
+from fedgg.runfolder.validation import check_summary
 
 
 def one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
@@ -34,6 +36,20 @@ def test_a_run_is_read_back(tmp_path: Path) -> None:
     assert run.config["split"]["scheme"] == "iid"
     assert run.partition is not None
     assert run.partition["hash"] == "same"
+
+
+def test_the_document_has_every_key_and_every_number_is_checked() -> None:
+    """Of a run with each optional section and feature that adds keys."""
+    more: list[dict[str, Any]] = [{"data": {"holdout": 0.2}}, {"privacy": {}}, {"attack": {"kind": "nan"}}]
+    for sections in more:
+        run = fedgg.run(fedgg.Experiment(rounds=1, split={"clients": 3}, local={"epochs": 1}, **sections))
+        text = (Path(__file__).parents[3] / "docs" / "run-folder.md").read_text(encoding="utf-8")
+        assert [key for key in (*run.summary, *run.rounds[0]) if f"`{key}`" not in text] == []
+        check_summary(run.summary)
+        for key, value in run.summary.items():
+            if isinstance(value, int | float):
+                with pytest.raises(ValueError, match=f"has {key} = 'x'"):
+                    check_summary(run.summary | {key: "x"})
 
 
 def test_a_run_that_has_just_started(tmp_path: Path) -> None:

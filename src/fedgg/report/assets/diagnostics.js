@@ -1,5 +1,9 @@
 // Diagnostics: numbers that algorithms record about themselves.
 
+/**
+ * Explanations of diagnostics by algorithm, for folders that do not record them. An algorithm declares its own beside
+ * its method `diagnostics` (`diagnostic_texts`); they are in the page's data.
+ */
 const DIAGNOSTICS = {
   fedgg: {
     cosine:
@@ -8,11 +12,16 @@ const DIAGNOSTICS = {
     weight:
       "The weight λ of the cosine loss. Under the adaptive rule it is μ times drift times step: if it is many orders of " +
       "magnitude below the loss, FedGG behaves like FedAvg.",
-    drift:
-      "Distance between a client's model and the global model at the end of local training. If it grows, the clients' " +
-      "models diverge from each other.",
     step: "Length of the last local step. It shrinks as training converges; growth is an early sign of divergence.",
   },
+  fedcl: { penalty_gradient: "Length of the penalty's gradient at a client's model at the end of local training." },
+  fedcurv: { penalty_gradient: "Length of the penalty's gradient at a client's model at the end of local training." },
+};
+/** Diagnostics that every algorithm records. */
+const COMMON = {
+  drift:
+    "Distance between a client's model and the global model at the end of local training. If it grows, the clients' " +
+    "models diverge from each other.",
 };
 const GENERIC = "Recorded by the algorithm after each round: mean over clients, weighted by their examples.";
 
@@ -20,8 +29,21 @@ function diagnosticsSection(view) {
   const names = [...new Set(view.group.runs.flatMap((run) => Object.keys(run.readings)))];
   if (!names.length) return null;
   const having = (name) => view.group.runs.filter((run) => run.readings[name]?.some(isNumber));
-  const guided = (name) => having(name).some((run) => (view.group.algorithms[run.label] ?? "") === "fedgg");
-  const sentence = (name) => (guided(name) && DIAGNOSTICS.fedgg[name]) || GENERIC;
+  const ownEntry = (table, key) => (table && Object.hasOwn(table, key) ? table[key] : undefined);
+  const explained = (label, name) =>
+    ownEntry(ownEntry(view.group.diagnostic_texts, label), name) ??
+    ownEntry(ownEntry(DIAGNOSTICS, view.group.algorithms[label]), name) ??
+    ownEntry(COMMON, name);
+  /** The explanation that all rows share; where rows differ, each one under the first row that has it. */
+  const sentence = (name) => {
+    const firstLabel = new Map();
+    for (const { label } of having(name)) {
+      const text = explained(label, name);
+      if (text && !firstLabel.has(text)) firstLabel.set(text, label);
+    }
+    if (firstLabel.size < 2) return [...firstLabel.keys()][0] ?? GENERIC;
+    return [...firstLabel].map(([text, label]) => `${label}: ${text}`).join(" ");
+  };
   const lines = (name) =>
     linesOf(view.group, (run) => run.readings[name], view.window).filter(({ label }) => !view.hidden.has(label));
   const made = names.map(
