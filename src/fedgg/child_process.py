@@ -13,8 +13,13 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterable
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Any
+
+from fedgg.errors import UserError
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 STARTED_BY = "FEDGG_FORK_SERVER_STARTED_BY"  # environment variable: process id of the fork server's parent
@@ -63,3 +68,32 @@ def _run_target(target: str, by_kernel: bool, args: tuple[Any, ...]) -> None:
     threading.Thread(target=exit_with_parent, daemon=True).start()
     module, _, function = target.partition(":")
     getattr(importlib.import_module(module), function)(*args)
+
+
+# Programs of others start processes that outlive them. All inherit an environment variable, by which they are found.
+
+
+def psutil(command: str, extra: str) -> ModuleType:
+    """The optional dependency of these functions; UserError that names the command which needs it."""
+    try:
+        return importlib.import_module("psutil")
+    except ImportError:
+        raise UserError(f"{command} needs psutil: pip install 'fedgg[{extra}]'") from None
+
+
+def marked_processes(library: ModuleType, variable: str, mark: str) -> list[Any]:
+    """Running processes whose environment variable has this value, or one below it (`mark/...`)."""
+    processes = []
+    for process in library.process_iter():
+        with suppress(library.Error, OSError):
+            value = process.environ().get(variable, "")
+            if value == mark or value.startswith(f"{mark}/"):
+                processes.append(process)
+    return processes
+
+
+def signal_all(library: ModuleType, processes: Iterable[Any], *, kill: bool) -> None:
+    """SIGKILL or SIGTERM; processes that have ended meanwhile are skipped."""
+    for process in processes:
+        with suppress(library.Error):
+            process.kill() if kill else process.terminate()

@@ -7,7 +7,6 @@ parent has ended.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import queue
@@ -21,9 +20,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fedgg import child_process
 from fedgg.bench import bench_kit
 from fedgg.bench.contenders import Contender
-from fedgg.errors import UserError
 from fedgg.files import open_log, read_bytes, write_atomically
 
 MARK = "FEDGG_BENCH_MARK"
@@ -35,10 +34,7 @@ SECONDS_TO_END = 5.0  # after SIGTERM, before SIGKILL
 
 def psutil() -> ModuleType:
     """The optional dependency of `fedgg bench`."""
-    try:
-        return importlib.import_module("psutil")
-    except ImportError:
-        raise UserError("fedgg bench needs psutil: pip install 'fedgg[bench]'") from None
+    return child_process.psutil("fedgg bench", "bench")
 
 
 def process_tree(root: int) -> list[Any]:
@@ -53,25 +49,17 @@ def process_tree(root: int) -> list[Any]:
 
 def marked(mark: str) -> list[Any]:
     """Every process of this user with the mark."""
-    library, processes = psutil(), []
-    for process in library.process_iter():
-        with contextlib.suppress(library.Error, OSError):
-            if process.environ().get(MARK) == mark:
-                processes.append(process)
-    return processes
+    return child_process.marked_processes(psutil(), MARK, mark)
 
 
 def end_tree(root: int, mark: str) -> None:
     """SIGTERM, then SIGKILL, for the process, its descendants and all processes with the mark."""
     library = psutil()
     processes = {process.pid: process for process in [*process_tree(root), *marked(mark)]}.values()
-    for process in processes:
-        with contextlib.suppress(library.Error):
-            process.terminate()
+    child_process.signal_all(library, processes, kill=False)
     _, running = library.wait_procs(processes, timeout=SECONDS_TO_END)
-    for process in {process.pid: process for process in [*running, *marked(mark)]}.values():
-        with contextlib.suppress(library.Error):
-            process.kill()
+    remaining = {process.pid: process for process in [*running, *marked(mark)]}
+    child_process.signal_all(library, remaining.values(), kill=True)
     library.wait_procs(running, timeout=SECONDS_TO_END)
 
 

@@ -9,8 +9,6 @@ This file is also the program of the watchdog: python processes.py FEDERATION, r
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
 import signal
 import subprocess
@@ -23,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fedgg import child_process
 from fedgg.errors import UserError
 from fedgg.files import open_in_place, open_regular
 from fedgg.flower.local.namespaces import PrivateNetwork
@@ -36,10 +35,7 @@ EMPTY_SEARCHES = 3  # in a row, until the watchdog ends: one search may miss a p
 
 
 def psutil() -> ModuleType:
-    try:
-        return importlib.import_module("psutil")
-    except ImportError:
-        raise UserError("fedgg flower up needs psutil: pip install 'fedgg[flower]'") from None
+    return child_process.psutil("fedgg flower up", "flower")
 
 
 @dataclass(frozen=True)
@@ -98,32 +94,17 @@ def _start(spec: ProcessSpec) -> StartedProcess:
 
 def marked(mark: str) -> list[Any]:
     """Running processes with this mark, or below it: a federation's mark finds all of its processes."""
-    library, processes = psutil(), []
-    for process in library.process_iter():
-        with contextlib.suppress(library.Error, OSError):
-            value = process.environ().get(MARK, "")
-            if value == mark or value.startswith(f"{mark}/"):
-                processes.append(process)
-    return processes
+    return child_process.marked_processes(psutil(), MARK, mark)
 
 
 def end(mark: str) -> None:
     """SIGTERM, and SIGKILL after some seconds, until no process with this mark runs."""
-    library = psutil()
-    for process in marked(mark):
-        with contextlib.suppress(library.Error):
-            process.terminate()
+    child_process.signal_all(psutil(), marked(mark), kill=False)
     deadline = time.monotonic() + SECONDS_TO_END
     while running := marked(mark):
         if time.monotonic() > deadline:
-            _kill(running)
+            child_process.signal_all(psutil(), running, kill=True)
         time.sleep(0.05)
-
-
-def _kill(processes: list[Any]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil().Error):
-            process.kill()
 
 
 def is_running(process: Any, program: str) -> bool:
@@ -174,7 +155,7 @@ def _watch(federation: str) -> None:
     empty_searches = 0
     while empty_searches < EMPTY_SEARCHES:
         running = marked(federation)
-        _kill(running)
+        child_process.signal_all(psutil(), running, kill=True)
         empty_searches = 0 if running else empty_searches + 1
         time.sleep(0.1)
 
