@@ -40,7 +40,7 @@ def test_algorithms_by_name() -> None:
         (
             "fedgg",
             {"lr": 1},
-            ("choose from algorithm.mu, ", "elsewhere: 'local.lr' (learning rate of the clients' SGD)"),
+            ("choose from algorithm.mu, ", "elsewhere: 'local.lr' (learning rate of the clients' optimiser)"),
         ),
         ("fedgg", {"mu": -1}, ("algorithm.mu = -1", "zero or more")),
         ("fedgg", {"mu": float("nan")}, ("algorithm.mu",)),
