@@ -14,8 +14,9 @@ from fedgg.runfolder.checksums import without_checksum
 LONGEST_TEXT = 10_000  # characters
 LARGEST_NUMBER = 1e300  # beyond it, the difference of two numbers may be infinite, and a plot fails
 LARGEST_COUNT = 2**53  # beyond it, whole numbers are not exact in JavaScript or in a float
-SECTIONS = ("data", "split", "model", "algorithm", "local", "server", "engine")
+SECTIONS = ("data", "split", "model", "algorithm", "local", "optimiser", "schedule", "server", "engine")
 OPTIONAL_SECTIONS = ("privacy", "robust", "attack")
+UNSET = ("model.start", "server.cohort", "optimiser.clip_norm", "engine.workers")  # None where they are not set
 STATUSES = ("finished", "diverged", "spent", "stopped")
 
 Spec = Mapping[str, tuple[Callable[[Any], bool], str]]
@@ -73,6 +74,14 @@ def check_config(config: Mapping[str, Any]) -> None:
     _check(config, _CONFIG)
     for section, spec in _IN_SECTION.items():
         _check(config.get(section) or {}, spec, f"{section}.")
+    for section in SECTIONS:
+        for key, value in (config.get(section) or {}).items():
+            if _has_null(value) and f"{section}.{key}" not in UNSET:  # TOML has no null
+                raise ValueError(f"{section}.{key} is {_shown(value)}, and a setting is never null")
+
+
+def _has_null(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and any(map(_has_null, value)))
 
 
 def _check(content: Mapping[str, Any], spec: Spec, prefix: str = "") -> None:
@@ -204,5 +213,7 @@ _IN_SECTION: dict[str, Spec] = {
     "split": {"scheme": (_text, "text"), "beta": (is_number, "a number"), "clients": (_whole, "a whole number")},
     "model": {"name": (_text, "text")},
     "algorithm": {"name": (_text, "text")},
+    "optimiser": {"name": (_text, "text")},
+    "schedule": {"name": (_text, "text")},
     "engine": {"precision": (_text, "text"), "device": (_text, "text"), "name": (_text, "text")},
 }
