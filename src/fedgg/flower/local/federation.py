@@ -38,8 +38,9 @@ from fedgg.lab.federated_data import load_data
 from fedgg.lab.observer import Observer
 from fedgg.lab.preflight_checks import try_to_build
 from fedgg.lab.store import Store
-from fedgg.runfolder.checksums import FILE, append_checked
+from fedgg.runfolder.checksums import FILE, HISTORY, append_checked
 from fedgg.runfolder.locks import InUse, LockFile
+from fedgg.runfolder.read_rounds import read_intact_rounds
 from fedgg.runfolder.validation import summary_in
 
 
@@ -56,10 +57,15 @@ class JsonLinesTail:
     def new_lines(self) -> list[dict[str, Any]]:
         """Complete lines since the last call."""
         try:
-            lines = read_bytes(self.file).split(b"\n")[:-1]
+            content = read_bytes(self.file)
         except FileNotFoundError:
             return []
-        new: list[dict[str, Any]] = []
+        if self.file.name == HISTORY:
+            new = read_intact_rounds(content).rounds[self.count :]
+            self.count += len(new)
+            return new
+        lines = content.split(b"\n")[:-1]
+        new = []
         for _, line in parse_lines(b"\n".join(lines[self.count :])):
             if not isinstance(line, dict):
                 break
@@ -72,7 +78,7 @@ class FederationProgress:
     """Progress of a run, read from its run folder: rounds, exchanges, summary."""
 
     def __init__(self, out: Path):
-        self.rounds, self.exchanges = JsonLinesTail(out / "rounds.jsonl"), JsonLinesTail(out / "exchanges.jsonl")
+        self.rounds, self.exchanges = JsonLinesTail(out / HISTORY), JsonLinesTail(out / "exchanges.jsonl")
         self._summary = out / "summary.json"
         self._ignored: tuple[int, int] | None = None
 
