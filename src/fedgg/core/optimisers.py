@@ -28,6 +28,8 @@ class Optimiser:
     """
 
     defaults: ClassVar[Mapping[str, float]] = {}
+    # The least value of a setting, and the value that it must stay below.
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
     # Values with which a setting has no effect.
     without_effect: ClassVar[Mapping[str, float]] = {"momentum": 0.0, "weight_decay": 0.0, "clip_norm": math.inf}
 
@@ -108,6 +110,11 @@ class Adam(Optimiser):
     """
 
     defaults: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}  # as in torch.optim
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "beta1": (0.0, 1.0),
+        "beta2": (0.0, 1.0),
+        "epsilon": (1e-30, math.inf),
+    }
     decoupled: ClassVar[bool] = False  # whether weight decay acts on the weights instead of the gradient
 
     beta1: Tensor

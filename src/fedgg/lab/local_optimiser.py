@@ -54,7 +54,13 @@ def schedule_function(name: str) -> Callable[..., float]:
 
 def check_optimiser(experiment: Experiment, algorithm: Algorithm) -> None:
     """UserError where the algorithm is defined for SGD only, or the settings do not fit the optimiser."""
+    _check_schedule(experiment)
     settings = optimiser_of(experiment, 0)
+    for name, (least, above) in settings.kind.ranges.items():
+        if not least <= settings.values[name] < above:
+            raise UserError(
+                f"optimiser.{name} = {settings.values[name]:g}: give a number from {least:g} to below {above:g}"
+            )
     reason = algorithm.needs_sgd()
     if reason and not issubclass(settings.kind, SGD):
         raise UserError(
@@ -65,3 +71,16 @@ def check_optimiser(experiment: Experiment, algorithm: Algorithm) -> None:
         raise UserError(
             f"{type(algorithm).__name__} needs a velocity that starts at zero ({reason}): leave optimiser.state out"
         )
+
+
+def _check_schedule(experiment: Experiment) -> None:
+    """UserError where a schedule fails in some round, or gives a learning rate that is negative or not finite."""
+    chosen = experiment.schedule
+    shown = ", ".join(f"{key} = {value}" for key, value in {"schedule.name": chosen.name, **chosen.settings}.items())
+    for round_ in range(experiment.rounds):
+        try:
+            lr = optimiser_of(experiment, round_).values["lr"]
+        except (ArithmeticError, TypeError, ValueError) as error:
+            raise UserError(f"{shown}: it fails in round {round_ + 1}: {type(error).__name__}: {error}") from error
+        if not 0 <= lr < math.inf:
+            raise UserError(f"{shown}: the learning rate of round {round_ + 1} is {lr:g}; give other settings")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
 
+from fedgg.errors import UserError
+from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.local_optimiser import optimiser_of
 
@@ -37,3 +40,19 @@ def test_warmup() -> None:
     experiment = Experiment(rounds=6, local={"lr": 0.8}, schedule={"name": "constant", "warmup": 3})
     rates = [optimiser_of(experiment, number).values["lr"] for number in range(6)]
     assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
+
+
+@pytest.mark.parametrize(
+    ("sections", "complaint"),
+    [
+        ({"optimiser": {"name": "adam", "beta2": 2.0}}, "optimiser.beta2 = 2: give a number from 0 to below 1"),
+        ({"optimiser": {"name": "adamw", "epsilon": 0.0}}, "optimiser.epsilon = 0"),
+        ({"optimiser": {"name": "adam", "beta1": "much"}}, "needs a number for 'beta1'"),
+        ({"schedule": {"name": "step", "every": 0}}, "every = 0: it fails in round 1: ZeroDivisionError"),
+        ({"schedule": {"name": "step", "every": "x"}}, "every = x: it fails in round 1: TypeError"),
+        ({"schedule": {"name": "linear", "end": -2.0}}, "the learning rate of round 3 is -"),
+    ],
+)
+def test_settings_out_of_range_before_anything_trains(sections: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UserError, match=re.escape(complaint)):
+        build(Experiment(rounds=4, algorithm={"name": "fedavg"}, **sections))

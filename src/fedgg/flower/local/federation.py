@@ -7,9 +7,10 @@ the last finished round of the run folder.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class JsonLinesTail:
     """New lines of a growing JSON Lines file; those it has at first are counted and not returned."""
 
     file: Path
+    read: Callable[[bytes], list[dict[str, Any]]]  # the objects of a file's content, up to the first damaged line
 
     def __post_init__(self) -> None:
         self.count = 0
@@ -57,28 +59,31 @@ class JsonLinesTail:
     def new_lines(self) -> list[dict[str, Any]]:
         """Complete lines since the last call."""
         try:
-            content = read_bytes(self.file)
+            new = self.read(read_bytes(self.file))[self.count :]
         except FileNotFoundError:
             return []
-        if self.file.name == HISTORY:
-            new = read_intact_rounds(content).rounds[self.count :]
-            self.count += len(new)
-            return new
-        lines = content.split(b"\n")[:-1]
-        new = []
-        for _, line in parse_lines(b"\n".join(lines[self.count :])):
-            if not isinstance(line, dict):
-                break
-            new.append(line)
         self.count += len(new)
         return new
+
+
+def read_rounds(content: bytes) -> list[dict[str, Any]]:
+    """The rounds of rounds.jsonl."""
+    return read_intact_rounds(content).rounds
+
+
+def read_exchanges(content: bytes) -> list[dict[str, Any]]:
+    """The complete lines of exchanges.jsonl."""
+    complete = content[: content.rfind(b"\n") + 1]
+    lines = itertools.takewhile(lambda line: isinstance(line, dict), (line for _, line in parse_lines(complete)))
+    return [line for line in lines if isinstance(line, dict)]
 
 
 class FederationProgress:
     """Progress of a run, read from its run folder: rounds, exchanges, summary."""
 
     def __init__(self, out: Path):
-        self.rounds, self.exchanges = JsonLinesTail(out / HISTORY), JsonLinesTail(out / "exchanges.jsonl")
+        self.rounds = JsonLinesTail(out / HISTORY, read_rounds)
+        self.exchanges = JsonLinesTail(out / "exchanges.jsonl", read_exchanges)
         self._summary = out / "summary.json"
         self._ignored: tuple[int, int] | None = None
 

@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedgg.files import write_atomically
-from fedgg.flower.local.federation import FederationProgress, JsonLinesTail
+from fedgg.flower.local.federation import FederationProgress, JsonLinesTail, read_rounds
 from fedgg.lab.config import Experiment
 
 
 def test_each_line_is_returned_once(tmp_path: Path) -> None:
-    progress = JsonLinesTail(tmp_path / "rounds.jsonl")
+    progress = JsonLinesTail(tmp_path / "rounds.jsonl", read_rounds)
     assert progress.new_lines() == []
     file = tmp_path / "rounds.jsonl"
     file.write_text('{"round": 1}\n{"round": 2}\n{"rou')
@@ -25,8 +25,8 @@ def test_each_line_is_returned_once(tmp_path: Path) -> None:
     assert progress.new_lines() == []
     file.write_text('{"round": 1}\n{"round": 2}\n{"round": 3}\n')
     assert [record["round"] for record in progress.new_lines()] == [3]
-    assert JsonLinesTail(file).count == 3
-    assert JsonLinesTail(file).new_lines() == []
+    assert JsonLinesTail(file, read_rounds).count == 3
+    assert JsonLinesTail(file, read_rounds).new_lines() == []
 
 
 def test_clients_without_a_reply(tmp_path: Path) -> None:
