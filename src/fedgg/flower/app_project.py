@@ -193,16 +193,22 @@ def with_full_paths(experiment: Experiment) -> Experiment:
     names = named_parts(experiment)
     for key in NAMED_PARTS:
         section, _, last = key.partition(".")
-        path, _, name = names.get(section, "").rpartition(":")
-        if path.endswith(".py"):
+        if names.get(section, "").rpartition(":")[0].endswith(".py"):
             config = getattr(experiment, section)
             # A change of the name removes the section's settings, so they are set again.
             settings = config.model_dump(exclude={last}, exclude_none=True) if isinstance(config, PartConfig) else {}
             changes |= {f"{section}.{setting}": value for setting, value in settings.items()}
-            changes[key] = f"{Path(path).absolute()}:{name}"
+            changes[key] = _with_full_path(names[section])
+    if any(name.rpartition(":")[0].endswith(".py") for name in experiment.metrics):
+        changes["metrics"] = [_with_full_path(name) for name in experiment.metrics]
     if experiment.model.start is not None:
         changes["model.start"] = str(Path(experiment.model.start).absolute())
     return experiment.changed(changes) if changes else experiment
+
+
+def _with_full_path(name: str) -> str:
+    path, _, part = name.rpartition(":")
+    return f"{Path(path).absolute()}:{part}" if path.endswith(".py") else name
 
 
 def _pyproject(names: AppNames, config: Mapping[str, Any]) -> str:

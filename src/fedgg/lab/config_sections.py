@@ -207,6 +207,7 @@ class TaskConfig(PartConfig):
     """What is learnt: the targets of examples, and the loss."""
 
     registry = TASKS
+    not_settings = ("function",)
 
     name: str = Field("classification", description=TASKS.choices())
 

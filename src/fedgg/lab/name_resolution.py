@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm, Number, arithmetic_beside_fedavg, what_it_must_be
+from fedgg.core.metrics import METRICS
 from fedgg.core.optimisers import OPTIMISERS, SCHEDULES
 from fedgg.core.random_choices import torch_stream
 from fedgg.core.server import Collector
+from fedgg.core.tasks import TASKS
 from fedgg.data import DATASETS, SPLITS
 from fedgg.data.dataset import Dataset
 from fedgg.data.partition import OFFERED
@@ -36,7 +38,18 @@ from fedgg.models import MODELS
 from fedgg.registry import NAMED_PARTS, Registry, accepted_settings, names_code, nearest
 
 Part = TypeVar("Part")
-REGISTRIES: tuple[Registry[Any], ...] = (ALGORITHMS, OPTIMISERS, SCHEDULES, MODELS, DATASETS, SPLITS, RULES, ENGINES)
+REGISTRIES: tuple[Registry[Any], ...] = (
+    ALGORITHMS,
+    OPTIMISERS,
+    SCHEDULES,
+    TASKS,
+    METRICS,
+    MODELS,
+    DATASETS,
+    SPLITS,
+    RULES,
+    ENGINES,
+)
 _used: dict[str, tuple[Code, str]] = {}  # by place: the code that this process has run, and what allowed it
 
 
@@ -76,7 +89,7 @@ def named_parts(experiment: Experiment) -> dict[str, str]:
         config = getattr(experiment, section)
         if config is not None:
             names[section] = getattr(config, key)
-    return names
+    return names | {f"metrics[{place}]": name for place, name in enumerate(experiment.metrics)}
 
 
 def used_code(experiment: Experiment) -> dict[str, dict[str, str]]:
