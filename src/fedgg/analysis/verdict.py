@@ -33,6 +33,7 @@ def conclude(study: StudyRecord, comparison: Comparison) -> Conclusion:
         _preliminary(study, comparison) + result.text,
         _excluded(comparison, "diverged"),
         _excluded(comparison, "damaged"),
+        _excluded(comparison, "lacking"),
     )
     return Conclusion(" ".join(filter(None, sentences)), result.method)
 
@@ -203,12 +204,16 @@ def listed(names: Sequence[str], total: int = 0) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _excluded(comparison: Comparison, which: Literal["diverged", "damaged"]) -> str:
+def _excluded(comparison: Comparison, which: Literal["diverged", "damaged", "lacking"]) -> str:
     counts = {row.label: getattr(row, which) for row in comparison.rows if getattr(row, which)}
     if not counts:
         return ""
     runs = sum(counts.values())
     are = "are" if runs > 1 else "is"
     names = listed([quoted(label) for label in list(counts)[:MOST_NAMED]], len(counts))
-    reason = f"diverged and {are}" if which == "diverged" else f"{are} damaged and"
-    return f"{runs} run{'s' if runs > 1 else ''} of {names} {reason} excluded from the averages."
+    reasons = {
+        "diverged": f"diverged and {are}",
+        "damaged": f"{are} damaged and",
+        "lacking": f"{'have' if runs > 1 else 'has'} no {comparison.measure.title} and {are}",
+    }
+    return f"{runs} run{'s' if runs > 1 else ''} of {names} {reasons[which]} excluded from the averages."

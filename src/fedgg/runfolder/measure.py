@@ -162,7 +162,12 @@ class Measure:
         """Mean and, where it is known, deviation or half the width of an interval; without the unit."""
         if deviation is None:
             return self.number(mean)
-        return f"{self.number(mean)} ± {self.number(deviation) if self.percent else three_digits(deviation, 2)}"
+        if self.percent:
+            return f"{self.number(mean)} ± {self.number(deviation)}"
+        written = three_digits(mean)
+        if deviation and _is_plain(deviation) and (mean == 0 or _is_plain(mean)):  # as many decimals as the deviation
+            written = f"{mean:.{min(_decimals(deviation, 2), _decimals(mean or 1.0, 6))}f}"
+        return f"{written} ± {three_digits(deviation, 2)}"
 
     def difference(self, mean: float, half_width: float | None) -> str:
         """With its sign."""
@@ -179,13 +184,20 @@ LOSS = Measure("loss", higher_is_better=False, percent=False)
 
 def three_digits(value: float, digits: int = 3) -> str:
     """Rounded to this many significant digits: 0.341, 12.3; whole from 1000 on, with an exponent from a million on."""
-    size = abs(value)
     if value == 0:
         return "0"
-    if not 1e-5 <= size < 1e6:
+    if not _is_plain(value):
         mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
         return f"{mantissa}e{int(exponent)}"
-    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(size)))}f}"
+    return f"{value:.{_decimals(value, digits)}f}"
+
+
+def _is_plain(value: float) -> bool:
+    return 1e-5 <= abs(value) < 1e6
+
+
+def _decimals(value: float, digits: int) -> int:
+    return max(0, digits - 1 - math.floor(math.log10(abs(value))))
 
 
 def metrics_in(versions: Mapping[str, Any] | None) -> tuple[Measure, ...]:
@@ -220,9 +232,10 @@ def recorded_measures(metrics: Sequence[Measure], rounds: Sequence[Mapping[str, 
     for where in PLACES:
         for metric in metrics:
             measured = replace(metric, where=where)
-            if measured.key in keys:
+            by_client = measured.key + BY_CLIENT in keys
+            if measured.key in keys or by_client:
                 measures.setdefault(measured.key, measured)
-            if measured.key + BY_CLIENT in keys:
+            if by_client:
                 for over in OVER_CLIENTS:
                     higher = metric.higher_is_better and over != "spread"
                     summary = replace(measured, over=over, higher_is_better=higher)

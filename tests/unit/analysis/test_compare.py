@@ -44,12 +44,12 @@ def comparison(tmp_path: Path) -> Comparison:
 def test_accuracies(comparison: Comparison) -> None:
     average = row(comparison, "Avg")
     assert average.final is not None
-    assert average.highest is not None
+    assert average.best is not None
     assert average.final.mean == pytest.approx(0.55)
     assert average.final.sd == pytest.approx(0.1 / np.sqrt(2))
     assert average.final.n == 2
-    assert average.highest.mean == pytest.approx(0.6)
-    assert average.highest.sd == pytest.approx(0.0)
+    assert average.best.mean == pytest.approx(0.6)
+    assert average.best.sd == pytest.approx(0.0)
     assert comparison.best == "Fast"
     assert comparison.notes == ()
 

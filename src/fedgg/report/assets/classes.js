@@ -56,7 +56,18 @@ function classesSection(view) {
     }),
   });
   const controls = make("div", { class: "controls" });
+  const signs = make("ul", { class: "legend signs", "aria-label": "Lines shown" });
   const refresh = () => {
+    signs.replaceChildren(
+      ...lines().map(({ label, position }, at) =>
+        make(
+          "li",
+          {},
+          make("span", { "aria-hidden": "true", style: `color:${colourOf(position)}` }, SYMBOLS[at][1]),
+          ` ${label}`,
+        ),
+      ),
+    );
     controls.replaceChildren(
       ...(recorded().length > 1
         ? [
@@ -74,5 +85,11 @@ function classesSection(view) {
     );
     chart.refresh();
   };
-  return { id: "classes", heading: "Classes", node: make("div", {}, controls, chart.node), charts: [chart], refresh };
+  return {
+    id: "classes",
+    heading: "Classes",
+    node: make("div", {}, controls, signs, chart.node),
+    charts: [chart],
+    refresh,
+  };
 }

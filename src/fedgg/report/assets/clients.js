@@ -50,7 +50,9 @@ function clientsSection(view) {
 
   const byClient = (what) =>
     new Chart({
-      name: `${what() === TRAINING_LOSS ? "Training loss" : "Scores"} by client`,
+      get name() {
+        return `${capital(what().title)} by client`;
+      },
       height: 330,
       fixed: true,
       nothing: () =>

@@ -86,7 +86,7 @@ function curvesSection(view) {
       { class: "controls" },
       selection(
         "Show",
-        recorded.map(({ key, title, brief: few }) => [key, `${title} (${few})`]),
+        recorded.map(({ key, title, brief: few, over_clients: over }) => [key, over ? title : `${title} (${few})`]),
         view.what,
         view.setMeasure,
       ),

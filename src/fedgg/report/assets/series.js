@@ -13,7 +13,12 @@ const bestWord = (measure) => (measure.higher ? "highest" : "lowest");
 /** Mean and, where it is known, deviation or half the width of an interval. */
 function withDeviation(measure, middle, deviation) {
   if (deviation == null) return numberOf(measure, middle);
-  return `${numberOf(measure, middle)} ± ${measure.percent ? percent(deviation) : significant(deviation, 2)}`;
+  if (measure.percent) return `${percent(middle)} ± ${percent(deviation)}`;
+  const matched = deviation && isPlain(deviation) && (middle === 0 || isPlain(middle));
+  const written = matched
+    ? fixed(middle, Math.min(decimals(deviation, 2), decimals(middle || 1, 6)))
+    : significant(middle);
+  return `${written} ± ${significant(deviation, 2)}`;
 }
 
 /** One number of a run at the rounds that have it: [{round, value, megabytes, seconds}]. */
