@@ -13,7 +13,7 @@ from fedgg.analysis.collect import Group
 from fedgg.analysis.compare import compare
 from fedgg.report.export import write_tables
 from fedgg.report.page_data import page_group
-from fedgg.report.tables import score_table, runs_table
+from fedgg.report.tables import runs_table, score_table
 from fedgg.runfolder.archive_file import archive_of, records_in
 from fedgg.runfolder.read import read_run
 from fedgg.runfolder.record_types import StudyRecord

@@ -17,7 +17,7 @@ from fedgg.analysis.labels import shortened
 from fedgg.errors import UserError
 from fedgg.report.data_figures import compact, samples_figure, split_figure
 from fedgg.report.figure_style import save
-from fedgg.report.run_figures import score_figure, clients_figure, common_rounds, curves_figure, diagnostics_figure
+from fedgg.report.run_figures import clients_figure, common_rounds, curves_figure, diagnostics_figure, score_figure
 from fedgg.runfolder.read import read_run, read_study
 from fedgg.runfolder.record_types import StudyRecord
 

@@ -10,7 +10,7 @@ import pytest
 from written_folders import write_study
 
 from fedgg.analysis.compare import compare
-from fedgg.report.tables import Table, score_table, as_csv, as_latex, as_markdown, comparison_tables
+from fedgg.report.tables import Table, as_csv, as_latex, as_markdown, comparison_tables, score_table
 from fedgg.runfolder.read import read_study
 
 NASTY = r'<b>_&%$x$ | \{~^}, "q"'

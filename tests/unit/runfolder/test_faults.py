@@ -13,7 +13,7 @@ from fedgg.analysis.collect import Problem, RunCollection
 from fedgg.analysis.compare import compare
 from fedgg.analysis.verdict import conclude
 from fedgg.report.page import report_html
-from fedgg.report.tables import score_table, runs_table
+from fedgg.report.tables import runs_table, score_table
 from fedgg.runfolder.checksums import append_checked
 from fedgg.runfolder.read import read_run
 from fedgg.runfolder.record_types import RunRecord, StudyRecord

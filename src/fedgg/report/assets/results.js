@@ -38,7 +38,7 @@ function resultColumns(view) {
       by: (row) => row.finished,
     },
     {
-      head: `final ${measure.title}${unit}`,
+      head: `final${measure.over_clients ? "" : ` ${measure.title}`}${unit}`, // a long title is in the caption alone
       low: !measure.higher,
       tip: `At the last evaluated round; ${overSeeds}.`,
       show: (row) => spread(row.final),
