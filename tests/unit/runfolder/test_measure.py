@@ -89,8 +89,10 @@ def test_a_metric_of_another_direction_is_another_metric() -> None:
 
 @pytest.mark.parametrize(
     ("value", "written"),
-    [(0.3409, "0.341"), (0.34, "0.340"), (12.345, "12.3"), (1234.5, "1234"), (0, "0"), (-0.5, "-0.500")]
-    + [(1.234e-7, "1.23e-7"), (2.5e6, "2.50e6"), (999999, "999999"), (0.9996, "1.000")],
+    [
+        *((0.3409, "0.341"), (0.34, "0.340"), (12.345, "12.3"), (1234.5, "1234"), (0, "0"), (-0.5, "-0.500")),
+        *((1.234e-7, "1.23e-7"), (2.5e6, "2.50e6"), (999999, "999999"), (0.9996, "1.000")),
+    ],
 )
 def test_numbers_have_three_digits(value: float, written: str) -> None:
     assert three_digits(value) == written
