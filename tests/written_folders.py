@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,12 @@ def write_run(
     name: str = "demo",
     epsilons: Sequence[float | None] | None = None,
     accountant: str | None = None,
+    metrics: Sequence[Mapping[str, Any]] = (),
+    scores: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
     """A run with one accuracy a round (None: not evaluated) and 2 * bytes_each_way of traffic a round.
 
+    With `metrics`, as versions.json lists them, it is the first of them instead; `scores` are more of each round.
     A private one has an epsilon a round too, None standing for infinite; an old one names no accountant.
     """
     folder.mkdir(parents=True)
@@ -29,7 +32,7 @@ def write_run(
     lines: list[dict[str, Any]] = [
         {
             "round": number,
-            "test_accuracy": accuracy,
+            f"test_{metrics[0]['name'] if metrics else 'accuracy'}": accuracy,
             "test_loss": None if accuracy is None else 1.0 - accuracy,
             "train_loss": 1.0 / number,
             "bytes_up": bytes_each_way,
@@ -37,6 +40,10 @@ def write_run(
         }
         for number, accuracy in enumerate(accuracies, start=1)
     ]
+    for line, more in zip(lines, scores, strict=False):
+        line |= more
+    if metrics:
+        (folder / "versions.json").write_text(json.dumps({"format": 1, "metrics": list(metrics)}))
     end: dict[str, Any] = {"status": status, "rounds_done": len(lines)}
     for line, epsilon in zip(lines, epsilons or (), strict=False):
         spent = {"epsilon": epsilon, "delta": 1e-5} | ({"accountant": accountant} if accountant else {})
@@ -55,16 +62,39 @@ def write_study(
     *,
     reference: str,
     statuses: Mapping[tuple[str, int], str | None] | None = None,
+    metrics: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Mapping[str, Any]]] = (),
 ) -> Path:
-    """A comparison with one curve a label and seed; None leaves that run folder out."""
+    """A comparison with one curve a label and seed; None leaves that run folder out. `metrics`: of all, or by label."""
     seeds = range(max(map(len, curves.values())))
     runs = {label: {str(seed): f"run-{at}/seed-{seed}" for seed in seeds} for at, label in enumerate(curves)}
     for label, by_seed in curves.items():
         for seed, accuracies in enumerate(by_seed):
             if accuracies is not None:
                 status = (statuses or {}).get((label, seed), "finished")
-                write_run(folder / runs[label][str(seed)], accuracies, status=status)
+                listed = metrics.get(label, ()) if isinstance(metrics, Mapping) else metrics
+                write_run(folder / runs[label][str(seed)], accuracies, status=status, metrics=listed)
     study = {"format": 1, "labels": [*curves], "seeds": [*seeds], "reference": reference, "runs": runs}
     folder.mkdir(exist_ok=True)
     (folder / "study.json").write_text(json.dumps(study))
+    return folder
+
+
+def metric(name: str, *, higher_is_better: bool = True, percent: bool = True) -> dict[str, Any]:
+    """A metric as versions.json lists it."""
+    return {"name": name, "higher_is_better": higher_is_better, "percent": percent}
+
+
+RMSE = metric("rmse", higher_is_better=False, percent=False)
+
+
+def rescored(
+    folder: Path, scores: Callable[[dict[str, Any]], dict[str, Any]], metrics: Sequence[Mapping[str, Any]]
+) -> Path:
+    """A real run without checksums, with other scores: `scores` makes them from a round of the run."""
+    path = folder / "rounds.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    plain = [{k: v for k, v in line.items() if not k.startswith(("test_acc", "holdout_"))} for line in lines]
+    path.write_text("".join(json.dumps(new | scores(old)) + "\n" for new, old in zip(plain, lines, strict=True)))
+    versions = json.loads((folder / "versions.json").read_text())
+    (folder / "versions.json").write_text(json.dumps(versions | {"metrics": list(metrics)}))
     return folder

@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,20 +55,25 @@ class StudyResult:
 
     @property
     def tables(self) -> tuple[Table, Table]:
-        """Accuracy, and rounds and traffic to the reference's; `fedgg.report.tables` writes them in other forms."""
+        """Scores, and rounds and traffic to the reference's; `fedgg.report.tables` writes them in other forms."""
         return comparison_tables(self.comparison)
 
     @property
     def final(self) -> dict[str, dict[int, float]]:
-        """Test accuracy after the last round, by label and seed, of runs that were evaluated."""
+        """The measure (test accuracy, or the primary metric) after the last round, by label and seed."""
+        measure = self.comparison.measure
         curves = {
-            label: {seed: run.accuracy()[1] for seed, run in by_seed.items()}
+            label: {seed: run.scores(measure)[1] for seed, run in by_seed.items()}
             for label, by_seed in self.record.runs.items()
         }
         return {
             label: {seed: float(curve[-1]) for seed, curve in by_seed.items() if len(curve)}
             for label, by_seed in curves.items()
         }
+
+    def by(self, metric: str) -> StudyResult:
+        """The same runs compared by another measure that they recorded, as "test_loss" or "holdout_accuracy"."""
+        return replace(self, comparison=compare_runs(self.record, self.record.measure(metric)))
 
     def run(self, label: str, seed: int, model: ModelGiven | None = None) -> Run:
         """One of the runs, with its model; for a result with a folder (`out=`). `model` is as in `Run.load`."""

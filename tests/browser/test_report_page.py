@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from browsing import until
 from earlier_folders import without_checksums
+from written_folders import RMSE, metric, rescored
 
 from fedgg.analysis.collect import RunCollection
 from fedgg.analysis.compare import compare
+from fedgg.analysis.verdict import conclude
 from fedgg.lab.config import Experiment
 from fedgg.lab.observer import Observer
 from fedgg.lab.study import Study, grid, run_study
@@ -610,6 +612,89 @@ def test_ticks_differ_and_rounds_are_whole(open_page: Callable[..., Any], compar
         assert all(text.isdecimal() for text in chart.locator(".xtick text").all_text_contents())
 
 
+def errors(line: dict[str, Any]) -> dict[str, Any]:
+    """A round of a classifier as that of a regression: the worse its accuracy, the larger its error."""
+    by_client = {client: 3 - 2 * value for client, value in line["holdout_accuracy_by_client"].items()}
+    holdout = {"holdout_rmse": 3 - 2 * line["holdout_accuracy"], "holdout_rmse_by_client": by_client}
+    return {"test_rmse": 3 - 2 * line["test_accuracy"], **holdout}
+
+
+def personal(line: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in line.items() if key.startswith(("test_acc", "holdout_acc"))}
+    by_client = {client: 0.5 + value / 2 for client, value in line["holdout_accuracy_by_client"].items()}
+    scores = {"test_recall": line["test_accuracy"], "test_recall_by_class": {"<b>zero": 0.25, "one": 0.75}}
+    return {**kept, **scores, "personal_accuracy": 0.5, "personal_accuracy_by_client": by_client}
+
+
+def rescored_study(source: Path, folder: Path, scores: Any, metrics: list[dict[str, Any]]) -> Path:
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("checkpoint"))
+    for run in sorted(folder.glob("*/seed-*")):
+        rescored(without_checksums(run), scores, metrics)
+    return folder
+
+
+def test_every_measure_has_the_same_numbers_on_the_page_and_in_the_terminal(
+    open_page: Callable[..., Any], four_seeds: Path, tmp_path: Path
+) -> None:
+    folder = rescored_study(four_seeds, tmp_path / "runs", errors, [RMSE])
+    page, study = open_page(write_page(folder, to=tmp_path / "report.html")), read_study(folder)
+    options = page.locator("#curves select option").evaluate_all("all => all.map((one) => one.value)")
+    assert options == [*study.measures]
+    assert options[:2] == ["test_rmse", "holdout_rmse"]
+    for key in options:
+        page.select_option("#curves select", key)
+        comparison = compare(study, study.measures[key])
+        scores, target = comparison_tables(comparison)
+        answer = conclude(study, comparison).text
+        until(page, f"document.querySelector('#answer').textContent === {json.dumps(answer)}")
+        page.wait_for_timeout(100)
+        assert cells(page, "^final") == [row[2] for row in scores.rows]
+        assert cells(page, "^lowest" if "highest" not in scores.columns else "^highest") == [r[3] for r in scores.rows]
+        assert cells(page, "^rounds to target") == [row[1] for row in target.rows]
+        assert page.text_content("#results .notes li").split(" Differences")[0] in scores.notes[0]
+        for row in comparison.rows:  # the page's own rule, also where lower is better
+            found = page.evaluate(
+                "([label, key]) => reachedInRuns(page.groups[0], label, key, null, 1)", [row.label, key]
+            )
+            assert (found["reached"], found["rounds"]) == (row.raw.reached, row.raw.rounds)
+
+
+def test_a_target_where_lower_is_better(open_page: Callable[..., Any], four_seeds: Path, tmp_path: Path) -> None:
+    folder = rescored_study(four_seeds, tmp_path / "runs", errors, [RMSE])
+    page = open_page(write_page(folder, to=tmp_path / "report.html"))
+    assert "lower is better" in page.inner_text("#results")
+    assert "is at most the target" in page.inner_text("#results .notes")
+    page.fill("#target", "2.9")
+    until(page, "document.querySelector('.results').innerText.includes('rounds to 2.90')")
+    assert all(re.match(r"\d+\.\d", cell) for cell in cells(page, "^rounds to"))
+    page.fill("#target", "0.01")
+    until(page, "document.querySelector('.results').innerText.includes('never')")
+    head(page, "^final").click()
+    finals = [float(cell.split()[0]) for cell in cells(page, "^final")]
+    assert finals == sorted(finals)  # the best first
+    page.select_option("#curves select", "test_loss")
+    until(page, "document.querySelector('.results').innerText.includes('rounds to target')")
+    drawn_charts(page)
+    plain_words(page)
+
+
+def test_personal_scores_and_classes(open_page: Callable[..., Any], compared: Path, tmp_path: Path) -> None:
+    folder = rescored_study(compared, tmp_path / "runs", personal, [metric("accuracy"), metric("recall")])
+    page = open_page(write_page(folder, to=tmp_path / "report.html"), width=420)
+    assert "Worst clients by hold-out accuracy" in page.inner_text("#clients")
+    page.select_option("#curves select", "personal_accuracy")
+    until(page, "document.querySelector('#clients .lead').textContent.includes('by personal accuracy')")
+    assert "worst client, personal" in page.inner_text(".results thead")
+    page.locator("#clients select").first.select_option("holdout_accuracy")
+    until(page, "document.querySelector('#clients .lead').textContent.includes('by hold-out accuracy')")
+    charts = drawn_charts(page)
+    for name in ("Hold-out accuracy by client", "Scores by class"):
+        assert f"{name} as PNG" in charts
+    page.locator("#classes button", has_text="Show as table").click()
+    assert "<b>zero" in page.inner_text("#classes table")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_an_unfinished_run(open_page: Callable[..., Any], compared: Path, tmp_path: Path) -> None:
     """Killed after two rounds of four: nothing on the page speaks of its end."""
     folder = tmp_path / "run"
@@ -619,7 +704,8 @@ def test_an_unfinished_run(open_page: Callable[..., Any], compared: Path, tmp_pa
     assert page.inner_text("#answer") == "The run has not finished (round 2 of 4), so there is no result yet."
     assert re.search(r"Worst clients by hold-out accuracy, seed 0: .*, round 2 of 4\)", page.inner_text("#clients"))
     assert "unfinished: round 2 of 4" in page.inner_text("#events")
-    assert "at the end" not in page.inner_text("body")
+    for section in ("#answer", "#curves", "#results", "#clients", "#events"):
+        assert "at the end" not in page.inner_text(section)
     assert cells(page, "^rounds to target") == ["–"]
     drawn_charts(page)
     plain_words(page)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from fedgg.analysis.labels import short_names, shortened
+from fedgg.runfolder.measure import Measure
 from fedgg.runfolder.record_types import RunRecord, StudyRecord, differing, flat, names_in
-from fedgg.runfolder.validation import is_number
+from fedgg.runfolder.validation import BY_CLASS, BY_CLIENT, is_number
 
 CHOICES = (".name", ".rule", ".kind")  # settings on which other settings of their section depend
 SWITCHES = ("robust.rule", "attack.kind")  # their section is absent if they are off
@@ -75,7 +76,6 @@ SPLIT_ROWS = 300  # clients in the heat map of a split
 CLIENTS = 1000  # with their last values
 HISTORIES = 60  # clients up to which each has its history; with more, the distribution over clients is shown
 HISTORY_ROUNDS = 40
-BY_CLIENT = "holdout_accuracy_by_client"  # key of a round
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 EVENTS = 200  # of a kind and run
 NAME_LENGTH = 24  # of a client
@@ -101,12 +101,13 @@ def _run_columns(record: RunRecord) -> dict[str, Any]:
         "faults": [fault.why for fault in record.faults],
         "planned_rounds": record.config.get("rounds"),
         "round": [line["round"] for line in rounds],
-        **{key: _column(rounds, key) for key in ("test_accuracy", "holdout_accuracy", "test_loss", "train_loss")},
+        **{key: [six_digits(one.at(line)) for line in rounds] for key, one in record.measures.items()},
         "up": _whole(rounds, "bytes_up"),
         "down": _whole(rounds, "bytes_down"),
         "seconds": _seconds(rounds),
         "readings": _diagnostics(rounds),
         "clients": _named(client_columns(record), record.client_names),
+        "classes": class_columns(record),
         "dropped": _events(rounds, "lost", "why"),
         "dropped_count": sum(len(line.get("lost") or []) for line in rounds),
         "notes": _events(rounds, "notes", "what"),
@@ -146,10 +147,27 @@ def _named(clients: dict[str, Any] | None, names: Sequence[str] | None) -> dict[
     return clients and clients | {"client": shown_clients(clients["client"], names)}
 
 
-def client_columns(record: RunRecord) -> dict[str, Any] | None:
-    """The last recorded loss and hold-out accuracy of each client, and their history over the rounds.
+def client_measures(record: RunRecord) -> list[Measure]:
+    """The measures of which a run has the values of single clients, without a summary over clients."""
+    return [replace(one, over=None) for one in record.measures.values() if one.over == "worst_client"]
 
-    Up to `HISTORIES` clients have their own history; of more, there are the quantiles over all of them.
+
+def class_columns(record: RunRecord) -> dict[str, Any]:
+    """The last values of single classes, by the key of the measure that they belong to."""
+    columns: dict[str, Any] = {}
+    for line in record.rounds:
+        for key, values in line.items():
+            if key.endswith(BY_CLASS) and values:
+                numbers = {shortened(name, NAME_LENGTH): six_digits(value) for name, value in values.items()}
+                columns[key.removesuffix(BY_CLASS)] = {"round": line["round"], "values": numbers}
+    return columns
+
+
+def client_columns(record: RunRecord) -> dict[str, Any] | None:
+    """The last recorded loss and scores of each client, and their history over the rounds.
+
+    Scores are by the keys of `client_measures`; clients are ranked by the first of them, or else by their loss. Up to
+    `HISTORIES` clients have their own history; of more, there are the quantiles over all of them.
     """
     last: dict[int, dict[str, Any]] = {}
     rounds_trained: dict[int, int] = {}
@@ -158,12 +176,17 @@ def client_columns(record: RunRecord) -> dict[str, Any] | None:
             client = int(entry["client"])
             last[client] = entry
             rounds_trained[client] = rounds_trained.get(client, 0) + 1
-    evaluation: dict[str, Any] = next((line for line in reversed(record.rounds) if line.get(BY_CLIENT)), {})
-    holdout: dict[str, Any] = evaluation.get(BY_CLIENT, {})
-    known = sorted({*last, *map(int, holdout)})
+    measures = client_measures(record)
+    scored = {one.key: [line for line in record.rounds if line.get(one.key + BY_CLIENT)] for one in measures}
+    scores: dict[str, dict[str, Any]] = {key: lines[-1][key + BY_CLIENT] for key, lines in scored.items()}
+    known = sorted({*last, *(int(client) for by_client in scores.values() for client in by_client)})
     if not known:
         return None
-    worst_first = sorted(known, key=lambda client: _rank(holdout.get(str(client)), last.get(client, {}).get("loss")))
+    ranking = scores[measures[0].key] if measures else {}
+    sign = 1 if not measures or measures[0].higher_is_better else -1
+    worst_first = sorted(
+        known, key=lambda client: _rank(ranking.get(str(client)), sign, last.get(client, {}).get("loss"))
+    )
     chosen = sorted(_even(worst_first, CLIENTS))
     return {
         "of": len(known),
@@ -171,40 +194,48 @@ def client_columns(record: RunRecord) -> dict[str, Any] | None:
         "examples": [last.get(client, {}).get("examples") for client in chosen],
         "rounds": [rounds_trained.get(client, 0) for client in chosen],
         "loss": [six_digits(last.get(client, {}).get("loss")) for client in chosen],
-        "holdout": [six_digits(holdout.get(str(client))) for client in chosen] if holdout else None,
-        "evaluated": evaluation.get("round"),
-        "history": _history(record.rounds, chosen) if len(known) <= HISTORIES else None,
-        "quantiles": _quantiles(record.rounds) if len(known) > HISTORIES else None,
+        "scores": {key: [six_digits(values.get(str(c))) for c in chosen] for key, values in scores.items()},
+        "evaluated": {key: lines[-1]["round"] for key, lines in scored.items()},
+        "history": _history(record.rounds, chosen, scored) if len(known) <= HISTORIES else None,
+        "quantiles": _quantiles(record.rounds, scored) if len(known) > HISTORIES else None,
     }
 
 
-def _rank(accuracy: Any, loss: Any) -> tuple[float, float]:
-    return (math.inf if accuracy is None else accuracy, -(loss or 0.0))
+def _rank(score: Any, sign: int, loss: Any) -> tuple[float, float]:
+    return (math.inf if score is None else sign * score, -(loss or 0.0))
 
 
-def _history(rounds: Sequence[dict[str, Any]], clients: Sequence[int]) -> dict[str, Any]:
+Scored = Mapping[str, Sequence[dict[str, Any]]]  # by measure: the rounds that have it for single clients
+
+
+def _history(rounds: Sequence[dict[str, Any]], clients: Sequence[int], scored: Scored) -> dict[str, Any]:
     """Values by client (rows) and round (columns)."""
     trained = _even(rounds, HISTORY_ROUNDS)
-    evaluated = _even([line for line in rounds if line.get(BY_CLIENT)], HISTORY_ROUNDS)
+    evaluated = {key: _even(lines, HISTORY_ROUNDS) for key, lines in scored.items()}
     losses = [{int(entry["client"]): entry.get("loss") for entry in line.get("clients") or []} for line in trained]
     return {
         "round": [line["round"] for line in trained],
         "loss": [[six_digits(by_client.get(client)) for by_client in losses] for client in clients],
-        "evaluated": [line["round"] for line in evaluated],
-        "holdout": [[six_digits(line[BY_CLIENT].get(str(client))) for line in evaluated] for client in clients],
+        "evaluated": {key: [line["round"] for line in lines] for key, lines in evaluated.items()},
+        "scores": {
+            key: [[six_digits(line[key + BY_CLIENT].get(str(client))) for line in lines] for client in clients]
+            for key, lines in evaluated.items()
+        },
     }
 
 
-def _quantiles(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _quantiles(rounds: Sequence[dict[str, Any]], scored: Scored) -> dict[str, Any]:
     """Quantiles (columns) by round (rows), over the clients that trained or were evaluated in that round."""
-    trained, evaluated = (
-        _even([line for line in rounds if line.get(key)], HISTORY_ROUNDS) for key in ("clients", BY_CLIENT)
-    )
+    trained = _even([line for line in rounds if line.get("clients")], HISTORY_ROUNDS)
+    evaluated = {key: _even(lines, HISTORY_ROUNDS) for key, lines in scored.items()}
     return {
         "round": [line["round"] for line in trained],
         "loss": [_quantiles_of([entry.get("loss") for entry in line["clients"]]) for line in trained],
-        "evaluated": [line["round"] for line in evaluated],
-        "holdout": [_quantiles_of(list(line[BY_CLIENT].values())) for line in evaluated],
+        "evaluated": {key: [line["round"] for line in lines] for key, lines in evaluated.items()},
+        "scores": {
+            key: [_quantiles_of(list(line[key + BY_CLIENT].values())) for line in lines]
+            for key, lines in evaluated.items()
+        },
     }
 
 
@@ -218,12 +249,6 @@ def _even(things: Sequence[Any], most: int) -> list[Any]:
     if len(things) <= most:
         return list(things)
     return [things[int(at)] for at in np.linspace(0, len(things) - 1, most).round()]
-
-
-def _column(rounds: Sequence[dict[str, Any]], key: str) -> list[float | None] | None:
-    """The values of a key by round; None if no round has it."""
-    values = [six_digits(line.get(key)) for line in rounds]
-    return values if any(value is not None for value in values) else None
 
 
 def _whole(rounds: Sequence[dict[str, Any]], key: str) -> list[int]:

@@ -18,8 +18,17 @@ from fedgg.analysis.chart_data import run_columns
 from fedgg.analysis.labels import labelled
 from fedgg.errors import UserError
 from fedgg.runfolder.archive_file import is_archive, read_archive
+from fedgg.runfolder.measure import Measure
 from fedgg.runfolder.read import FollowedRun, Stamp, read_study_plan, stamp
-from fedgg.runfolder.record_types import PER_RUN, RunRecord, StudyPlan, StudyRecord, differing, flat
+from fedgg.runfolder.record_types import (
+    PER_RUN,
+    RunRecord,
+    StudyPlan,
+    StudyRecord,
+    differing,
+    flat,
+    unknown_measure,
+)
 
 DATA_SETTINGS = ("data.", "split.")  # settings of the data, not of training
 MOST_DEPTH = 5  # folders below the one named that are searched; those of `fedgg reproduce` are three deep
@@ -43,6 +52,10 @@ class Group:
     study: StudyRecord
     grouped_by: str | None = None  # the values of the settings by which single runs were grouped; None for a study
 
+    def measure(self, name: str | None = None) -> Measure:
+        """The measure of this name where the runs have recorded it, otherwise their primary metric."""
+        return self.study.measures.get(name or "", self.study.primary)
+
 
 class RunCollection:
     """The groups and problems of some paths, as of the last `refresh`."""
@@ -57,6 +70,12 @@ class RunCollection:
         self._plans: dict[Path, tuple[Stamp, StudyPlan]] = {}
         self._archives: dict[Path, tuple[Stamp, list[RunRecord]]] = {}
         self._changed = False
+
+    def check_metric(self, name: str | None) -> None:
+        """UserError if no run of any group has recorded the measure of this name."""
+        known = dict.fromkeys(key for group in self.groups for key in group.study.measures)
+        if name is not None and known and name not in known:
+            raise UserError(unknown_measure(name, known))
 
     def refresh(self) -> bool:
         """Read the files that have changed since the last call; whether anything is different now."""

@@ -1,13 +1,15 @@
-"""Compare the rows of a study over seeds: accuracy, rounds to a target, paired differences, verdicts, excluded runs.
+"""Compare the rows of a study over seeds by one measure: rounds to a target, paired differences, verdicts.
+
+The measure is test accuracy, or any other that the runs have recorded (`fedgg.runfolder.measure`).
 
 **Averages** are over finished runs and those that have spent their privacy budget. Diverged, unfinished and damaged
-runs (incomplete or unreadable) are counted and excluded.
+runs (incomplete or unreadable) are counted and excluded, and so are runs that have not recorded the measure.
 
-**Rounds to the target.** The target of a seed is the reference's test accuracy at its last evaluated round with that
-seed. A run reaches it at the first evaluated round that is at least as accurate. Smoothed, both are trailing averages
-over `WINDOW` evaluated rounds.
+**Rounds to the target.** The target of a seed is the reference's value at its last evaluated round with that seed. A
+run reaches it at the first evaluated round that is at least as good: not below it, or not above it where lower is
+better. Smoothed, both are trailing averages over `WINDOW` evaluated rounds.
 
-**Differences** in final accuracy are paired by seed, since a seed fixes the split, the initial weights and the batch
+**Differences** of final values are paired by seed, since a seed fixes the split, the initial weights and the batch
 order for every row. If two rows have different splits they are not paired, and the interval is Welch's. A row is
 "higher" or "lower" if the 95 % confidence interval of the mean difference (Student's t with n - 1 degrees of freedom)
 excludes zero. Otherwise it is "not distinguishable" if the mean difference is within one standard deviation of the
@@ -26,11 +28,12 @@ from typing import Literal
 
 import numpy as np
 
+from fedgg.runfolder.measure import ACCURACY, Measure
 from fedgg.runfolder.record_types import Floats, Ints, RunRecord, StudyRecord
 
 WINDOW = 5  # evaluated rounds in a trailing average
 FEWEST_SEEDS = 3  # for a verdict: two may differ by the same test image, and then their interval is empty
-ROUNDING = 1e-9  # a standard deviation of differences below it is rounding error
+ROUNDING = 1e-9  # a standard deviation of differences below it, times their size, is rounding error
 SPLIT_APART = "the runs have different splits"
 Verdict = Literal["higher", "lower", "perhaps higher", "perhaps lower", "not distinguishable", "too few seeds"]
 
@@ -66,7 +69,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Final accuracy of `label` minus that of `other`, with the half width of its 95 % interval."""
+    """Final value of `label` minus that of `other`, with the half width of its 95 % interval."""
 
     label: str
     other: str
@@ -86,8 +89,9 @@ class ComparisonRow:
     diverged: int
     damaged: int  # incomplete or unreadable
     unfinished: int
+    lacking: int  # finished, without the measure
     final: Spread | None
-    highest: Spread | None
+    best: Spread | None  # of the evaluated rounds: the highest, or the lowest where lower is better
     raw: Reach
     smoothed: Reach
     against_reference: PairedDifference | None
@@ -97,8 +101,9 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rows in the study's order; `best` has the highest mean final accuracy (None if no run has finished)."""
+    """The rows in the study's order; `best` has the best mean final value (None if no run has finished)."""
 
+    measure: Measure
     reference: str
     seeds: tuple[int, ...]
     best: str | None
@@ -110,26 +115,28 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Test accuracy, and megabytes and seconds so far, at the evaluated rounds of one run."""
+    """The measure, and megabytes and seconds so far, at the evaluated rounds of one run."""
 
     rounds: Ints
-    accuracy: Floats
+    values: Floats
     megabytes: Floats
     megabytes_up: Floats
     seconds: Floats
 
 
-def compare(study: StudyRecord) -> Comparison:
-    """Compare each label of a study with its reference and with its best label."""
-    curves = {label: _finished_curves(study.runs[label]) for label in study.labels}
-    finals = {label: {seed: float(curve.accuracy[-1]) for seed, curve in curves[label].items()} for label in curves}
+def compare(study: StudyRecord, measure: Measure | None = None) -> Comparison:
+    """Compare each label of a study with its reference and with its best label, by default by its primary metric."""
+    measure = measure or study.primary
+    curves = {label: _finished_curves(study.runs[label], measure) for label in study.labels}
+    finals = {label: {seed: float(curve.values[-1]) for seed, curve in curves[label].items()} for label in curves}
     smooth = {label: {seed: _smoothed(curve) for seed, curve in curves[label].items()} for label in curves}
     means = {label: float(np.mean(list(values.values()))) for label, values in finals.items() if values}
-    best = max(means, key=lambda label: means[label]) if means else None
+    best = next((label for label, mean in means.items() if mean == measure.best(means.values())), None)
     ends = {label: {seed: int(curve.rounds[-1]) for seed, curve in curves[label].items()} for label in curves}
     rows = []
     for label in study.labels:
-        highest = [float(curve.accuracy.max()) for curve in curves[label].values()]
+        best_values = [measure.best(curve.values.tolist()) for curve in curves[label].values()]
+        lacking = _lacking(study, label, measure)
         diverged, damaged = study.diverged(label), study.damaged(label)
         rows.append(
             ComparisonRow(
@@ -137,40 +144,49 @@ def compare(study: StudyRecord) -> Comparison:
                 finished=len(curves[label]),
                 diverged=len(diverged),
                 damaged=len(damaged),
-                unfinished=len(study.seeds_of(label)) - len(curves[label]) - len(diverged) - len(damaged),
+                unfinished=len(study.seeds_of(label)) - sum(map(len, (curves[label], diverged, damaged, lacking))),
+                lacking=len(lacking),
                 final=spread(list(finals[label].values())),
-                highest=spread(highest),
-                raw=reach(curves[label], curves[study.reference], set(diverged)),
-                smoothed=reach(smooth[label], smooth[study.reference], set(diverged)),
-                against_reference=_against(study, label, study.reference, finals),
-                against_best=None if best is None else _against(study, label, best, finals),
+                best=spread(best_values),
+                raw=reach(curves[label], curves[study.reference], set(diverged), measure),
+                smoothed=reach(smooth[label], smooth[study.reference], set(diverged), measure),
+                against_reference=_against(study, label, study.reference, finals, measure),
+                against_best=None if best is None else _against(study, label, best, finals, measure),
                 epsilon=_largest_epsilon(study.runs[label]),
             )
         )
-    notes = caveats(study, ends)
-    return Comparison(study.reference, study.seeds, best, tuple(rows), notes, _deltas(study), _accountants(study))
+    notes = caveats(study, ends, measure)
+    return Comparison(
+        measure, study.reference, study.seeds, best, tuple(rows), notes, _deltas(study), _accountants(study)
+    )
 
 
-def _finished_curves(runs: dict[int, RunRecord]) -> dict[int, Curve]:
+def _finished_curves(runs: dict[int, RunRecord], measure: Measure) -> dict[int, Curve]:
     finished = {seed: run for seed, run in runs.items() if run.complete}
     curves = {
-        seed: Curve(*run.accuracy(), run.megabytes(), run.megabytes(("up",)), _seconds(run))
+        seed: Curve(
+            *run.scores(measure),
+            run.megabytes(measure=measure),
+            run.megabytes(("up",), measure),
+            run.seconds_until(measure),
+        )
         for seed, run in finished.items()
     }
     return {seed: curve for seed, curve in curves.items() if len(curve.rounds)}
 
 
-def _seconds(run: RunRecord) -> Floats:
-    """The time from the start of the first round to each evaluated round."""
-    per_round = [sum(line["seconds"].values()) if isinstance(line.get("seconds"), dict) else 0.0 for line in run.rounds]
-    so_far = np.cumsum(np.array(per_round, dtype=np.float64))
-    at_evaluation: Floats = so_far[np.isin([line["round"] for line in run.rounds], run.accuracy()[0])]
-    return at_evaluation
+def _lacking(study: StudyRecord, label: str, measure: Measure) -> list[int]:
+    """The seeds whose run has finished and been evaluated, without this measure."""
+    return [
+        seed
+        for seed, run in study.runs[label].items()
+        if run.complete and any(key != "train_loss" for key in run.measures) and not len(run.scores(measure)[0])
+    ]
 
 
 def _smoothed(curve: Curve) -> Curve:
-    averages = trailing_average(curve.accuracy)
-    start = len(curve.accuracy) - len(averages)
+    averages = trailing_average(curve.values)
+    start = len(curve.values) - len(averages)
     traffic = (curve.megabytes[start:], curve.megabytes_up[start:])
     return Curve(curve.rounds[start:], averages, *traffic, curve.seconds[start:])
 
@@ -201,14 +217,16 @@ def _accountants(study: StudyRecord) -> tuple[str, ...]:
 # Rounds to the target -------------------------------------------------------------------------------------------------
 
 
-def reach(curves: dict[int, Curve], reference: dict[int, Curve], diverged: set[int]) -> Reach:
-    """When each seed reaches the reference's final accuracy; a diverged run counts as not reaching it."""
-    targets = {seed: curve for seed, curve in reference.items() if len(curve.accuracy)}
+def reach(
+    curves: dict[int, Curve], reference: dict[int, Curve], diverged: set[int], measure: Measure = ACCURACY
+) -> Reach:
+    """When each seed reaches the reference's final value; a diverged run counts as not reaching it."""
+    targets = {seed: curve for seed, curve in reference.items() if len(curve.values)}
     seeds = [seed for seed in targets if seed in curves or seed in diverged]
     rounds, megabytes, sent, seconds, totals = [], [], [], [], []
     for seed in seeds:
         curve = curves.get(seed)
-        at = None if curve is None else first_reaching(curve.accuracy, float(targets[seed].accuracy[-1]))
+        at = None if curve is None else first_reaching(curve.values, float(targets[seed].values[-1]), measure)
         if curve is not None and at is not None:
             rounds.append(int(curve.rounds[at]))
             megabytes.append(float(curve.megabytes[at]))
@@ -222,9 +240,9 @@ def reach(curves: dict[int, Curve], reference: dict[int, Curve], diverged: set[i
     return Reach(len(rounds), len(seeds), mean_rounds, *traffic, seconds=float(np.mean(seconds)))
 
 
-def first_reaching(accuracy: Floats, target: float) -> int | None:
-    """The position of the first accuracy at or above the target."""
-    hits = np.flatnonzero(accuracy >= target)
+def first_reaching(values: Floats, target: float, measure: Measure = ACCURACY) -> int | None:
+    """The position of the first value that is at least as good as the target."""
+    hits = np.flatnonzero(measure.reaches(values, target))
     return int(hits[0]) if len(hits) else None
 
 
@@ -240,15 +258,16 @@ def trailing_average(values: Floats, window: int = WINDOW) -> Floats:
 
 
 def _against(
-    study: StudyRecord, label: str, other: str, finals: dict[str, dict[int, float]]
+    study: StudyRecord, label: str, other: str, finals: dict[str, dict[int, float]], measure: Measure
 ) -> PairedDifference | None:
     ours, theirs = finals[label], finals[other]
     both = [seed for seed in ours if seed in theirs]
     if label == other or not both:
         return None
+    rounding = ROUNDING * (1.0 if measure.percent else max(map(abs, (*ours.values(), *theirs.values()))))
     if any(splits_of(study, seed, (label, other)) > 1 for seed in both):
-        return unpaired_difference(label, other, list(ours.values()), list(theirs.values()))
-    return paired_difference(label, other, ours, theirs)
+        return unpaired_difference(label, other, list(ours.values()), list(theirs.values()), rounding)
+    return paired_difference(label, other, ours, theirs, rounding)
 
 
 def splits_of(study: StudyRecord, seed: int, labels: Sequence[str]) -> int:
@@ -257,7 +276,9 @@ def splits_of(study: StudyRecord, seed: int, labels: Sequence[str]) -> int:
     return len({run.partition.get("hash") for run in runs if run is not None and run.partition is not None})
 
 
-def paired_difference(label: str, other: str, ours: dict[int, float], theirs: dict[int, float]) -> PairedDifference:
+def paired_difference(
+    label: str, other: str, ours: dict[int, float], theirs: dict[int, float], rounding: float = ROUNDING
+) -> PairedDifference:
     """Compare two rows over the seeds that both have; there must be at least one."""
     differences = np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
     n, mean = len(differences), float(np.mean(differences))
@@ -265,19 +286,21 @@ def paired_difference(label: str, other: str, ours: dict[int, float], theirs: di
         return PairedDifference(label, other, n, mean, None, "too few seeds")
     sd = float(np.std(differences, ddof=1))
     half_width = _t95(n - 1) * sd / math.sqrt(n)
-    if mean != 0 and sd < ROUNDING:
+    if mean != 0 and sd < rounding:
         return PairedDifference(label, other, n, mean, None, "perhaps higher" if mean > 0 else "perhaps lower")
     return PairedDifference(label, other, n, mean, half_width, _verdict(mean, sd, half_width))
 
 
-def unpaired_difference(label: str, other: str, ours: Sequence[float], theirs: Sequence[float]) -> PairedDifference:
+def unpaired_difference(
+    label: str, other: str, ours: Sequence[float], theirs: Sequence[float], rounding: float = ROUNDING
+) -> PairedDifference:
     """Compare two rows whose runs have different splits, by Welch's interval; each must have at least one run."""
     n, mean = min(len(ours), len(theirs)), float(np.mean(ours) - np.mean(theirs))
     if n < FEWEST_SEEDS:
         return PairedDifference(label, other, n, mean, None, "too few seeds", paired=False)
     variance, other_variance = (float(np.var(values, ddof=1)) for values in (ours, theirs))
     a, b = variance / len(ours), other_variance / len(theirs)  # variances of the means
-    if a + b < ROUNDING**2:
+    if a + b < rounding**2:
         verdict: Verdict = "not distinguishable" if mean == 0 else "perhaps higher" if mean > 0 else "perhaps lower"
         return PairedDifference(label, other, n, mean, None, verdict, paired=False)
     freedom = (a + b) ** 2 / (a**2 / (len(ours) - 1) + b**2 / (len(theirs) - 1))  # Welch and Satterthwaite
@@ -301,7 +324,7 @@ def _verdict(mean: float, sd: float, half_width: float) -> Verdict:
 # Caveats --------------------------------------------------------------------------------------------------------------
 
 
-def caveats(study: StudyRecord, ends: Mapping[str, Mapping[int, int]]) -> tuple[str, ...]:
+def caveats(study: StudyRecord, ends: Mapping[str, Mapping[int, int]], measure: Measure = ACCURACY) -> tuple[str, ...]:
     """Runs that are excluded from the averages, and averages that are not directly comparable.
 
     `ends` are the last evaluated rounds of the runs that are averaged.
@@ -310,11 +333,14 @@ def caveats(study: StudyRecord, ends: Mapping[str, Mapping[int, int]]) -> tuple[
     excluded: dict[str, list[str]] = {}  # labels by the sentence about them
     for label in started:
         diverged, damaged = study.diverged(label), study.damaged(label)
-        unfinished = [seed for seed in study.seeds_of(label) if seed not in {*ends[label], *diverged, *damaged}]
+        lacking = _lacking(study, label, measure)
+        named = {*ends[label], *diverged, *damaged, *lacking}
+        unfinished = [seed for seed in study.seeds_of(label) if seed not in named]
         for seeds, why in (
             (diverged, "diverged"),
             (damaged, "damaged: incomplete or unreadable"),
             (unfinished, "not finished, or never evaluated"),
+            (lacking, f"no {measure.title} was recorded"),
         ):
             if seeds:
                 excluded.setdefault(f"{shown_seeds(seeds)} excluded from the averages ({why})", []).append(label)
@@ -322,17 +348,29 @@ def caveats(study: StudyRecord, ends: Mapping[str, Mapping[int, int]]) -> tuple[
     if absent := [label for label in study.labels if label not in started]:
         notes.append(f"Not run yet: {'; '.join(absent)}.")
     if not ends[study.reference] and len(study.labels) > 1:
-        notes.append(f"The reference {study.reference} has no finished run, so there is no target.")
+        notes.append(
+            f"The reference {study.reference} has no finished run{_with(study, measure)}, so there is no target."
+        )
     if ragged := _different_seeds(study):
         notes.append(f"Rows have different seeds, so their means are not over the same splits: {ragged}.")
     if len({last for by_seed in ends.values() for last in by_seed.values()}) > 1:
-        notes.append("The runs end at different rounds, so their final accuracies are not directly comparable.")
+        notes.append(
+            f"The runs end at different rounds, so their final {_values(measure)} are not directly comparable."
+        )
     if apart := [seed for seed in study.seeds if splits_of(study, seed, study.labels) > 1]:
         notes.append(
             f"{shown_seeds(apart).capitalize()}: {SPLIT_APART}; differences between them are not paired by seed and "
             f"use Welch's interval."
         )
     return tuple(notes)
+
+
+def _with(study: StudyRecord, measure: Measure) -> str:
+    return f" with a {measure.title}" if _lacking(study, study.reference, measure) else ""
+
+
+def _values(measure: Measure) -> str:
+    return "accuracies" if measure == ACCURACY else "values"
 
 
 def _different_seeds(study: StudyRecord) -> str:

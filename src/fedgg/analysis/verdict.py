@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedgg.analysis.compare import SPLIT_APART, Comparison, ComparisonRow, PairedDifference, Spread
+from fedgg.runfolder.measure import ACCURACY, Measure
 from fedgg.runfolder.record_types import RunRecord, StudyRecord
 
 MOST_NAMED = 3  # rows of a verdict; the rest are counted
@@ -25,19 +26,21 @@ def conclude(study: StudyRecord, comparison: Comparison) -> Conclusion:
     rows = [row for row in comparison.rows if row.final is not None]
     if not rows:
         return Conclusion(_no_result(study, comparison))
-    result = _single_row(rows[0], study) if len(study.labels) == 1 else _several_rows(rows, comparison)
+    result = (
+        _single_row(rows[0], study, comparison.measure) if len(study.labels) == 1 else _several_rows(rows, comparison)
+    )
     sentences = (
         _preliminary(study, comparison) + result.text,
         _excluded(comparison, "diverged"),
         _excluded(comparison, "damaged"),
+        _excluded(comparison, "lacking"),
     )
     return Conclusion(" ".join(filter(None, sentences)), result.method)
 
 
-def shown_percent(spread: Spread) -> str:
-    """Mean and, from two seeds on, standard deviation in per cent, with one decimal; without the unit."""
-    deviation = "" if spread.sd is None else f" ± {100 * spread.sd:.1f}"
-    return f"{100 * spread.mean:.1f}{deviation}"
+def shown_spread(spread: Spread, measure: Measure = ACCURACY) -> str:
+    """Mean and, from two seeds on, standard deviation; accuracies in per cent, with one decimal, without the unit."""
+    return measure.with_deviation(spread.mean, spread.sd)
 
 
 def _no_result(study: StudyRecord, comparison: Comparison) -> str:
@@ -52,7 +55,9 @@ def _no_result(study: StudyRecord, comparison: Comparison) -> str:
         several = f"{damaged} of {planned} runs {verb} damaged and no other has finished"
         return f"{'The run is damaged' if planned == 1 else several}, so there is no result."
     if any(record.complete for record in records):
-        return "No finished run was evaluated on the test set, so there is no accuracy to report."
+        if comparison.measure == ACCURACY and not any(row.lacking for row in comparison.rows):
+            return "No finished run was evaluated on the test set, so there is no accuracy to report."
+        return f"No finished run has recorded its {comparison.measure.title}, so there is no result."
     if planned > 1:
         started = f"{len(records)} of {planned} runs {'has' if len(records) == 1 else 'have'} started"
         return f"{started} and none has finished, so there is no result yet."
@@ -71,39 +76,45 @@ def _preliminary(study: StudyRecord, comparison: Comparison) -> str:
     return "" if ended + damaged == planned else f"Preliminary, with {ended} of {planned} runs finished: "
 
 
-def _single_row(row: ComparisonRow, study: StudyRecord) -> Conclusion:
+def _single_row(row: ComparisonRow, study: StudyRecord, measure: Measure) -> Conclusion:
     assert row.final is not None
-    assert row.highest is not None
-    evaluated_rounds = [run.accuracy()[0] for run in study.runs[row.label].values() if run.complete]
+    assert row.best is not None
+    evaluated_rounds = [run.scores(measure)[0] for run in study.runs[row.label].values() if run.complete]
     rounds = max(evaluated[-1] for evaluated in evaluated_rounds if len(evaluated))
-    text = f"{row.label} ends at {shown_percent(row.final)} % test accuracy after {rounds} rounds"
+    end = shown_spread(row.final, measure) + measure.unit
+    scored = f"{end} {measure.title}" if measure.percent and not measure.over else f"a {measure.title} of {end}"
+    text = f"{row.label} ends at {scored} after {rounds} rounds"
     if row.final.n == 1:
-        highest = shown_percent(row.highest)
-        return Conclusion(f"{text}; its highest was {highest} %.", "One seed, so the spread over seeds is unknown.")
+        best = f"its {measure.best_word} was {shown_spread(row.best, measure)}{measure.unit}"
+        return Conclusion(f"{text}; {best}.", "One seed, so the spread over seeds is unknown.")
     return Conclusion(f"{text}.", f"Mean and standard deviation over {row.final.n} seeds.")
 
 
 def _several_rows(rows: Sequence[ComparisonRow], comparison: Comparison) -> Conclusion:
+    measure = comparison.measure
     differences = [row.against_reference for row in rows if row.against_reference is not None]
     if not differences:
         best = next(row for row in rows if row.label == comparison.best)
         assert best.final is not None
-        highest = f"{quoted(best.label)} has the highest final accuracy, {shown_percent(best.final)} %"
+        end = f"{shown_spread(best.final, measure)}{measure.unit}"
+        leader = f"{quoted(best.label)} has the {measure.best_word} final {measure.short}, {end}"
         if best.label == comparison.reference:
-            return Conclusion(f"{highest}; no other row has finished with the same seeds yet.")
+            return Conclusion(f"{leader}; no other row has finished with the same seeds yet.")
         return Conclusion(
-            f"{highest}; the reference {quoted(comparison.reference)} has not finished with the same seeds yet."
+            f"{leader}; the reference {quoted(comparison.reference)} has not finished with the same seeds yet."
         )
-    verdicts = _verdicts(differences, comparison.reference)
+    verdicts = _verdicts(differences, comparison)
     seeds = {difference.n for difference in differences}
     over = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(max(seeds))
     over += " seed" if seeds == {1} else " seeds"
-    method = f"Final test accuracy over {over}, {_pairing(differences)}"
+    method = f"Final {measure.title} over {over}, {_pairing(differences)}"
     if any(difference.half_width is not None for difference in differences):
         method += "; ± is half the width of the 95 % confidence interval of the difference"
+    if not measure.higher_is_better:
+        method += "; lower is better"
     if len(differences) > 4:
         method += f". Not corrected for {len(differences)} comparisons"
-    return Conclusion(_highest(rows, comparison) + _sentence("; ".join(verdicts)), f"{method}.")
+    return Conclusion(_best(rows, comparison) + _sentence("; ".join(verdicts)), f"{method}.")
 
 
 def _pairing(differences: Sequence[PairedDifference]) -> str:
@@ -118,40 +129,51 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}." if text.startswith("against ") else f"{text}."
 
 
-def _highest(rows: Sequence[ComparisonRow], comparison: Comparison) -> str:
+def _best(rows: Sequence[ComparisonRow], comparison: Comparison) -> str:
     """For many rows, the best one by name, with a warning: it was selected by its result."""
     best = next((row for row in rows if row.label == comparison.best), None)
     if len(rows) <= 6 or best is None or best.final is None:
         return ""
     seeds = f"{best.final.n} seed{'s' if best.final.n > 1 else ''}"
-    end = f"{shown_percent(best.final)} % ({seeds}; selected by this result, so the value is optimistic)."
-    return f"{quoted(best.label)} has the highest final accuracy of {len(rows)} rows, {end} "
+    measure = comparison.measure
+    value = f"{shown_spread(best.final, measure)}{measure.unit}"
+    end = f"{value} ({seeds}; selected by this result, so the value is optimistic)."
+    return f"{quoted(best.label)} has the {measure.best_word} final {measure.short} of {len(rows)} rows, {end} "
 
 
-def _verdicts(differences: Sequence[PairedDifference], reference: str) -> list[str]:
+def _verdicts(differences: Sequence[PairedDifference], comparison: Comparison) -> list[str]:
+    measure, reference = comparison.measure, quoted(comparison.reference)
     by_verdict: dict[str, list[PairedDifference]] = {}
     for difference in differences:
         by_verdict.setdefault(difference.verdict, []).append(difference)
     sentences = []
     for verdict in ("higher", "lower"):
         if these := by_verdict.get(verdict, []):
-            sentences.append(listed([f"{quoted(d.label)} is {_size(d)} points" for d in _largest(these)], len(these))
-                        + f" {verdict} than {quoted(reference)}")  # fmt: skip
+            rows = [f"{quoted(d.label)} is {_size(d, measure)}{measure.points}" for d in _largest(these)]
+            sentences.append(f"{listed(rows, len(these))} {_judged(verdict, measure)} than {reference}")
     for verdict in ("perhaps higher", "perhaps lower"):
         if these := by_verdict.get(verdict, []):
-            names = listed([f"{quoted(d.label)} ({_signed(d)} points)" for d in _largest(these)], len(these))
+            rows = [f"{quoted(d.label)} ({_signed(d, measure)}{measure.points})" for d in _largest(these)]
             sentences.append(
-                f"{names} {_are(these)} {verdict} than {quoted(reference)} (more seeds are needed to decide)"
+                f"{listed(rows, len(these))} {_are(these)} {_judged(verdict, measure)} than {reference} "
+                "(more seeds are needed to decide)"
             )
     if alike := by_verdict.get("not distinguishable", []):
         names = listed([quoted(d.label) for d in alike[:MOST_NAMED]], len(alike))
-        sentences.append(f"{names} {_are(alike)} not distinguishable from {quoted(reference)}")
+        sentences.append(f"{names} {_are(alike)} not distinguishable from {reference}")
     if few := by_verdict.get("too few seeds", []):
-        ends = [f"{quoted(d.label)} ends at {_signed(d)} points" for d in _largest(few)]
+        ends = [f"{quoted(d.label)} ends at {_signed(d, measure)}{measure.points}" for d in _largest(few)]
         seeds = max(d.n for d in few)
         too_few = f"{seeds} seeds are" if seeds > 1 else "one seed is"
-        sentences.append(f"against {quoted(reference)}, {listed(ends, len(few))}, but {too_few} too few for a verdict")
+        sentences.append(f"against {reference}, {listed(ends, len(few))}, but {too_few} too few for a verdict")
     return sentences
+
+
+def _judged(verdict: str, measure: Measure) -> str:
+    """Where lower is better, a verdict says which of the two is."""
+    if measure.higher_is_better:
+        return verdict
+    return f"{verdict} ({'better' if verdict.endswith('lower') else 'worse'})"
 
 
 def _are(these: Sequence[PairedDifference]) -> str:
@@ -162,14 +184,12 @@ def _largest(these: Sequence[PairedDifference]) -> list[PairedDifference]:
     return sorted(these, key=lambda difference: -abs(difference.mean))[:MOST_NAMED]
 
 
-def _size(difference: PairedDifference) -> str:
-    width = "" if difference.half_width is None else f" ± {100 * difference.half_width:.1f}"
-    return f"{100 * abs(difference.mean):.1f}{width}"
+def _size(difference: PairedDifference, measure: Measure) -> str:
+    return measure.with_deviation(abs(difference.mean), difference.half_width)
 
 
-def _signed(difference: PairedDifference) -> str:
-    width = "" if difference.half_width is None else f" ± {100 * difference.half_width:.1f}"
-    return f"{100 * difference.mean:+.1f}{width}".replace("-", "−")
+def _signed(difference: PairedDifference, measure: Measure) -> str:
+    return measure.difference(difference.mean, difference.half_width).replace("-", "−", 1)
 
 
 def quoted(label: str) -> str:
@@ -184,12 +204,16 @@ def listed(names: Sequence[str], total: int = 0) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _excluded(comparison: Comparison, which: Literal["diverged", "damaged"]) -> str:
+def _excluded(comparison: Comparison, which: Literal["diverged", "damaged", "lacking"]) -> str:
     counts = {row.label: getattr(row, which) for row in comparison.rows if getattr(row, which)}
     if not counts:
         return ""
     runs = sum(counts.values())
     are = "are" if runs > 1 else "is"
     names = listed([quoted(label) for label in list(counts)[:MOST_NAMED]], len(counts))
-    reason = f"diverged and {are}" if which == "diverged" else f"{are} damaged and"
-    return f"{runs} run{'s' if runs > 1 else ''} of {names} {reason} excluded from the averages."
+    reasons = {
+        "diverged": f"diverged and {are}",
+        "damaged": f"{are} damaged and",
+        "lacking": f"{'have' if runs > 1 else 'has'} no {comparison.measure.title} and {are}",
+    }
+    return f"{runs} run{'s' if runs > 1 else ''} of {names} {reasons[which]} excluded from the averages."

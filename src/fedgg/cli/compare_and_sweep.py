@@ -40,6 +40,7 @@ def compare(
     jobs: options.JobsOption = None,
     data_folder: options.DataFolderOption = None,
     out: options.OutOption = None,
+    metric: options.MetricOption = None,
     trust: options.TrustOption = None,
 ) -> None:
     """Compare algorithms on the same splits, with a verdict on each difference over the seeds.
@@ -69,7 +70,7 @@ def compare(
         options.seeds(seeds) if seeds else chosen.seeds,
         next(iter(variants)) if algorithm else chosen.reference,
     )
-    _run(chosen, out or _folder(study.stem if study else "compare", chosen), jobs, data_folder)
+    _run(chosen, out or _folder(study.stem if study else "compare", chosen), jobs, data_folder, metric)
 
 
 def sweep(
@@ -87,6 +88,7 @@ def sweep(
     jobs: options.JobsOption = None,
     data_folder: options.DataFolderOption = None,
     out: options.OutOption = None,
+    metric: options.MetricOption = None,
     trust: options.TrustOption = None,
 ) -> None:
     """Run every combination of some settings; the first combination is the reference of the table.
@@ -121,7 +123,7 @@ def sweep(
     classes = [str(name) for key in ("algorithm.name", "model.name") for name in axes.get(key, [])]
     variants = study.grid(axes, short_names(classes))
     chosen = study.Study(base, variants, options.seeds(seeds) if seeds else (base.seed,), next(iter(variants)))
-    _run(chosen, out or _folder("sweep", chosen), jobs, data_folder)
+    _run(chosen, out or _folder("sweep", chosen), jobs, data_folder, metric)
 
 
 def _folder(name: str, study: Study) -> Path:
@@ -146,7 +148,7 @@ def _describe(study: Study) -> str:
     return f"{described(study.base, swept)}, {seeds}"
 
 
-def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None) -> None:
+def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None, metric: str | None) -> None:
     from fedgg.lab.study import run_study
 
     say(_describe(study))
@@ -161,23 +163,23 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
         ),
     )
     with writing_pages(folder, note):
-        _show(folder)
+        _show(folder, metric)
 
 
-def _show(folder: Path) -> None:
+def _show(folder: Path, metric: str | None) -> None:
     """Write and print tables, figures and page of all finished runs in the folder, also of other calls."""
     from fedgg.report.tables import TABLES, write_study_tables
     from fedgg.runfolder.read import read_study
 
     record = read_study(folder)
-    for table in write_study_tables(record, folder):
+    for table in write_study_tables(record, folder, metric):
         print_table(table)
     try:
         from fedgg.report.export import write_study_figures
 
-        write_study_figures(record, folder)
-        write_report([folder], folder / PAGE)
-        say(f"curves: {folder / 'accuracy.png'}")
+        curves = write_study_figures(record, folder, metric)
+        write_report([folder], folder / PAGE, metric=metric)
+        say(f"curves: {curves}")
         say(f"splits: {folder / 'split-seed-*.png'}")
     except ImportError as error:
         if (without_extra := missing_extra(error)) is None:

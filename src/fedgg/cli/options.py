@@ -91,6 +91,13 @@ TrustOption = Annotated[
     list[str] | None,
     typer.Option("--trust", help="FILE.py or PACKAGE whose code the experiment may run; may be repeated."),
 ]
+MetricOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Measure to compare by, as test_rmse, holdout_accuracy or holdout_accuracy_worst_client; by default the "
+        "first metric of the runs, on the test set."
+    ),
+]
 JobsOption = Annotated[int | None, typer.Option(help="Runs at a time; by default one for each core.", min=1)]
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import typer
 from rich.progress import Progress, TaskID
 
-from fedgg.cli.terminal import Heartbeat, counted, ending, news, note, progress, say, shown_epsilon
+from fedgg.cli.terminal import Heartbeat, counted, ending, news, note, progress, say, shown_epsilon, shown_score
 from fedgg.errors import missing_extra
 from fedgg.lab.observer import Observer
+from fedgg.runfolder.measure import Measure
 
 MAX_LINES = 5  # on dropped clients, at the end of a run
 
@@ -155,13 +156,15 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
     """Print a run's result and write its figures."""
     from fedgg.analysis.run_environment import shown_megabytes
 
-    _draw(folder)
+    primary = _draw(folder)
     if (why := ending(summary)) is not None:
         note(why)
-    if summary["final_test_accuracy"] is not None:
+    if (final := summary.get(f"final_{primary.key}")) is not None:
+        word, unit = primary.best_word, "%" if primary.percent else ""
+        best = primary.number(summary[f"{word}_{primary.key}"], decimals=2)
         say(
-            f"test accuracy {100 * summary['final_test_accuracy']:.2f}% after round {summary['rounds_done']}, "
-            f"highest {100 * summary['highest_test_accuracy']:.2f}% after round {summary['highest_at_round']}"
+            f"{shown_score(primary, final, decimals=2)} after round {summary['rounds_done']}, "
+            f"{word} {best}{unit} after round {summary[f'{word}_at_round']}"
         )
     if "epsilon" in summary:
         say(f"privacy spent: {shown_epsilon(summary)}")
@@ -170,10 +173,12 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
         raise typer.Exit(1)
 
 
-def _draw(folder: Path) -> None:
-    """Figures of the split, if it is known, and of the learning curves, if a round was evaluated."""
+def _draw(folder: Path) -> Measure:
+    """Figures of the split, if it is known, and of the learning curves, if a round was evaluated; the run's metric."""
     from fedgg.runfolder.read import read_run
 
+    record = read_run(folder)
+    primary = record.metrics[0]
     try:
         from fedgg.report.data_figures import split_figure
         from fedgg.report.figure_style import save
@@ -182,12 +187,12 @@ def _draw(folder: Path) -> None:
         if (without_extra := missing_extra(error)) is None:
             raise
         note(f"no figures: {without_extra}")
-        return
+        return primary
 
-    record = read_run(folder)
     split = record.partition or {}
     if split.get("counts") and split.get("classes"):
         figure = split_figure(split["counts"], split["classes"], record.split_title(), record.client_names)
         save(figure, folder / "split.png")
-    if len(record.accuracy()[0]):
+    if len(record.scores(primary)[0]):
         save(curves_figure(record), folder / "curves.png")
+    return primary

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from fedgg.cli import options
 from fedgg.cli.terminal import Heartbeat, counted, note, progress, say
 from fedgg.errors import UserError
 from fedgg.files import PAGE
@@ -38,6 +39,7 @@ def report(
         Path | None, typer.Option(help="Folder to also write tables to, as Markdown, LaTeX and CSV.")
     ] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Folder to also write TensorBoard event files to.")] = None,
+    metric: options.MetricOption = None,
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Write one HTML page about runs: the result, curves, tables, clients, diagnostics, and how to reproduce them.
@@ -51,6 +53,7 @@ def report(
     - `fedgg report runs/a runs/b -o both.html --open`
     - `fedgg report runs/paper --figures figures --tables tables`
     - `fedgg report runs/demo --tensorboard events`
+    - `fedgg report runs/demo --metric holdout_accuracy_worst_client`
     """
     folders = _at_least_one(runs, "fedgg report runs/demo")
     for path in folders:
@@ -65,13 +68,14 @@ def report(
 
         check_tensorboard(tensorboard)
     with writing_pages(file.parent, note) if out is None else nullcontext():
-        page = write_report(folders, file, figures, tables, tensorboard)
+        page = write_report(folders, file, figures, tables, tensorboard, metric=metric)
     if open_it:
         open_in_browser(page.resolve().as_uri())
 
 
 def watch(
     runs: Folders = None,
+    metric: options.MetricOption = None,
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 chooses a free one.", min=0, max=65535)] = 0,
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
@@ -87,7 +91,7 @@ def watch(
     """
     from fedgg.report.live import LiveData, LivePage
 
-    with LivePage(LiveData(_at_least_one(runs, "fedgg watch runs/demo")), port) as server:
+    with LivePage(LiveData(_at_least_one(runs, "fedgg watch runs/demo"), metric=metric), port) as server:
         say(f"watching {', '.join(map(str, runs or []))} at {server.address} (Ctrl-C stops it)")
         if open_it:  # in a thread: some browsers do not return before they are closed
             threading.Thread(target=open_in_browser, args=(server.address,), daemon=True).start()
@@ -104,6 +108,7 @@ def write_report(
     tables: Path | None = None,
     tensorboard: Path | None = None,
     beside: dict[str, str] | None = None,
+    metric: str | None = None,
 ) -> Path:
     """Write the page and the requested files, and print their paths; also the last step of compare and sweep."""
     from fedgg.report.page import write_page
@@ -118,16 +123,18 @@ def write_report(
 
         if beside is None and (file.parent / PAPER).exists():
             beside = {PAPER: BESIDE_PAPER}
-        collection = write_page(folders, file, beside, show_step)
+        collection = write_page(folders, file, beside, show_step, metric)
         written = [f"page: {file}"]
         if figures is not None:
             from fedgg.report.export import write_figures
 
-            written.append(f"figures: {len(write_figures(collection.groups, figures, show_step))} files in {figures}")
+            written.append(
+                f"figures: {len(write_figures(collection.groups, figures, show_step, metric))} files in {figures}"
+            )
         if tables is not None:
             from fedgg.report.export import write_tables
 
-            written.append(f"tables: {len(write_tables(collection.groups, tables))} files in {tables}")
+            written.append(f"tables: {len(write_tables(collection.groups, tables, metric))} files in {tables}")
         if tensorboard is not None:
             from fedgg.report.export import write_events
 

@@ -26,6 +26,7 @@ from rich.text import Text
 
 from fedgg.errors import UserError
 from fedgg.report.tables import Table
+from fedgg.runfolder.measure import Measure, first_score
 
 if TYPE_CHECKING:
     from fedgg.lab.config import Experiment
@@ -241,11 +242,16 @@ def shown_epsilon(record: dict[str, Any]) -> str:
     return f"epsilon {epsilon} at delta {record['delta']:g}"
 
 
+def shown_score(measure: Measure, value: float, decimals: int = 1) -> str:
+    """`test accuracy 62.5%`, `test RMSE 0.341`."""
+    return f"{measure.title} {measure.number(value, decimals)}{'%' if measure.percent else ''}"
+
+
 def news(record: dict[str, Any], lost: str = "") -> str:
     """One line on a round; `lost` names its dropped clients."""
     parts = []
-    if record.get("test_accuracy") is not None:
-        parts.append(f"test accuracy {100 * record['test_accuracy']:.1f}%")
+    if (score := first_score(record)) is not None:
+        parts.append(shown_score(*score))
     if record.get("train_loss") is not None:
         parts.append(f"train loss {record['train_loss']:.3f}")
     if "epsilon" in record:

@@ -41,6 +41,7 @@ from fedgg.lab.preflight_checks import rehearsed
 from fedgg.lab.run_result import Run
 from fedgg.lab.run_session import Session, opened
 from fedgg.lab.runner import run_rounds
+from fedgg.runfolder.measure import first_score
 
 LOG = logging.getLogger("flwr")
 ClientInfos = Mapping[int, ClientInfo]
@@ -122,8 +123,9 @@ def _engine(session: Session, membership: Membership, exchange: Exchange, config
 
 
 def _round_line(record: dict[str, Any]) -> str:
-    accuracy = f", test accuracy {record['test_accuracy']:.4f}" if "test_accuracy" in record else ""
-    return f"round {record['round']}: {len(record['clients'])} clients{accuracy}"
+    first = first_score(record)
+    score = "" if first is None else f", {first[0].title} {first[1]:.4f}"
+    return f"round {record['round']}: {len(record['clients'])} clients{score}"
 
 
 # Waiting for the clients ----------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fedgg.runfolder.measure import first_score
+
 
 class Observer:
     """Subclass it and override what you need; by default every method does nothing.
@@ -47,8 +49,11 @@ class PrintObserver(Observer):
         self._line(run, message)
 
     def on_end(self, run: str, summary: dict[str, Any]) -> None:
-        accuracy = summary["final_test_accuracy"]
-        self._line(run, summary["status"] + ("" if accuracy is None else f", test accuracy {100 * accuracy:.1f}%"))
+        ending = str(summary["status"])
+        if (score := first_score(summary, "final_")) is not None:
+            measure, value = score
+            ending += f", {measure.title} {measure.number(value)}{'%' if measure.percent else ''}"
+        self._line(run, ending)
 
     def _line(self, run: str, message: str) -> None:
         self.output(f"{run}: {message}" if run else message)

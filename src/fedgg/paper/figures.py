@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedgg.analysis.compare import Spread, shown_seeds
 from fedgg.analysis.run_environment import conditions
-from fedgg.analysis.verdict import shown_percent
+from fedgg.analysis.verdict import shown_spread
 from fedgg.lab.federated_data import splits_alone
 from fedgg.paper.find_or_run import Results
 from fedgg.paper.plan import REFERENCE, Item, PlannedMethod, ReproductionPlan, shown_dataset
@@ -181,7 +181,7 @@ def _accuracies(plan: ReproductionPlan, item: Item, methods: list[PlannedMethod]
 
 
 def _cell(accuracy: Spread | None) -> str:
-    return MISSING if accuracy is None else shown_percent(accuracy)
+    return MISSING if accuracy is None else shown_spread(accuracy)
 
 
 def _missing(plan: ReproductionPlan, methods: list[PlannedMethod], results: Results) -> list[str]:

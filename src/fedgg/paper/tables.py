@@ -7,11 +7,12 @@ from typing import Literal
 
 from fedgg.analysis.compare import WINDOW, Comparison, ComparisonRow, Reach, Spread, compare, paired_difference, spread
 from fedgg.analysis.run_environment import conditions, shown_megabytes
-from fedgg.analysis.verdict import shown_percent
+from fedgg.analysis.verdict import shown_spread
 from fedgg.lab.name_resolution import extra_work
 from fedgg.paper.find_or_run import Results
 from fedgg.paper.plan import READINGS, REFERENCE, ROUNDS, Item, PlannedMethod, ReproductionPlan, shown_dataset
 from fedgg.report.tables import NONE, VERDICTS, Table, shown_difference
+from fedgg.runfolder.measure import ACCURACY
 from fedgg.runfolder.record_types import RunRecord, StudyRecord
 
 Accuracy = Literal["highest", "final"]
@@ -72,7 +73,7 @@ def paper_table(plan: ReproductionPlan, item: Item, results: Results, accuracy: 
     for dataset in plan.datasets_of(item):
         of_dataset = [method for method in methods if method.dataset == dataset]
         study = as_study(plan, of_dataset, results)
-        comparison = compare(study)
+        comparison = compare(study, ACCURACY)
         for method, row in zip(of_dataset, comparison.rows, strict=True):
             cells = _accuracies(method, row, study, accuracy) if item.kind == "accuracy" else _rounds(method, row)
             rows.append((shown_dataset(dataset), method.label, *cells))
@@ -132,7 +133,7 @@ def _columns(item: Item, accuracy: Accuracy) -> tuple[str, ...]:
 
 def _accuracies(method: PlannedMethod, row: ComparisonRow, study: StudyRecord, accuracy: Accuracy) -> tuple[str, ...]:
     printed = PRINTED_ACCURACY[method.beta].get(method.dataset, {})
-    ours = row.highest if accuracy == "highest" else row.final
+    ours = row.best if accuracy == "highest" else row.final
     cells = ["", "", "", "", ""]
     cells[0] = "{:.1f} ± {:.1f}".format(*printed[method.name]) if printed else NONE
     cells[1] = _percent(ours, row, len(study.seeds))
@@ -190,7 +191,7 @@ def _speed(reach: Reach) -> str:
 def _percent(ours: Spread | None, row: ComparisonRow, seeds: int) -> str:
     if ours is None:
         return "diverged" if row.diverged else MISSING
-    text = shown_percent(ours)
+    text = shown_spread(ours)
     return text if ours.n == seeds else f"{text} ({ours.n} of {seeds})"
 
 
@@ -231,12 +232,12 @@ def study_table(plan: ReproductionPlan, item: Item, results: Results) -> Table:
     for beta in item.betas:
         of_split = [method for method in methods if method.beta == beta]
         study = as_study(plan, of_split, results)
-        comparison = compare(study)
+        comparison = compare(study, ACCURACY)
         for method, row in zip(of_split, comparison.rows, strict=True):
             if not study.runs[method.label]:
                 continue  # the notes name the methods that were not run
             over = "reference" if method.label == REFERENCE else over_reference(method, study, "highest")
-            accuracies = (_shown(row.highest, row), over, _shown(row.final, row), _worst(study.runs[method.label]))
+            accuracies = (_shown(row.best, row), over, _shown(row.final, row), _worst(study.runs[method.label]))
             costs = _costs(method, study.runs[method.label]) if item.costs else ()
             rows.append((f"{beta:g}", method.label, *accuracies, *_ends(row), *costs))
         notes += [f"beta {beta:g}: {note}" for note in notes_of(comparison, study)]
@@ -264,7 +265,7 @@ def _costs(method: PlannedMethod, runs: dict[int, RunRecord]) -> tuple[str, str,
 def _shown(accuracy: Spread | None, row: ComparisonRow) -> str:
     if accuracy is None:
         return NONE if row.diverged else MISSING
-    return shown_percent(accuracy)
+    return shown_spread(accuracy)
 
 
 def _worst(runs: dict[int, RunRecord]) -> str:

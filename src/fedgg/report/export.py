@@ -17,11 +17,13 @@ from fedgg.files import file_name, make_folder, write_output
 from fedgg.report.data_figures import split_figures
 from fedgg.report.figure_style import save
 from fedgg.report.page_data import title
-from fedgg.report.run_figures import accuracy_figure, clients_by_label, clients_figure, diagnostics_figure, sweep_figure
-from fedgg.report.tables import Table, accuracy_table, as_csv, as_latex, as_markdown, runs_table, target_table
+from fedgg.report.run_figures import clients_by_label, clients_figure, diagnostics_figure, score_figure, sweep_figure
+from fedgg.report.tables import Table, as_csv, as_latex, as_markdown, runs_table, score_table, target_table
+from fedgg.runfolder.measure import Measure
 from fedgg.runfolder.record_types import RunRecord, StudyRecord
+from fedgg.runfolder.validation import BY_CLASS
 
-SCALARS = ("test_accuracy", "test_loss", "holdout_accuracy", "train_loss", "bytes_up", "bytes_down")
+TRAFFIC = ("bytes_up", "bytes_down")
 INSTALL = "pip install 'fedgg[tensorboard]'"
 
 
@@ -65,7 +67,14 @@ def scalars(record: RunRecord) -> Iterator[tuple[float, int, dict[str, float]]]:
     passed = 0.0
     for line in record.rounds:
         passed += sum((line.get("seconds") or {}).values())
-        numbers = {key: line.get(key) for key in SCALARS}
+        numbers: dict[str, Any] = {key: measure.at(line) for key, measure in record.measures.items()}
+        numbers |= {key: line.get(key) for key in TRAFFIC}
+        numbers |= {
+            f"{key}/{name}": value
+            for key in line
+            if key.endswith(BY_CLASS)
+            for name, value in (line[key] or {}).items()
+        }
         numbers |= {f"diagnostics/{name}": value for name, value in (line.get("readings") or {}).items()}
         numbers |= {f"seconds/{name}": value for name, value in (line.get("seconds") or {}).items()}
         values = {key: six_digits(value) for key, value in numbers.items()}
@@ -89,58 +98,67 @@ def _safe(label: str) -> str:
 FORMS = {"md": as_markdown, "tex": as_latex, "csv": as_csv}
 
 
-def write_study_figures(study: StudyRecord, folder: Path) -> None:
-    """Write `accuracy.png` and `split-seed-N.png` next to the runs of a comparison or sweep."""
-    save(accuracy_figure(study), folder / "accuracy.png")
+def write_study_figures(study: StudyRecord, folder: Path, metric: str | None = None) -> Path:
+    """Write `accuracy.png`, or the same of another measure, and `split-seed-N.png`; where the first is."""
+    measure = study.measure(metric)
+    curves = folder / f"{measure.file}.png"
+    save(score_figure(study, measure), curves)
     for name, figure in split_figures(study):
         save(figure, folder / f"{name}.png")
+    return curves
 
 
 def write_figures(
-    groups: Sequence[Group], folder: Path, doing: Callable[[str], None] = lambda what: None
+    groups: Sequence[Group],
+    folder: Path,
+    doing: Callable[[str], None] = lambda what: None,
+    metric: str | None = None,
 ) -> list[Path]:
-    """accuracy, split-seed-N, diagnostics, clients-seed-N and sweep, as far as the runs have their data."""
+    """accuracy, split-seed-N, diagnostics, clients-seed-N and sweep, as far as the runs have their data.
+
+    `metric` names another measure than the primary metric: `test_rmse` instead of `accuracy`.
+    """
     files = []
     for group, place in _places(groups, folder):
-        for name, figure in _figures(group):
+        for name, figure in _figures(group, group.measure(metric)):
             doing(f"drawing {name}")
             files += [save(figure, place / f"{name}.{kind}", folder) for kind in ("png", "svg")]
     return files
 
 
-def write_tables(groups: Sequence[Group], folder: Path) -> list[Path]:
-    """accuracy, target and runs, as Markdown, LaTeX and CSV."""
+def write_tables(groups: Sequence[Group], folder: Path, metric: str | None = None) -> list[Path]:
+    """accuracy (or another measure, as above), target and runs, as Markdown, LaTeX and CSV."""
     return [
         write_output(place / f"{name}.{kind}", written(table), folder)
         for group, place in _places(groups, folder)
-        for name, table in _tables(group).items()
+        for name, table in _tables(group, group.measure(metric)).items()
         for kind, written in FORMS.items()
     ]
 
 
-def _tables(group: Group) -> dict[str, Table]:
-    comparison = compare(group.study)
+def _tables(group: Group, measure: Measure) -> dict[str, Table]:
+    comparison = compare(group.study, measure)
     return {
-        "accuracy": accuracy_table(comparison),
+        measure.file: score_table(comparison),
         "target": target_table(comparison),
-        "runs": runs_table(group.study),
+        "runs": runs_table(group.study, measure),
     }
 
 
-def _figures(group: Group) -> Iterator[tuple[str, Figure]]:
+def _figures(group: Group, measure: Measure) -> Iterator[tuple[str, Figure]]:
     study = group.study
     records = study.records
-    if any(len(record.accuracy()[0]) for record in records):
-        yield "accuracy", accuracy_figure(study)
+    if any(len(record.scores(measure)[0]) for record in records):
+        yield measure.file, score_figure(study, measure)
     yield from split_figures(study)
     if any(line.get("readings") for record in records for line in record.rounds):
         yield "diagnostics", diagnostics_figure(study)
     for seed in study.seeds:
         if clients_by_label(study, seed):
-            yield f"clients-seed-{seed}", clients_figure(study, seed)
+            yield f"clients-seed-{seed}", clients_figure(study, seed, measure)
     grid = sweep_grid(study)
     if grid is not None and len(grid.values) <= 2:
-        yield "sweep", sweep_figure(study, grid)
+        yield "sweep", sweep_figure(study, grid, measure)
 
 
 def _places(groups: Sequence[Group], folder: Path) -> Iterator[tuple[Group, Path]]:

@@ -27,8 +27,10 @@ PAUSE = 1.0  # seconds between two readings of the folders, for any number of re
 class LiveData:
     """The data of the page with a version that increases by one with each change. Folders are read on request only."""
 
-    def __init__(self, paths: Sequence[Path], pause: float = PAUSE):
+    def __init__(self, paths: Sequence[Path], pause: float = PAUSE, metric: str | None = None):
+        """`metric` names the measure that the page shows first, where runs have recorded it."""
         self._collection = RunCollection(paths)
+        self._metric = metric
         self._pause = pause
         self._process = secrets.token_hex(4)  # versions of another process are not comparable
         self._number = 0
@@ -94,7 +96,7 @@ class LiveData:
         shape = (study.labels, study.seeds, study.size, *((name, self._runs[name][2]) for name in names))
         key = _key(group)
         if key not in self._groups or self._groups[key][0] != shape:
-            shown = page_group(group)
+            shown = page_group(group, self._metric)
             self._groups[key] = (shape, replace(shown, data=shown.data | {"run_ids": names}), self._number)
         return self._groups[key][1]
 

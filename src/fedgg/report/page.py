@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -187,6 +187,7 @@ SCRIPTS = (
     "results",
     "split",
     "clients",
+    "classes",
     "diagnostics",
     "sweep",
     "events",
@@ -201,27 +202,32 @@ def write_page(
     file: Path,
     beside: Mapping[str, str] | None = None,
     progress: Callable[[str], None] = lambda step: None,
+    metric: str | None = None,
 ) -> RunCollection:
-    """Write the page of these folders, and return the runs read for it; UserError if no run has started."""
+    """Write the page of these folders, and return the runs read for it; UserError if no run has started.
+
+    `metric` names the measure that the page shows first, instead of the primary metric.
+    """
     collection = RunCollection(list(paths))
     collection.refresh()
     if not any(any(group.study.runs.values()) for group in collection.groups):
         why = "; ".join(f"{problem.path}: {problem.why}" for problem in collection.problems)
         named = ", ".join(map(str, collection.paths))
         raise UserError(f"there is nothing to report: {why or f'none of the runs of {named} has started'}")
+    collection.check_metric(metric)
     progress("writing the page")
-    write_output(file, report_html(collection, beside))
+    write_output(file, report_html(collection, beside, metric))
     return collection
 
 
-def report_html(collection: RunCollection, beside: Mapping[str, str] | None = None) -> str:
+def report_html(collection: RunCollection, beside: Mapping[str, str] | None = None, metric: str | None = None) -> str:
     """The page of all groups; `beside` are files in the same folder to link to, with the text of the link."""
-    groups, problems = page_groups(collection.groups, _with_runs)
+    groups, problems = page_groups(collection.groups, partial(_with_runs, metric=metric))
     return page_html(groups, [*collection.problems, *problems], {"groups": [shown.data for shown in groups]}, beside)
 
 
-def _with_runs(group: Group) -> PageGroup:
-    shown = page_group(group)
+def _with_runs(group: Group, metric: str | None) -> PageGroup:
+    shown = page_group(group, metric)
     return replace(shown, data=shown.data | {"runs": runs_data(group)})
 
 
@@ -286,6 +292,7 @@ def _body(groups: Sequence[PageGroup], problems: Sequence[Problem], beside: Mapp
 def _static(shown: PageGroup) -> str:
     data = shown.data
     head = f'<h1>{escape(data["title"])}</h1>\n<p class="soft">{escape(data["about"])}</p>\n'
-    answer, method = (escape(data["answer"][key]) for key in ("text", "method"))
+    conclusion = data["results"][data["measure"]]["answer"]
+    answer, method = (escape(conclusion[key]) for key in ("text", "method"))
     tables = "".join(html_table(table) for table in comparison_tables(shown.comparison))
     return f'<section>\n{head}<p class="answer">{answer}</p>\n<p class="soft">{method}</p>\n{tables}</section>\n'

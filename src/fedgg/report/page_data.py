@@ -15,14 +15,15 @@ from typing import Any
 
 import tomli_w
 
-from fedgg.analysis.chart_data import BY_CLIENT, run_columns, six_digits, split_data, sweep_grid
+from fedgg.analysis.chart_data import run_columns, six_digits, split_data, sweep_grid
 from fedgg.analysis.collect import CONTENT_ERRORS, Group, Problem
 from fedgg.analysis.compare import WINDOW, Comparison, ComparisonRow, compare, shown_seeds
 from fedgg.analysis.labels import FROM_PYTHON, short_name, shortened
 from fedgg.analysis.run_environment import conditions
 from fedgg.analysis.verdict import conclude, listed, quoted
 from fedgg.registry import NAMED_PARTS, names_code
-from fedgg.report.tables import difference_rule, privacy_notes, shown_epsilon
+from fedgg.report.tables import deviation_rule, difference_rule, privacy_notes, shown_epsilon
+from fedgg.runfolder.measure import Measure
 from fedgg.runfolder.record_types import BYTES_PER_MEGABYTE, PER_RUN, RunRecord, StudyRecord, common, flat, nested
 
 Data = dict[str, Any]
@@ -60,14 +61,21 @@ def page_groups(groups: Sequence[Group], make: Callable[[Group], PageGroup]) -> 
     return shown, problems
 
 
-def page_group(group: Group) -> PageGroup:
-    comparison = compare(group.study)
-    return PageGroup(group, comparison, group_data(group, comparison))
+def page_group(group: Group, metric: str | None = None) -> PageGroup:
+    """`metric` names the measure that is shown first, instead of the primary metric."""
+    comparison = compare(group.study, group.measure(metric))
+    return PageGroup(group, comparison, group_data(group, comparison, metric))
 
 
-def group_data(group: Group, comparison: Comparison) -> Data:
-    """A group without its runs."""
-    study = group.study
+def group_data(group: Group, comparison: Comparison, metric: str | None = None) -> Data:
+    """A group without its runs; its results by each measure, the key of the first one shown under `measure`."""
+    study, shown = group.study, comparison.measure
+    others = [measure for measure in study.measures.values() if measure.key != shown.key]
+    results = {shown.key: _results(study, comparison)}
+    results |= {measure.key: _results(study, compare(study, measure)) for measure in others}
+    if metric is not None and metric != shown.key:
+        note = f"None of these runs has recorded {metric}; shown is the {shown.title}."
+        results[shown.key]["notes"].append(note)
     records = study.records
     grid = sweep_grid(study)
     return {
@@ -76,18 +84,16 @@ def group_data(group: Group, comparison: Comparison) -> Data:
         "about": about(study),
         "place": place(study),
         "path": str(study.path),
-        "answer": asdict(conclude(study, comparison)),
+        "measure": shown.key,
+        "measures": [_measure(measure) for measure in (study.measures | {shown.key: shown}).values()],
+        "results": results,
         "labels": list(study.labels),
         "seeds": list(study.seeds),
         "reference": study.reference,
-        "best": comparison.best,
-        "rows": [_row(row, study) for row in comparison.rows],
         "window": WINDOW,
-        "difference_rule": difference_rule(comparison),
         "size": study.size,
         "missing": [[label, seed] for label, seed in study.missing],
         "private": bool(comparison.deltas),
-        "notes": [*privacy_notes(comparison), *comparison.notes],
         "conditions": list(conditions(records)),
         "axes": None if grid is None else {"values": _values(grid.values), "places": _listed(grid.places)},
         "splits": _splits(study),
@@ -95,6 +101,38 @@ def group_data(group: Group, comparison: Comparison) -> Data:
         "diagnostic_texts": _diagnostic_texts(study),
         "versions": _versions(records),
         "again": command_again(study),
+    }
+
+
+def _measure(measure: Measure) -> Data:
+    """What the page has to know of a measure; `by_client` is the key under which runs have it for single clients."""
+    return {
+        "key": measure.key,
+        "title": measure.title,
+        "name": measure.metric_title,
+        "short": measure.short,
+        "place": measure.place,
+        "brief": measure.brief,
+        "where": measure.where_word,
+        "caption": measure.client_caption,
+        "percent": measure.percent,
+        "higher": measure.higher_is_better,
+        "over_clients": measure.over is not None,
+        "by_client": measure.recorded,
+    }
+
+
+def _results(study: StudyRecord, comparison: Comparison) -> Data:
+    """What the runs of a group show by one measure."""
+    worst = _worst_client(study, comparison.measure)
+    return {
+        "answer": asdict(conclude(study, comparison)),
+        "best": comparison.best,
+        "rows": [_row(row, study, worst) for row in comparison.rows],
+        "worst_client": None if worst is None else worst.key,
+        "deviation_rule": deviation_rule(comparison.measure),
+        "difference_rule": difference_rule(comparison),
+        "notes": [*privacy_notes(comparison), *comparison.notes],
     }
 
 
@@ -183,21 +221,25 @@ def _shared(records: list[RunRecord]) -> dict[str, Any]:
 # Rows and splits ------------------------------------------------------------------------------------------------------
 
 
-def _row(row: ComparisonRow, study: StudyRecord) -> Data:
+def _worst_client(study: StudyRecord, measure: Measure) -> Measure | None:
+    """The worst client by the same metric, where it was measured or else on the clients' hold-out examples."""
+    if measure.over is not None:
+        return None
+    keys = (f"{where}_{measure.metric}_worst_client" for where in (measure.where, "holdout", "personal"))
+    return next((study.measures[key] for key in keys if key in study.measures), None)
+
+
+def _row(row: ComparisonRow, study: StudyRecord, worst: Measure | None) -> Data:
     ended = [run for run in study.runs[row.label].values() if run.complete]
-    worst = [min(by_client.values()) for run in ended if (by_client := _last_holdout(run))]
+    curves = [] if worst is None else [run.scores(worst)[1] for run in ended]
+    lasts = [float(curve[-1]) for curve in curves if len(curve)]
     return {
-        **asdict(row),
+        **{key: value for key, value in asdict(row).items() if key != "against_best"},
         "epsilon": None if row.epsilon is None else shown_epsilon(row.epsilon),
-        "worst_client": six_digits(sum(worst) / len(worst)) if worst else None,
+        "worst_client": six_digits(sum(lasts) / len(lasts)) if lasts else None,
         "megabytes": _mean([sum(_traffic(line) for line in run.rounds) / BYTES_PER_MEGABYTE for run in ended]),
         "seconds": _mean([run.seconds for run in ended]),
     }
-
-
-def _last_holdout(run: RunRecord) -> dict[str, float]:
-    """Hold-out accuracy by client at the last evaluation."""
-    return next((line[BY_CLIENT] for line in reversed(run.rounds) if line.get(BY_CLIENT)), {})
 
 
 def _traffic(line: dict[str, Any]) -> int:
@@ -274,7 +316,7 @@ def _versions(records: list[RunRecord]) -> list[Data]:
     """Each distinct set of versions, with the number of runs that have it."""
     distinct: dict[str, Data] = {}
     for record in records:
-        left_out = ("format", "experiment", "model", DIAGNOSTIC_TEXTS)
+        left_out = ("format", "experiment", "model", "metrics", DIAGNOSTIC_TEXTS)
         recorded = {k: v for k, v in (record.versions or {}).items() if k not in left_out}
         named = {VERSION_NAMES.get(k, k): _in_words(v) for k, v in recorded.items()}
         facts = {k: v for k, v in named.items() if v != ""}

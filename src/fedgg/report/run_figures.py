@@ -1,8 +1,9 @@
-"""Figures of runs: accuracy and loss curves, diagnostics, clients, sweeps. Matplotlib without its global state."""
+"""Figures of runs: curves of scores and losses, diagnostics, clients, sweeps. Matplotlib without its global state."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fedgg.analysis.chart_data import HISTORIES, SweepGrid, client_columns
+from fedgg.analysis.chart_data import HISTORIES, SweepGrid, client_columns, client_measures
 from fedgg.analysis.compare import Spread, spread
 from fedgg.analysis.labels import short_name, shortened
 from fedgg.report.figure_style import COLOURS, LINE_STYLES, blank, legend_name, mean_and_band, styled
+from fedgg.runfolder.measure import ACCURACY, Measure
 from fedgg.runfolder.record_types import Floats, Ints, RunRecord, StudyRecord
 
 MOST_ROWS = 100  # lines in a figure: more cannot be distinguished, and a legend of thousands takes minutes
@@ -22,25 +24,35 @@ MOST_BANDS = 8  # rows up to which lines have bands
 MARKERS = ("o", "s", "D", "^", "P", "*", "v")
 MOST_MARKED = len(MARKERS)  # rows whose markers can be distinguished
 MOST_NAMED = 40  # clients whose names fit on the axis
+# Of the places other than the server's test set: label, colour and style of the line.
+_ELSEWHERE = {
+    "holdout": ("clients' hold-out", COLOURS[4], LINE_STYLES[1]),
+    "personal": ("personal models", COLOURS[1], LINE_STYLES[2]),
+    "unseen": ("unseen clients", COLOURS[3], LINE_STYLES[3]),
+}
 
 
 @styled
-def accuracy_figure(study: StudyRecord) -> Figure:
-    """Test accuracy against rounds for every label of a study: mean, and band from lowest to highest over seeds."""
+def score_figure(study: StudyRecord, measure: Measure | None = None) -> Figure:
+    """A measure, by default the primary metric, against rounds for every label of a study.
+
+    Lines are means over seeds, bands from lowest to highest.
+    """
+    measure = measure or study.primary
     figure = blank(7.5, 4.0)
     axes = figure.subplots()
     handles, names, most_seeds = [], [], 0
     for position, label in enumerate(study.labels[:MOST_ROWS]):
         colour, line_style = COLOURS[position % len(COLOURS)], LINE_STYLES[position % len(LINE_STYLES)]
-        rounds, accuracies = common_rounds([run for run in study.runs[label].values() if run.sound])
+        rounds, values = common_rounds([run for run in study.runs[label].values() if run.sound], measure)
         diverged = sum(run.status == "diverged" for run in study.runs[label].values())
-        most_seeds = max(most_seeds, len(accuracies))
-        if len(accuracies):
+        most_seeds = max(most_seeds, len(values))
+        if len(values):
             style = {"color": colour, "linestyle": line_style, "marker": _marker(rounds)}
-            mean_and_band(axes, rounds, accuracies, **style)
+            mean_and_band(axes, rounds, values, **style)
         handles.append(Line2D([], [], color=colour, linestyle=line_style))
-        names.append(legend_name(label, _shortfall(len(accuracies), len(study.seeds_of(label)), diverged)))
-    _accuracy_axis(axes)
+        names.append(legend_name(label, _shortfall(len(values), len(study.seeds_of(label)), diverged)))
+    _score_axis(axes, measure)
     title = "line: mean, band: lowest to highest over seeds" if most_seeds > 1 else "one seed, so no band"
     if len(study.labels) > MOST_ROWS:
         title += f"; the first {MOST_ROWS} of {len(study.labels):,} rows"
@@ -49,12 +61,12 @@ def accuracy_figure(study: StudyRecord) -> Figure:
     return figure
 
 
-def common_rounds(runs: Sequence[RunRecord]) -> tuple[Ints, Floats]:
-    """The rounds that every run has evaluated and the accuracies there: [runs, rounds].
+def common_rounds(runs: Sequence[RunRecord], measure: Measure = ACCURACY) -> tuple[Ints, Floats]:
+    """The rounds that every run has evaluated and the values there: [runs, rounds].
 
     Only common rounds, so that a mean does not change because one run ended earlier.
     """
-    curves = [dict(zip(*map(np.ndarray.tolist, run.accuracy()), strict=True)) for run in runs]
+    curves = [dict(zip(*map(np.ndarray.tolist, run.scores(measure)), strict=True)) for run in runs]
     curves = [curve for curve in curves if curve]
     if not curves:
         return np.empty(0, dtype=np.int64), np.empty((0, 0))
@@ -70,20 +82,21 @@ def _shortfall(used: int, seeds: int, diverged: int) -> str:
 
 @styled
 def curves_figure(run: RunRecord) -> Figure:
-    """Test accuracy and losses against rounds for one run."""
+    """The primary metric wherever it was measured, and the losses, against rounds for one run."""
     figure = blank(8.0, 3.4)
     left, right = figure.subplots(1, 2)
-    rounds, accuracy = run.accuracy()
-    left.plot(rounds, accuracy, color=COLOURS[2], marker=_marker(rounds), label="server's test set")
-    holdout_rounds, holdout_accuracy = run.numbers("holdout_accuracy")
-    if len(holdout_rounds):
-        left.plot(
-            holdout_rounds, holdout_accuracy, color=COLOURS[4], linestyle=LINE_STYLES[1], label="clients' hold-out"
-        )
-        left.legend(loc="lower right")
-    _accuracy_axis(left)
-    if len(holdout_rounds):
-        left.set_ylabel("accuracy")
+    primary = run.metrics[0]
+    rounds, values = run.scores(primary)
+    left.plot(rounds, values, color=COLOURS[2], marker=_marker(rounds), label="server's test set")
+    elsewhere = [(where, *run.scores(replace(primary, where=where))) for where in _ELSEWHERE]
+    elsewhere = [curve for curve in elsewhere if len(curve[1])]
+    for where, rounds, values in elsewhere:
+        label, colour, line_style = _ELSEWHERE[where]
+        left.plot(rounds, values, color=colour, linestyle=line_style, marker=_marker(rounds), label=label)
+    _score_axis(left, primary)
+    if elsewhere:
+        left.legend(loc="lower right" if primary.higher_is_better else "upper right")
+        left.set_ylabel(primary.title.removeprefix("test "))
     for position, (key, name) in enumerate((("train_loss", "training"), ("test_loss", "test"))):
         loss_rounds, losses = run.numbers(key)
         if len(loss_rounds):
@@ -140,20 +153,21 @@ def _diagnostic(axes: Axes, study: StudyRecord, label: str, at: int, name: str) 
 
 
 @styled
-def clients_figure(study: StudyRecord, seed: int) -> Figure:
-    """Each client's last hold-out accuracy, or its loss if there are no hold-out examples.
+def clients_figure(study: StudyRecord, seed: int, measure: Measure | None = None) -> Figure:
+    """Each client's last value of this measure, else of the first that is recorded by client, else its loss.
 
     One marker for each client and row; with more than `HISTORIES` clients, a line for each row over its sorted clients.
     """
     by_label = clients_by_label(study, seed)
-    key = "holdout" if any(clients["holdout"] for clients in by_label.values()) else "loss"
+    chosen = _client_measure(study, seed, measure)
     many = any(clients["of"] > HISTORIES for clients in by_label.values())
     figure = blank(7.5, 3.4)
     axes = figure.subplots()
     for at, (label, clients) in enumerate(list(by_label.items())[:MOST_MARKED]):
-        points = [(c, v) for c, v in zip(clients["client"], clients[key] or [], strict=False) if v is not None]
+        column = clients["loss"] if chosen is None else clients["scores"].get(chosen.key, [])
+        points = [(c, v) for c, v in zip(clients["client"], column, strict=False) if v is not None]
         if points and many:
-            values = sorted((v for _, v in points), reverse=key == "loss")
+            values = sorted((v for _, v in points), reverse=chosen is None or not chosen.higher_is_better)
             axes.plot(np.linspace(0, 100, len(values)), values, label=legend_name(label), **_line(at))
         elif points:
             colour, marker = COLOURS[at % len(COLOURS)], MARKERS[at % len(MARKERS)]
@@ -167,18 +181,25 @@ def clients_figure(study: StudyRecord, seed: int) -> Figure:
     names = next((record.client_names for record in here if record.client_names), None)
     if names is not None and len(names) <= MOST_NAMED:
         axes.set_xticks(range(len(names)), [shortened(name, 16) for name in names], rotation=35, ha="right")
-    axes.set_ylabel("hold-out accuracy" if key == "holdout" else "training loss")
-    if key == "holdout":
+    axes.set_ylabel("training loss" if chosen is None else chosen.title)
+    if chosen is not None and chosen.percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(axis="y")
     axes.set_axisbelow(True)
-    when = "last evaluation" if key == "holdout" else "last round of each client"
+    when = "last round of each client" if chosen is None else "last evaluation"
     unfinished = any(not study.runs[label][seed].complete for label in by_label)
     more = f"; first {MOST_MARKED} of {len(by_label)} rows" if len(by_label) > MOST_MARKED else ""
     title = f"seed {seed}, {when}{' so far (not all runs have finished)' if unfinished else ''}{more}"
     axes.set_title(title, loc="left", fontsize=8, color="#555555")
     figure.legend(loc="outside right upper")
     return figure
+
+
+def _client_measure(study: StudyRecord, seed: int, measure: Measure | None) -> Measure | None:
+    here = [by_seed[seed] for by_seed in study.runs.values() if seed in by_seed]
+    recorded = list(dict.fromkeys(one for run in here for one in client_measures(run)))
+    named = [one for one in recorded if measure is not None and one.recorded == measure.recorded]
+    return next(iter([*named, *recorded]), None)
 
 
 def clients_by_label(study: StudyRecord, seed: int) -> dict[str, dict[str, Any]]:
@@ -188,9 +209,10 @@ def clients_by_label(study: StudyRecord, seed: int) -> dict[str, dict[str, Any]]
 
 
 @styled
-def sweep_figure(study: StudyRecord, grid: SweepGrid) -> Figure:
-    """Final test accuracy over one setting as a line, over two as a heat map."""
-    finals = {label: _final(list(by_seed.values())) for label, by_seed in study.runs.items()}
+def sweep_figure(study: StudyRecord, grid: SweepGrid, measure: Measure | None = None) -> Figure:
+    """Final values over one setting as a line, over two as a heat map."""
+    measure = measure or study.primary
+    finals = {label: _final(list(by_seed.values()), measure) for label, by_seed in study.runs.items()}
     keys = list(grid.values)
     at = {place: finals.get(label) for label, place in grid.places.items()}
     across = grid.values[keys[-1]]
@@ -204,24 +226,24 @@ def sweep_figure(study: StudyRecord, grid: SweepGrid) -> Figure:
             between = "none" if any(isinstance(value, str) for value in across) else "-"  # no line between names
             axes.errorbar(x, y, yerr=sd, color=COLOURS[2], marker="o", capsize=3, linestyle=between)
             axes.margins(x=0.12)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.set_ylabel("final test accuracy")
+        _value_axis(axes, measure)
+        axes.set_ylabel(f"final {measure.title}")
         axes.grid(axis="y")
     else:
         down = grid.values[keys[0]]
         named = any(isinstance(value, str) for value in across)
         figure = blank(max(4.6, 2.2 + (1.05 if named else 0.75) * len(across)), 1.2 + 0.42 * len(down))
         axes = figure.subplots()
-        _heat_map(axes, [[at.get((y, x)) for x in range(len(across))] for y in range(len(down))])
+        _heat_map(axes, [[at.get((y, x)) for x in range(len(across))] for y in range(len(down))], measure)
         axes.set_yticks(range(len(down)), [shortened(value, 22) for value in down])
         axes.set_ylabel(shortened(keys[0], 40))
     axes.set_xticks(range(len(across)), [shortened(value, 14) for value in across])
     axes.set_xlabel(shortened(keys[-1], 40))
-    axes.set_title("final test accuracy, mean over seeds", loc="left", fontsize=8, color="#555555")
+    axes.set_title(f"final {measure.title}, mean over seeds", loc="left", fontsize=8, color="#555555")
     return figure
 
 
-def _heat_map(axes: Axes, spreads: list[list[Spread | None]]) -> None:
+def _heat_map(axes: Axes, spreads: list[list[Spread | None]], measure: Measure) -> None:
     values = np.array([[np.nan if one is None else one.mean for one in row] for row in spreads])
     image = axes.imshow(values, aspect="auto", cmap="Blues")
     axes.spines[:].set_visible(False)
@@ -230,11 +252,11 @@ def _heat_map(axes: Axes, spreads: list[list[Spread | None]]) -> None:
     for (y, x), value in np.ndenumerate(values):
         if np.isfinite(value):
             colour = "white" if shade[y, x] > 0.6 else "#222222"
-            axes.text(x, y, f"{100 * value:.1f}", ha="center", va="center", fontsize=8, color=colour)
+            axes.text(x, y, measure.number(value), ha="center", va="center", fontsize=8, color=colour)
 
 
-def _final(runs: list[RunRecord]) -> Spread | None:
-    curves = [run.accuracy()[1] for run in runs if run.complete]
+def _final(runs: list[RunRecord], measure: Measure) -> Spread | None:
+    curves = [run.scores(measure)[1] for run in runs if run.complete]
     return spread([float(curve[-1]) for curve in curves if len(curve)])
 
 
@@ -246,10 +268,15 @@ def _marker(rounds: Ints) -> str:
     return "o" if len(rounds) == 1 else ""
 
 
-def _accuracy_axis(axes: Axes) -> None:
+def _score_axis(axes: Axes, measure: Measure) -> None:
     _round_axis(axes)
-    axes.set_ylabel("test accuracy")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_ylabel(measure.title)
+    _value_axis(axes, measure)
+
+
+def _value_axis(axes: Axes, measure: Measure) -> None:
+    if measure.percent:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
 def _round_axis(axes: Axes) -> None:

@@ -21,8 +21,9 @@ from fedgg.analysis.compare import (
     compare,
 )
 from fedgg.analysis.run_environment import shown_megabytes
-from fedgg.analysis.verdict import shown_percent
+from fedgg.analysis.verdict import shown_spread
 from fedgg.files import write_text
+from fedgg.runfolder.measure import ACCURACY, Measure
 from fedgg.runfolder.record_types import BYTES_PER_MEGABYTE, RunRecord, StudyRecord
 
 NONE = "–"
@@ -46,15 +47,19 @@ class Table:
 
 
 def comparison_tables(comparison: Comparison) -> tuple[Table, Table]:
-    """The accuracy table and the rounds-to-target table of a comparison."""
-    return accuracy_table(comparison), target_table(comparison)
+    """The table of scores and the rounds-to-target table of a comparison."""
+    return score_table(comparison), target_table(comparison)
 
 
-def write_study_tables(study: StudyRecord, folder: Path) -> list[Table]:
-    """Write `tables.md`, `accuracy.csv` and `target.csv`; CSV files are numbered if the study has several parts."""
+def write_study_tables(study: StudyRecord, folder: Path, metric: str | None = None) -> list[Table]:
+    """Write `tables.md`, `accuracy.csv` and `target.csv`; CSV files are numbered if the study has several parts.
+
+    `metric` names another measure than the primary metric: `test_rmse.csv` instead of `accuracy.csv`.
+    """
     tables = []
+    measure = study.measure(metric)
     for number, part in enumerate(study_parts(study), start=1):
-        for name, table in zip(("accuracy", "target"), comparison_tables(compare(part.study)), strict=True):
+        for name, table in zip((measure.file, "target"), comparison_tables(compare(part.study, measure)), strict=True):
             titled = replace(table, title=f"{table.title}; {part.title}") if part.title else table
             tables.append(titled)
             write_text(folder / (f"{name}-{number}.csv" if part.title else f"{name}.csv"), as_csv(titled))
@@ -62,54 +67,73 @@ def write_study_tables(study: StudyRecord, folder: Path) -> list[Table]:
     return tables
 
 
-def accuracy_table(comparison: Comparison) -> Table:
-    """Final and highest accuracy of every label, and its difference from the reference and from the best label."""
-    reference, best = comparison.reference, comparison.best
+def score_table(comparison: Comparison) -> Table:
+    """Final and best value of every label, and its difference from the reference and from the best label."""
+    reference, best, measure = comparison.reference, comparison.best, comparison.measure
+    scores = tuple(f"{word} %" if measure.percent else word for word in ("final", measure.best_word))
     private = bool(comparison.deltas)
     spent = ("epsilon",) if private else ()
-    columns = ("algorithm", "runs", "final %", "highest %", *spent, f"against {reference}", "against best")
+    columns = ("algorithm", "runs", *scores, *spent, f"against {reference}", "against best")
     rows = tuple(
         (
             row.label,
-            _runs(row),
-            _percent(row.final),
-            _percent(row.highest),
+            _runs(row, measure),
+            _spread(row.final, measure),
+            _spread(row.best, measure),
             *((shown_epsilon(row.epsilon),) if private else ()),
-            "reference" if row.label == reference else shown_difference(row.against_reference),
+            "reference" if row.label == reference else shown_difference(row.against_reference, measure),
             "best" if row.label == best else _verdict(row.against_best),
         )
         for row in comparison.rows
     )
-    return Table(f"Test accuracy over seeds {_listed(comparison.seeds)}", columns, rows, _accuracy_notes(comparison))
+    lower = "" if measure.higher_is_better else " (lower is better)"
+    title = f"{capital(measure.title)} over seeds {_listed(comparison.seeds)}{lower}"
+    return Table(title, columns, rows, _score_notes(comparison))
 
 
 def target_table(comparison: Comparison) -> Table:
-    """Rounds and megabytes until the reference's final accuracy, raw and smoothed."""
+    """Rounds and megabytes until the reference's final value, raw and smoothed."""
     columns = ("algorithm", "rounds", "MB", "speed-up", "rounds*", "MB*", "speed-up*")
     rows = tuple((row.label, *_reach(row.raw), *_reach(row.smoothed)) for row in comparison.rows)
-    reference = comparison.reference
+    reference, measure = comparison.reference, comparison.measure
     notes = (
-        "Rounds and MB until the first evaluated round at which a run's test accuracy is at least the target: "
-        f"{reference}'s final test accuracy with the same seed. Mean over the seeds that reach it; (2 of 3) means that "
-        "two of three seeds do, and then no speed-up is given.",
+        f"Rounds and MB until the first evaluated round at which a run's {measure.title} is {_at_least(measure)} the "
+        f"target: {reference}'s final {measure.title} with the same seed. Mean over the seeds that reach it; (2 of 3) "
+        "means that two of three seeds do, and then no speed-up is given.",
         f"Speed-up: the number of rounds of {reference} divided by the rounds to the target. {reference} itself may "
-        "reach its final accuracy before its last round, so its own speed-up can exceed 1.0×; compare the others with "
-        "it.",
-        f"* the same with accuracies, and the target, averaged over the last {WINDOW} evaluated rounds.",
+        f"reach its final {measure.short} before its last round, so its own speed-up can exceed 1.0×; compare the "
+        "others with it.",
+        f"* the same with {values_word(measure)}, and the target, averaged over the last {WINDOW} evaluated rounds.",
         *comparison.notes,
     )
-    return Table(f"Rounds and traffic until {reference}'s final accuracy", columns, rows, notes)
+    return Table(f"Rounds and traffic until {reference}'s final {measure.short}", columns, rows, notes)
 
 
-def runs_table(study: StudyRecord) -> Table:
-    """Every run, with unrounded accuracies for further calculations."""
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def values_word(measure: Measure) -> str:
+    """What its values are called."""
+    return "accuracies" if measure == ACCURACY else "values"
+
+
+def _at_least(measure: Measure) -> str:
+    return "at least" if measure.higher_is_better else "at most"
+
+
+def runs_table(study: StudyRecord, measure: Measure | None = None) -> Table:
+    """Every run, with unrounded values for further calculations."""
+    measure = measure or study.primary
     runs = [(label, seed, run) for label, by_seed in study.runs.items() for seed, run in sorted(by_seed.items())]
     private = any(run.epsilon is not None for _, _, run in runs)
     spent = ("epsilon", "delta") if private else ()
-    columns = ("algorithm", "seed", "status", "rounds", "final", "highest", *spent, "MB", "seconds", "split", "folder")
-    rows = tuple(_run_cells(label, seed, run, private) for label, seed, run in runs)
+    scores = ("final", measure.best_word)
+    columns = ("algorithm", "seed", "status", "rounds", *scores, *spent, "MB", "seconds", "split", "folder")
+    rows = tuple(_run_cells(label, seed, run, measure, private) for label, seed, run in runs)
+    fraction = ", as a fraction" if measure.percent else ""
     notes = [
-        "final and highest: test accuracy on the server's test set, as a fraction; MB: sent and received together."
+        f"final and {measure.best_word}: {measure.title} on {measure.place}{fraction}; MB: sent and received together."
     ]
     if private:
         notes.append("epsilon and delta: the privacy spent up to the last recorded round; infinite without noise.")
@@ -117,16 +141,15 @@ def runs_table(study: StudyRecord) -> Table:
     return Table("Every run", columns, rows, tuple(notes))
 
 
-def _run_cells(label: str, seed: int, run: RunRecord, private: bool) -> tuple[str, ...]:
-    _, accuracy = run.accuracy()
+def _run_cells(label: str, seed: int, run: RunRecord, measure: Measure, private: bool) -> tuple[str, ...]:
+    values = run.scores(measure)[1].tolist()
     traffic = sum(int(line.get(key) or 0) for line in run.rounds for key in ("bytes_up", "bytes_down"))
-    final, highest = (repr(float(v)) for v in (accuracy[-1], accuracy.max())) if len(accuracy) else (NONE, NONE)
+    scores = (repr(values[-1]), repr(measure.best(values))) if values else (NONE, NONE)
     last = str(run.rounds[-1]["round"]) if run.rounds else "0"
     split = str((run.partition or {}).get("hash", NONE))
     megabytes = f"{traffic / BYTES_PER_MEGABYTE:.3f}"
     spent = (_number(run.epsilon), _number(run.delta)) if private else ()
-    accuracies = (label, str(seed), run.status, last, final, highest)
-    return (*accuracies, *spent, megabytes, f"{run.seconds:.1f}", split, str(run.path))
+    return (label, str(seed), run.status, last, *scores, *spent, megabytes, f"{run.seconds:.1f}", split, str(run.path))
 
 
 def shown_epsilon(epsilon: float | None) -> str:
@@ -176,8 +199,13 @@ def as_latex(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _accuracy_notes(comparison: Comparison) -> tuple[str, ...]:
-    rules = ["± after an accuracy is the sample standard deviation over seeds."]
+def deviation_rule(measure: Measure) -> str:
+    """What ± means after a score."""
+    return f"± after {'an accuracy' if measure == ACCURACY else 'a value'} is the sample standard deviation over seeds."
+
+
+def _score_notes(comparison: Comparison) -> tuple[str, ...]:
+    rules = [deviation_rule(comparison.measure)]
     if len(comparison.rows) > 1:
         rules = [f"{rules[0]} {difference_rule(comparison)}", f"Verdict: {VERDICTS}"]
     alike = [
@@ -194,9 +222,11 @@ def difference_rule(comparison: Comparison) -> str:
     against = [(row.against_reference, row.against_best) for row in comparison.rows]
     all_paired = all(difference.paired for pair in against for difference in pair if difference)
     condition = "" if all_paired else " if the splits are the same"
+    measure = comparison.measure
+    unit = "in percentage points of" if measure.percent else "of the"
     return (
-        f"Differences are in percentage points of final test accuracy, paired by seed{condition}, ± half the width of "
-        "the 95 % confidence interval (Student's t)."
+        f"Differences are {unit} final {measure.title}, paired by seed{condition}, ± half the width of the 95 % "
+        "confidence interval (Student's t)."
     )
 
 
@@ -218,24 +248,24 @@ def _accountants(comparison: Comparison) -> str:
     return (" and ".join(names) or "none") + warning
 
 
-def _runs(row: ComparisonRow) -> str:
+def _runs(row: ComparisonRow, measure: Measure) -> str:
     parts = [str(row.finished)]
     parts += [f"{row.diverged} diverged"] if row.diverged else []
     parts += [f"{row.damaged} damaged"] if row.damaged else []
     parts += [f"{row.unfinished} unfinished"] if row.unfinished else []
+    parts += [f"{row.lacking} without {measure.title}"] if row.lacking else []
     return ", ".join(parts)
 
 
-def _percent(spread: Spread | None) -> str:
-    return NONE if spread is None else shown_percent(spread)
+def _spread(spread: Spread | None, measure: Measure) -> str:
+    return NONE if spread is None else shown_spread(spread, measure)
 
 
-def shown_difference(difference: PairedDifference | None) -> str:
-    """The difference in percentage points, half the width of its confidence interval, and the verdict."""
+def shown_difference(difference: PairedDifference | None, measure: Measure = ACCURACY) -> str:
+    """The difference (of shares in percentage points), half the width of its interval, and the verdict."""
     if difference is None:
         return NONE
-    width = "" if difference.half_width is None else f" ± {100 * difference.half_width:.1f}"
-    return f"{100 * difference.mean:+.1f}{width} {_verdict(difference)}"
+    return f"{measure.difference(difference.mean, difference.half_width)} {_verdict(difference)}"
 
 
 def _verdict(difference: PairedDifference | None) -> str:

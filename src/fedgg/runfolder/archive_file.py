@@ -1,7 +1,7 @@
 """An archive: many finished runs in one small JSON file, with what tables and figures need and the runs' conditions.
 
 Settings are stored once (`base`) with what each run changes in them; splits and conditions once for all runs that share
-them. Accuracies and bytes are stored exactly, losses and diagnostics to six digits. Left out are the values of single
+them. Scores and bytes are stored exactly, losses and diagnostics to six digits. Left out are the values of single
 clients, the events of rounds (dropped clients, notes, attackers; the summary has the number of dropped clients), the
 epsilon of each round (the summary has that of the last), resumes, and runs that have not ended or are damaged.
 
@@ -19,7 +19,15 @@ from typing import Any
 from fedgg.errors import UserError
 from fedgg.files import LARGE, open_regular, read_json, write_output
 from fedgg.runfolder.record_types import RunRecord, common, flat, nested
-from fedgg.runfolder.validation import check_config, check_partition, check_round, check_summary
+from fedgg.runfolder.validation import (
+    PLACES,
+    check_config,
+    check_partition,
+    check_round,
+    check_summary,
+    check_versions,
+    is_number,
+)
 
 FORMAT = 1
 EXACT = ("test_accuracy", "holdout_accuracy", "bytes_up", "bytes_down")
@@ -83,6 +91,7 @@ def _record(run: dict[str, Any], content: dict[str, Any]) -> RunRecord:
     versions = content["conditions"][run["conditions"]]
     if not isinstance(versions, dict) or "\0" in run["place"]:
         raise ValueError("its conditions or its place are not those of a run")
+    check_versions(versions)
     return RunRecord(
         path=Path(run["place"]),
         config=config,
@@ -122,6 +131,8 @@ def _columns(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A list for each number that rounds have; a single number where it is the same in all rounds."""
     columns: dict[str, Any] = {key: _one_if_equal([line.get(key) for line in rounds]) for key in EXACT}
     columns |= {key: _one_if_equal([_six_digits(line.get(key)) for line in rounds]) for key in ROUNDED}
+    others = dict.fromkeys(key for line in rounds for key, value in line.items() if _is_score(key) and is_number(value))
+    columns |= {key: _one_if_equal([line.get(key) for line in rounds]) for key in others if key not in columns}
     names = list(dict.fromkeys(name for line in rounds for name in line.get("readings") or {}))
     readings = {
         name: _one_if_equal([_six_digits((line.get("readings") or {}).get(name)) for line in rounds]) for name in names
@@ -133,7 +144,8 @@ def _lines(run: dict[str, Any]) -> list[dict[str, Any]]:
     count = run["rounds"]
     if type(count) is not int or not 0 <= count <= MOST_ROUNDS:
         raise ValueError(f"a run of {count!r} rounds")
-    columns = {key: _repeated(run[key], count) for key in (*EXACT, *ROUNDED) if key in run}
+    others = [key for key in run if _is_score(key) and key not in (*EXACT, *ROUNDED)]
+    columns = {key: _repeated(run[key], count) for key in (*EXACT, *ROUNDED, *others) if key in run}
     readings = {name: _repeated(column, count) for name, column in run["readings"].items()}
     return [
         {
@@ -143,6 +155,11 @@ def _lines(run: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for at in range(count)
     ]
+
+
+def _is_score(key: str) -> bool:
+    """Whether a key of a round is that of a metric, as `test_rmse` or `personal_accuracy`."""
+    return key.partition("_")[0] in PLACES and "_" in key
 
 
 def _one_if_equal(column: list[Any]) -> Any:

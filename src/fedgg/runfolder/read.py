@@ -35,10 +35,11 @@ from fedgg.runfolder.damage import (
 )
 from fedgg.runfolder.read_rounds import RoundsReader
 from fedgg.runfolder.record_types import RunRecord, StudyPlan, StudyRecord
-from fedgg.runfolder.validation import check_config, check_partition, summary_in
+from fedgg.runfolder.validation import check_config, check_partition, check_versions, summary_in
 
 PROCESSES = "federation/events.jsonl"
 STUDY_FORMAT = 1
+_CHECKS = {"partition.json": check_partition, "versions.json": check_versions}
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------
@@ -110,8 +111,7 @@ def _read_summary(file: Path, checksum_required: bool) -> tuple[dict[str, Any] |
 def _object(file: Path, content: bytes) -> dict[str, Any]:
     try:
         value = parsed_object(content)
-        if file.name == "partition.json":
-            check_partition(value)
+        _CHECKS[file.name](value)
     except ValueError as error:
         raise broken(file, str(error)) from error
     return value
@@ -331,8 +331,8 @@ class FollowedRun:
             content = parsed_object(raw)
             if name == "summary.json":
                 content, self._recorded = summary_in(content, checksum_required=self._manifest is not None)
-            elif name == "partition.json":
-                check_partition(content)
+            else:
+                _CHECKS[name](content)
         except (UserError, ValueError) as error:
             if name == "config.toml":
                 raise

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgg.errors import UserError
 from fedgg.runfolder.damage import Fault, history_faults
+from fedgg.runfolder.measure import ACCURACY, LOSS, Measure, metrics_in, recorded_measures
 from fedgg.runfolder.validation import is_number
 
 PER_RUN = ("name", "seed")  # keys that differ between runs of the same row
@@ -121,11 +123,35 @@ class RunRecord:
         beta = f" {split.get('beta')}" if scheme.startswith("dirichlet") else ""
         return f"{self.config.get('data', {}).get('source', '')}: {scheme}{beta}, seed {self.config.get('seed')}"
 
+    @cached_property
+    def metrics(self) -> tuple[Measure, ...]:
+        """Its metrics on the test set, the primary one first."""
+        return metrics_in(self.versions)
+
+    @cached_property
+    def measures(self) -> dict[str, Measure]:
+        """Everything it can be compared by, by key: what at least one of its rounds has."""
+        return recorded_measures(self.metrics, self.rounds)
+
+    def defines(self, measure: Measure) -> bool:
+        """Whether it has this metric, with the same direction and unit."""
+        plain = replace(measure, where="test", over=None)
+        return any(
+            (metric.metric, metric.percent) == (plain.metric, plain.percent)
+            and (measure.over == "spread" or metric.higher_is_better == plain.higher_is_better)
+            for metric in (*self.metrics, LOSS)
+        )
+
+    def scores(self, measure: Measure) -> tuple[Ints, Floats]:
+        """The rounds that have a value of the measure, and these values."""
+        pairs = [(line["round"], measure.at(line)) for line in self.rounds] if self.defines(measure) else []
+        known = [(number, value) for number, value in pairs if value is not None]
+        rounds = np.array([number for number, _ in known], dtype=np.int64)
+        return rounds, np.array([value for _, value in known], dtype=np.float64)
+
     def accuracy(self) -> tuple[Ints, Floats]:
         """The evaluated rounds and their test accuracies."""
-        evaluated = [line for line in self.rounds if _evaluated(line)]
-        rounds = np.array([line["round"] for line in evaluated], dtype=np.int64)
-        return rounds, np.array([line["test_accuracy"] for line in evaluated], dtype=np.float64)
+        return self.scores(ACCURACY)
 
     @property
     def seconds(self) -> float:
@@ -154,12 +180,22 @@ class RunRecord:
         """The last round and the summary, as far as they have an epsilon: rounds may be missing at the end."""
         return [place for place in (*self.rounds[-1:], self.summary or {}) if "epsilon" in place]
 
-    def megabytes(self, ways: tuple[str, ...] = ("up", "down")) -> Floats:
-        """Sent and received by all clients together up to each evaluated round, in MB of 10^6 bytes."""
+    def megabytes(self, ways: tuple[str, ...] = ("up", "down"), measure: Measure = ACCURACY) -> Floats:
+        """Sent and received by all clients together up to each round with a value, in MB of 10^6 bytes."""
         per_round = [sum(int(line.get(f"bytes_{way}") or 0) for way in ways) for line in self.rounds]
-        so_far = np.cumsum(np.array(per_round, dtype=np.float64)) / BYTES_PER_MEGABYTE
-        at_evaluation: Floats = so_far[np.array([_evaluated(line) for line in self.rounds], dtype=bool)]
-        return at_evaluation
+        return self._until(np.array(per_round, dtype=np.float64), measure) / BYTES_PER_MEGABYTE
+
+    def seconds_until(self, measure: Measure) -> Floats:
+        """The time from the start of the first round to each round with a value."""
+        per_round = [
+            sum(line["seconds"].values()) if isinstance(line.get("seconds"), dict) else 0.0 for line in self.rounds
+        ]
+        return self._until(np.array(per_round, dtype=np.float64), measure)
+
+    def _until(self, per_round: Floats, measure: Measure) -> Floats:
+        with_value = np.isin([line["round"] for line in self.rounds], self.scores(measure)[0])
+        so_far: Floats = np.cumsum(per_round)[with_value]
+        return so_far
 
     def diagnostic(self, name: str) -> tuple[Ints, Floats]:
         """The rounds that have this diagnostic of the algorithm, and its mean over clients."""
@@ -210,6 +246,29 @@ class StudyRecord:
         """All runs that have started, in the order of labels and seeds."""
         return [record for by_seed in self.runs.values() for record in by_seed.values()]
 
+    @cached_property
+    def measures(self) -> dict[str, Measure]:
+        """Everything its runs can be compared by, by key; as the reference defines it, where runs differ in that."""
+        measures: dict[str, Measure] = {}
+        for run in (*self.runs[self.reference].values(), *self.records):
+            measures = measures | {key: one for key, one in run.measures.items() if key not in measures}
+        return measures
+
+    @property
+    def primary(self) -> Measure:
+        """The first metric of the reference that all runs have; where they share none, its first."""
+        runs = [*self.runs[self.reference].values(), *self.records]
+        metrics = runs[0].metrics if runs else (ACCURACY,)
+        return next((metric for metric in metrics if all(run.defines(metric) for run in runs)), metrics[0])
+
+    def measure(self, name: str | None = None) -> Measure:
+        """The measure of this name, or the primary one; UserError if none of the runs has recorded it."""
+        if name is None or name == self.primary.key:
+            return self.primary
+        if name not in self.measures:
+            raise UserError(unknown_measure(name, self.measures))
+        return self.measures[name]
+
     def seeds_of(self, label: str) -> tuple[int, ...]:
         """The seeds of this row, finished or not."""
         return self.seeds if self.planned is None else self.planned[label]
@@ -237,13 +296,14 @@ class StudyRecord:
         return [seed for seed, run in self.runs[label].items() if run.status == status]
 
 
+def unknown_measure(name: str, measures: Iterable[str]) -> str:
+    known = ", ".join(measures)
+    return f"the runs have not recorded {name!r}: choose from {known}" if known else "the runs have recorded no score"
+
+
 def names_in(partition: dict[str, Any]) -> tuple[str, ...] | None:
     """The names of the clients in a partition.json, where it has one for each client."""
     names, clients = partition.get("names"), partition.get("counts") or partition.get("sizes")
     if not isinstance(names, list) or not isinstance(clients, list) or len(names) != len(clients):
         return None
     return tuple(str(name) for name in names)
-
-
-def _evaluated(line: dict[str, Any]) -> bool:
-    return is_number(line.get("test_accuracy"))

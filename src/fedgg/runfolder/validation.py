@@ -1,4 +1,4 @@
-"""The values that config.toml, partition.json, rounds.jsonl and summary.json may hold, checked whenever one is read.
+"""The values that the files of a run folder may hold, checked whenever one is read.
 
 A file may be well-formed and hold values that no run writes (an infinite number of bytes, a client that is a list).
 They are refused with a ValueError that names the key and the value, so that other code need not expect them.
@@ -18,6 +18,8 @@ SECTIONS = ("data", "split", "model", "algorithm", "local", "optimiser", "schedu
 OPTIONAL_SECTIONS = ("privacy", "robust", "attack")
 UNSET = ("model.start", "server.cohort", "optimiser.clip_norm", "engine.workers")  # None where they are not set
 STATUSES = ("finished", "diverged", "spent", "stopped")
+PLACES = ("test", "holdout", "personal", "unseen")  # where a metric is measured: `test_accuracy`, ...
+BY_CLIENT, BY_CLASS = "_by_client", "_by_class"  # end the keys of a round that have a value for each of them
 
 Spec = Mapping[str, tuple[Callable[[Any], bool], str]]
 
@@ -37,6 +39,7 @@ def check_round(line: Any) -> dict[str, Any]:
     if not isinstance(line, dict) or type(line.get("round")) is not int:
         raise ValueError("is not a round")
     _check(line, _ROUND)
+    _check(line, {key: _score(key) for key in line if key.startswith(_SCORES) and key not in _ROUND})
     for client in line.get("clients") or ():
         if "client" not in client:
             raise ValueError("does not name the client")
@@ -52,6 +55,18 @@ def check_summary(summary: Mapping[str, Any]) -> None:
     if summary.get("status") not in STATUSES:
         raise ValueError(f"its status is {_shown(summary.get('status'))}, and not one of {', '.join(STATUSES)}")
     _check(summary, _SUMMARY)
+    _check(summary, {key: _NUMBER for key in summary if key.startswith(_SUMMARY_SCORES) and key not in _SUMMARY})
+
+
+def check_versions(versions: Mapping[str, Any]) -> None:
+    """A versions.json whose metrics, if it lists any, have a name and a direction, or a ValueError."""
+    metrics = versions.get("metrics", [])
+    if not isinstance(metrics, list) or not all(isinstance(metric, dict) for metric in metrics):
+        raise ValueError(f"its metrics are {_shown(metrics)}, not a list of metrics")
+    for metric in metrics:
+        if not all(key in metric for key in _METRIC):
+            raise ValueError(f"it has the metric {_shown(metric)}, which lacks one of {', '.join(_METRIC)}")
+        _check(metric, _METRIC, "metrics.")
 
 
 def check_partition(partition: Mapping[str, Any]) -> None:
@@ -137,9 +152,22 @@ def _amounts(value: Any) -> bool:
 def _shares_by_client(value: Any) -> bool:
     if value is None:
         return True
-    return isinstance(value, dict) and all(
-        key.isascii() and key.isdigit() and len(key) < 16 and _share(one) for key, one in value.items()
-    )
+    return isinstance(value, dict) and all(_is_client(key) and _share(one) for key, one in value.items())
+
+
+def _numbers_by_client(value: Any) -> bool:
+    return _numbers(value) and all(map(_is_client, value or ()))
+
+
+def _is_client(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) < 16
+
+
+def _score(key: str) -> tuple[Callable[[Any], bool], str]:
+    """What a round may have under the key of a score."""
+    if key.endswith(BY_CLIENT):
+        return _numbers_by_client, "a number for each client"
+    return (_numbers, "a number for each class") if key.endswith(BY_CLASS) else _NUMBER
 
 
 def _objects(value: Any) -> bool:
@@ -157,6 +185,8 @@ def _texts(value: Any) -> bool:
 
 
 _NUMBER, _SHARE = (_any_number, "a number"), (_share, "a number from 0 to 1")
+_SCORES = tuple(f"{place}_" for place in PLACES)
+_SUMMARY_SCORES = tuple(f"{which}_{score}" for which in ("final", "highest", "lowest") for score in _SCORES)
 _ROUND: Spec = {
     "round": (lambda value: _whole(value) and value > 0, "a whole number from 1"),
     "test_accuracy": _SHARE,
@@ -190,12 +220,18 @@ _SUMMARY: Spec = {
     "final_test_accuracy": _SHARE,
     "highest_test_accuracy": _SHARE,
     "highest_at_round": (lambda value: value is None or _whole(value), "a round"),
+    "lowest_at_round": (lambda value: value is None or _whole(value), "a round"),
     "parameters": (_whole, "a number of parameters"),
     "clients_lost": (_whole, "a number of dropped clients"),
     "bytes": (_amount, "a number of bytes"),
     "seconds": (_amount, "a number of seconds"),
     "epsilon": _NUMBER,
     "delta": _NUMBER,
+}
+_METRIC: Spec = {
+    "name": (lambda value: _text(value) and value.isidentifier(), "a name of letters, digits and underscores"),
+    "higher_is_better": (lambda value: isinstance(value, bool), "true or false"),
+    "percent": (lambda value: isinstance(value, bool), "true or false"),
 }
 _PARTITION: Spec = {
     "hash": (_text_or_none, "text"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
-from written_folders import write_run, write_study
+from written_folders import RMSE, write_run, write_study
 
 from fedgg.analysis import compare as module
 from fedgg.analysis.collect import RunCollection
@@ -23,6 +23,7 @@ from fedgg.analysis.compare import (
     unpaired_difference,
 )
 from fedgg.analysis.verdict import conclude
+from fedgg.runfolder.measure import ACCURACY
 from fedgg.runfolder.read import read_study
 
 
@@ -44,12 +45,12 @@ def comparison(tmp_path: Path) -> Comparison:
 def test_accuracies(comparison: Comparison) -> None:
     average = row(comparison, "Avg")
     assert average.final is not None
-    assert average.highest is not None
+    assert average.best is not None
     assert average.final.mean == pytest.approx(0.55)
     assert average.final.sd == pytest.approx(0.1 / np.sqrt(2))
     assert average.final.n == 2
-    assert average.highest.mean == pytest.approx(0.6)
-    assert average.highest.sd == pytest.approx(0.0)
+    assert average.best.mean == pytest.approx(0.6)
+    assert average.best.sd == pytest.approx(0.0)
     assert comparison.best == "Fast"
     assert comparison.notes == ()
 
@@ -249,3 +250,83 @@ def test_a_run_alone_needs_no_note_on_a_target(tmp_path: Path) -> None:
     assert compare(read_study(folder)).notes == (
         "A: seed 0 excluded from the averages (not finished, or never evaluated).",
     )
+
+
+# Other measures -------------------------------------------------------------------------------------------------------
+
+
+def test_where_lower_is_better(tmp_path: Path) -> None:
+    """The same curves as above, upside down: every result is that of the others, with the opposite sign."""
+    curves = {"Avg": [[0.9, 0.4, 0.6, 0.5], [0.8, 0.7, 0.6, 0.4]], "Fast": [[0.5, 0.4, 0.3, 0.2], [0.6, 0.5, 0.4, 0.3]]}
+    curves["Slow"] = [[0.9, 0.8, 0.7, 0.5], [0.9, 0.8, 0.7, 0.6]]
+    study = read_study(write_study(tmp_path, curves, reference="Avg", metrics=[RMSE]))
+    comparison = compare(study)
+    fast, slow, average = (row(comparison, label) for label in ("Fast", "Slow", "Avg"))
+    assert comparison.measure.key == "test_rmse"
+    assert comparison.best == "Fast"
+    assert average.best is not None
+    assert average.best.mean == pytest.approx(0.4)  # the lowest of each seed
+    assert (fast.raw.reached, fast.raw.rounds) == (2, pytest.approx(2.0))  # rounds 1 and 3
+    assert (slow.raw.reached, slow.raw.seeds, slow.raw.rounds) == (1, 2, pytest.approx(4.0))
+    assert average.raw.rounds == pytest.approx(3.0)  # rounds 2 and 4
+    assert fast.against_reference is not None
+    assert fast.against_reference.mean == pytest.approx(-0.2)
+    assert conclude(study, comparison).text == (
+        "Against Avg, Fast ends at −0.200 and Slow ends at +0.100, but 2 seeds are too few for a verdict."
+    )
+
+
+def test_verdicts_say_which_direction_is_better(tmp_path: Path) -> None:
+    curves = {"Avg": [[0.50], [0.51], [0.52]], "Low": [[0.30], [0.32], [0.31]], "High": [[0.71], [0.70], [0.73]]}
+    study = read_study(write_study(tmp_path, curves, reference="Avg", metrics=[RMSE]))
+    answer = conclude(study, compare(study))
+    differences = np.array([0.30 - 0.50, 0.32 - 0.51, 0.31 - 0.52])
+    interval = stats.t.interval(0.95, 2, loc=differences.mean(), scale=stats.sem(differences))
+    half = (interval[1] - interval[0]) / 2
+    assert f"Low is 0.200 ± {half:.3f} lower (better) than Avg" in answer.text
+    assert " higher (worse) than Avg" in answer.text
+    assert answer.method.endswith("; lower is better.")
+
+
+def test_any_recorded_measure(tmp_path: Path) -> None:
+    folder = write_study(tmp_path, {"A": [[0.5, 0.4]], "B": [[0.6, 0.7]]}, reference="A")
+    study = read_study(folder)
+    comparison = compare(study, study.measure("test_loss"))  # 1 - accuracy
+    assert comparison.best == "B"
+    assert [one.final.mean for one in comparison.rows if one.final] == pytest.approx([0.6, 0.3])
+    assert [one.raw.rounds for one in comparison.rows] == [1.0, 1.0]
+
+
+def test_runs_that_lack_the_measure_are_named(tmp_path: Path) -> None:
+    """Also where a metric of the same name has another direction."""
+    upwards = RMSE | {"higher_is_better": True}
+    metrics = {"A": [RMSE], "C": [upwards]}
+    curves = {"A": [[0.5], [0.4]], "B": [[0.6], [0.7]], "C": [[0.1], [0.1]]}
+    study = read_study(write_study(tmp_path, curves, reference="A", metrics=metrics))
+    comparison = compare(study)
+    assert [(one.finished, one.lacking, one.unfinished) for one in comparison.rows] == [(2, 0, 0), (0, 2, 0), (0, 2, 0)]
+    assert comparison.notes == ("B; C: seeds 0, 1 excluded from the averages (no test RMSE was recorded).",)
+    assert "4 runs of B and C have no test RMSE and are excluded from the averages." in conclude(study, comparison).text
+    by_accuracy = compare(study, ACCURACY)
+    assert by_accuracy.best == "B"
+    assert "The reference A has no finished run with a test accuracy, so there is no target." in by_accuracy.notes
+
+
+def test_the_primary_metric_is_one_that_all_runs_have(tmp_path: Path) -> None:
+    mae = RMSE | {"name": "mae"}
+    metrics = {"A": [RMSE, mae], "B": [mae]}
+    study = read_study(write_study(tmp_path, {"A": [[0.5]], "B": [[0.6]]}, reference="A", metrics=metrics))
+    assert study.primary.key == "test_mae"
+
+
+def test_small_numbers_are_not_taken_for_rounding(tmp_path: Path) -> None:
+    """The same comparison in other units: deviations of 1e-12 are real where values are 1e-10."""
+    curves = {"A": [[5.0], [5.1], [5.2]], "B": [[3.0], [3.2], [3.1]]}
+    small = {label: [[1e-10 * value for value in curve] for curve in seeds] for label, seeds in curves.items()}
+    verdicts = set()
+    for name, these in (("one", curves), ("other", small)):
+        study = read_study(write_study(tmp_path / name, these, reference="A", metrics=[RMSE]))
+        difference = row(compare(study), "B").against_reference
+        assert difference is not None
+        verdicts.add((difference.verdict, difference.half_width is None))
+    assert verdicts == {("lower", False)}

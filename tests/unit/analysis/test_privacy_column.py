@@ -13,7 +13,7 @@ from fedgg.analysis.collect import Group
 from fedgg.analysis.compare import compare
 from fedgg.report.export import write_tables
 from fedgg.report.page_data import page_group
-from fedgg.report.tables import accuracy_table, runs_table
+from fedgg.report.tables import runs_table, score_table
 from fedgg.runfolder.archive_file import archive_of, records_in
 from fedgg.runfolder.read import read_run
 from fedgg.runfolder.record_types import StudyRecord
@@ -49,7 +49,7 @@ def test_a_lost_history_spends_no_less(tmp_path: Path) -> None:
 
 
 def test_the_accuracy_table(study: StudyRecord) -> None:
-    table = accuracy_table(compare(study))
+    table = score_table(compare(study))
     at = table.columns.index("epsilon")
     assert [row[at] for row in table.rows] == ["–", "6.00", "infinite", "–"]
     assert any("at delta 1e-05" in note for note in table.notes)
@@ -58,14 +58,14 @@ def test_the_accuracy_table(study: StudyRecord) -> None:
 def test_the_accountant_is_named(study: StudyRecord, tmp_path: Path) -> None:
     """A run from before accountants were named had Rényi's."""
     assert [study.runs[label][0].accountant for label in study.labels] == [None, "rdp", None, "rdp"]
-    (note,) = (note for note in accuracy_table(compare(study)).notes if note.startswith("epsilon: "))
+    (note,) = (note for note in score_table(compare(study)).notes if note.startswith("epsilon: "))
     assert note.endswith("Accountant: rdp.")
     tight = read_run(write_run(tmp_path / "tight", CURVE, epsilons=[1.0, 2.0], accountant="pld, secret cohorts"))
     assert tight.accountant == "pld, secret cohorts"
     (back,) = records_in(archive_of([tight]))
     assert back.accountant == "pld, secret cohorts"
     both = StudyRecord(tmp_path, ("a", "b"), (0,), "a", {"a": study.runs["noisy"], "b": {0: tight}})
-    (note,) = (note for note in accuracy_table(compare(both)).notes if note.startswith("epsilon: "))
+    (note,) = (note for note in score_table(compare(both)).notes if note.startswith("epsilon: "))
     assert "Accountant: pld, secret cohorts and rdp (bounds of different tightness" in note
 
 
@@ -85,15 +85,15 @@ def test_every_form_of_every_table(study: StudyRecord, tmp_path: Path) -> None:
 def test_the_page(study: StudyRecord) -> None:
     data = page_group(Group(study)).data
     assert data["private"]
-    assert [row["epsilon"] for row in data["rows"]] == [None, "6.00", "infinite", None]
-    assert any(note.startswith("epsilon: ") for note in data["notes"])
+    assert [row["epsilon"] for row in data["results"]["test_accuracy"]["rows"]] == [None, "6.00", "infinite", None]
+    assert any(note.startswith("epsilon: ") for note in data["results"]["test_accuracy"]["notes"])
 
 
 def test_nothing_private_no_column(tmp_path: Path) -> None:
     folder = write_study(tmp_path, {"A": [CURVE]}, reference="A")
     run = read_run(folder / "run-0" / "seed-0")
     study = StudyRecord(tmp_path, ("A",), (0,), "A", {"A": {0: run}})
-    assert "epsilon" not in accuracy_table(compare(study)).columns
+    assert "epsilon" not in score_table(compare(study)).columns
     assert "epsilon" not in runs_table(study).columns
     assert not page_group(Group(study)).data["private"]
 

@@ -29,7 +29,7 @@ from fedgg.lab.run_processes import Job
 from fedgg.lab.store import Store
 from fedgg.lab.study import Study, run_study
 from fedgg.report.page_data import command_again
-from fedgg.report.tables import accuracy_table
+from fedgg.report.tables import score_table
 from fedgg.runfolder.read import read_study
 
 SMALL: dict[str, Any] = {
@@ -79,7 +79,7 @@ def test_rows_of_different_seeds_are_compared(tmp_path: Path) -> None:
     assert found.rows[1].against_reference is not None
     assert found.rows[1].against_reference.n == 2  # the seeds that both have
     assert any("Rows have different seeds" in note and "a seeds 0, 1; b seeds 0, 1, 2" in note for note in found.notes)
-    assert accuracy_table(found).rows[1][1] == "3"
+    assert score_table(found).rows[1][1] == "3"
     collection = RunCollection([tmp_path])
     collection.refresh()
     assert collection.groups[0].study.missing == []

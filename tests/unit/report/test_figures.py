@@ -17,7 +17,7 @@ from fedgg.analysis.labels import shortened
 from fedgg.errors import UserError
 from fedgg.report.data_figures import compact, samples_figure, split_figure
 from fedgg.report.figure_style import save
-from fedgg.report.run_figures import accuracy_figure, clients_figure, common_rounds, curves_figure, diagnostics_figure
+from fedgg.report.run_figures import clients_figure, common_rounds, curves_figure, diagnostics_figure, score_figure
 from fedgg.runfolder.read import read_run, read_study
 from fedgg.runfolder.record_types import StudyRecord
 
@@ -62,7 +62,7 @@ def test_counts_are_written_only_where_they_fit() -> None:
 
 
 def test_accuracy_of_a_study(tmp_path: Path, study: StudyRecord) -> None:
-    figure = accuracy_figure(study)
+    figure = score_figure(study)
     assert_real_png(save(figure, tmp_path / "accuracy.png"))
     names = [text.get_text().replace("\n", " ") for text in figure.legends[0].get_texts()]
     assert names[:2] == ["Avg", "_hidden?"]
@@ -96,14 +96,14 @@ def test_samples(tmp_path: Path, channels: int, kind: type) -> None:
 
 def test_files_are_the_same_every_time(tmp_path: Path, study: StudyRecord) -> None:
     for suffix in ("png", "svg"):
-        first, second = (save(accuracy_figure(study), tmp_path / f"{turn}.{suffix}") for turn in "ab")
+        first, second = (save(score_figure(study), tmp_path / f"{turn}.{suffix}") for turn in "ab")
         assert first.read_bytes() == second.read_bytes()
     assert ElementTree.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
 
 
 def test_the_users_settings_stay(study: StudyRecord) -> None:
     before = dict(matplotlib.rcParams)
-    accuracy_figure(study)
+    score_figure(study)
     assert dict(matplotlib.rcParams) == before
 
 
@@ -138,7 +138,7 @@ def test_signs_the_type_does_not_have_make_no_noise(tmp_path: Path) -> None:
     study = read_study(write_study(tmp_path / "study", curves, reference="Avg \U0001f680"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert save(accuracy_figure(study), tmp_path / "a.png").stat().st_size > 1000
+        assert save(score_figure(study), tmp_path / "a.png").stat().st_size > 1000
 
 
 def test_long_names_leave_room_for_the_curves(tmp_path: Path) -> None:
@@ -151,6 +151,6 @@ def test_long_names_leave_room_for_the_curves(tmp_path: Path) -> None:
     study = read_study(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for figure in (accuracy_figure(study), diagnostics_figure(study), clients_figure(study, 0)):
+        for figure in (score_figure(study), diagnostics_figure(study), clients_figure(study, 0)):
             save(figure, tmp_path / "a.png")
             assert all(axes.get_position().width > 0.2 for axes in figure.axes)

@@ -108,14 +108,15 @@ def test_clients_are_no_more_than_a_screen_shows() -> None:
     told = client_columns(record(lines))
     assert told is not None
     assert told["of"] == 2000
-    assert len(told["client"]) == len(told["loss"]) == len(told["holdout"]) == CLIENTS
+    assert len(told["client"]) == len(told["loss"]) == len(told["scores"]["holdout_accuracy"]) == CLIENTS
     assert told["client"][0] == 0  # the worst is always among them
     assert told["history"] is None
     # Of so many, the distribution over all of them: lowest, 10 %, 25 %, median, 75 %, 90 %, highest.
-    assert told["quantiles"]["evaluated"] == [1, 2]
-    assert told["quantiles"]["holdout"][1] == [0.0, 0.09995, 0.249875, 0.49975, 0.749625, 0.89955, 0.9995]
+    assert told["quantiles"]["evaluated"] == {"holdout_accuracy": [1, 2]}
+    quantiles = [0.0, 0.09995, 0.249875, 0.49975, 0.749625, 0.89955, 0.9995]
+    assert told["quantiles"]["scores"]["holdout_accuracy"][1] == quantiles
     assert told["quantiles"]["loss"][0][0] == 1.0  # of the clients that took part: the odd ones
-    assert told["evaluated"] == 2
+    assert told["evaluated"] == {"holdout_accuracy": 2}
     split = split_data({"counts": [[c, 1] for c in range(2000)], "classes": ["a", "b"], "hash": "h"})
     assert split is not None
     assert len(split["counts"]) == SPLIT_ROWS
@@ -256,7 +257,9 @@ def test_the_page_is_the_same_every_time(tmp_path: Path) -> None:
     assert pages[0] == pages[1]
     assert '<a href="paper.html">The paper</a>' in pages[0]
     (group,) = collection.groups
-    assert page_group(group).data["rows"][1]["against_reference"]["verdict"] == "too few seeds"
+    assert (
+        page_group(group).data["results"]["test_accuracy"]["rows"][1]["against_reference"]["verdict"] == "too few seeds"
+    )
     assert {run["seed"] for run in runs_data(group)} == {0, 1}
     assert read_run(folder / "run-0" / "seed-0").status == "finished"
 
@@ -288,7 +291,9 @@ def test_facts_of_several_parts_are_words() -> None:
     assert told({"algorithm": "abc", "model": None}) == {"torch": "2", "code hashes": "algorithm abc"}
 
 
-def test_a_page_compares_once_and_reads_each_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_compares_once_by_each_measure_and_reads_each_run_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_study(tmp_path / "study", {"A": [[0.1], [0.2]], "B": [[0.3], [0.4]]}, reference="A")
     calls: Counter[str] = Counter()
 
@@ -302,4 +307,4 @@ def test_a_page_compares_once_and_reads_each_run_once(tmp_path: Path, monkeypatc
     monkeypatch.setattr(compare, "caveats", counted("compare", compare.caveats))
     monkeypatch.setattr(chart_data, "client_columns", counted("columns", chart_data.client_columns))
     write_page([folder], tmp_path / "report.html")
-    assert calls == {"compare": 1, "columns": 4}
+    assert calls == {"compare": 3, "columns": 4}  # by accuracy, test loss and training loss

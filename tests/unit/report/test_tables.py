@@ -10,7 +10,7 @@ import pytest
 from written_folders import write_study
 
 from fedgg.analysis.compare import compare
-from fedgg.report.tables import Table, accuracy_table, as_csv, as_latex, as_markdown, comparison_tables
+from fedgg.report.tables import Table, as_csv, as_latex, as_markdown, comparison_tables, score_table
 from fedgg.runfolder.read import read_study
 
 NASTY = r'<b>_&%$x$ | \{~^}, "q"'
@@ -55,7 +55,7 @@ def test_every_row_has_every_column(tables: tuple[Table, Table]) -> None:
 
 def test_one_seed_makes_no_claim(tmp_path: Path) -> None:
     study = read_study(write_study(tmp_path, {"A": [[0.5]], "B": [[0.6]]}, reference="A"))
-    assert accuracy_table(compare(study)).rows[1] == ("B", "1", "60.0", "60.0", "+10.0 too few seeds", "best")
+    assert score_table(compare(study)).rows[1] == ("B", "1", "60.0", "60.0", "+10.0 too few seeds", "best")
 
 
 def test_csv_comes_back_as_it_was(tables: tuple[Table, Table]) -> None:

@@ -13,7 +13,7 @@ from fedgg.analysis.collect import Problem, RunCollection
 from fedgg.analysis.compare import compare
 from fedgg.analysis.verdict import conclude
 from fedgg.report.page import report_html
-from fedgg.report.tables import accuracy_table, runs_table
+from fedgg.report.tables import runs_table, score_table
 from fedgg.runfolder.checksums import append_checked
 from fedgg.runfolder.read import read_run
 from fedgg.runfolder.record_types import RunRecord, StudyRecord
@@ -93,7 +93,7 @@ def test_half_a_run_is_in_no_mean(tmp_path: Path) -> None:
     assert (row.finished, row.damaged, row.unfinished) == (1, 2, 0)
     assert row.final is not None
     assert (row.final.mean, row.final.n) == (0.8, 1)
-    assert accuracy_table(comparison).rows[1][1] == "1, 2 damaged"
+    assert score_table(comparison).rows[1][1] == "1, 2 damaged"
     assert any("B: seeds 1, 2 excluded from the averages (damaged" in note for note in comparison.notes)
     said = conclude(study, comparison).text
     assert said.endswith("2 runs of B are damaged and excluded from the averages.")

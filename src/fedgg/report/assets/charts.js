@@ -88,19 +88,15 @@ class Chart {
       hidden: true,
       tabindex: 0,
       role: "region",
-      "aria-label": `${spec.name}: numbers`,
     });
     this.caption = make("figcaption");
     this.toggle = button("Show as table", () => this.showTable(this.numbers.hidden), { "aria-expanded": "false" });
-    const file = (format) =>
-      button(format.toUpperCase(), () => this.save(format), {
-        "aria-label": `${spec.name} as ${format.toUpperCase()}`,
-      });
+    this.files = ["png", "svg"].map((format) => button(format.toUpperCase(), () => this.save(format)));
     const reset = button(
       "Reset zoom",
       () => this.drawn && Plotly.relayout(this.plot, { "xaxis.autorange": true, "yaxis.autorange": true }),
     );
-    this.tools = make("div", { class: "tools" }, this.toggle, spec.fixed ? null : reset, file("png"), file("svg"));
+    this.tools = make("div", { class: "tools" }, this.toggle, spec.fixed ? null : reset, this.files);
     this.message = make("p", { class: "nothing soft", hidden: true });
     this.node = make("figure", {}, this.message, this.plot, this.caption, this.tools, this.numbers);
     charts.add(this);
@@ -111,6 +107,8 @@ class Chart {
   /** Draw now if visible, else when it becomes visible. */
   refresh() {
     this.dirty = true;
+    this.numbers.setAttribute("aria-label", `${this.spec.name}: numbers`); // a name may change with the measure
+    for (const file of this.files) file.setAttribute("aria-label", `${this.spec.name} as ${file.textContent}`);
     const nothing = this.spec.nothing?.() ?? "";
     this.message.textContent = nothing;
     this.message.hidden = !nothing;

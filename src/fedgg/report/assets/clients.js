@@ -1,4 +1,4 @@
-// Hold-out accuracy and loss of single clients, or the distribution over many clients.
+// Scores and losses of single clients, or the distribution over many clients.
 
 const SYMBOLS = [
   ["circle", "●"],
@@ -17,15 +17,30 @@ const BANDS = [
   [2, 4, "2a"],
 ]; // pairs of quantiles, with the opacity of the band between them
 
+/** The loss of single clients, as a measure beside those of the group. */
+const TRAINING_LOSS = { title: "training loss", name: "loss", percent: false, higher: false };
+
+/** The last values of a run's clients. */
+const clientValues = (run, measure) =>
+  measure === TRAINING_LOSS ? run.clients.loss : run.clients.scores[measure.key];
+const clientValue = (measure, value) => (measure.percent ? `${percent(value)} %` : figure(value));
+
 function clientsSection(view) {
   const having = () => view.group.runs.filter((run) => run.clients);
   if (!having().length) return null;
   const seeds = () => [...new Set(having().map((run) => run.seed))];
   const seed = () => view.clientSeed ?? seeds()[0];
   const here = () => having().filter((run) => run.seed === seed());
-  const hasHoldout = () => here().some((run) => run.clients.holdout);
+  const scored = () =>
+    view.group.measures.filter(({ key, over_clients: over }) => !over && here().some((run) => run.clients.scores[key]));
+  /** The measure by which clients are shown: the one chosen here, that of the page, or the first; null: the loss. */
+  const score = () =>
+    scored().find(({ key }) => key === view.clientMeasure) ??
+    scored().find(({ key }) => key === view.measure.by_client) ??
+    scored()[0] ??
+    null;
   const many = () => here().some((run) => run.clients.quantiles);
-  const measure = () => (hasHoldout() ? "hold-out accuracy" : "training loss");
+  const measure = () => score() ?? TRAINING_LOSS;
   const chosen = () =>
     here()
       .filter((run) => !view.hidden.has(run.label))
@@ -33,49 +48,51 @@ function clientsSection(view) {
   const one = () => here().find((run) => run.label === view.clientLabel) ?? here()[0];
   const position = (run) => view.group.labels.indexOf(run.label);
 
-  const byClient = (key, name, isPercent) =>
+  const byClient = (what) =>
     new Chart({
-      name: `${name} by client`,
+      get name() {
+        return `${capital(what().title)} by client`;
+      },
       height: 330,
       fixed: true,
       nothing: () =>
-        chosen().some((run) => run.clients[key]?.some(isNumber))
+        chosen().some((run) => clientValues(run, what())?.some(isNumber))
           ? ""
           : here().length
-            ? `None of the lines shown has recorded a ${name.toLowerCase()}.`
+            ? `None of the lines shown has recorded a ${what().title}.`
             : "No run of this seed has recorded its clients.",
       describe: () =>
-        `${name} of each client, seed ${seed()}. ` +
+        `${capital(what().title)} of each client, seed ${seed()}. ` +
         chosen()
-          .map((run) => worstWords(run, key, isPercent))
+          .map((run) => worstWords(run, what()))
           .filter(Boolean)
           .join("; ") +
         ".",
       caption: () =>
-        (key === "holdout"
-          ? "Accuracy of the global model on each client's hold-out examples, at the last evaluation. "
-          : "Mean loss of a client's batches during training, in the last round it took part in. ") +
+        (what() === TRAINING_LOSS
+          ? "Mean loss of a client's batches during training, in the last round it took part in. "
+          : `${what().caption}, at the last evaluation. `) +
         (many()
           ? "The clients of each line are sorted by their own value, worst first." + subsetWords(chosen())
           : "Clients are sorted by their mean over the lines shown, worst first."),
       draw: (now) => {
-        const runs = chosen().filter((run) => run.clients[key]?.some(isNumber));
-        const shown = { isPercent, format: isPercent ? ":.1%" : ":.4g", key, now, position };
+        const runs = chosen().filter((run) => clientValues(run, what())?.some(isNumber));
+        const shown = { format: what().percent ? ":.1%" : ":.4g", measure: what(), now, position };
         return {
           traces: many() ? sortedTraces(runs, shown, view.client) : markerTraces(runs, shown),
           layout: {
             hovermode: "closest",
             xaxis: many()
               ? { title: { text: "clients, worst to best (%)" }, range: [-2, 102] }
-              : clientAxis(worstFirst(runs, key)),
-            yaxis: { title: { text: name.toLowerCase() }, tickformat: isPercent ? PERCENT_TICKS : NUMBER_TICKS },
+              : clientAxis(worstFirst(runs, what())),
+            yaxis: { title: { text: what().title }, tickformat: what().percent ? PERCENT_TICKS : NUMBER_TICKS },
           },
         };
       },
-      rows: () => clientRows(chosen(), key, isPercent),
+      rows: () => clientRows(chosen(), what()),
     });
-  const accuracy = byClient("holdout", "Hold-out accuracy", true);
-  const loss = byClient("loss", "Training loss", false);
+  const scores = byClient(measure);
+  const loss = byClient(() => TRAINING_LOSS);
 
   /** The values over rounds of the run selected: one row for each client, or the quantiles over clients. */
   const history = () => {
@@ -83,8 +100,8 @@ function clientsSection(view) {
     const source = byClient ?? quantiles;
     return {
       isHistory: Boolean(byClient),
-      rounds: (hasHoldout() ? source?.evaluated : source?.round) ?? [],
-      values: (hasHoldout() ? source?.holdout : source?.loss) ?? [],
+      rounds: (score() ? source?.evaluated[score().key] : source?.round) ?? [],
+      values: (score() ? source?.scores[score().key] : source?.loss) ?? [],
     };
   };
   const overRounds = new Chart({
@@ -92,21 +109,21 @@ function clientsSection(view) {
     height: 330,
     fixed: true,
     rounds: () => true,
-    nothing: () => (history().rounds.length ? "" : `No ${measure()} of single clients has been recorded yet.`),
+    nothing: () => (history().rounds.length ? "" : `No ${measure().title} of single clients has been recorded yet.`),
     describe: () =>
-      `${capital(measure())} ${history().isHistory ? "of each client" : "of the clients (quantiles)"} over the rounds, ` +
+      `${capital(measure().title)} ${history().isHistory ? "of each client" : "of the clients (quantiles)"} over the rounds, ` +
       `${one()?.label}, seed ${seed()}.`,
     caption: () =>
       `${one()?.label}, seed ${seed()}: ` +
       (history().isHistory
-        ? `${measure()} of each client (rows) over the rounds (columns); ` +
-          `a stronger colour means a higher ${hasHoldout() ? "accuracy" : "loss"}.`
-        : `${measure()} over the ${one().clients.of} clients, of each round those ` +
-          (hasHoldout() ? "with hold-out examples" : "that took part") +
+        ? `${measure().title} of each client (rows) over the rounds (columns); ` +
+          `a stronger colour means a higher ${measure().name}.`
+        : `${measure().title} over the ${one().clients.of} clients, of each round those ` +
+          (score() ? "with hold-out examples" : "that took part") +
           ". Line: median; bands, from the inside out: the middle 50 %, the middle 80 %, all clients."),
     draw: (now) => {
       const { isHistory, rounds, values } = history();
-      const format = hasHoldout() ? ":.1%" : ":.4g";
+      const format = measure().percent ? ":.1%" : ":.4g";
       if (!isHistory)
         return {
           traces: quantileTraces(rounds, values, colourOf(position(one()), now), format),
@@ -115,7 +132,7 @@ function clientsSection(view) {
             hovermode: "x unified",
             hoverdistance: -1,
             xaxis: { title: { text: "round" }, unifiedhovertitle: { text: "round %{x}" } },
-            yaxis: { title: { text: measure() }, tickformat: hasHoldout() ? PERCENT_TICKS : NUMBER_TICKS },
+            yaxis: { title: { text: measure().title }, tickformat: measure().percent ? PERCENT_TICKS : NUMBER_TICKS },
           },
         };
       const { client } = one().clients;
@@ -127,7 +144,7 @@ function clientsSection(view) {
         colorbar: {
           thickness: 10,
           outlinewidth: 0,
-          tickformat: hasHoldout() ? PERCENT_TICKS : NUMBER_TICKS,
+          tickformat: measure().percent ? PERCENT_TICKS : NUMBER_TICKS,
           tickfont: { size: 11, color: now.soft },
         },
       };
@@ -138,7 +155,7 @@ function clientsSection(view) {
     },
     rows: () => {
       const { isHistory, rounds, values } = history();
-      const cell = (value) => (hasHoldout() ? percent(value) : figure(value));
+      const cell = (value) => (measure().percent ? percent(value) : figure(value));
       if (!isHistory)
         return { columns: ["round", ...QUANTILES], rows: rounds.map((round, at) => [round, ...values[at].map(cell)]) };
       const { client } = one().clients;
@@ -158,8 +175,8 @@ function clientsSection(view) {
     highlight();
   });
   const highlight = () => {
-    clientStatus.textContent = many() && isNumber(view.client) ? clientWords(chosen(), view.client, hasHoldout()) : "";
-    accuracy.refresh();
+    clientStatus.textContent = many() && isNumber(view.client) ? clientWords(chosen(), view.client, measure()) : "";
+    scores.refresh();
     loss.refresh();
   };
   const refresh = () => {
@@ -172,6 +189,16 @@ function clientsSection(view) {
       }),
     );
     const choices = [
+      scored().length > 1 &&
+        selection(
+          "Score",
+          scored().map(({ key, title }) => [key, title]),
+          score().key,
+          (key) => {
+            view.clientMeasure = key;
+            refresh();
+          },
+        ),
       selection(
         "Seed",
         seeds().map((number) => [number, String(number)]),
@@ -190,21 +217,21 @@ function clientsSection(view) {
           overRounds.refresh();
         },
       ),
-    ];
+    ].filter(Boolean);
     // The input element is kept, so that a number can be typed while a live page is updated.
     if (!controls.contains(search)) controls.replaceChildren(make("label", {}, "Highlight client", search));
     search.parentNode.hidden = !many();
     while (controls.firstChild !== search.parentNode) controls.firstChild.remove();
     controls.prepend(...choices);
     const sentences = chosen()
-      .map((run) => worstWords(run, hasHoldout() ? "holdout" : "loss", hasHoldout()))
+      .map((run) => worstWords(run, measure()))
       .filter(Boolean);
     lead.textContent =
-      (hasHoldout() ? "" : "No hold-out examples, so losses are shown: set data.holdout = 0.2 for accuracies. ") +
-      (sentences.length ? `Worst clients by ${measure()}, seed ${seed()}: ${sentences.join("; ")}.` : "");
-    const shown = [...(hasHoldout() ? [accuracy] : []), loss, overRounds];
+      (score() ? "" : "No hold-out examples, so losses are shown: set data.holdout = 0.2 for accuracies. ") +
+      (sentences.length ? `Worst clients by ${measure().title}, seed ${seed()}: ${sentences.join("; ")}.` : "");
+    const shown = [...(score() ? [scores] : []), loss, overRounds];
     if (grid.children.length !== shown.length) grid.replaceChildren(...shown.map((chart) => chart.node));
-    loss.node.classList.toggle("wide", !hasHoldout());
+    loss.node.classList.toggle("wide", !score());
     overRounds.refresh();
     highlight();
   };
@@ -216,19 +243,19 @@ function clientsSection(view) {
     id: "clients",
     heading: "Clients",
     node: make("div", {}, lead, controls, clientStatus, signs, grid, more),
-    charts: [accuracy, loss, overRounds],
+    charts: [scores, loss, overRounds],
     refresh,
   };
 }
 
 /** One marker for each client, those of several runs side by side so that equal values do not hide each other. */
-function markerTraces(runs, { key, format, now, position }) {
-  const order = new Map(worstFirst(runs, key).map((client, at) => [client, at]));
+function markerTraces(runs, { measure, format, now, position }) {
+  const order = new Map(worstFirst(runs, measure).map((client, at) => [client, at]));
   return runs.map((run, at) => ({
     type: "scatter",
     mode: "markers",
     name: brief(run.label, 40),
-    y: run.clients[key],
+    y: clientValues(run, measure),
     x: run.clients.client.map(
       (client) => order.get(String(client)) + (at - (runs.length - 1) / 2) * Math.min(0.16, 0.8 / runs.length),
     ),
@@ -245,9 +272,9 @@ function markerTraces(runs, { key, format, now, position }) {
 }
 
 /** One line for each run through its clients, sorted; the client searched for is marked on each. */
-function sortedTraces(runs, { key, format, now, position }, searched) {
+function sortedTraces(runs, { measure, format, now, position }, searched) {
   return runs.flatMap((run) => {
-    const ranked = rankedClients(run, key);
+    const ranked = rankedClients(run, measure);
     const colour = colourOf(position(run), now);
     const place = ({ rank }) => (ranked.length > 1 ? (100 * rank) / (ranked.length - 1) : 50);
     const shared = (these) => ({
@@ -305,25 +332,27 @@ function quantileTraces(rounds, values, colour, format) {
 }
 
 /** The clients of a run that have a value, the worst first. */
-function rankedClients(run, key) {
+function rankedClients(run, measure) {
   const { client, examples } = run.clients;
+  const values = clientValues(run, measure);
   const having = client
-    .map((number, at) => ({ client: number, examples: examples[at], value: run.clients[key]?.[at] }))
+    .map((number, at) => ({ client: number, examples: examples[at], value: values?.[at] }))
     .filter(({ value }) => isNumber(value));
-  having.sort((a, b) => (key === "loss" ? b.value - a.value : a.value - b.value));
+  having.sort((a, b) => (measure.higher ? a.value - b.value : b.value - a.value));
   return having.map((one, rank) => ({ ...one, rank }));
 }
 
 /** Clients ordered by their mean over the runs shown, the worst first. */
-function worstFirst(runs, key) {
+function worstFirst(runs, measure) {
   const sums = new Map();
-  for (const { clients } of runs) {
-    clients.client.forEach((client, at) => {
-      const value = clients[key]?.[at];
+  for (const run of runs) {
+    const values = clientValues(run, measure);
+    run.clients.client.forEach((client, at) => {
+      const value = values?.[at];
       if (isNumber(value)) sums.set(String(client), [...(sums.get(String(client)) ?? []), value]);
     });
   }
-  const way = key === "loss" ? -1 : 1;
+  const way = measure.higher ? 1 : -1;
   return [...sums].sort(([, a], [, b]) => way * (mean(a) - mean(b))).map(([client]) => client);
 }
 
@@ -340,26 +369,25 @@ function clientAxis(order) {
 }
 
 /** The worst client of a run, with the round if the run has not finished. */
-function worstWords(run, key, isPercent) {
-  const ranked = rankedClients(run, key);
+function worstWords(run, measure) {
+  const ranked = rankedClients(run, measure);
   if (ranked.length < 2) return "";
-  const shown = (value) => (isPercent ? `${percent(value)} %` : figure(value));
+  const shown = (value) => clientValue(measure, value);
   const worst = ranked.filter(({ value }) => value === ranked[0].value);
   const who = worst.length === 1 ? `client ${worst[0].client}` : `${worst.length} clients`;
-  const last = (key === "holdout" ? run.clients.evaluated : run.round.at(-1)) ?? "?";
+  const last = (measure === TRAINING_LOSS ? run.round.at(-1) : run.clients.evaluated[measure.key]) ?? "?";
   const when = isComplete(run) ? "" : `, round ${last} of ${run.planned_rounds ?? "?"}`;
   const middle = run.clients.quantiles ? `, median ${shown(ranked[Math.floor(ranked.length / 2)].value)}` : "";
   return `${run.label} ${shown(ranked[0].value)} (${who}${when})${middle}`;
 }
 
 /** One client in each of the runs shown. */
-function clientWords(runs, client, isPercent) {
-  const key = isPercent ? "holdout" : "loss";
+function clientWords(runs, client, measure) {
   const sentences = runs.flatMap((run) => {
-    const ranked = rankedClients(run, key);
+    const ranked = rankedClients(run, measure);
     const one = ranked.find((other) => other.client === client);
     if (!one) return [];
-    const value = isPercent ? `${percent(one.value)} %` : figure(one.value);
+    const value = clientValue(measure, one.value);
     const examples = isNumber(one.examples) ? `, ${one.examples} examples` : "";
     return [`${run.label} ${value} (rank ${one.rank + 1} of ${ranked.length}${examples})`];
   });
@@ -373,12 +401,12 @@ function subsetWords(runs) {
   return some ? ` ${some.clients.client.length} of ${some.clients.of} clients, evenly spaced by rank.` : "";
 }
 
-function clientRows(runs, key, isPercent) {
-  const clients = worstFirst(runs, key);
+function clientRows(runs, measure) {
+  const clients = worstFirst(runs, measure);
   const places = runs.map((run) => new Map(run.clients.client.map((client, at) => [String(client), at])));
-  const cell = (run, at) => (isPercent ? percent(run.clients[key]?.[at]) : figure(run.clients[key]?.[at]));
+  const cell = (run, at) => (measure.percent ? percent : figure)(clientValues(run, measure)?.[at]);
   return {
-    columns: ["client", ...runs.map((run) => `${run.label}${isPercent ? ", %" : ""}`)],
+    columns: ["client", ...runs.map((run) => `${run.label}${measure.percent ? ", %" : ""}`)],
     rows: clients.map((client) => [client, ...runs.map((run, at) => cell(run, places[at].get(client)))]),
   };
 }

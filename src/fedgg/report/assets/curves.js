@@ -1,27 +1,29 @@
-// Accuracy against rounds, bytes or seconds, with a target that can be dragged or typed.
+// A measure against rounds, bytes or seconds, with a target that can be dragged or typed.
 
 const MOST_BANDS = 8;
 
 function curvesSection(view) {
   const node = make("div");
   const present = (key) => view.group.runs.some((run) => run[key]);
-  const what = () => WHAT[view.what];
+  const measure = () => view.measure;
   const lines = () =>
     linesOf(view.group, (run) => run[view.what], view.window).filter(({ label }) => !view.hidden.has(label));
   const legend = legendOf(view);
-  const targetValue = () => (what().percent ? shownTarget(view) : null);
+  const targetValue = () => shownTarget(view);
 
   const chart = new Chart({
     name: "Training curves",
     height: 430,
     rounds: () => view.across === "round",
-    nothing: () => nothingDrawn(lines(), `No ${what().name} has been recorded for the lines shown.`),
-    describe: () => `${capital(what().name)} on ${what().where} against ${ACROSS[view.across]}. ` + curveDescription(view),
+    nothing: () => nothingDrawn(lines(), `No ${measure().title} has been recorded for the lines shown.`),
+    describe: () =>
+      `${capital(measure().title)} on ${measure().place} against ${ACROSS[view.across]}. ` + curveDescription(view),
     caption: () =>
-      `${capital(what().name)} on ${what().where}. ${bandWords(view)}` +
+      `${capital(measure().title)} on ${measure().place}. ${bandWords(view)}` +
+      (measure().higher || measure().key.endsWith("_loss") ? "" : " Lower is better.") +
       (view.window > 1 ? ` Smoothed: each value is the average of the last ${view.window} evaluated rounds.` : ""),
     draw: (now) => {
-      const format = what().percent ? ":.1%" : ":.4g";
+      const format = measure().percent ? ":.1%" : ":.4g";
       const shown = lines();
       const traces = lineTraces(shown, view.across, now, format, shown.length <= MOST_BANDS);
       return {
@@ -38,16 +40,18 @@ function curvesSection(view) {
               text: { round: "round %{x}", megabytes: "%{x} MB", seconds: "%{x} s" }[view.across],
             },
           },
-          yaxis: { title: { text: what().name }, tickformat: what().percent ? PERCENT_TICKS : NUMBER_TICKS },
-          shapes: isNumber(targetValue()) ? [targetLine(targetValue(), now)] : [],
+          yaxis: { title: { text: measure().title }, tickformat: measure().percent ? PERCENT_TICKS : NUMBER_TICKS },
+          shapes: isNumber(targetValue()) ? [targetLine(measure(), targetValue(), now)] : [],
         },
       };
     },
-    rows: () => curveRows(lines(), view),
+    rows: () => curveRows(lines(), measure()),
     listen: (plot) =>
       plot.on("plotly_relayout", (change) => {
         const moved = ["shapes[0].y0", "shapes[0].y1"].map((key) => change[key]).filter(isNumber);
-        if (moved.length) view.setTarget(Math.round(1000 * mean(moved)) / 1000);
+        if (!moved.length) return;
+        const to = mean(moved);
+        view.setTarget(measure().percent ? Math.round(1000 * to) / 1000 : Number(to.toPrecision(3)));
       }),
   });
 
@@ -64,11 +68,13 @@ function curvesSection(view) {
     windowNow.textContent = windowWords(view.window);
     view.changed();
   });
-  const target = make("input", { type: "number", min: 0, max: 100, step: 0.1, id: "target" });
-  target.addEventListener("input", () => view.setTarget(target.value === "" ? null : Number(target.value) / 100, true));
-  const standard = button("Reset target", () => view.setTarget(null), { title: capital(`${targetRule(view.group)}.`) });
+  const target = make("input", { type: "number", id: "target" });
+  const targetUnit = make("span");
+  const typed = () => Number(target.value) / (measure().percent ? 100 : 1);
+  target.addEventListener("input", () => view.setTarget(target.value === "" ? null : typed(), true));
+  const standard = button("Reset target", () => view.setTarget(null));
 
-  const recorded = Object.keys(WHAT).filter(present);
+  const recorded = view.group.measures.filter(({ key }) => present(key));
   const axes = [
     ["round", "rounds"],
     ["megabytes", "megabytes"],
@@ -80,19 +86,16 @@ function curvesSection(view) {
       { class: "controls" },
       selection(
         "Show",
-        recorded.map((key) => [key, `${WHAT[key].name} (${WHAT[key].brief})`]),
+        recorded.map(({ key, title, brief: few, over_clients: over }) => [key, over ? title : `${title} (${few})`]),
         view.what,
-        (key) => {
-          view.what = key;
-          view.changed();
-        },
+        view.setMeasure,
       ),
       choice("Horizontal axis", axes, view.across, (key) => {
         view.across = key;
         view.changed();
       }),
       make("label", {}, "Smoothing", smoothing, windowNow),
-      make("label", {}, "Target %", target),
+      make("label", {}, targetUnit, target),
       standard,
     ),
     legend.node,
@@ -105,10 +108,18 @@ function curvesSection(view) {
     charts: [chart],
     refresh: () => {
       const typing = view.typed && document.activeElement === target; // do not overwrite a number while it is being typed
-      if (!typing) target.value = isNumber(view.target) ? fixed(100 * view.target) : "";
-      target.placeholder = isNumber(targetValue()) ? fixed(100 * targetValue()) : "";
-      target.title = `If empty, ${targetRule(view.group)}.`;
-      target.disabled = !what().percent;
+      const isPercent = measure().percent;
+      targetUnit.textContent = isPercent ? "Target %" : "Target";
+      for (const [name, value] of Object.entries({ min: 0, max: 100, step: 0.1 })) {
+        if (isPercent) target.setAttribute(name, value);
+        else target.removeAttribute(name);
+      }
+      if (!isPercent) target.step = "any";
+      const written = (value) => (isPercent ? fixed(100 * value) : String(Number(value.toPrecision(3))));
+      if (!typing) target.value = isNumber(view.target) ? written(view.target) : "";
+      target.placeholder = isNumber(targetValue()) ? written(targetValue()) : "";
+      target.title = `If empty, ${targetRule(view)}.`;
+      standard.title = capital(`${targetRule(view)}.`);
       standard.hidden = !isNumber(view.target);
       legend.refresh();
       chart.refresh();
@@ -120,7 +131,8 @@ const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const windowWords = (window) => (window === 1 ? "none" : `${window} rounds`);
 
 /** The default target, as in the terminal's table. */
-const targetRule = (group) => `each seed's target is ${group.reference}'s final accuracy with the same seed`;
+const targetRule = ({ group, measure }) =>
+  `each seed's target is ${group.reference}'s final ${measure.short} with the same seed`;
 
 /** The position of the target line: the chosen number, else the average of the seeds' targets. */
 function shownTarget(view) {
@@ -137,7 +149,7 @@ function nothingDrawn(lines, sentence) {
 }
 
 /** A line across the whole chart that can be dragged. */
-function targetLine(target, now) {
+function targetLine(measure, target, now) {
   return {
     type: "line",
     xref: "paper",
@@ -148,7 +160,7 @@ function targetLine(target, now) {
     layer: "above",
     line: { color: now.soft, width: 1.5, dash: "4px,3px" },
     label: {
-      text: `target ${percent(target)} %`,
+      text: `target ${valueOf(measure, target)}`,
       padding: 4,
       textposition: "start",
       yanchor: "bottom",
@@ -175,13 +187,15 @@ function curveDescription(view) {
     .filter(({ main }) => main.length)
     .map(({ label, main }) => {
       const end = main[main.length - 1];
-      return `${label} ends at ${WHAT[view.what].percent ? percent(end.value) + " %" : figure(end.value)}`;
+      return `${label} ends at ${valueOf(view.measure, end.value)}`;
     });
   return ends.slice(0, 12).join("; ") + (ends.length > 12 ? `; and ${ends.length - 12} more` : "") + ".";
 }
 
-function curveRows(lines, view) {
-  const shown = (value) => (WHAT[view.what].percent ? percent(value, 2) : figure(value));
+/** The lines as a table; `measure` is null for numbers that are not scores. */
+function curveRows(lines, measure) {
+  const isPercent = Boolean(measure?.percent);
+  const shown = (value) => (isPercent ? percent(value, 2) : figure(value));
   const drawn = lines
     .flatMap(({ label, main, open }) => [[label, main], ...open.map(({ curve, words }) => [`${label} (${words})`, curve])])
     .filter(([, curve]) => curve.length);
@@ -192,7 +206,7 @@ function curveRows(lines, view) {
     return shown(point.value) + (point.seeds > 1 ? ` (${shown(point.low)} to ${shown(point.high)})` : "");
   };
   return {
-    columns: ["round", ...drawn.map(([label]) => `${label}${WHAT[view.what].percent ? ", %" : ""}`)],
+    columns: ["round", ...drawn.map(([label]) => `${label}${isPercent ? ", %" : ""}`)],
     rows: rounds.map((round) => [round, ...maps.map((map) => cell(map.get(round)))]),
   };
 }
@@ -243,7 +257,9 @@ function legendOf(view) {
 /** The lines that are hidden at first if there are too many to read. */
 function mostHidden(group) {
   if (group.labels.length <= MOST_BANDS) return [];
-  const ranked = [...group.rows].sort((a, b) => (b.final?.mean ?? -1) - (a.final?.mean ?? -1)).map((row) => row.label);
+  const { higher } = group.measures.find(({ key }) => key === group.measure);
+  const merit = ({ final }) => (final ? (higher ? 1 : -1) * final.mean : -Number.MAX_VALUE);
+  const ranked = [...group.results[group.measure].rows].sort((a, b) => merit(b) - merit(a)).map((row) => row.label);
   const shown = new Set([...ranked.slice(0, 5), group.reference]);
   return group.labels.filter((label) => !shown.has(label));
 }

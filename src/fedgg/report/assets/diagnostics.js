@@ -70,7 +70,7 @@ function diagnosticsSection(view) {
             yaxis: { title: { text: "" }, tickformat: NUMBER_TICKS, exponentformat: "power" },
           },
         }),
-        rows: () => curveRows(lines(name), { what: "train_loss" }),
+        rows: () => curveRows(lines(name), null),
       }),
   );
   const blocks = made.map((chart, at) => make("div", {}, make("h3", {}, names[at]), chart.node));

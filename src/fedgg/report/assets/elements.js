@@ -41,6 +41,16 @@ function fixed(value, digits = 1) {
   return ((below % 2 === 0 ? below : below + 1) / 10 ** digits).toFixed(digits);
 }
 
+/** Three significant digits, as fedgg.runfolder.measure writes them: 0.340, 12.3, 1234, 1.23e-7. */
+function significant(value, digits = 3) {
+  if (value === 0) return "0";
+  return isPlain(value)
+    ? fixed(value, decimals(value, digits))
+    : value.toExponential(digits - 1).replace("e+", "e");
+}
+const isPlain = (value) => Math.abs(value) >= 1e-5 && Math.abs(value) < 1e6;
+const decimals = (value, digits) => Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(value))));
+
 /** Four digits at most, without noise: 0.0123, 1.234, 12.3, 1234, 1.2e-7. */
 function figure(value) {
   if (!isNumber(value)) return NONE;

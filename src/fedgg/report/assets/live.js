@@ -55,9 +55,10 @@ function applyUpdate(update) {
 function sectionsOf(group) {
   const has = (test) => group.runs.some(test);
   return [
-    ...Object.keys(WHAT).map((key) => has((run) => run[key])),
+    ...group.measures.map(({ key }) => has((run) => run[key]) && key),
     has((run) => run.seconds),
     has((run) => run.clients),
+    has((run) => Object.keys(run.classes).length),
     [...new Set(group.runs.flatMap((run) => Object.keys(run.readings)))].join(),
   ];
 }

@@ -6,6 +6,7 @@ const BUILDERS = [
   resultsSection,
   splitSection,
   clientsSection,
+  classesSection,
   diagnosticsSection,
   sweepSection,
   eventsSection,
@@ -24,10 +25,15 @@ function viewOf(group) {
       window: 1,
       hidden: new Set(mostHidden(group)),
       sort: null,
-      target: null, // the reference's final accuracy, seed by seed
-      what: group.runs.some((run) => run.test_accuracy)
-        ? "test_accuracy"
-        : (Object.keys(WHAT).find((key) => group.runs.some((run) => run[key])) ?? "test_accuracy"),
+      target: null, // the reference's final value, seed by seed
+      what: firstMeasure(group),
+      /** The measure that is shown, and what the runs show by it. */
+      get measure() {
+        return view.group.measures.find(({ key }) => key === view.what);
+      },
+      get results() {
+        return view.group.results[view.what];
+      },
     };
     let due = false;
     view.changed = () => {
@@ -41,14 +47,33 @@ function viewOf(group) {
     };
     view.setTarget = (target, typed = false) => {
       view.typed = typed;
-      view.target = isNumber(target) ? Math.min(1, Math.max(0, target)) : null;
+      const share = view.measure.percent;
+      view.target = !isNumber(target) ? null : share ? Math.min(1, Math.max(0, target)) : target;
+      view.changed();
+    };
+    view.setMeasure = (key) => {
+      const before = view.measure;
+      view.what = key;
+      // a target of one scale or direction means nothing on another
+      if (before.percent !== view.measure.percent || !view.measure.percent || before.higher !== view.measure.higher)
+        view.target = null;
+      view.chosen = true;
+      showHead();
       view.changed();
     };
     views.set(group.id, view);
   }
   const view = views.get(group.id);
   view.group = group;
+  if (!group.results[view.what]) view.what = firstMeasure(group);
   return view;
+}
+
+/** The measure that is shown at first: the group's own, or the first that any run has recorded. */
+function firstMeasure(group) {
+  const recorded = (key) => group.runs.some((run) => run[key]);
+  if (recorded(group.measure)) return group.measure;
+  return group.measures.find(({ key }) => recorded(key))?.key ?? group.measure;
 }
 
 /** Build the sections of a group; a section without content is omitted. */
@@ -82,7 +107,7 @@ function showHead() {
   document.getElementById("title").textContent = group.title;
   document.title = `${group.title}: ${group.about}`;
   document.getElementById("about").textContent = group.about;
-  const { text, method } = group.answer;
+  const { text, method } = group.results[current.chosen ? current.what : group.measure].answer;
   const answer = document.getElementById("answer");
   answer.textContent = text;
   answer.classList.toggle("long", text.length > 220);

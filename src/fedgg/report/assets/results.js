@@ -4,11 +4,15 @@ const FIRST_ROWS = 50; // a button shows the rest
 
 /** Columns: heading, tooltip, what is shown, and the number it is sorted by (null sorts last). */
 function resultColumns(view) {
-  const { group } = view;
-  const spread = (one) => (one == null ? NONE : percent(one.mean) + (one.sd == null ? "" : ` ± ${percent(one.sd)}`));
+  const { group, measure, results } = view;
+  const spread = (one) => (one == null ? NONE : withDeviation(measure, one.mean, one.sd));
   const many = group.labels.length > 1;
-  const key = WHAT[view.what].percent ? view.what : "test_accuracy";
-  const reachedBy = new Map(group.labels.map((label) => [label, reaches(group, label, key, view.target, view.window)]));
+  const unit = measure.percent ? " %" : "";
+  const worst = group.measures.find(({ key }) => key === results.worst_client);
+  const byClient = group.measures.find(({ key }) => key === worst?.by_client) ?? worst;
+  const reachedBy = new Map(
+    group.labels.map((label) => [label, reaches(group, label, measure.key, view.target, view.window)]),
+  );
   const reach = (name, shown) => ({
     low: true,
     tip: capital(reachRule(view)),
@@ -24,27 +28,28 @@ function resultColumns(view) {
       return one.reached ? one[name] + (one.reached < one.seeds ? 1e12 : 0) : null;
     },
   });
-  const short = WHAT[key].name === "test accuracy" ? "" : ", hold-out";
   const overSeeds = "mean ± sample standard deviation over seeds";
   return [
     { head: "algorithm", show: (row) => row.label, by: (row) => row.label, text: true },
     {
       head: "runs",
       tip: "Finished runs, and those that are excluded from the averages.",
-      show: runsWords,
+      show: (row) => runsWords(row, measure),
       by: (row) => row.finished,
     },
     {
-      head: "final test accuracy %",
+      head: `final${measure.over_clients ? "" : ` ${measure.title}`}${unit}`, // a long title is in the caption alone
+      low: !measure.higher,
       tip: `At the last evaluated round; ${overSeeds}.`,
       show: (row) => spread(row.final),
       by: (row) => row.final?.mean ?? null,
     },
     {
-      head: "highest %",
-      tip: `Highest test accuracy of any evaluated round; ${overSeeds}.`,
-      show: (row) => spread(row.highest),
-      by: (row) => row.highest?.mean ?? null,
+      head: `${bestWord(measure)}${unit}`,
+      low: !measure.higher,
+      tip: `${capital(bestWord(measure))} ${measure.title} of any evaluated round; ${overSeeds}.`,
+      show: (row) => spread(row.best),
+      by: (row) => row.best?.mean ?? null,
     },
     group.private && {
       head: "epsilon",
@@ -53,9 +58,12 @@ function resultColumns(view) {
       by: (row) => (row.epsilon === "infinite" ? Number.MAX_VALUE : row.epsilon && Number(row.epsilon)),
     },
     many && {
-      head: `against ${group.reference}, points`,
-      tip: "Final test accuracy, in percentage points; ± half the width of the 95 % confidence interval.",
-      show: (row) => difference(row, group),
+      head: `against ${group.reference}${measure.percent ? ", points" : ""}`,
+      low: !measure.higher,
+      tip:
+        `Final ${measure.title}${measure.percent ? ", in percentage points" : ""}; ` +
+        "± half the width of the 95 % confidence interval.",
+      show: (row) => difference(row, view),
       by: (row) => row.against_reference?.mean ?? (row.label === group.reference ? 0 : null),
     },
     many && {
@@ -65,16 +73,19 @@ function resultColumns(view) {
       by: (row) => row.against_reference?.verdict ?? null,
       text: true,
     },
-    group.rows.some((row) => isNumber(row.worst_client)) && {
-      head: "worst client, hold-out %",
-      tip: "Lowest hold-out accuracy of a client at the last evaluation; mean over seeds.",
-      show: (row) => percent(row.worst_client),
+    results.rows.some((row) => isNumber(row.worst_client)) && {
+      head: `worst client, ${worst.where}${unit}`,
+      low: !worst.higher,
+      tip:
+        `${worst.higher ? "Lowest" : "Highest"} ${byClient.title} of a client at the last evaluation; ` +
+        "mean over seeds.",
+      show: (row) => numberOf(worst, row.worst_client),
       by: (row) => row.worst_client,
     },
-    { head: `rounds to ${targetWords(view)}${short}`, ...reach("rounds", fixed) },
-    { head: `MB to ${targetWords(view)}${short}`, ...reach("megabytes", megabytes) },
+    { head: `rounds to ${targetWords(view)}`, ...reach("rounds", fixed) },
+    { head: `MB to ${targetWords(view)}`, ...reach("megabytes", megabytes) },
     group.runs.some((run) => run.seconds) && {
-      head: `seconds to ${targetWords(view)}${short}`,
+      head: `seconds to ${targetWords(view)}`,
       ...reach("seconds", fixed),
     },
     {
@@ -84,7 +95,7 @@ function resultColumns(view) {
       show: (row) => megabytes(row.megabytes),
       by: (row) => row.megabytes,
     },
-    group.rows.some((row) => isNumber(row.seconds)) && {
+    results.rows.some((row) => isNumber(row.seconds)) && {
       head: "total time",
       tip: "Of all rounds, training and evaluation; mean over seeds.",
       low: true,
@@ -94,34 +105,36 @@ function resultColumns(view) {
   ].filter(Boolean);
 }
 
-const targetWords = (view) => (isNumber(view.target) ? `${percent(view.target)} %` : "target");
+const targetWords = (view) => (isNumber(view.target) ? valueOf(view.measure, view.target) : "target");
 
 /** The rule of the columns "to target", as in the terminal's table. */
 function reachRule(view) {
-  const { group } = view;
-  const name = WHAT[WHAT[view.what].percent ? view.what : "test_accuracy"].name;
+  const { group, measure } = view;
+  const name = measure.title;
   const averaged = view.window > 1 ? `, averaged over the last ${view.window} evaluated rounds,` : "";
   const target = isNumber(view.target)
     ? `${targetWords(view)} with every seed`
     : `${group.reference}'s final ${name}${averaged} with the same seed`;
   return (
-    `counted until the first evaluated round at which a run's ${name}${averaged} is at least the target: ${target}. ` +
+    `counted until the first evaluated round at which a run's ${name}${averaged} is ` +
+    `at ${measure.higher ? "least" : "most"} the target: ${target}. ` +
     "Mean over the seeds that reach it; “(2 of 3)” means that two of three seeds do."
   );
 }
 
-function difference(row, group) {
+function difference(row, { group, measure }) {
   if (row.label === group.reference) return "reference";
   const one = row.against_reference;
   if (!one) return NONE;
-  return signed(100 * one.mean) + (one.half_width == null ? "" : ` ± ${percent(one.half_width)}`);
+  return (one.mean < 0 ? "−" : "+") + withDeviation(measure, Math.abs(one.mean), one.half_width);
 }
 
-function runsWords(row) {
+function runsWords(row, measure) {
   const parts = [String(row.finished)];
   if (row.diverged) parts.push(`${row.diverged} diverged`);
   if (row.damaged) parts.push(`${row.damaged} damaged`);
   if (row.unfinished) parts.push(`${row.unfinished} unfinished`);
+  if (row.lacking) parts.push(`${row.lacking} without ${measure.title}`);
   return parts.join(", ");
 }
 
@@ -161,7 +174,7 @@ function resultsSection(view) {
       heads[at].title = column.tip ?? "";
       heads[at].setAttribute("aria-sort", view.sort?.at === at ? (view.sort.up ? "ascending" : "descending") : "none");
     });
-    const all = sorted(view.group.rows, columns); // all rows, however many are shown
+    const all = sorted(view.results.rows, columns); // all rows, however many are shown
     const rows = view.allRows ? all : all.slice(0, FIRST_ROWS);
     more.parentNode.hidden = all.length <= FIRST_ROWS;
     more.textContent = view.allRows
@@ -186,8 +199,10 @@ function resultsSection(view) {
         ),
       ),
     );
-    const { seeds } = view.group;
-    caption.textContent = `Test accuracy on the server's test set, seed${seeds.length > 1 ? "s" : ""} ${seeds.join(", ")}`;
+    const { measure, group } = view;
+    caption.textContent =
+      `${capital(measure.title)} on ${measure.place}, seed${group.seeds.length > 1 ? "s" : ""} ` +
+      `${group.seeds.join(", ")}${measure.higher ? "" : "; lower is better"}`;
     notes.replaceChildren(...resultNotes(view).map((text) => make("li", {}, text)));
   };
   const sortBy = (at) => {
@@ -210,13 +225,13 @@ function resultsSection(view) {
 }
 
 function resultNotes(view) {
-  const { group } = view;
+  const { group, results } = view;
   const many = group.labels.length > 1;
   const rules = [
-    `± after an accuracy is the sample standard deviation over seeds.${many ? ` ${group.difference_rule}` : ""}`,
+    `${results.deviation_rule}${many ? ` ${results.difference_rule}` : ""}`,
     ...(many ? [`Verdict: ${page.verdicts}`] : []),
   ];
   const target =
     `Rounds, MB and seconds to ${targetWords(view)}: ${reachRule(view)} ` + "The target can be changed above the chart.";
-  return [...rules, ...(group.runs.some(isComplete) ? [target] : []), ...group.notes];
+  return [...rules, ...(group.runs.some(isComplete) ? [target] : []), ...results.notes];
 }

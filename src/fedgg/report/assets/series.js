@@ -1,19 +1,25 @@
 // From runs to curves: means and bands over seeds, trailing averages, and when a target is first reached.
 
 const MEGA = 1e6;
-const WHAT = {
-  test_accuracy: { name: "test accuracy", where: "the server's test set", brief: "server", percent: true },
-  holdout_accuracy: {
-    name: "hold-out accuracy",
-    where: "the clients' hold-out examples",
-    brief: "clients",
-    percent: true,
-  },
-  test_loss: { name: "test loss", where: "the server's test set", brief: "server" },
-  train_loss: { name: "training loss", where: "the clients' batches during training", brief: "clients" },
-};
 const ACROSS = { round: "round", megabytes: "MB sent and received, all clients together", seconds: "seconds" };
-const ROUNDING = 1e-9; // numbers on the page have six digits
+const ROUNDING = 1e-9;
+
+/** How values of a measure are written, as in the tables of fedgg.report: 62.5 for a share, 0.341 for another number. */
+const numberOf = (measure, value, digits = 1) =>
+  !isNumber(value) ? NONE : measure.percent ? percent(value, digits) : significant(value);
+const valueOf = (measure, value) => numberOf(measure, value) + (measure.percent && isNumber(value) ? " %" : "");
+const bestWord = (measure) => (measure.higher ? "highest" : "lowest");
+
+/** Mean and, where it is known, deviation or half the width of an interval. */
+function withDeviation(measure, middle, deviation) {
+  if (deviation == null) return numberOf(measure, middle);
+  if (measure.percent) return `${percent(middle)} ± ${percent(deviation)}`;
+  const matched = deviation && isPlain(deviation) && (middle === 0 || isPlain(middle));
+  const written = matched
+    ? fixed(middle, Math.min(decimals(deviation, 2), decimals(middle || 1, 6)))
+    : significant(middle);
+  return `${written} ± ${significant(deviation, 2)}`;
+}
 
 /** One number of a run at the rounds that have it: [{round, value, megabytes, seconds}]. */
 function points(run, values) {
@@ -100,10 +106,16 @@ function referenceFinals(group, key, window) {
  * rule of fedgg.analysis.compare, whose numbers for the default target are used.
  */
 function reaches(group, label, key, target, window) {
-  const row = group.rows.find((one) => one.label === label);
+  const row = group.results[key].rows.find((one) => one.label === label);
   const computed = { 1: row?.raw, [group.window]: row?.smoothed }[window];
-  if (target === null && key === "test_accuracy" && computed) return computed;
+  if (target === null && computed) return computed;
   return reachedInRuns(group, label, key, target, window);
+}
+
+/** Whether a value is at least as good as the target; numbers on the page have six digits. */
+function isReached(measure, value, target) {
+  const rounding = ROUNDING * Math.max(1, Math.abs(target));
+  return measure.higher ? value >= target - rounding : value <= target + rounding;
 }
 
 function reachedInRuns(group, label, key, target, window) {
@@ -112,9 +124,10 @@ function reachedInRuns(group, label, key, target, window) {
   const runs = group.runs.filter(
     (run) => run.label === label && (isComplete(run) || run.status === "diverged") && isNumber(goal(run)),
   );
+  const measure = group.measures.find((one) => one.key === key);
   const hits = runs
     .filter(isComplete)
-    .map((run) => smoothed(points(run, run[key]), window).find((point) => point.value >= goal(run) - ROUNDING))
+    .map((run) => smoothed(points(run, run[key]), window).find(({ value }) => isReached(measure, value, goal(run))))
     .filter(Boolean);
   const over = (name) => (hits.length ? mean(hits.map((hit) => hit[name])) : null);
   return {

@@ -1,10 +1,10 @@
 // A sweep: a line over one setting, a heat map over two, a choice of two over more.
 
-/** A row's final accuracy with its deviation and number of seeds. */
-function finalWords(row) {
+/** A row's final value with its deviation and number of seeds. */
+function finalWords(measure, row) {
   if (!row?.final) return "not finished";
   const { mean: middle, sd, n } = row.final;
-  return `${percent(middle)}${sd == null ? "" : ` ± ${percent(sd)}`} % (${n} seed${n > 1 ? "s" : ""})`;
+  return `${withDeviation(measure, middle, sd)}${measure.percent ? " %" : ""} (${n} seed${n > 1 ? "s" : ""})`;
 }
 
 function sweepSection(view) {
@@ -12,10 +12,10 @@ function sweepSection(view) {
   if (!axes) return null;
   const keys = Object.keys(axes.values);
   const few = (key) => key.split(".").pop();
-  const row = (label) => view.group.rows.find((one) => one.label === label);
+  const row = (label) => view.results.rows.find((one) => one.label === label);
   view.axes ??= { across: keys[keys.length - 1], down: keys.length > 1 ? keys[keys.length - 2] : null, fixed: {} };
-  const best = axes.places[view.group.best] ?? Object.values(axes.places)[0];
-  const fixedAt = (key) => view.axes.fixed[key] ?? best[keys.indexOf(key)];
+  const best = () => axes.places[view.results.best] ?? Object.values(axes.places)[0];
+  const fixedAt = (key) => view.axes.fixed[key] ?? best()[keys.indexOf(key)];
   /** The label at a place; settings that are not an axis have the chosen values. */
   const labelAt = (place) =>
     Object.keys(axes.places).find((label) =>
@@ -35,11 +35,13 @@ function sweepSection(view) {
     name: "Sweep",
     height: 340,
     fixed: true,
-    nothing: () => (view.group.rows.some((one) => one.final) ? "" : "No run of the sweep has finished yet."),
-    describe: () => `Final test accuracy over ${keys.map(few).join(" and ")}. Highest: ${view.group.best ?? "none yet"}.`,
+    nothing: () => (view.results.rows.some((one) => one.final) ? "" : "No run of the sweep has finished yet."),
+    describe: () =>
+      `Final ${view.measure.title} over ${keys.map(few).join(" and ")}. ` +
+      `${capital(bestWord(view.measure))}: ${view.results.best ?? "none yet"}.`,
     caption: () =>
-      "Final test accuracy in %, mean over seeds, on the server's test set; hover shows the standard deviation and the " +
-      "number of seeds." +
+      `Final ${view.measure.title}${view.measure.percent ? " in %" : ""}, mean over seeds, on ${view.measure.place}; ` +
+      "hover shows the standard deviation and the number of seeds." +
       (held().length
         ? ` Fixed: ${held()
             .map((key) => `${few(key)} = ${axes.values[key][fixedAt(key)]}`)
@@ -47,7 +49,8 @@ function sweepSection(view) {
         : ""),
     draw: (now) => {
       const grid = cells();
-      const hover = grid.map((line) => line.map(finalWords));
+      const { measure } = view;
+      const hover = grid.map((line) => line.map((one) => finalWords(measure, one)));
       const x = values(view.axes.across);
       if (!view.axes.down) {
         const [line] = grid;
@@ -59,7 +62,7 @@ function sweepSection(view) {
               x,
               y: line.map((one) => one?.final?.mean ?? null),
               customdata: hover[0],
-              text: line.map((one) => percent(one?.final?.mean)),
+              text: line.map((one) => numberOf(measure, one?.final?.mean)),
               textposition: "top center",
               cliponaxis: false,
               error_y: {
@@ -76,7 +79,10 @@ function sweepSection(view) {
           ],
           layout: {
             xaxis: { type: "category", title: { text: plain(view.axes.across) } },
-            yaxis: { title: { text: "final test accuracy" }, tickformat: PERCENT_TICKS },
+            yaxis: {
+              title: { text: `final ${measure.title}` },
+              tickformat: measure.percent ? PERCENT_TICKS : NUMBER_TICKS,
+            },
           },
         };
       }
@@ -92,7 +98,7 @@ function sweepSection(view) {
           {
             ...trace,
             customdata: hover,
-            text: grid.map((line) => line.map((one) => (one?.final ? percent(one.final.mean) : ""))),
+            text: grid.map((line) => line.map((one) => (one?.final ? numberOf(measure, one.final.mean) : ""))),
             texttemplate: "%{text}",
             textfont: { size: 13 },
             hovertemplate: `${names()}<br>%{customdata}<extra></extra>`,
@@ -110,8 +116,10 @@ function sweepSection(view) {
         ...axes.values[view.axes.across].map(String),
       ],
       rows: cells().map((line, at) => [
-        view.axes.down ? String(axes.values[view.axes.down][at]) : "final test accuracy %",
-        ...line.map((one) => percent(one?.final?.mean)),
+        view.axes.down
+          ? String(axes.values[view.axes.down][at])
+          : `final ${view.measure.title}${view.measure.percent ? " %" : ""}`,
+        ...line.map((one) => numberOf(view.measure, one?.final?.mean)),
       ]),
     }),
   });
