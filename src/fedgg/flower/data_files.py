@@ -204,6 +204,8 @@ def divide(experiment: Experiment, folder: Path, data_folder: Path | None = None
         "classes": np.array(dataset.classes, dtype=np.str_),
         **_scaling_arrays(scaling(experiment.data.normalise, dataset, torch.float64)),
     }
+    if experiment.split.feature_noise or experiment.split.feature_rotation:
+        dataset = division.skewed_inputs(experiment, dataset)
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         server = folder / "server.npz"

@@ -122,7 +122,8 @@ class Experiment(ConfigSection):
     @property
     def clients_are_known(self) -> bool:
         """False where the data will say how many there are."""
-        return self.split.scheme != "given" or "clients" in self.split.model_fields_set
+        chosen = self.split.settings.get("choose", "all") != "all"
+        return self.split.scheme != "given" or chosen or "clients" in self.split.model_fields_set
 
     def cohort_of(self, clients: int) -> int:
         """How many of so many clients take part in a round; of a share at least one."""
@@ -173,6 +174,9 @@ class Experiment(ConfigSection):
         content = {key: value for key, value in content.items() if key not in OFF_UNLESS_THERE or value is not None}
         if not content["data"]["proxy"]:
             del content["data"]["proxy"]
+        for key in ("feature_noise", "feature_rotation"):
+            if not content["split"][key]:
+                del content["split"][key]
         for section, default in (("optimiser", OptimiserConfig()), ("schedule", ScheduleConfig())):
             if getattr(self, section) == default:
                 del content[section]

@@ -8,6 +8,7 @@ import torch
 
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.local import LocalEnd, end_round, open_round
+from fedgg.data.feature_skew import check_feature_skew
 from fedgg.engines.loop import open_client
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, ModelGiven, examine
@@ -62,6 +63,7 @@ def try_to_build(
     dataset = dataset_of(data)
     split = split_of(here, dataset)
     held = holdings(here, split)
+    check_feature_skew(dataset, here.split.feature_noise, here.split.feature_rotation)
     sample = torch.zeros(2, *dataset.shape, dtype=DTYPES[here.engine.precision])
     sizes = [len(client) for client in held.clients]
     examine(here, algorithm, sizes, WholeData(dataset, split, held.proxy), sample, model)
