@@ -27,6 +27,7 @@ from rich.text import Text
 from fedgg.errors import UserError
 from fedgg.report.tables import Table
 from fedgg.runfolder.measure import Measure, first_score
+from fedgg.runfolder.record_types import split_words
 
 if TYPE_CHECKING:
     from fedgg.lab.config import Experiment
@@ -35,12 +36,11 @@ if TYPE_CHECKING:
 def described(experiment: Experiment, swept: Collection[str] = ()) -> str:
     """The main settings in one line, without those that are swept over."""
     split, data = experiment.split, experiment.data
-    beta = f" {split.beta:g}" if split.scheme.startswith("dirichlet") and "split.beta" not in swept else ""
     words = {
         "data.source": data.source,
         "data.augment": "" if data.augment == "none" else data.augment,
         "split.clients": counted(split.clients, "client") if experiment.clients_are_known else "clients of the data",
-        "split.scheme": f"{split.scheme}{beta}",
+        "split.scheme": split_words(split.model_dump(), swept),
         "model.name": experiment.model.name,
         "rounds": counted(experiment.rounds, "round"),
         "local.epochs": f"{counted(experiment.local.epochs, 'epoch')} a round",

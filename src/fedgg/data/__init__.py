@@ -29,12 +29,16 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
 SPLITS: Registry[Callable[..., Any]] = Registry(
     "split",
     {
-        "dirichlet": "fedgg.data.partition:dirichlet",
-        "dirichlet_unbalanced": "fedgg.data.partition:dirichlet_unbalanced",
-        "dirichlet_client": "fedgg.data.partition:dirichlet_client",
-        "iid": "fedgg.data.partition:iid",
-        "shards": "fedgg.data.partition:shards",
-        "given": "fedgg.data.partition:given",
+        "dirichlet": "fedgg.data.split_schemes:dirichlet",
+        "dirichlet_unbalanced": "fedgg.data.split_schemes:dirichlet_unbalanced",
+        "dirichlet_client": "fedgg.data.split_schemes:dirichlet_client",
+        "dirichlet_repeated": "fedgg.data.split_schemes:dirichlet_repeated",
+        "iid": "fedgg.data.split_schemes:iid",
+        "shards": "fedgg.data.split_schemes:shards",
+        "k_labels": "fedgg.data.split_schemes:k_labels",
+        "quantity": "fedgg.data.split_schemes:quantity",
+        "domains": "fedgg.data.split_schemes:domains",
+        "given": "fedgg.data.split_schemes:given",
     },
     code="FUNCTION",
 )

@@ -95,11 +95,16 @@ class Dataset:
     @property
     def labels(self) -> Tensor:
         """The class of each training example, `[N]`; 0 for all of them where examples do not have one."""
-        return self.y_train if self.targets == "classes" else torch.zeros(len(self.y_train), dtype=torch.int64)
+        return self.y_train if self.has_classes else torch.zeros(len(self.y_train), dtype=torch.int64)
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        return self.classes if self.targets == "classes" else ("examples",)
+        return self.classes if self.has_classes else ("examples",)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether every example has one class."""
+        return self.y_train.ndim == 1 and not self.y_train.is_floating_point()
 
     @cached_property
     def in_floating_point(self) -> Dataset:

@@ -132,10 +132,12 @@ def _build(
     split = split_of(experiment, dataset)
     held = holdings(experiment, split)
     device, dtype = chosen_device(experiment), DTYPES[experiment.engine.precision]
+    is_skewed = experiment.split.feature_noise or experiment.split.feature_rotation
+    inputs = held.skewed_inputs(experiment, dataset) if is_skewed else dataset
     feed = Feed(
-        x=dataset.x_train.to(device),
+        x=inputs.x_train.to(device),
         y=targets_on(dataset.y_train, device, dtype),
-        x_test=dataset.x_test.to(device),
+        x_test=inputs.x_test.to(device),
         y_test=targets_on(dataset.y_test, device, dtype),
         clients=held.clients,
         held_out=held.held_out,
@@ -312,9 +314,8 @@ def chosen_device(experiment: Experiment) -> torch.device:
     if name.startswith("cuda"):
         count = torch.cuda.device_count()
         if int(name.partition(":")[2] or 0) >= count:
-            raise UserError(
-                f"engine.device = {name!r}: this machine has {count} CUDA devices; set engine.device = 'cpu'"
-            )
+            devices = f"this machine has {count} CUDA devices"
+            raise UserError(f"engine.device = {name!r}: {devices}; set engine.device = 'cpu'")
     return torch.device(name)
 
 
@@ -342,9 +343,8 @@ def _check_batches(experiment: Experiment, work: Work, sizes: list[int], names: 
             f"'whole'"
         )
     if small:
-        notices.append(
-            f"{len(small)} of {len(sizes)} clients hold less than a batch of {work.batch}: they train on all they have"
-        )
+        fewer = f"{len(small)} of {len(sizes)} clients hold less than a batch of {work.batch}"
+        notices.append(f"{fewer}: they train on all they have")
     return notices
 
 
@@ -405,7 +405,7 @@ def _notices_on_data(experiment: Experiment, dataset: Dataset, scaling: Scaling,
     empty = [name for name, count in zip(dataset.label_names, counts, strict=True) if not count]
     if empty:
         notices.append(f"no training example has the class {', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''}")
-    if dataset.owners is not None and split.scheme != "given":
+    if dataset.owners is not None and split.scheme not in ("given", "domains"):
         notices.append(
             "the data name the client of each example, and are split anew: split.scheme = 'given' keeps their clients"
         )

@@ -139,7 +139,8 @@ class Experiment(ConfigSection):
     @property
     def clients_are_known(self) -> bool:
         """False where the data will say how many there are."""
-        return self.split.scheme != "given" or "clients" in self.split.model_fields_set
+        chosen = self.split.settings.get("choose", "all") != "all"
+        return self.split.scheme != "given" or chosen or "clients" in self.split.model_fields_set
 
     def cohort_of(self, clients: int) -> int:
         """How many of so many clients take part in a round; of a share at least one."""
@@ -193,6 +194,9 @@ class Experiment(ConfigSection):
             del content["data"]["proxy"]
         if not content["data"]["images"]:
             del content["data"]["images"]
+        for key in ("feature_noise", "feature_rotation"):
+            if not content["split"][key]:
+                del content["split"][key]
         defaults = {"optimiser": OptimiserConfig(), "schedule": ScheduleConfig(), "task": TaskConfig(), "metrics": ()}
         for section, default in defaults.items():
             if getattr(self, section) == default:

@@ -14,7 +14,7 @@ from fedgg.core.optimisers import OPTIMISERS, SCHEDULES
 from fedgg.core.tasks import TASKS
 from fedgg.data import DATASETS, SPLITS
 from fedgg.data.batch_preparation import Augmentation, Normalisation
-from fedgg.data.partition import OFFERED
+from fedgg.data.partition import OFFERED_TO_REGISTERED
 from fedgg.engines import ENGINES
 from fedgg.engines.base import Precision
 from fedgg.models import MODELS
@@ -186,7 +186,7 @@ class DataConfig(ConfigSection):
 
 class SplitConfig(PartConfig):
     registry = SPLITS
-    not_settings = OFFERED
+    not_settings = OFFERED_TO_REGISTERED
 
     scheme: str = Field("dirichlet", description=SPLITS.choices())
     clients: int = Field(10, ge=1, description="number of clients; for the scheme given, the data's")
@@ -196,6 +196,14 @@ class SplitConfig(PartConfig):
     )
     shards_per_client: int = Field(2, ge=1, description="for the scheme shards")
     allow_empty: bool = Field(False, description="whether min_examples = 0 may leave a client without examples")
+    feature_noise: float = Field(
+        0.0,
+        ge=0,
+        description="Gaussian noise on clients' inputs: of variance feature_noise * (i + 1) / clients at client i",
+    )
+    feature_rotation: float = Field(
+        0.0, description="clients' images are rotated: by feature_rotation * i / clients degrees at client i"
+    )
 
     @property
     def scheme_settings(self) -> dict[str, Any]:

@@ -282,6 +282,8 @@ def split_function(split: SplitConfig) -> Callable[..., Any]:
     """The registered split, or a user's function of `labels` and `clients`, its settings checked."""
     function, place = part_named(SPLITS, split.scheme), split.scheme.rpartition(":")[0]
     if split.scheme in SPLITS:
+        if split.settings:
+            _check_settings("split", split.scheme, function, split.settings, OFFERED)
         return cast("Callable[..., Any]", function)
     if not (_is_function_of(place, function) and {"labels", "clients"} <= accepted_settings(function).keys()):
         raise UserError(

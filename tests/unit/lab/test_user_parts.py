@@ -84,7 +84,7 @@ from os import system
 from numpy import split
 from dataclasses import dataclass
 from fedgg.core.server import Collector
-from fedgg.data.partition import iid
+from fedgg.data.split_schemes import iid
 def load() -> tuple:
     return 1, 2
 def fails() -> tuple:
