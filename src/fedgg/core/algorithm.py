@@ -142,6 +142,7 @@ class Server:
     coverage: float  # share of all examples that this round's cohort holds
     round: int
     probe: Probe | None = None  # measurements on the server's own examples (`data.proxy`), where it has any
+    lr: float = 1.0  # of this round: what `aggregate` changes in the model is multiplied by it afterwards
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "memory", read_only(self.memory, "server.memory"))
@@ -187,6 +188,10 @@ class Algorithm:
 
     def needs_sgd(self) -> str:
         """Why it is defined for SGD only, if it is: what rests on the length of SGD's steps. Otherwise empty."""
+        return ""
+
+    def fixes_server_step(self) -> str:
+        """Why `server.lr` must be 1, if it must: what rests on the length of the server's step. Otherwise empty."""
         return ""
 
     def work(self, work: Work) -> Work:

@@ -26,7 +26,7 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import OptimiserConfig, ScheduleConfig
 from fedgg.lab.engine_setup import DTYPES, Choice, choose
 from fedgg.lab.federated_data import DataGiven, Origin, WholeData, dataset_of, holdings, load_data, split_of
-from fedgg.lab.local_optimiser import check_optimiser
+from fedgg.lab.local_optimiser import check_optimiser, server_rates
 from fedgg.lab.name_resolution import (
     build_algorithm,
     build_model,
@@ -210,15 +210,15 @@ def examine(
     if experiment.optimiser != OptimiserConfig() or experiment.schedule != ScheduleConfig():
         check_optimiser(experiment, algorithm)
     work = algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
-    notices = list[str]()
-    if min(sizes) < (work.batch or 1):
-        notices = _check_batches(experiment, work, sizes, origin.client_names)
+    notices = _check_batches(experiment, work, sizes, origin.client_names) if min(sizes) < (work.batch or 1) else []
     net = examined_net(experiment, algorithm, shape, len(origin.classes), sample, model)
     if net.needs_two_examples:
         _check_single_examples(work, sizes, origin.client_names)
     aggregation, on_aggregation = PLAIN_AGGREGATION, list[str]()
     if experiment.privacy is not None or experiment.robust is not None or experiment.attack is not None:
         aggregation, on_aggregation = aggregation_of(experiment, algorithm, net, np.flatnonzero(sizes))
+    if (experiment.server.lr, experiment.server.lr_decay, experiment.server_schedule) != (1, 1, ScheduleConfig()):
+        aggregation = replace(aggregation, server_rates=server_rates(experiment, algorithm))
     return Examined(net, work, aggregation, notices, on_aggregation)
 
 
@@ -286,8 +286,7 @@ def chosen_device(experiment: Experiment) -> torch.device:
 
 
 def _check_batches(experiment: Experiment, work: Work, sizes: list[int], names: Sequence[str] | None) -> list[str]:
-    """Notices on clients that are empty or smaller than a batch; UserError where all are, or where the experiment
-    refuses the latter."""
+    """Notices on clients that are empty or smaller than a batch; UserError where all are, or small ones are refused."""
     empty = sizes.count(0)
     notices = [f"{empty} of {len(sizes)} clients hold no examples and never take part"] if empty else []
     if work.batch is None:

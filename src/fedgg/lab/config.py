@@ -47,6 +47,7 @@ REMAINING = {
     "model": ("start", "statistics"),
     "optimiser": ("clip_norm", "state"),
     "schedule": ("warmup",),
+    "server_schedule": ("warmup",),
 }
 # Not part of an identity: how many processes work on it, and lost clients, which the history names. Threads have rules
 # of their own (`_identity`).
@@ -67,6 +68,7 @@ class Experiment(ConfigSection):
     optimiser: OptimiserConfig = OptimiserConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     server: ServerConfig = ServerConfig()
+    server_schedule: ScheduleConfig = ScheduleConfig()
     engine: EngineConfig = EngineConfig()
     privacy: PrivacyConfig | None = Field(
         None, description="client-level differential privacy; off unless a key is set"
@@ -94,7 +96,7 @@ class Experiment(ConfigSection):
         if self.attack is not None and self.clients_are_known and self.attack.clients > self.split.clients:
             raise ValueError(f"attack.clients = {self.attack.clients} but there are only {self.split.clients} clients")
         # A NaN differs from itself, TOML has no None, and its dates are text in JSON: none of them would come back.
-        for section in ("model", "algorithm", "optimiser", "schedule", "split", "robust"):
+        for section in ("model", "algorithm", "optimiser", "schedule", "server_schedule", "split", "robust"):
             part: PartConfig | None = getattr(self, section)
             for key, value in (part.settings if part else {}).items():
                 if _holds(value, lambda one: one is not None and not isinstance(one, str | int | float)):
@@ -107,7 +109,18 @@ class Experiment(ConfigSection):
                     raise ValueError(f"{where} NaN; give a number, or put the word into quotes")
         # What becomes a number of the run's precision must not overflow in it; infinite ones are as they are.
         largest = LARGEST["fp64" if self.engine.precision == "fp64" else "fp32"]
-        for section in ("local", "algorithm", "optimiser", "schedule", "privacy", "robust", "attack"):
+        numeric = (
+            "local",
+            "algorithm",
+            "optimiser",
+            "schedule",
+            "server",
+            "server_schedule",
+            "privacy",
+            "robust",
+            "attack",
+        )
+        for section in numeric:
             for key, value in (getattr(self, section) or ConfigSection()).model_dump().items():
                 number = isinstance(value, int | float) and not isinstance(value, bool)
                 if number and largest < abs(value) and value not in (math.inf, -math.inf):
@@ -164,8 +177,8 @@ class Experiment(ConfigSection):
         excluded: dict[str, Any] = {"name": True, "engine": HANDS, "server": {"checkpoint_every", "memory_limit_mb"}}
         if path:
             excluded["privacy"] = {"epsilon_limit"}  # it says how far the path is followed, as the rounds do
-            schedule = self.schedule.name  # one of user code may read the number of rounds
-            if schedule in SCHEDULES and "rounds" not in accepted_settings(SCHEDULES[schedule]):
+            schedules = {self.schedule.name, self.server_schedule.name}  # one of user code may read the rounds
+            if all(name in SCHEDULES and "rounds" not in accepted_settings(SCHEDULES[name]) for name in schedules):
                 excluded["rounds"] = True
             excluded["server"] = excluded["server"] | {"evaluate_every"}
         content = self.model_dump(mode="json", exclude=excluded)
@@ -173,9 +186,12 @@ class Experiment(ConfigSection):
         content = {key: value for key, value in content.items() if key not in OFF_UNLESS_THERE or value is not None}
         if not content["data"]["proxy"]:
             del content["data"]["proxy"]
-        for section, default in (("optimiser", OptimiserConfig()), ("schedule", ScheduleConfig())):
-            if getattr(self, section) == default:
+        for section in ("optimiser", "schedule", "server_schedule"):
+            if getattr(self, section) == type(getattr(self, section))():
                 del content[section]
+        for key in ("lr", "lr_decay"):
+            if content["server"][key] == 1:
+                del content["server"][key]
         # On a CPU `auto`, `fused` and `workers` have the same bits. The fused step is "loop" here, as in folders of
         # versions that had no other step under that name.
         name, threads = self.engine.name, self.engine.threads_in_use

@@ -239,7 +239,7 @@ class OptimiserConfig(PartConfig):
 
 
 class ScheduleConfig(PartConfig):
-    """The clients' learning rate over the rounds: a factor on local.lr."""
+    """A learning rate over the rounds: a factor on local.lr ([schedule]), or on server.lr ([server_schedule])."""
 
     registry = SCHEDULES
     not_settings = ("round_", "rounds", "lr_decay")
@@ -252,6 +252,8 @@ class ServerConfig(ConfigSection):
     cohort: int | float | None = Field(
         None, description="clients drawn each round: a number, or a share such as 0.1; all of them by default"
     )
+    lr: float = Field(1.0, gt=0, description="server learning rate: a factor on what a round changes in the model")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="factor on lr after every round; see [server_schedule]")
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations on the server's test set")
     checkpoint_every: int = Field(
         1, ge=1, description="rounds between checkpoints; a resume repeats those since the last"

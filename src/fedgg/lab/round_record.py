@@ -71,6 +71,8 @@ def record_of(
             record["holdout_accuracy_by_client"] = {str(c): score.accuracy for c, score in held_out.items()}
     if budget is not None:
         record |= spent(budget, rounds_done)
+    if rates := federation.aggregation.server_rates:
+        record["server_lr"] = rates[rounds_done - 1]
     record["train_loss"] = _finite(sum(share[c] * float(end.loss) for c, end in kept.items()))
     record["readings"] = {
         name: _finite(sum(share[c] * float(end.diagnostics[name]) for c, end in kept.items()))
