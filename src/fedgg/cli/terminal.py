@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def described(experiment: Experiment, swept: Collection[str] = ()) -> str:
     """The main settings in one line, without those that are swept over."""
-    split, data = experiment.split, experiment.data
+    split, data, local = experiment.split, experiment.data, experiment.local
     beta = f" {split.beta:g}" if split.scheme.startswith("dirichlet") and "split.beta" not in swept else ""
     words = {
         "data.source": data.source,
@@ -42,7 +42,9 @@ def described(experiment: Experiment, swept: Collection[str] = ()) -> str:
         "split.scheme": f"{split.scheme}{beta}",
         "model.name": experiment.model.name,
         "rounds": counted(experiment.rounds, "round"),
-        "local.epochs": f"{counted(experiment.local.epochs, 'epoch')} a round",
+        "local.epochs": f"{counted(local.epochs, 'epoch')} a round" if local.steps is None else "",
+        "local.steps": f"{counted(local.steps, 'step')} a round" if local.steps is not None else "",
+        "local.part": f"of which each client does {local.part:g} to 1" if local.part < 1 else "",
     }
     return ", ".join(text for key, text in words.items() if text and key not in swept)
 

@@ -195,7 +195,7 @@ class Algorithm:
         return ""
 
     def work(self, work: Work) -> Work:
-        """Epochs and batch size of a client in a round."""
+        """Epochs or steps, and batch size, of a client in a round."""
         return work
 
     def server_memory(self, w: Tensor) -> Rows:
@@ -287,6 +287,6 @@ def _settings(kind: Any) -> tuple[tuple[str, Any, Mapping[str, Any]], ...]:
     return tuple((f.name, types[f.name], f.metadata) for f in fields(kind) if f.name in known)
 
 
-def arithmetic_beside_fedavg(algorithm: Algorithm | type[Algorithm], epochs: int) -> float:
+def arithmetic_beside_fedavg(algorithm: Algorithm | type[Algorithm], epochs: float) -> float:
     """How many times FedAvg's: a step is a forward and a backward pass, which is as much as three forward passes."""
     return 1 + (algorithm.step_passes + algorithm.look_passes / epochs) / 3

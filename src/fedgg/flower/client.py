@@ -183,7 +183,8 @@ def _trainer_from_file(experiment_file: Path, client: int, data: Path, modified:
     shape = tuple(file.train.x.shape[1:])
     with arithmetic(experiment):
         net = examined_net(experiment, algorithm, shape, len(file.classes), _sample(feed, shape))
-    work = algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
+    local = experiment.local
+    work = algorithm.work(Work(local.epochs, local.batch, local.steps, local.part))
     return ClientTrainer(client, experiment, algorithm, net, feed, work, shape, len(file.classes))
 
 

@@ -158,9 +158,9 @@ def assemble(
     elif net.keeps_statistics is False and experiment.model.statistics != "average":
         notices.append(f"model.statistics = {experiment.model.statistics!r} has no effect: the model keeps none")
     if algorithm.step_passes or algorithm.look_passes:
-        times = arithmetic_beside_fedavg(algorithm, work.epochs)
+        times = arithmetic_beside_fedavg(algorithm, work.examples_trained(sizes) / sum(sizes))
         notices.append(f"{type(algorithm).__name__} takes about {times:.2f} times FedAvg's arithmetic")
-    choice = choose(experiment, net, work.epochs * sum(sizes), engine_reason)
+    choice = choose(experiment, net, work.examples_trained(sizes), engine_reason)
     engine_class(choice.name)  # user code must be an engine, before anything is written
     # Tensor cores are fastest where the channels of a pixel are neighbours in memory.
     net.channels_last = choice.name == "streams" and experiment.engine.precision in ("tf32", "bf16")
@@ -209,7 +209,8 @@ def examine(
         check_needs(algorithm, experiment)
     if experiment.optimiser != OptimiserConfig() or experiment.schedule != ScheduleConfig():
         check_optimiser(experiment, algorithm)
-    work = algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
+    local = experiment.local
+    work = algorithm.work(Work(local.epochs, local.batch, local.steps, local.part))
     notices = _check_batches(experiment, work, sizes, origin.client_names) if min(sizes) < (work.batch or 1) else []
     net = examined_net(experiment, algorithm, shape, len(origin.classes), sample, model)
     if net.needs_two_examples:
@@ -315,7 +316,7 @@ def _check_single_examples(work: Work, sizes: list[int], names: Sequence[str] | 
     """UserError where a client's last batch has one example, of a model that cannot take that."""
     for client, size in enumerate(sizes):
         last = size if work.batch is None else (size - 1) % work.batch + 1
-        if size and last == 1:
+        if size and last == 1 and work.steps(size) >= (1 if work.batch is None else -(-size // work.batch)):
             raise UserError(
                 f"client {names[client] if names else client} holds {size} examples, so its last batch has one, which "
                 f"the model cannot take (batch statistics need two): take another local.batch, a larger "

@@ -49,6 +49,8 @@ REMAINING = {
     "schedule": ("warmup",),
     "server_schedule": ("warmup",),
 }
+# Keys that are left out of an identity where they have the value that was the only one in the first run folders.
+YOUNG_KEYS = (("local", "steps", None), ("local", "part", 1.0), ("server", "lr", 1.0), ("server", "lr_decay", 1.0))
 # Not part of an identity: how many processes work on it, and lost clients, which the history names. Threads have rules
 # of their own (`_identity`).
 HANDS = {"threads", "workers", "lost_clients"}
@@ -189,9 +191,9 @@ class Experiment(ConfigSection):
         for section in ("optimiser", "schedule", "server_schedule"):
             if getattr(self, section) == type(getattr(self, section))():
                 del content[section]
-        for key in ("lr", "lr_decay"):
-            if content["server"][key] == 1:
-                del content["server"][key]
+        for section, key, default in YOUNG_KEYS:
+            if content[section][key] == default:
+                del content[section][key]
         # On a CPU `auto`, `fused` and `workers` have the same bits. The fused step is "loop" here, as in folders of
         # versions that had no other step under that name.
         name, threads = self.engine.name, self.engine.threads_in_use

@@ -215,6 +215,12 @@ class AlgorithmConfig(PartConfig):
 
 class LocalConfig(ConfigSection):
     epochs: int = Field(5, ge=1, le=1_000_000, description="passes over a client's examples in a round")
+    steps: int | None = Field(
+        None, ge=1, le=1_000_000_000, description="steps of every client in a round, in place of epochs"
+    )
+    part: float = Field(
+        1.0, gt=0, le=1, description="clients do a share of their work, drawn in each round between this and 1"
+    )
     batch: int = Field(64, ge=1, description="examples a step")
     lr: float = Field(0.01, gt=0, description="learning rate of the clients' optimiser")
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor on lr after every round; see [schedule]")

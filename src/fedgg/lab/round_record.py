@@ -90,7 +90,7 @@ def record_of(
         {
             "client": client,
             "examples": federation.examples[client],
-            "steps": job.work.steps(federation.examples[client]),
+            "steps": job.work.steps(federation.examples[client], job.seed, job.round, client),
             "loss": _finite(float(end.loss)),
             **{name: _finite(float(value)) for name, value in end.diagnostics.items()},
         }
