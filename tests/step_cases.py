@@ -103,7 +103,9 @@ def case(name: str, rule: Rule, model: Callable[[], nn.Module] | None = None, **
     return StepCase(name, experiment.changed({key.replace("__", "."): value for key, value in changes.items()}), model)
 
 
-FEDAVG, FEDPROX, SCAFFOLD, FEDGG = ({"name": name} for name in ("fedavg", "fedprox", "scaffold", "fedgg"))
+FEDAVG, FEDPROX, FEDNOVA, SCAFFOLD, FEDGG = (
+    {"name": name} for name in ("fedavg", "fedprox", "fednova", "scaffold", "fedgg")
+)
 CASES = [
     *(case(named(rule), rule) for rule in RULES),
     *(case(f"{named(rule)}, three of six", rule, server__cohort=3) for rule in RULES),
@@ -116,6 +118,15 @@ CASES = [
     *(case(f"{r['name']}, plain", r, local__momentum=0.0, local__weight_decay=0.0) for r in (FEDAVG, FEDGG)),
     case(
         "fedgg, resnet20, two of six", FEDGG, model__name="resnet20", model__width=2, server__cohort=2, local__batch=90
+    ),
+    *(
+        case(f"{rule['name']}, steps, a part of them", rule, local__steps=7, local__part=0.3, server__cohort=4)
+        for rule in (FEDNOVA, SCAFFOLD, FEDGG)
+    ),
+    case("fednova, a part of two epochs, crops", FEDNOVA, local__part=0.1, local__epochs=2, data__augment="crop_flip"),
+    case("fedcurv, more steps than an epoch has", {"name": "fedcurv", "lam": 2.0}, local__steps=23),
+    case(
+        "fedgg, server rate", FEDGG, server__lr=0.7, server__lr_decay=0.8, server_schedule__warmup=1, server__cohort=4
     ),
     case("fedgg, crops, decay, two epochs", FEDGG, data__augment="crop_flip", local__lr_decay=0.9, local__epochs=2),
 ]

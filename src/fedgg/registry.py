@@ -26,6 +26,7 @@ NAMED_PARTS = (
     "algorithm.name",
     "optimiser.name",
     "schedule.name",
+    "server_schedule.name",
     "data.source",
     "split.scheme",
     "robust.rule",

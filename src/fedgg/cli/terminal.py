@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def described(experiment: Experiment, swept: Collection[str] = ()) -> str:
     """The main settings in one line, without those that are swept over."""
-    split, data = experiment.split, experiment.data
+    split, data, local = experiment.split, experiment.data, experiment.local
     words = {
         "data.source": data.source,
         "data.augment": "" if data.augment == "none" else data.augment,
@@ -43,7 +43,9 @@ def described(experiment: Experiment, swept: Collection[str] = ()) -> str:
         "split.scheme": split_words(split.model_dump(), swept),
         "model.name": experiment.model.name,
         "rounds": counted(experiment.rounds, "round"),
-        "local.epochs": f"{counted(experiment.local.epochs, 'epoch')} a round",
+        "local.epochs": f"{counted(local.epochs, 'epoch')} a round" if local.steps is None else "",
+        "local.steps": f"{counted(local.steps, 'step')} a round" if local.steps is not None else "",
+        "local.part": f"of which each client does {local.part:g} to 1" if local.part < 1 else "",
     }
     return ", ".join(text for key, text in words.items() if text and key not in swept)
 

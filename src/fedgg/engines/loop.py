@@ -39,7 +39,7 @@ def open_client(job: RoundJob, client: int) -> tuple[LocalStart, Optimiser]:
         memory=job.memory_before(client),
         buffers={name: rows.clone() for name, rows in buffers.items()},
         examples=torch.full_like(job.w[:, :1], examples),
-        steps=torch.full_like(job.w[:, :1], job.work.steps(examples)),
+        steps=torch.full_like(job.w[:, :1], job.work.steps(examples, job.seed, job.round, client)),
         round=torch.full_like(job.w[:, :1], job.round),
         dropout=[(job.seed, job.round, client)],
         probe=Probe(job.net, buffers, lambda row: job.data.client_chunks(client)),

@@ -190,7 +190,8 @@ def _trainer_from_file(experiment_file: Path, client: int, data: Path, modified:
             net = examined_net(experiment, algorithm, shape, classes, _sample(feed), parts=file.parts)
     if type(net.task).weights is not Task.weights:
         feed = replace(feed, weights=net.task.weights)
-    work = algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
+    local = experiment.local
+    work = algorithm.work(Work(local.epochs, local.batch, local.steps, local.part))
     return ClientTrainer(client, experiment, algorithm, net, feed, work, shape, classes)
 
 

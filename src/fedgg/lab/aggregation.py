@@ -19,11 +19,12 @@ from fedgg.lab.name_resolution import build_rule
 
 @dataclass(frozen=True)
 class Aggregation:
-    """Attack, privacy and robust rule of an experiment; by default none."""
+    """Attack, privacy, robust rule and server learning rate of an experiment; by default none."""
 
     collector: Collector = PLAIN
     attack: Attack | None = None
     budget: Budget | None = None
+    server_rates: tuple[float, ...] = ()  # the server's learning rate by round; empty: always 1
 
 
 PLAIN_AGGREGATION = Aggregation()

@@ -28,7 +28,7 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import OptimiserConfig, ScheduleConfig
 from fedgg.lab.engine_setup import DTYPES, Choice, choose
 from fedgg.lab.federated_data import DataGiven, Origin, WholeData, data_of, holdings, split_of
-from fedgg.lab.local_optimiser import NAMED_OBJECTIVE, Objective, check_optimiser, metrics_of, task_of
+from fedgg.lab.local_optimiser import check_optimiser, server_rates
 from fedgg.lab.name_resolution import (
     build_algorithm,
     build_model,
@@ -38,6 +38,7 @@ from fedgg.lab.name_resolution import (
     read_tensors,
     split_function,
 )
+from fedgg.lab.task_and_metrics import NAMED_OBJECTIVE, Objective, metrics_of, task_of
 from fedgg.registry import accepted_settings, names_code
 
 ModelGiven = nn.Module | Callable[..., nn.Module]
@@ -190,9 +191,9 @@ def assemble(
     elif net.keeps_statistics is False and experiment.model.statistics != "average":
         notices.append(f"model.statistics = {experiment.model.statistics!r} has no effect: the model keeps none")
     if algorithm.step_passes or algorithm.look_passes:
-        times = arithmetic_beside_fedavg(algorithm, work.epochs)
+        times = arithmetic_beside_fedavg(algorithm, work.examples_trained(sizes) / sum(sizes))
         notices.append(f"{type(algorithm).__name__} takes about {times:.2f} times FedAvg's arithmetic")
-    choice = choose(experiment, net, work.epochs * sum(sizes), engine_reason)
+    choice = choose(experiment, net, work.examples_trained(sizes), engine_reason)
     engine_class(choice.name)  # user code must be an engine, before anything is written
     # Tensor cores are fastest where the channels of a pixel are neighbours in memory.
     net.channels_last = choice.name == "streams" and experiment.engine.precision in ("tf32", "bf16")
@@ -242,16 +243,17 @@ def examine(
         check_needs(algorithm, experiment)
     if experiment.optimiser != OptimiserConfig() or experiment.schedule != ScheduleConfig():
         check_optimiser(experiment, algorithm)
-    work = algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
-    notices = list[str]()
-    if min(sizes) < (work.batch or 1):
-        notices = _check_batches(experiment, work, sizes, origin.client_names)
+    local = experiment.local
+    work = algorithm.work(Work(local.epochs, local.batch, local.steps, local.part))
+    notices = _check_batches(experiment, work, sizes, origin.client_names) if min(sizes) < (work.batch or 1) else []
     net = examined_net(experiment, algorithm, shape, len(origin.classes), sample, model, objective, origin.parts)
     if net.needs_two_examples:
         _check_single_examples(work, sizes, origin.client_names)
     aggregation, on_aggregation = PLAIN_AGGREGATION, list[str]()
     if experiment.privacy is not None or experiment.robust is not None or experiment.attack is not None:
         aggregation, on_aggregation = aggregation_of(experiment, algorithm, net, np.flatnonzero(sizes))
+    if (experiment.server.lr, experiment.server.lr_decay, experiment.server_schedule) != (1, 1, ScheduleConfig()):
+        aggregation = replace(aggregation, server_rates=server_rates(experiment, algorithm))
     return Examined(net, work, aggregation, notices, on_aggregation)
 
 
@@ -323,8 +325,7 @@ def chosen_device(experiment: Experiment) -> torch.device:
 
 
 def _check_batches(experiment: Experiment, work: Work, sizes: list[int], names: Sequence[str] | None) -> list[str]:
-    """Notices on clients that are empty or smaller than a batch; UserError where all are, or where the experiment
-    refuses the latter."""
+    """Notices on clients that are empty or smaller than a batch; UserError where all are, or small ones are refused."""
     empty = sizes.count(0)
     notices = [f"{empty} of {len(sizes)} clients hold no examples and never take part"] if empty else []
     if work.batch is None:
@@ -352,7 +353,7 @@ def _check_single_examples(work: Work, sizes: list[int], names: Sequence[str] | 
     """UserError where a client's last batch has one example, of a model that cannot take that."""
     for client, size in enumerate(sizes):
         last = size if work.batch is None else (size - 1) % work.batch + 1
-        if size and last == 1:
+        if size and last == 1 and work.steps(size) >= (1 if work.batch is None else -(-size // work.batch)):
             raise UserError(
                 f"client {names[client] if names else client} holds {size} examples, so its last batch has one, which "
                 f"the model cannot take (batch statistics need two): take another local.batch, a larger "

@@ -234,6 +234,12 @@ class AlgorithmConfig(PartConfig):
 
 class LocalConfig(ConfigSection):
     epochs: int = Field(5, ge=1, le=1_000_000, description="passes over a client's examples in a round")
+    steps: int | None = Field(
+        None, ge=1, le=1_000_000_000, description="steps of every client in a round, in place of epochs"
+    )
+    part: float = Field(
+        1.0, gt=0, le=1, description="clients do a share of their work, drawn in each round between this and 1"
+    )
     batch: int = Field(64, ge=1, description="examples a step")
     lr: float = Field(0.01, gt=0, description="learning rate of the clients' optimiser")
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor on lr after every round; see [schedule]")
@@ -258,7 +264,7 @@ class OptimiserConfig(PartConfig):
 
 
 class ScheduleConfig(PartConfig):
-    """The clients' learning rate over the rounds: a factor on local.lr."""
+    """A learning rate over the rounds: a factor on local.lr ([schedule]), or on server.lr ([server_schedule])."""
 
     registry = SCHEDULES
     not_settings = ("round_", "rounds", "lr_decay")
@@ -271,6 +277,8 @@ class ServerConfig(ConfigSection):
     cohort: int | float | None = Field(
         None, description="clients drawn each round: a number, or a share such as 0.1; all of them by default"
     )
+    lr: float = Field(1.0, gt=0, description="server learning rate: a factor on what a round changes in the model")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="factor on lr after every round; see [server_schedule]")
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations on the server's test set")
     checkpoint_every: int = Field(
         1, ge=1, description="rounds between checkpoints; a resume repeats those since the last"

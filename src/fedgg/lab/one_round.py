@@ -288,7 +288,8 @@ def server_of(
     else:
         coverage = sum(examples[client] for client in cohort) / population.examples
     probe = Probe(net, state.server.buffers, lambda row: data.proxy_chunks()) if len(data.proxy) else None
-    return Server(state.server.memory, population.clients, coverage, state.rounds_done, probe)
+    lr = aggregation.server_rates[state.rounds_done] if aggregation.server_rates else 1.0
+    return Server(state.server.memory, population.clients, coverage, state.rounds_done, probe, lr)
 
 
 # When client state moves from memory into a file: once, for two reasons. It would take more memory than

@@ -17,9 +17,9 @@ from fedgg.lab.build import Federation, ModelGiven, examine
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import DTYPES
 from fedgg.lab.federated_data import DataGiven, WholeData, data_of, holdings, split_of
-from fedgg.lab.local_optimiser import NAMED_OBJECTIVE, Objective
 from fedgg.lab.name_resolution import build_algorithm
 from fedgg.lab.one_round import begin, next_job
+from fedgg.lab.task_and_metrics import NAMED_OBJECTIVE, Objective
 
 FEW = 32
 

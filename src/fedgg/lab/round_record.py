@@ -71,6 +71,8 @@ def record_of(
             record |= over_clients("holdout", held_out)
     if budget is not None:
         record |= spent(budget, rounds_done)
+    if rates := federation.aggregation.server_rates:
+        record["server_lr"] = rates[rounds_done - 1]
     record["train_loss"] = _finite(sum(share[c] * float(end.loss) for c, end in kept.items()))
     record["readings"] = {
         name: _finite(sum(share[c] * float(end.diagnostics[name]) for c, end in kept.items()))
@@ -88,7 +90,7 @@ def record_of(
         {
             "client": client,
             "examples": federation.examples[client],
-            "steps": job.work.steps(federation.examples[client]),
+            "steps": job.work.steps(federation.examples[client], job.seed, job.round, client),
             "loss": _finite(float(end.loss)),
             **{name: _finite(float(value)) for name, value in end.diagnostics.items()},
         }

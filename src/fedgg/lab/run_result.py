@@ -27,11 +27,11 @@ from fedgg.errors import UserError
 from fedgg.lab.build import Federation, ModelGiven
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import DTYPES
-from fedgg.lab.local_optimiser import task_of
 from fedgg.lab.name_resolution import build_model, load_weights, read_tensors
 from fedgg.lab.one_round import State
 from fedgg.lab.provenance import fingerprint
 from fedgg.lab.store import Store
+from fedgg.lab.task_and_metrics import task_of
 from fedgg.registry import names_code
 
 Output = Literal["labels", "probabilities", "logits"]

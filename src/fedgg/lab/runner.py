@@ -22,13 +22,13 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import EngineConfig
 from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.federated_data import DataGiven, with_given_clients
-from fedgg.lab.local_optimiser import NAMED_OBJECTIVE, MetricGiven, Objective
 from fedgg.lab.name_resolution import build_engine, given_algorithm
 from fedgg.lab.observer import Observer
 from fedgg.lab.one_round import State, close_before_looking, next_job, train
 from fedgg.lab.round_record import record_of
 from fedgg.lab.run_result import Run
 from fedgg.lab.run_session import Session, opened
+from fedgg.lab.task_and_metrics import NAMED_OBJECTIVE, MetricGiven, Objective
 
 FEWER_WORKERS = "set a smaller engine.workers, or engine.lost_clients = 'leave_out' to drop such clients"
 

@@ -14,7 +14,18 @@ from fedgg.runfolder.checksums import without_checksum
 LONGEST_TEXT = 10_000  # characters
 LARGEST_NUMBER = 1e300  # beyond it, the difference of two numbers may be infinite, and a plot fails
 LARGEST_COUNT = 2**53  # beyond it, whole numbers are not exact in JavaScript or in a float
-SECTIONS = ("data", "split", "model", "algorithm", "local", "optimiser", "schedule", "server", "engine")
+SECTIONS = (
+    "data",
+    "split",
+    "model",
+    "algorithm",
+    "local",
+    "optimiser",
+    "schedule",
+    "server",
+    "server_schedule",
+    "engine",
+)
 OPTIONAL_SECTIONS = ("privacy", "robust", "attack")
 UNSET = ("model.start", "server.cohort", "optimiser.clip_norm", "engine.workers")  # None where they are not set
 STATUSES = ("finished", "diverged", "spent", "stopped")
@@ -194,6 +205,7 @@ _ROUND: Spec = {
     "holdout_accuracy_by_client": (_shares_by_client, "a number from 0 to 1 for each client"),
     "test_loss": _NUMBER,
     "train_loss": _NUMBER,
+    "server_lr": _NUMBER,
     "epsilon": _NUMBER,
     "delta": _NUMBER,
     "bytes_up": (_amount, "a number of bytes"),
@@ -251,5 +263,6 @@ _IN_SECTION: dict[str, Spec] = {
     "algorithm": {"name": (_text, "text")},
     "optimiser": {"name": (_text, "text")},
     "schedule": {"name": (_text, "text")},
+    "server_schedule": {"name": (_text, "text")},
     "engine": {"precision": (_text, "text"), "device": (_text, "text"), "name": (_text, "text")},
 }

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import fedgg
 from fedgg.lab.build import build
-from fedgg.lab.local_optimiser import Objective
 from fedgg.lab.runner import with_names
+from fedgg.lab.task_and_metrics import Objective
 
 RNG = np.random.default_rng(0)
 TABLE = RNG.normal(size=(60, 5))

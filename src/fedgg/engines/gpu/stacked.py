@@ -224,9 +224,9 @@ def _form(program: Program | None) -> Form:
 def _rows(jobs: Sequence[RoundJob], group: list[int]) -> list[StackRow]:
     """Sorted by number of steps, longest first, with a stable order of equal rows for reproducible results."""
     rows = [
-        StackRow(number, client, jobs[number].work.steps(jobs[number].data.examples(client)))
-        for number in group
-        for client in jobs[number].cohort
+        StackRow(number, client, job.work.steps(job.data.examples(client), job.seed, job.round, client))
+        for number, job in ((number, jobs[number]) for number in group)
+        for client in job.cohort
     ]
     return sorted(rows, key=lambda row: -row.steps)
 

@@ -135,7 +135,7 @@ class OpenRequest:
         if isinstance(self.shared, RoundJob):
             assert isinstance(job, RoundJob)
             for client in job.cohort:
-                steps = job.work.steps(job.data.examples(client))
+                steps = job.work.steps(job.data.examples(client), job.seed, job.round, client)
                 yield client, (1, self.request.turn, -steps), TrainClient.of(job, self.shared, client)
             return
         for number, look in enumerate(self.shared):
