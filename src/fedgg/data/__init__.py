@@ -21,6 +21,12 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
         "cifar10": "fedgg.data.readers:load_cifar10",
         "cifar100": "fedgg.data.readers:load_cifar100",
         "svhn": "fedgg.data.readers:load_svhn",
+        "mnist": "fedgg.data.mnist_family:load_mnist",
+        "fashion-mnist": "fedgg.data.mnist_family:load_fashion_mnist",
+        **{
+            f"emnist-{split}": f"fedgg.data.mnist_family:load_emnist_{split}"
+            for split in ("balanced", "byclass", "bymerge", "digits", "letters")
+        },
         "npz:FILE": "fedgg.data.user_arrays:load_npz",
     },
     code="FUNCTION",

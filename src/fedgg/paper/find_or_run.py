@@ -205,7 +205,7 @@ def _facts(source: str) -> tuple[tuple[int, ...], int, int]:
     if source not in PUBLICATIONS:
         return _DIGITS
     published = PUBLICATIONS[source]
-    return (3, 32, 32), len(published.classes), sum(published.train_counts)
+    return published.shape, len(published.classes), sum(published.train_counts)
 
 
 def _noise(shape: tuple[int, ...], classes: int, examples: int) -> Dataset:

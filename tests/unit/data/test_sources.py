@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedgg.data import DATASETS
-from fedgg.data.catalog import data_folder
+from fedgg.data.catalog import PUBLICATIONS, data_folder
 from fedgg.data.dataset import load
 from fedgg.errors import UserError
 
@@ -76,3 +76,17 @@ def test_naming_the_sources_imports_no_reader() -> None:
     heavy = "{'sklearn', 'scipy.io', 'pooch', 'requests'}"
     code = f"import sys, fedgg.data.dataset; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_the_page_on_data_sets_names_all_of_them_and_their_files() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+    assert [name for name in DATASETS if f"`{name}`" not in page] == []
+    for publication in PUBLICATIONS.values():
+        for file in (*publication.files, *publication.alternatives):
+            assert f"| {file.url} | `{file.sha256}` |" in page
+
+
+def test_descriptions_say_what_was_not_tried_against_the_publisher() -> None:
+    tried = {"digits", "cifar10", "cifar100", "svhn"}
+    for name in PUBLICATIONS:
+        assert ("not tried against the publisher" in DATASETS.descriptions()[name]) is (name not in tried), name
