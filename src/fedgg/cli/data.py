@@ -121,7 +121,7 @@ def show(
     )
     if experiment.data.source != name:
         raise UserError(f"--set data.source={experiment.data.source}: the data set to show is {name}")
-    dataset = load_data(name, data_folder)
+    dataset = load_data(experiment.data, data_folder)
     experiment = with_given_clients(experiment, dataset)
     split, chosen = split_of(experiment, dataset), experiment.split
     labels, names = dataset.y_train.numpy(), WholeData(dataset, split).client_names

@@ -1,7 +1,8 @@
 """Data sets and how their examples are split over clients.
 
 A data set is a function that returns a `fedgg.data.dataset.Dataset`; one with a parameter `folder` is given the folder
-of data files. A split is a function of `labels` and `clients` (`fedgg.data.partition` says what it may return).
+of data files, and its other parameters are keys of the section [data]. A split is a function of `labels` and `clients`
+(`fedgg.data.partition` says what it may return).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fedgg.registry import Registry
+from fedgg.registry import ARRAYS_IN_FILE, HUGGING_FACE, Registry
 
 if TYPE_CHECKING:
     from fedgg.data.dataset import Dataset
@@ -31,6 +32,16 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
     },
     code="FUNCTION",
 )
+
+NOT_SETTINGS = ("folder", "publication", "path", "name")  # parameters of a loader that are not keys of [data]
+TEXTS = ("shakespeare",)  # tokens, which are not normalised
+
+
+def registered_name(source: str) -> str:
+    """The entry of `DATASETS` that reads this source; the source itself where it is user code or unknown."""
+    prefixes = {ARRAYS_IN_FILE: "npz:FILE", HUGGING_FACE: "hf:NAME"}
+    return next((name for prefix, name in prefixes.items() if source.startswith(prefix)), source)
+
 
 SPLITS: Registry[Callable[..., Any]] = Registry(
     "split",

@@ -6,15 +6,16 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedgg.data import DATASETS
+from fedgg.data import DATASETS, registered_name
 from fedgg.data.catalog import data_folder
 from fedgg.errors import UserError
-from fedgg.registry import ARRAYS_IN_FILE, accepted_settings
+from fedgg.registry import accepted_settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,17 +97,20 @@ class Dataset:
         return mean, (square / count - mean.square()).clamp_min(0).sqrt()
 
 
-def load(name: str, folder: Path | None = None) -> Dataset:
-    """The registered data set `name`, read from `folder` or the folder that `data_folder()` names."""
-    if name.startswith(ARRAYS_IN_FILE):
-        file = name.removeprefix(ARRAYS_IN_FILE)
-        if not file:
-            raise UserError("npz: names no file; write npz:FILE, for instance npz:mine.npz")
-        return DATASETS["npz:FILE"](file)
-    if name not in DATASETS:
+def load(name: str, folder: Path | None = None, **settings: Any) -> Dataset:
+    """The registered data set `name`, read from `folder` or the folder that `data_folder()` names.
+
+    `settings` are parameters of its loader.
+    """
+    registered = registered_name(name) if ":" in name else name
+    if registered not in DATASETS:
         raise unknown_data_set(name)
-    loader = DATASETS[name]
-    return loader(folder=data_folder(folder)) if "folder" in accepted_settings(loader) else loader()
+    loader = DATASETS[registered]
+    if registered != name:
+        return loader(name.partition(":")[2], **settings)
+    if "folder" in accepted_settings(loader):
+        settings["folder"] = data_folder(folder)
+    return loader(**settings)
 
 
 def unknown_data_set(name: str) -> UserError:

@@ -70,6 +70,8 @@ def from_arrays(
 
 def load_npz(path: str | Path) -> Dataset:
     """Your own arrays: an .npz file with x_train, y_train, x_test, y_test; with `clients` for the split `given`."""
+    if not str(path):
+        raise UserError("npz: names no file; write npz:FILE, for instance npz:mine.npz")
     path = Path(path).expanduser()
     key = ""
     try:

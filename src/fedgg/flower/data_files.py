@@ -194,7 +194,7 @@ def _scaling(path: Path, arrays: Arrays, experiment: Experiment, examples: Examp
 
 def divide(experiment: Experiment, folder: Path, data_folder: Path | None = None) -> list[Path]:
     """Write `server.npz`, `client-0.npz`, `client-1.npz`, ... for the experiment's split; returns their paths."""
-    dataset = load_data(experiment.data.source, data_folder)
+    dataset = load_data(experiment.data, data_folder)
     experiment = with_given_clients(experiment, dataset)
     split = split_of(experiment, dataset)
     division = holdings(experiment, split)

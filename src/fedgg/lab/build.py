@@ -109,7 +109,7 @@ def build(
 
     `engine_reason`: why the experiment names the engine it names, where a study chose it in the place of `auto`.
     """
-    dataset = load_data(experiment.data.source, data_folder) if data is None else dataset_of(data)
+    dataset = load_data(experiment.data, data_folder) if data is None else dataset_of(data)
     split = split_of(experiment, dataset)
     held = holdings(experiment, split)
     device, dtype = chosen_device(experiment), DTYPES[experiment.engine.precision]

@@ -18,7 +18,8 @@ from fedgg.data.partition import Partition, partition
 from fedgg.data.user_arrays import from_arrays
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
-from fedgg.lab.name_resolution import data_function, split_function
+from fedgg.lab.config_sections import DataConfig
+from fedgg.lab.name_resolution import check_data_settings, data_function, split_function
 from fedgg.registry import accepted_settings, names_code
 
 Positions = NDArray[np.int64]
@@ -28,13 +29,17 @@ DataGiven = Dataset | tuple[Any, Any, Any, Any] | tuple[Any, Any, Any, Any, Any]
 # Loading -------------------------------------------------------------------------------------------------------------
 
 
-def load_data(source: str, folder: Path | None = None) -> Dataset:
+def load_data(data: DataConfig, folder: Path | None = None) -> Dataset:
     """The data set that `data.source` names: a registered one, or what a function of user code returns."""
+    source, arguments = data.source, data.settings
     if source in DATASETS or not names_code(source):
-        return load(source, folder)
-    function = data_function(source)
+        if arguments:
+            check_data_settings(data)
+        return load(source, folder, **arguments)
+    function = data_function(data)
     try:
-        arguments = {"folder": data_folder(folder)} if "folder" in accepted_settings(function) else {}
+        if "folder" in accepted_settings(function):
+            arguments["folder"] = data_folder(folder)
         return dataset_of(function(**arguments), source.rpartition(":")[2])
     except UserError as error:
         raise UserError(f"data.source = {source!r}: {error}") from error
@@ -60,7 +65,7 @@ def with_given_clients(
     """Under split.scheme = 'given' the data say how many clients there are, where split.clients does not."""
     if experiment.clients_are_known:
         return experiment
-    dataset = load_data(experiment.data.source, data_folder) if data is None else dataset_of(data)
+    dataset = load_data(experiment.data, data_folder) if data is None else dataset_of(data)
     if dataset.owners is None:
         return experiment  # the split says what is missing
     return experiment.changed({"split.clients": int(dataset.owners.max()) + 1})
@@ -243,5 +248,5 @@ class WholeData:
 
 def splits_alone(experiments: Sequence[Experiment], data_folder: Path | None = None) -> list[dict[str, Any]]:
     """The splits of experiments on one data set, without anything else of them."""
-    dataset = load_data(experiments[0].data.source, data_folder)
+    dataset = load_data(experiments[0].data, data_folder)
     return [WholeData(dataset, split_of(experiment, dataset)).described() for experiment in experiments]

@@ -26,6 +26,7 @@ from fedgg.engines.workers.engine import TooManyDeaths
 from fedgg.engines.workers.tasks import RequestStream
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, build, chosen_device
+from fedgg.lab.config_sections import DataConfig
 from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.federated_data import load_data
 from fedgg.lab.observer import Observer
@@ -52,9 +53,9 @@ def run_interleaved(jobs: list[Job], processes: int, observer: Observer) -> list
             )
 
     @cache
-    def data_set(source: str) -> Dataset:
+    def data_set(data: DataConfig) -> Dataset:
         """One copy, however many experiments train on it."""
-        return load_data(source, jobs[0].data_folder)
+        return load_data(data, jobs[0].data_folder)
 
     with arithmetic(jobs[0].experiment), ExitStack() as folders:
         sessions: list[Session] = []
@@ -73,8 +74,8 @@ def run_interleaved(jobs: list[Job], processes: int, observer: Observer) -> list
     return in_use
 
 
-def _built(job: Job, data_set: Callable[[str], Dataset]) -> Federation:
-    return build(job.experiment, data=data_set(job.experiment.data.source), engine_reason=job.engine_reason)
+def _built(job: Job, data_set: Callable[[DataConfig], Dataset]) -> Federation:
+    return build(job.experiment, data=data_set(job.experiment.data.data_set), engine_reason=job.engine_reason)
 
 
 def _requests_to_end(session: Session) -> RequestStream:
@@ -93,9 +94,9 @@ def run_together(jobs: list[Job], observer: Observer) -> list[Job]:
             raise UserError(f"{job.name}: runs that share a GPU need one [engine] section for all; run it on its own")
 
     @cache
-    def data_set(source: str) -> Dataset:
+    def data_set(data: DataConfig) -> Dataset:
         """One copy on the device, however many experiments train on it."""
-        return load_data(source, jobs[0].data_folder).to(chosen_device(first))
+        return load_data(data, jobs[0].data_folder).to(chosen_device(first))
 
     waiting, engine, in_use = deque(jobs), Stacked(first.engine.precision), list[Job]()
     with arithmetic(first):
@@ -106,7 +107,11 @@ def run_together(jobs: list[Job], observer: Observer) -> list[Job]:
 
 
 def _as_many_as_fit(
-    waiting: deque[Job], data_set: Callable[[str], Dataset], folders: ExitStack, in_use: list[Job], observer: Observer
+    waiting: deque[Job],
+    data_set: Callable[[DataConfig], Dataset],
+    folders: ExitStack,
+    in_use: list[Job],
+    observer: Observer,
 ) -> list[Session]:
     """Open runs until the next one would not fit; those that cannot be stacked are played here, to their end.
 
@@ -118,7 +123,7 @@ def _as_many_as_fit(
         job = waiting[0]
         with ExitStack() as own:
             given = job.given
-            data = data_set(job.experiment.data.source) if given.data is None else given.data
+            data = data_set(job.experiment.data.data_set) if given.data is None else given.data
             build_it = partial(build, job.experiment, data=data, model=given.model, algorithm=given.algorithm)
             try:
                 session = own.enter_context(opened(build_it, job.experiment, job.folder, observer, job.name))

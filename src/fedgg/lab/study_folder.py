@@ -286,10 +286,10 @@ def build_on_trial(jobs: Sequence[Job]) -> None:
         kinds.setdefault(_kind(job), job)
     if len(kinds) < 2:
         return
-    for source in dict.fromkeys(job.experiment.data.source for job in kinds.values()):
-        own = [job for job in kinds.values() if job.experiment.data.source == source]
+    for data in dict.fromkeys(job.experiment.data.data_set for job in kinds.values()):
+        own = [job for job in kinds.values() if job.experiment.data.data_set == data]
         given = own[0].given.data
-        dataset = load_data(source, own[0].data_folder) if given is None else given
+        dataset = load_data(data, own[0].data_folder) if given is None else given
         for job in own:
             if Store(job.folder).rounds():
                 continue  # it was built before

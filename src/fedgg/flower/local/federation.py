@@ -148,7 +148,7 @@ def up(
     check_min_clients(experiment, int(settings.get("min_clients", 0)))
     free_ports(listening.reached_at, 1)
     if not paths.complete(experiment.split.clients):
-        try_to_build(experiment, load_data(experiment.data.source, data_folder))  # before anything is written
+        try_to_build(experiment, load_data(experiment.data, data_folder))  # before anything is written
     with _locked(paths) as lock:
         observer.on_phase(experiment.name, "dividing the data")
         prepare(paths, experiment, listening, settings, data_folder)
