@@ -12,6 +12,7 @@ EXTRAS = {
     "plotly": "report",
     "pooch": "data",
     "requests": "data",
+    "PIL": "data",
     "dp_accounting": "privacy",
     "flwr": "flower",
     "ray": "flower",

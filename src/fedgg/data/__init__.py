@@ -28,6 +28,7 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
             f"emnist-{split}": f"fedgg.data.mnist_family:load_emnist_{split}"
             for split in ("balanced", "byclass", "bymerge", "digits", "letters")
         },
+        "tiny-imagenet": "fedgg.data.tiny_imagenet:load_tiny_imagenet",
         "npz:FILE": "fedgg.data.user_arrays:load_npz",
     },
     code="FUNCTION",

@@ -245,9 +245,26 @@ EMNIST: Mapping[str, Publication] = {
     )
 }
 
-PUBLICATIONS: Mapping[str, Publication] = {
-    published.name: published for published in (CIFAR10, CIFAR100, SVHN, MNIST, FASHION_MNIST, *EMNIST.values())
-}
+TINY_IMAGENET = Publication(
+    name="tiny-imagenet",
+    homepage="http://cs231n.stanford.edu/",
+    files=(
+        PublishedFile(
+            name="tiny-imagenet-200.zip",
+            url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+            sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+            size=248_100_043,
+        ),
+    ),
+    alternatives=(),
+    classes=tuple(map(str, range(200))),  # their names are in words.txt
+    train_counts=(500,) * 200,
+    test_counts=(50,) * 200,
+    shape=(3, 64, 64),
+)
+
+_PUBLISHED = (CIFAR10, CIFAR100, SVHN, MNIST, FASHION_MNIST, *EMNIST.values(), TINY_IMAGENET)
+PUBLICATIONS: Mapping[str, Publication] = {published.name: published for published in _PUBLISHED}
 
 
 def find_publication(name: str, publications: Mapping[str, Publication] = PUBLICATIONS) -> Publication:

@@ -20,6 +20,7 @@ from fedgg.data import DATASETS, readers
 from fedgg.data.catalog import PUBLICATIONS, Publication, PublishedFile, count_gaps, find_publication
 from fedgg.data.dataset import Dataset, load, unknown_data_set
 from fedgg.data.mnist_family import find_idx_copies
+from fedgg.data.tiny_imagenet import find_tiny_imagenet
 from fedgg.errors import UserError
 from fedgg.files import check_in_place, open_in_place
 from fedgg.registry import ARRAYS_IN_FILE
@@ -214,7 +215,8 @@ def _check_source(name: str) -> Finding:
 
 def _check_copies(folder: Path, publication: Publication, strict: bool) -> Iterator[Finding]:
     """Of the data sets whose readers verify the number of examples of each class themselves."""
-    for copy in find_idx_copies(folder, publication):
+    find = find_tiny_imagenet if publication.name == "tiny-imagenet" else find_idx_copies
+    for copy in find(folder, publication):
         try:
             summary, original = _summary(copy.read()), copy.is_original()
         except UserError as error:
