@@ -29,6 +29,7 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
             for split in ("balanced", "byclass", "bymerge", "digits", "letters")
         },
         "tiny-imagenet": "fedgg.data.tiny_imagenet:load_tiny_imagenet",
+        "femnist": "fedgg.data.natural_clients:load_femnist",
         "npz:FILE": "fedgg.data.user_arrays:load_npz",
     },
     code="FUNCTION",

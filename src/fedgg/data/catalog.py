@@ -266,10 +266,17 @@ TINY_IMAGENET = Publication(
 _PUBLISHED = (CIFAR10, CIFAR100, SVHN, MNIST, FASHION_MNIST, *EMNIST.values(), TINY_IMAGENET)
 PUBLICATIONS: Mapping[str, Publication] = {published.name: published for published in _PUBLISHED}
 
+NOT_FETCHED = {
+    "femnist": "run data/femnist/preprocess.sh of LEAF, or set data.source = 'hf:flwrlabs/femnist' and data.client = "
+    "'writer_id'",
+}
+
 
 def find_publication(name: str, publications: Mapping[str, Publication] = PUBLICATIONS) -> Publication:
     """The publication called `name`."""
     if name not in publications:
+        if name in NOT_FETCHED:
+            raise UserError(f"{name!r} is not published as files: {NOT_FETCHED[name]}")
         near = difflib.get_close_matches(name.lower(), publications, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise UserError(f"{name!r} is not published as files: {hint}choose from {', '.join(publications)}")

@@ -197,18 +197,18 @@ def check(
         raise unknown_data_set(name)
     folder = Path(folder)
     if name not in publications:
-        return [_check_source(name)]
+        return [_check_source(name, folder)]
     publication = publications[name]
     checks = {"svhn": _check_svhn, "cifar10": _check_cifar, "cifar100": _check_cifar}
     findings = list(checks.get(name, _check_copies)(folder, publication, strict))
     return findings or [Finding(str(folder), False, f"no copy of {name} here; run `fedgg data fetch {name}`")]
 
 
-def _check_source(name: str) -> Finding:
-    """A source without a publisher is in order when it can be read."""
-    file = "scikit-learn" if name == "digits" else name.removeprefix("npz:")
+def _check_source(name: str, folder: Path) -> Finding:
+    """A source without published files is in order when it can be read."""
+    file = {"digits": "scikit-learn", "femnist": str(folder)}.get(name, name.removeprefix("npz:"))
     try:
-        return Finding(file, True, _summary(load(name)))
+        return Finding(file, True, _summary(load(name, folder)))
     except UserError as error:
         return Finding(file, False, str(error))
 
