@@ -13,6 +13,7 @@ EXTRAS = {
     "pooch": "data",
     "requests": "data",
     "PIL": "data",
+    "datasets": "datasets",
     "dp_accounting": "privacy",
     "flwr": "flower",
     "ray": "flower",

@@ -30,6 +30,7 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
         },
         "tiny-imagenet": "fedgg.data.tiny_imagenet:load_tiny_imagenet",
         "femnist": "fedgg.data.natural_clients:load_femnist",
+        "hf:NAME": "fedgg.data.hugging_face:load_hugging_face",
         "npz:FILE": "fedgg.data.user_arrays:load_npz",
     },
     code="FUNCTION",

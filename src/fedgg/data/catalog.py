@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedgg.data import registered_name
 from fedgg.errors import UserError
 
 if TYPE_CHECKING:
@@ -269,14 +270,15 @@ PUBLICATIONS: Mapping[str, Publication] = {published.name: published for publish
 NOT_FETCHED = {
     "femnist": "run data/femnist/preprocess.sh of LEAF, or set data.source = 'hf:flwrlabs/femnist' and data.client = "
     "'writer_id'",
+    "hf:NAME": "the package `datasets` downloads it when it is first used",
 }
 
 
 def find_publication(name: str, publications: Mapping[str, Publication] = PUBLICATIONS) -> Publication:
     """The publication called `name`."""
     if name not in publications:
-        if name in NOT_FETCHED:
-            raise UserError(f"{name!r} is not published as files: {NOT_FETCHED[name]}")
+        if registered_name(name) in NOT_FETCHED:
+            raise UserError(f"{name!r} is not published as files: {NOT_FETCHED[registered_name(name)]}")
         near = difflib.get_close_matches(name.lower(), publications, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise UserError(f"{name!r} is not published as files: {hint}choose from {', '.join(publications)}")

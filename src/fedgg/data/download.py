@@ -16,14 +16,13 @@ import urllib3
 from filelock import FileLock
 from torch import Tensor
 
-from fedgg.data import DATASETS, readers
+from fedgg.data import DATASETS, readers, registered_name
 from fedgg.data.catalog import PUBLICATIONS, Publication, PublishedFile, count_gaps, find_publication
 from fedgg.data.dataset import Dataset, load, unknown_data_set
 from fedgg.data.mnist_family import find_idx_copies
 from fedgg.data.tiny_imagenet import find_tiny_imagenet
 from fedgg.errors import UserError
 from fedgg.files import check_in_place, open_in_place
-from fedgg.registry import ARRAYS_IN_FILE
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all where the server says so
 
@@ -193,7 +192,7 @@ def check(
     A complete copy whose bytes are not the publisher's (rewritten, restored) is in order unless `strict`; an archive
     with another checksum never is, because it is refused on loading as well.
     """
-    if name not in DATASETS and not name.startswith(ARRAYS_IN_FILE):
+    if registered_name(name) not in DATASETS:
         raise unknown_data_set(name)
     folder = Path(folder)
     if name not in publications:
@@ -210,7 +209,7 @@ def _check_source(name: str, folder: Path) -> Finding:
     try:
         return Finding(file, True, _summary(load(name, folder)))
     except UserError as error:
-        return Finding(file, False, str(error))
+        return Finding(file, False, str(error).removeprefix(f"{file}: "))
 
 
 def _check_copies(folder: Path, publication: Publication, strict: bool) -> Iterator[Finding]:
