@@ -264,7 +264,26 @@ TINY_IMAGENET = Publication(
     shape=(3, 64, 64),
 )
 
-_PUBLISHED = (CIFAR10, CIFAR100, SVHN, MNIST, FASHION_MNIST, *EMNIST.values(), TINY_IMAGENET)
+SHAKESPEARE = Publication(
+    name="shakespeare",
+    homepage="https://github.com/karpathy/char-rnn",
+    files=(
+        PublishedFile(
+            name="input.txt",
+            url="https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+            sha256="86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+            size=1_115_394,
+        ),
+    ),
+    alternatives=(),
+    classes=("\\n", *" !$&',-.3:;?", *string.ascii_uppercase, *string.ascii_lowercase),
+    train_counts=(1,),  # sequences of 80 characters
+    test_counts=(1,),
+    shape=(80,),
+    folder="shakespeare",
+)
+
+_PUBLISHED = (CIFAR10, CIFAR100, SVHN, MNIST, FASHION_MNIST, *EMNIST.values(), TINY_IMAGENET, SHAKESPEARE)
 PUBLICATIONS: Mapping[str, Publication] = {published.name: published for published in _PUBLISHED}
 
 NOT_FETCHED = {

@@ -1,10 +1,12 @@
-"""Data sets whose examples name their client: FEMNIST by writer, from the files that LEAF writes."""
+"""Data sets whose examples name their client: FEMNIST by writer, as LEAF writes it, and Shakespeare by role."""
 
 from __future__ import annotations
 
 import json
+import math
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,14 @@ import torch
 from numpy.typing import NDArray
 
 from fedgg.core.random_choices import stream
-from fedgg.data.catalog import places_to_look
+from fedgg.data.catalog import SHAKESPEARE, Publication, file_hash, missing_data, places_to_look
 from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
-from fedgg.files import open_regular
+from fedgg.files import MEGABYTE, open_regular, read_bytes
 
 Images = NDArray[np.uint8]  # [N, 784]
 Labels = NDArray[np.int64]  # [N]
+Tokens = NDArray[np.int64]
 
 # FEMNIST -------------------------------------------------------------------------------------------------------------
 
@@ -148,3 +151,116 @@ def _joined(by_writer: Mapping[str, tuple[Images, Labels]], base: Path) -> tuple
     parts = [by_writer[writer] for writer in sorted(by_writer)]
     images = np.concatenate([images for images, _ in parts]).reshape(-1, 1, 28, 28)
     return images, np.concatenate([labels for _, labels in parts])
+
+
+# Shakespeare ---------------------------------------------------------------------------------------------------------
+
+TEST_LINES = 0.2  # of a role's lines, its last ones
+
+
+def load_shakespeare(
+    folder: str | Path, length: int = 80, roles: int = 0, publication: Publication = SHAKESPEARE
+) -> Dataset:
+    """Shakespeare, next characters of 65 in texts by role, 12,158 sequences of 80; a download of 1.1 MB.
+
+    From input.txt of karpathy/char-rnn. The speeches of a role, whatever the play, are one text; the last fifth of its
+    lines (rounded up, as McMahan et al. 2017) is for testing. Texts are cut into windows of `length` characters that do not
+    overlap, with the next character of each as target; roles without a window to train and one to test are left out.
+    `roles`: only so many, those with the most training windows; 0: all of them.
+    """
+    if length < 1:
+        raise UserError(f"data.length = {length}: give a number of characters from 1, for instance 80")
+    if roles < 0:
+        raise UserError(f"data.roles = {roles}: give a number of roles, or 0 for all of them")
+    copies = find_shakespeare(Path(folder), publication)
+    if not copies:
+        raise missing_data(publication, "input.txt", Path(folder))
+    return copies[0].read(length, roles)
+
+
+def find_shakespeare(folder: Path, publication: Publication) -> list[ShakespeareCopy]:
+    """Every input.txt in `folder` or one level below; the publisher's first, since others may have the same name."""
+    try:
+        places = [
+            place / name for place in places_to_look(folder) for name in (publication.folder, "tinyshakespeare", "")
+        ]
+        paths = dict.fromkeys(place / publication.files[0].name for place in places)
+        copies = [ShakespeareCopy(path, publication) for path in paths if path.is_file()]
+        return sorted(copies, key=lambda copy: not copy.is_original())
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read ({error.strerror}); choose another folder or its rights") from error
+
+
+@dataclass(frozen=True)
+class ShakespeareCopy:
+    """The text on disk."""
+
+    path: Path
+    publication: Publication
+
+    def is_original(self) -> bool:
+        return file_hash(self.path) == self.publication.files[0].sha256
+
+    def read(self, length: int = 80, roles: int = 0) -> Dataset:
+        if not self.is_original():
+            expected = self.publication.files[0].sha256
+            raise UserError(
+                f"{self.path}: SHA-256 {file_hash(self.path)} is not the publisher's {expected}; "
+                f"`fedgg data fetch {self.publication.name}` brings the original"
+            )
+        text = read_bytes(self.path, 64 * MEGABYTE).decode("utf-8")
+        vocabulary = sorted(set(text))
+        by_role = _windows_by_role(text, vocabulary, length)
+        if roles > len(by_role):
+            raise UserError(
+                f"data.roles = {roles}, and {len(by_role)} have enough text for data.length = {length}: take fewer, or 0"
+            )
+        most = sorted(by_role, key=lambda role: (-len(by_role[role][0]), role))[: roles or None]
+        if not most:
+            raise UserError(
+                f"data.length = {length}: no role has text for a window to train and one to test; take less"
+            )
+        names = sorted(most)
+        train, test = (np.concatenate([by_role[role][part] for role in names]) for part in (0, 1))
+        owners = np.repeat(np.arange(len(names)), [len(by_role[role][0]) for role in names])
+        return Dataset(
+            name=self.publication.name,
+            x_train=torch.from_numpy(train[:, :-1].copy()),
+            y_train=torch.from_numpy(train[:, 1:].copy()),
+            x_test=torch.from_numpy(test[:, :-1].copy()),
+            y_test=torch.from_numpy(test[:, 1:].copy()),
+            classes=tuple("\\n" if character == "\n" else character for character in vocabulary),
+            owners=torch.from_numpy(owners),
+            client_names=tuple(names),
+        )
+
+
+def lines_by_role(text: str) -> dict[str, list[str]]:
+    """The lines of each role in their order; a speech begins, after an empty line, with the role's name and a colon."""
+    by_role: dict[str, list[str]] = {}
+    role, is_first = "", True
+    for line in text.splitlines():
+        if is_first and line.endswith(":"):
+            role, is_first = line.removesuffix(":"), False
+            by_role.setdefault(role, [])
+        elif line:
+            by_role.setdefault(role, []).append(line)
+        else:
+            is_first = True
+    return by_role
+
+
+def _windows_by_role(text: str, vocabulary: Sequence[str], length: int) -> dict[str, tuple[Tokens, Tokens]]:
+    """Training and test windows [n, length + 1] of the roles that have both: inputs, and the next character of each."""
+    number = {character: at for at, character in enumerate(vocabulary)}
+    by_role = {}
+    for role, lines in lines_by_role(text).items():
+        split = len(lines) - math.ceil(TEST_LINES * len(lines))
+        parts = []
+        for part in (lines[:split], lines[split:]):
+            tokens = np.array([number[character] for line in part for character in f"{line}\n"], np.int64)
+            starts = np.arange(max(len(tokens) - 1, 0) // length) * length
+            parts.append(tokens[starts[:, None] + np.arange(length + 1)])
+        if all(map(len, parts)):
+            by_role[role] = (parts[0], parts[1])
+    return by_role
