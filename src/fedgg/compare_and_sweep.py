@@ -16,11 +16,13 @@ from fedgg.analysis.compare import Comparison
 from fedgg.analysis.compare import compare as compare_runs
 from fedgg.analysis.verdict import conclude
 from fedgg.core.algorithm import Algorithm
+from fedgg.core.tasks import Criterion
 from fedgg.errors import UserError, missing_extra
 from fedgg.files import PAGE
 from fedgg.lab.build import ModelGiven, chosen_device
 from fedgg.lab.config import Experiment
-from fedgg.lab.federated_data import DataGiven, dataset_of, with_given_clients
+from fedgg.lab.federated_data import DataGiven, dataset_of, targets_of, with_given_clients
+from fedgg.lab.local_optimiser import MetricGiven, Objective
 from fedgg.lab.name_resolution import build_algorithm, check_needs, given_algorithm
 from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_here
@@ -94,6 +96,8 @@ def compare(
     reference: str | None = None,
     model: ModelGiven | None = None,
     data: DataGiven | None = None,
+    loss: Criterion | None = None,
+    metrics: Sequence[MetricGiven] | None = None,
     out: str | os.PathLike[str] | None = None,
     data_folder: Path | None = None,
     observer: Observer | None = None,
@@ -103,8 +107,8 @@ def compare(
     A variant is an algorithm, or a dict of settings (`{"algorithm.name": "fedgg", "local.lr": 0.1}`) that replace those
     of `experiment`. In a mapping the keys are the labels; in a list an algorithm's label is the name of its class. The
     first variant is the reference, unless `reference` names another.
-    `model` and `data` are as in `run`, the same for all. With `out` every run is kept, and tables, figures and
-    `report.html` are written next to them, as by `fedgg compare`. `observer` is called as the runs proceed;
+    `model`, `data`, `loss` and `metrics` are as in `run`, the same for all. With `out` every run is kept, and tables,
+    figures and `report.html` are written next to them, as by `fedgg compare`. `observer` is called as the runs proceed;
     `fedgg.PrintObserver()` prints when one starts or ends. On a GPU runs are trained as one stack where they can be.
     """
     observer = observer or Observer()
@@ -114,7 +118,9 @@ def compare(
     labelled, chosen_seeds = _labelled(variants), _whole(seeds)
     labels, chosen = tuple(labelled), reference or next(iter(labelled), "")
     check_labels(labels, chosen_seeds, chosen)
-    shared = None if data is None else dataset_of(data).to(chosen_device(base))
+    objective = Objective(loss, None if metrics is None else tuple(metrics))
+    base = with_names(base, None, None, None, objective)
+    shared = None if data is None else dataset_of(data, targets=targets_of(base)).to(chosen_device(base))
     parts = {label: _parts(base, label, variant, model, data, data_folder) for label, variant in labelled.items()}
     home: AbstractContextManager[str | os.PathLike[str]] = (
         tempfile.TemporaryDirectory() if out is None else nullcontext(out)
@@ -127,7 +133,7 @@ def compare(
                 own.changed({"name": label, "seed": seed}),
                 folder / place_of(label, seed),
                 data_folder,
-                Given(model, shared, algorithm),
+                Given(model, shared, algorithm, objective),
             )
             for seed in chosen_seeds
             for label, (own, algorithm) in parts.items()
@@ -165,6 +171,8 @@ def sweep(
     seeds: Iterable[int] = (0,),
     model: ModelGiven | None = None,
     data: DataGiven | None = None,
+    loss: Criterion | None = None,
+    metrics: Sequence[MetricGiven] | None = None,
     out: str | os.PathLike[str] | None = None,
     data_folder: Path | None = None,
     observer: Observer | None = None,
@@ -185,6 +193,8 @@ def sweep(
         seeds=seeds,
         model=model,
         data=data,
+        loss=loss,
+        metrics=metrics,
         out=out,
         data_folder=data_folder,
         observer=observer,

@@ -21,6 +21,7 @@ Part = TypeVar("Part")
 
 # The settings that name a part, each of which may also name code of the user's: FILE.py:NAME or MODULE:NAME.
 NAMED_PARTS = (
+    "task.name",
     "model.name",
     "algorithm.name",
     "optimiser.name",

@@ -19,6 +19,7 @@ from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.model import Net, head_of
 from fedgg.core.optimisers import SGD
 from fedgg.core.random_choices import Work, stream, torch_stream
+from fedgg.core.tasks import OwnLoss
 from fedgg.core.tensor_rows import Rows, each_row, read_only, split, stack
 from fedgg.data.batch_preparation import Feed, Scaling
 
@@ -141,7 +142,7 @@ def _padded(clients: Sequence[ToyClient], work: Work) -> list[Batch]:
     return batches
 
 
-def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return 0.5 * (outputs[:, 0] - targets).square()
 
 
@@ -171,10 +172,10 @@ class Quadratics:
         last = nn.Linear(size, 1, bias=False, dtype=torch.float64)
         nn.init.zeros_(last.weight)
         if not hidden:
-            return Net(last, squared_error)
+            return Net(last, OwnLoss(half_squared_error), ())
         first = nn.Linear(size, size, bias=False, dtype=torch.float64)
         nn.init.eye_(first.weight)
-        net = Net(nn.Sequential(first, last), squared_error)
+        net = Net(nn.Sequential(first, last), OwnLoss(half_squared_error), ())
         net.head = "1"
         return net
 

@@ -108,7 +108,7 @@ def show(
     """
     from fedgg.files import writing_to
     from fedgg.lab.config import Experiment
-    from fedgg.lab.federated_data import WholeData, load_data, split_of, with_given_clients
+    from fedgg.lab.federated_data import WholeData, data_of, split_of, with_given_clients
     from fedgg.lab.trusted_code import trust_named
     from fedgg.report.data_figures import samples_figure, split_figure
     from fedgg.report.figure_style import save
@@ -121,17 +121,17 @@ def show(
     )
     if experiment.data.source != name:
         raise UserError(f"--set data.source={experiment.data.source}: the data set to show is {name}")
-    dataset = load_data(experiment.data, data_folder)
+    dataset = data_of(experiment, None, data_folder)
     experiment = with_given_clients(experiment, dataset)
     split, chosen = split_of(experiment, dataset), experiment.split
-    labels, names = dataset.y_train.numpy(), WholeData(dataset, split).client_names
-    counts = split.counts(labels, len(dataset.classes))
+    labels, names = dataset.labels.numpy(), WholeData(dataset, split).client_names
+    counts = split.counts(labels, len(dataset.label_names))
     with writing_to(out):
         out.mkdir(parents=True, exist_ok=True)
         picture = out / f"{dataset.name}-split.png"
         beta_text = f", beta {chosen.beta}" if chosen.scheme.startswith("dirichlet") else ""
         details = "" if chosen.scheme == "given" else f"{beta_text}, seed {experiment.seed}"
-        save(split_figure(counts, dataset.classes, f"{dataset.name}: {chosen.scheme}{details}", names), picture)
+        save(split_figure(counts, dataset.label_names, f"{dataset.name}: {chosen.scheme}{details}", names), picture)
         say(f"split over {chosen.clients} clients, {min(split.sizes)} to {max(split.sizes)} examples each: {picture}")
         if names is not None:
             sizes = [f"{client} {size}" for client, size in zip(names, split.sizes, strict=True)]

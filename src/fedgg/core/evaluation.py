@@ -1,4 +1,4 @@
-"""Measurements of models on data, which change nothing: accuracy and loss, gradient, Fisher information.
+"""Measurements of models on data, which change nothing: loss and metrics, gradient, Fisher information.
 
 Models run in evaluation mode, with the statistics the server sent, so that a measurement changes no buffer, uses no
 dropout mask, and is the same in every engine.
@@ -6,12 +6,15 @@ dropout mask, and is the same in every engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedgg.core.metrics import Loss, Metric, Sums
 from fedgg.core.model import Net
 from fedgg.core.tensor_rows import Rows
 from fedgg.errors import UserError
@@ -19,44 +22,66 @@ from fedgg.errors import UserError
 
 @dataclass(frozen=True)
 class Score:
-    accuracy: float
+    """A model on some examples."""
+
     loss: float
     examples: int
+    values: Mapping[str, float]  # of the metrics, by name
+    by_class: Mapping[str, list[float]] = field(default_factory=dict)  # of the metrics that classes have each
 
 
 @dataclass(frozen=True)
 class Tally:
     """What a chunk of examples adds to a score."""
 
-    right: Tensor  # scalars, float64
-    loss: Tensor
+    loss: Tensor  # scalar, float64: the sum over examples, by their weights
+    weight: Tensor | int  # the sum of the weights
     examples: int
+    sums: tuple[Sums, ...]  # of each metric
 
 
 def tally(net: Net, w: Tensor, buffers: Rows, x: Tensor, y: Tensor) -> Tally:
     """One row on one chunk, in evaluation mode."""
     with torch.no_grad():
-        outputs = net.bind(buffers, train=False)(w, x[None])[0]
-        right = (outputs.argmax(1) == y).sum().double()
-        return Tally(right, net.criterion(outputs, y).double().sum(), len(y))
+        return tally_of_outputs(net, net.bind(buffers, train=False)(w, x[None])[0], y)
 
 
-def total(tallies: Iterable[Tally]) -> Score:
-    """Accuracy and mean loss over all chunks, added up in the order given: the same bits in every engine."""
-    right: Tensor | float = 0.0
-    loss: Tensor | float = 0.0
-    examples = 0
-    for part in tallies:
-        right, loss, examples = right + part.right, loss + part.loss, examples + part.examples
-    return Score(float(right) / max(examples, 1), float(loss) / max(examples, 1), examples)
+def tally_of_outputs(net: Net, outputs: Tensor, y: Tensor) -> Tally:
+    """The same of outputs that have been computed."""
+    losses, weights = net.criterion(outputs, y).double(), net.task.weights(y)
+    scored = net.task.scored(outputs, y)
+    sums = tuple(metric.sums(*scored) for metric in net.metrics)
+    if weights is None:
+        return Tally(losses.sum(), len(y), len(y), sums)
+    return Tally((losses * weights).sum(), weights.sum(), len(y), sums)
+
+
+def total(metrics: Sequence[Metric], tallies: Sequence[Tally]) -> Score:
+    """Mean loss and metrics over all chunks, added up in the order given: the same bits in every engine."""
+    loss, weight = float(sum(part.loss for part in tallies)), float(sum(part.weight for part in tallies))
+    values: dict[str, float] = {}
+    by_class: dict[str, list[float]] = {}
+    mean_loss = loss / max(weight, 1)
+    for place, metric in enumerate(metrics):
+        if isinstance(metric, Loss):
+            values[metric.name] = mean_loss
+            continue
+        chunks = [part.sums[place] for part in tallies]
+        combine: Callable[[list[Tensor]], Any] = torch.cat if metric.gathers else sum
+        sums = {name: combine([chunk[name] for chunk in chunks]) for name in (chunks[0] if chunks else ())}
+        values[metric.name] = metric.value(sums) if chunks else math.nan
+        classes = metric.by_class(sums) if chunks else None
+        if classes is not None:
+            by_class[metric.name] = classes
+    return Score(mean_loss, sum(part.examples for part in tallies), values, by_class)
 
 
 def evaluate(net: Net, w: Tensor, buffers: Rows, chunks: Iterable[tuple[Tensor, Tensor]]) -> Score:
-    """Accuracy and mean loss of one row, in evaluation mode."""
-    return total(tally(net, w, buffers, x, y) for x, y in chunks)
+    """Mean loss and metrics of one row, in evaluation mode."""
+    return total(net.metrics, [tally(net, w, buffers, x, y) for x, y in chunks])
 
 
-Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]
+Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B, ...]
 
 
 @dataclass(frozen=True)
@@ -102,7 +127,8 @@ class Probe:
         return torch.cat([self.net.fisher(w[k : k + 1], self.buffers, self.examples(k)) for k in range(len(w))])
 
     def _loss(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        mask = torch.ones_like(row[:1, :1]).expand(1, len(x))
+        weights = self.net.task.weights(y)
+        mask = torch.ones_like(row[:1, :1]).expand(1, len(x)) if weights is None else weights.to(row.dtype)[None]
         return self.net.bind(self.buffers, train=False).loss(row, x[None], y[None], mask)
 
     def _means(self, measure: Callable[[Tensor, Tensor, Tensor], Tensor], w: Tensor) -> Tensor:
@@ -111,6 +137,8 @@ class Probe:
     def _mean(self, measure: Callable[[Tensor, Tensor, Tensor], Tensor], row: Tensor, k: int) -> Tensor:
         total, seen = torch.zeros_like(row[:, :1]), 0
         for x, y in self.examples(k):
-            total = total + len(x) * measure(row, x, y)
-            seen += len(x)
+            weights = self.net.task.weights(y)
+            count = len(x) if weights is None else int(weights.sum())
+            total = total + count * measure(row, x, y)
+            seen += count
         return total / max(seen, 1)

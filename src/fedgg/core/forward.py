@@ -16,16 +16,11 @@ from torch.overrides import TorchFunctionMode
 
 from fedgg.core.layout import Layout
 from fedgg.core.random_choices import torch_seed
+from fedgg.core.tasks import cross_entropy
 from fedgg.core.tensor_rows import Rows
 
 if TYPE_CHECKING:
     from fedgg.core.model import Net
-
-
-Criterion = Callable[[Tensor, Tensor], Tensor]  # outputs [N, ...], targets [N] -> loss of each example [N]
-
-
-cross_entropy: Criterion = partial(F.cross_entropy, reduction="none")
 
 
 class RowsForward(Protocol):

@@ -1,4 +1,4 @@
-"""How a module's trainable parameters lie in a flat row, and its buffers beside it.
+"""How a module's trainable parameters lie in a flat row, its buffers beside it, and several inputs in one tensor.
 
 Parameters that do not require a gradient are no part of the row: they stay in the module, never move and never travel.
 """
@@ -110,6 +110,34 @@ class Layout:
     def layer_dot(self, a: Tensor, b: Tensor) -> Tensor:
         """`[K, P]`: every parameter carries the inner product of its own layer."""
         return torch.cat([dot(a[:, i:j], b[:, i:j]).expand(-1, j - i) for i, j in self.layers], dim=1)
+
+
+@dataclass(frozen=True)
+class InputPart:
+    """One of several inputs of a model: its keyword, or None where inputs are given by position."""
+
+    keyword: str | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def described(self) -> tuple[str | None, tuple[int, ...], str]:
+        """For JSON."""
+        return self.keyword, self.shape, str(self.dtype).removeprefix("torch.")
+
+
+def unpacked(parts: tuple[InputPart, ...], x: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """The arguments and keyword arguments of a model with several inputs, which lie side by side in `x` `[N, values]`.
+
+    Inputs that are whole numbers have their type again; those in floating point have the type of `x`, the run's.
+    """
+    sizes = [torch.Size(part.shape).numel() for part in parts]
+    tensors = []
+    for part, values in zip(parts, x.split(sizes, -1), strict=True):
+        values = values.reshape(*x.shape[:-1], *part.shape)
+        tensors.append(values if part.dtype.is_floating_point else values.to(part.dtype))
+    if parts[0].keyword is None:
+        return tuple(tensors), {}
+    return (), {str(part.keyword): tensor for part, tensor in zip(parts, tensors, strict=True)}
 
 
 def _pixelwise(part: Tensor, lead: torch.Size, shape: torch.Size) -> Tensor:

@@ -17,11 +17,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedgg.core.buffers import differs
-from fedgg.core.forward import CountedMasks, Criterion, Forward, RowsForward, cross_entropy
-from fedgg.core.layout import Layout
+from fedgg.core.forward import CountedMasks, Forward, RowsForward
+from fedgg.core.layout import InputPart, Layout, unpacked
+from fedgg.core.metrics import Accuracy, Metric
 from fedgg.core.random_choices import unchanged_generators
+from fedgg.core.tasks import CLASSIFICATION, Task, cross_entropy
 from fedgg.core.tensor_rows import Rows
 from fedgg.errors import UserError
+
+
+class NeedsFloatingPoint(UserError):
+    """A module that cannot take the whole numbers of the data, but the same as floating point numbers."""
 
 
 @contextmanager
@@ -76,7 +82,8 @@ class Net:
     def __init__(
         self,
         module: nn.Module,
-        criterion: Criterion = cross_entropy,
+        task: Task = CLASSIFICATION,
+        metrics: tuple[Metric, ...] = (Accuracy("accuracy"),),
         *,
         frozen_statistics: bool = False,
         products: torch.dtype | None = None,
@@ -84,7 +91,8 @@ class Net:
         """`products`: the type of the operands of matrix products and convolutions, if not that of the module."""
         self.module = module
         self.row_module: nn.Module | None = None  # runs single rows instead, where an engine has a faster equivalent
-        self.criterion = criterion
+        self.task, self.metrics = task, metrics
+        self.criterion = task.losses
         self.layout = Layout.of(module)
         self.start = self.layout.flatten(dict(module.named_parameters()))
         # Copies, `[1, ...]` each: a scalar counter becomes `[1]`.
@@ -96,6 +104,7 @@ class Net:
             for part in module.modules()
         )
         self.products = products
+        self.parts: tuple[InputPart, ...] = ()  # of several inputs
         self.channels_last = False
         # What `examine` finds out; until then what is safe to assume.
         self.draws_random_numbers = True  # from torch's generators; F.dropout takes computed masks instead
@@ -110,7 +119,7 @@ class Net:
         self.facts: dict[str, Any] = {}  # what engines have found out about the module; copies of the net share it
         self._training: bool | None = None
 
-    def examine(self, x: Tensor, classes: int) -> None:
+    def examine(self, x: Tensor, outputs_wanted: int, y: Tensor | None = None) -> None:
         """Run two examples through the module: are its outputs right, does it draw random numbers, change buffers?
 
         Looking at what happens finds `F.dropout` in a user's `forward` as well as an `nn.Dropout`.
@@ -127,25 +136,20 @@ class Net:
             outputs, self.draws_random_numbers, self.drops = self._run(x, buffers, train=True)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             reason = str(error).splitlines()[0]
+            if x.dtype == torch.int64 and self._runs(x.to(self.start.dtype)):
+                raise NeedsFloatingPoint(
+                    f"{title} takes floating point inputs, and the data are whole numbers: convert them to float32"
+                ) from error
             raise UserError(f"{title} cannot take examples of shape {shape}: {reason}{_hint(shape, reason)}") from error
-        if not isinstance(outputs, Tensor):
-            raise UserError(
-                f"{title} returned a {type(outputs).__name__}, not a tensor: "
-                f"wrap it so that forward() returns the logits [N, {classes}]"
-            )
-        if outputs.shape != (len(x), classes):
-            raise UserError(
-                f"{title} returned {tuple(outputs.shape)} for {len(x)} examples; "
-                f"{classes} classes need [{len(x)}, {classes}]"
-            )
+        self._check_outputs(outputs, x.new_zeros(len(x), dtype=torch.int64) if y is None else y, outputs_wanted)
         self.moving = tuple(name for name in buffers if differs(self.start_buffers[name], buffers[name]))
         self.keeps_statistics = bool(self.moving)
         fails_on_one: dict[bool, bool] = {}  # batch statistics of a single value do not exist: PyTorch refuses them
         for train in (True, False):
             buffers = {name: rows.clone() for name, rows in self.start_buffers.items()}
             try:
-                outputs, _, _ = self._run(x[:1], buffers, train=train)
-                fails_on_one[train] = outputs.shape != (1, classes)
+                alone, _, _ = self._run(x[:1], buffers, train=train)
+                fails_on_one[train] = alone.shape != (1, *outputs.shape[1:])
             except Exception:  # a user's module may raise anything
                 fails_on_one[train] = True
         self.needs_two_examples, self.needs_two_in_evaluation = fails_on_one[True], fails_on_one[False]
@@ -157,6 +161,44 @@ class Net:
         self.sample = x.detach().clone()
         self.facts = {}
         self.mixes_in_evaluation = self._mixes_in_evaluation(x)
+
+    def _runs(self, x: Tensor) -> bool:
+        try:
+            self._run(x, {name: rows.clone() for name, rows in self.start_buffers.items()}, train=True)
+        except Exception:  # a user's module may raise anything
+            return False
+        return True
+
+    def _check_outputs(self, outputs: Any, y: Tensor, outputs_wanted: int) -> None:
+        """UserError where outputs do not have the shape that the task needs, or an example does not have one loss."""
+        title, task = type(self.module).__name__, type(self.task).__name__
+        shape = self.task.output_shape(y, outputs_wanted)
+        if not isinstance(outputs, Tensor):
+            needed = "" if shape is None else f" [{', '.join(['N', *map(str, shape[1:])])}]"
+            raise UserError(
+                f"{title} returned a {type(outputs).__name__}, not a tensor: "
+                f"wrap it so that forward() returns the outputs{needed}"
+            )
+        if shape is not None and outputs.shape != shape and not (shape[1:] == (1,) and outputs.shape == shape[:1]):
+            raise UserError(
+                f"{title} returned {tuple(outputs.shape)} for {len(y)} examples; the task {task} with "
+                f"{outputs_wanted} output{'s' if outputs_wanted > 1 else ''} needs {list(shape)}"
+            )
+        if self.criterion is cross_entropy:
+            return
+        try:
+            losses: Any = self.criterion(outputs, y)
+        except Exception as error:  # a user's function may raise anything
+            raise UserError(
+                f"the loss cannot take outputs {list(outputs.shape)} and targets {list(y.shape)} ({y.dtype}): "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(losses, Tensor) or losses.shape != (len(y),):
+            got = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise UserError(
+                f"the loss returned {got} for {len(y)} examples: return the loss of each example, [{len(y)}] "
+                f"(reduction='none', and a mean over further dimensions)"
+            )
 
     def _run(self, x: Tensor, buffers: Rows, *, train: bool, w: Tensor | None = None) -> tuple[Any, bool, bool]:
         """Outputs of a batch; whether they took numbers from torch's generators, and in training from F.dropout."""
@@ -229,11 +271,12 @@ class Net:
         module = self.module if module is None else module
         if self.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
+        arguments, keywords = unpacked(self.parts, x) if self.parts else ((x,), {})
         if self.products is None:
-            outputs = functional_call(module, tensors, (x,), tie_weights=False)
+            outputs = functional_call(module, tensors, arguments, keywords, tie_weights=False)
         else:
             with torch.autocast(x.device.type, self.products, cache_enabled=False):
-                outputs = functional_call(module, tensors, (x,), tie_weights=False)
+                outputs = functional_call(module, tensors, arguments, keywords, tie_weights=False)
             outputs = outputs.to(self.start.dtype) if isinstance(outputs, Tensor) else outputs
         if self.module.training:
             for name, buffer in buffers.items():
@@ -279,15 +322,18 @@ class Net:
 def _hint(shape: tuple[int, ...], reason: str) -> str:
     """What happens to examples on their way to a model, where that may be the reason."""
     if "indices" in reason or "Long" in reason:
-        return "; inputs arrive as floating point numbers: write x.long() in forward() and set data.normalise = 'none'"
+        return (
+            "; bytes and floating point inputs arrive as floating point numbers: give token ids as int64, with "
+            "data.normalise = 'none'"
+        )
     if "index out of range" in reason or "device-side assert" in reason:
         return "; token ids must reach an Embedding unscaled, and be less than its size: set data.normalise = 'none'"
     if "same device" in reason or "dtype" in reason or "scalar type" in reason:
         return (
             "; tensors that are neither parameters nor buffers keep their device and precision: register_buffer() them"
         )
-    if len(shape) == 3 and shape[0] == 1:
-        return "; examples of two dimensions arrive as images of one channel: write x.squeeze(1) in forward()"
+    if len(shape) == 2:
+        return "; arrays [N, H, W] arrive as they are: data.images = true makes them images of one channel"
     return ""
 
 

@@ -30,13 +30,14 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
         },
         "tiny-imagenet": "fedgg.data.tiny_imagenet:load_tiny_imagenet",
         "femnist": "fedgg.data.natural_clients:load_femnist",
+        "shakespeare": "fedgg.data.natural_clients:load_shakespeare",
         "hf:NAME": "fedgg.data.hugging_face:load_hugging_face",
         "npz:FILE": "fedgg.data.user_arrays:load_npz",
     },
     code="FUNCTION",
 )
 
-NOT_SETTINGS = ("folder", "publication", "path", "name")  # parameters of a loader that are not keys of [data]
+NOT_SETTINGS = ("folder", "publication", "path", "name", "targets")  # parameters that are not keys of [data]
 TEXTS = ("shakespeare",)  # tokens, which are not normalised
 
 

@@ -18,7 +18,7 @@ crop_flip  both (what fits the paper's CIFAR-10 numbers).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -49,6 +49,8 @@ class Scaling:
         return self.shift.dtype, tuple(self.shift.shape), self.shift.tolist(), self.scale.tolist()
 
     def __call__(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.int64:  # token ids and the like
+            return x
         return (x.to(self.shift.dtype) - self.shift).mul_(self.scale)  # in place: the difference is a new tensor
 
     def to(self, device: torch.device) -> Scaling:
@@ -111,6 +113,11 @@ def augment(images: Tensor, draws: Draws) -> Tensor:
     return moved * inside[:, None].to(images.dtype)
 
 
+def targets_on(y: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Targets as a run computes with them: floating point ones in its precision."""
+    return y.to(device, dtype) if y.is_floating_point() else y.to(device)
+
+
 CHUNK = 1000  # examples in one batch of an evaluation
 
 
@@ -143,6 +150,7 @@ class Feed:
     scaling: Scaling
     augmentation: Augmentation
     proxy: random_choices.Positions = field(default_factory=lambda: np.empty(0, np.int64))  # the server's examples
+    weights: Callable[[Tensor], Tensor | None] | None = None  # how much examples count by their targets, if they differ
 
     def examples(self, client: int) -> int:
         return len(self.clients[client])
@@ -171,7 +179,8 @@ class Feed:
                 images = augment(images, draws[start : start + len(part)])
             x, y = self.scaling(images)[None], self.y.index_select(0, where)[None]
             start += len(part)
-            yield Batch(x, y, torch.ones(1, len(where), dtype=x.dtype, device=x.device))
+            mask = torch.ones(1, len(where), dtype=self.scaling.shift.dtype, device=x.device)
+            yield Batch(x, y, mask if self.weights is None else self._weighted(mask, y))
 
     def agenda(self, seed: int, round_: int, client: int, work: random_choices.Work) -> Agenda:
         """The same batches as positions to be gathered later, together with those of other clients."""
@@ -219,12 +228,17 @@ class Feed:
         rows, width = where.shape
         flat = where.clamp_min(0).flatten()
         draws = moves and Draws(moves.top.flatten(), moves.left.flatten(), moves.mirror.flatten())
-        if where.is_cuda and kernels.available():
+        if where.is_cuda and kernels.available() and self.x.dtype != torch.int64:
             x = self._gathered(where.flatten(), draws, lanes, dtype)
         else:
             x = self.scaling(self.x[flat] if draws is None else augment(self.x[flat], draws))
-        mask = (where >= 0).to(self.scaling.shift.dtype)
-        return Batch(x.unflatten(0, (rows, width)), self.y[flat].view(rows, width), mask)
+        mask, y = (where >= 0).to(self.scaling.shift.dtype), self.y[flat].unflatten(0, (rows, width))
+        return Batch(x.unflatten(0, (rows, width)), y, mask if self.weights is None else self._weighted(mask, y))
+
+    def _weighted(self, mask: Tensor, y: Tensor) -> Tensor:
+        """The weights of the examples that count, `[K, B]`."""
+        weights = None if self.weights is None else self.weights(y.flatten(0, 1))
+        return mask if weights is None else mask * weights.view_as(mask).to(mask.dtype)
 
     def _gathered(self, where: Tensor, draws: Draws | None, lanes: int, dtype: torch.dtype | None) -> Tensor:
         from fedgg.kernels.images import gather

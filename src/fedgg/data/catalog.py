@@ -277,8 +277,8 @@ SHAKESPEARE = Publication(
     ),
     alternatives=(),
     classes=("\\n", *" !$&',-.3:;?", *string.ascii_uppercase, *string.ascii_lowercase),
-    train_counts=(1,),  # sequences of 80 characters
-    test_counts=(1,),
+    train_counts=(10_005,),  # sequences of 80 characters
+    test_counts=(2_485,),
     shape=(80,),
     folder="shakespeare",
 )

@@ -1,4 +1,4 @@
-"""Data sets: four tensors and the names of the classes, whichever source they come from; and loading one by name."""
+"""Data sets: four tensors and the names of the outputs, whichever source they come from; and loading one by name."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgg.core.layout import InputPart
+from fedgg.core.tasks import Targets
 from fedgg.data import DATASETS, registered_name
 from fedgg.data.catalog import data_folder
 from fedgg.errors import UserError
@@ -23,44 +25,92 @@ class Dataset:
     """A training and a test set, in memory, as their publisher wrote them: nothing is normalised here."""
 
     name: str
-    x_train: Tensor  # [N, ...] uint8 or floating point; images are [N, C, H, W]
-    y_train: Tensor  # [N] int64, 0 .. classes - 1
+    x_train: Tensor  # [N, ...] uint8 (pixels), floating point or int64 (tokens); images are [N, C, H, W]
+    y_train: Tensor  # [N, ...], see `targets`
     x_test: Tensor
     y_test: Tensor
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # the names of a model's outputs
     peak: float = 1.0  # the value of a fully bright pixel: 255 for bytes, 16 for digits, 1 where inputs are no pixels
     owners: Tensor | None = None  # [N] int64: the client that holds each training example, where the data say so
     client_names: tuple[str, ...] | None = None  # of the owners 0, 1, ..., where these are not their numbers
     words: bool = False  # whether labels came as words, the names of the classes
+    targets: Targets = "classes"
+    parts: tuple[InputPart, ...] = ()  # of several inputs, which lie side by side in the rows of x
     shape: tuple[int, ...] = field(init=False)  # of one example
 
     def __post_init__(self) -> None:
         for split, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
             if x.ndim < 2 or len(x) == 0:
                 raise UserError(f"{self.name}: x_{split} must hold examples [N, ...], got shape {tuple(x.shape)}")
-            if y.shape != x.shape[:1]:
+            if len(y) != len(x) if y.ndim else True:
                 raise UserError(
                     f"{self.name}: y_{split} has shape {tuple(y.shape)} but x_{split} holds {len(x)} examples"
                 )
-            if y.dtype != torch.int64:
-                raise UserError(f"{self.name}: y_{split} must be whole numbers (int64), got {y.dtype}")
-            if x.dtype != torch.uint8 and not x.is_floating_point():
-                raise UserError(f"{self.name}: x_{split} must be bytes or floating point, got {x.dtype}")
+            if x.dtype not in (torch.uint8, torch.int64) and not x.is_floating_point():
+                raise UserError(f"{self.name}: x_{split} must be bytes, int64 or floating point, got {x.dtype}")
             if x.is_floating_point() and not bool(torch.isfinite(x).all()):
                 bad = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
                 raise UserError(f"{self.name}: x_{split} holds NaN or infinity, first in example {bad}; clean it first")
-            low, high = int(y.min()), int(y.max())
-            if low < 0 or high >= len(self.classes):
-                raise UserError(
-                    f"{self.name}: y_{split} holds the label {low if low < 0 else high}, outside the "
-                    f"{len(self.classes)} classes 0 to {len(self.classes) - 1}"
-                )
-        if self.x_train.shape[1:] != self.x_test.shape[1:]:
-            shapes = f"{tuple(self.x_train.shape[1:])} and {tuple(self.x_test.shape[1:])}"
-            raise UserError(f"{self.name}: x_train and x_test hold examples of different shapes, {shapes}")
-        if self.x_train.dtype != self.x_test.dtype:
-            raise UserError(f"{self.name}: x_train is {self.x_train.dtype} but x_test is {self.x_test.dtype}")
+            self._check_targets(f"y_{split}", y)
+        for key, train, test in (("x", self.x_train, self.x_test), ("y", self.y_train, self.y_test)):
+            if train.shape[1:] != test.shape[1:]:
+                shapes = f"{tuple(train.shape[1:])} and {tuple(test.shape[1:])}"
+                what = "examples" if key == "x" else "targets"
+                raise UserError(f"{self.name}: {key}_train and {key}_test hold {what} of different shapes, {shapes}")
+            if train.dtype != test.dtype:
+                raise UserError(f"{self.name}: {key}_train is {train.dtype} but {key}_test is {test.dtype}")
         object.__setattr__(self, "shape", tuple(self.x_train.shape[1:]))
+
+    def _check_targets(self, key: str, y: Tensor) -> None:
+        """UserError where targets are not what `targets` says."""
+        title, low = f"{self.name}: {key}", 0
+        dimensions: tuple[int, ...]
+        match self.targets:
+            case "classes":
+                dimensions, kind = (1,), "the number of a class for each example, [N]"
+            case "tokens":
+                dimensions, kind, low = (2,), "the number of a token at every place, [N, T]", -(2**63)
+            case "labels":
+                dimensions, kind = (2,), "0 or 1 for every label, [N, labels]"
+            case "values":
+                dimensions, kind = (1, 2), "floating point numbers, [N] or [N, values]"
+            case _:
+                dimensions, kind = tuple(range(1, 10)), "numbers"
+        whole = self.targets in ("classes", "tokens", "labels")
+        if y.ndim not in dimensions or (whole and y.dtype != torch.int64):
+            raise UserError(f"{title} is {y.dtype} of shape {tuple(y.shape)}; the task needs {kind}")
+        if self.targets == "values" and not y.is_floating_point():
+            raise UserError(f"{title} is {y.dtype} of shape {tuple(y.shape)}; the task needs {kind}")
+        if y.is_floating_point():
+            if not bool(torch.isfinite(y).all()):
+                bad = int((~torch.isfinite(y)).reshape(len(y), -1).any(1).nonzero()[0])
+                raise UserError(f"{title} holds NaN or infinity, first in example {bad}; clean it first")
+        elif whole:
+            above = 2 if self.targets == "labels" else len(self.classes)
+            smallest, largest = int(y.min()), int(y.max())
+            if smallest < low or largest >= above:
+                outside = smallest if smallest < low else largest
+                what = "0 and 1" if self.targets == "labels" else f"the {above} classes 0 to {above - 1}"
+                raise UserError(f"{title} holds the label {outside}, outside {what}")
+
+    @property
+    def labels(self) -> Tensor:
+        """The class of each training example, `[N]`; 0 for all of them where examples do not have one."""
+        return self.y_train if self.targets == "classes" else torch.zeros(len(self.y_train), dtype=torch.int64)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return self.classes if self.targets == "classes" else ("examples",)
+
+    @cached_property
+    def in_floating_point(self) -> Dataset:
+        """The same data with inputs that are int64 as float32."""
+        return replace(self, x_train=self.x_train.float(), x_test=self.x_test.float())
+
+    @cached_property
+    def as_images(self) -> Dataset:
+        """Examples `[H, W]` as images of one channel, `[1, H, W]`."""
+        return replace(self, x_train=self.x_train.unsqueeze(1), x_test=self.x_test.unsqueeze(1))
 
     def to(self, device: torch.device) -> Dataset:
         """The same data on another device, where several experiments can share it."""
@@ -72,6 +122,9 @@ class Dataset:
         """A hash of every value, so that a resumed run notices other data."""
         digest = hashlib.sha256()
         for tensor in (self.x_train, self.y_train, self.x_test, self.y_test):
+            if tensor is self.x_train or tensor is self.x_test:  # as earlier versions converted inputs
+                tensor = tensor.float() if tensor.dtype == torch.int64 else tensor
+                tensor = tensor.unsqueeze(1) if tensor.ndim == 3 else tensor
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             digest.update(tensor.cpu().contiguous().numpy().reshape(-1).view(np.uint8).data)
         if self.owners is not None:
@@ -97,7 +150,7 @@ class Dataset:
         return mean, (square / count - mean.square()).clamp_min(0).sqrt()
 
 
-def load(name: str, folder: Path | None = None, **settings: Any) -> Dataset:
+def load(name: str, folder: Path | None = None, targets: Targets = "classes", **settings: Any) -> Dataset:
     """The registered data set `name`, read from `folder` or the folder that `data_folder()` names.
 
     `settings` are parameters of its loader.
@@ -107,7 +160,7 @@ def load(name: str, folder: Path | None = None, **settings: Any) -> Dataset:
         raise unknown_data_set(name)
     loader = DATASETS[registered]
     if registered != name:
-        return loader(name.partition(":")[2], **settings)
+        return loader(name.partition(":")[2], targets=targets, **settings)
     if "folder" in accepted_settings(loader):
         settings["folder"] = data_folder(folder)
     return loader(**settings)

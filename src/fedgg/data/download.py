@@ -20,6 +20,7 @@ from fedgg.data import DATASETS, readers, registered_name
 from fedgg.data.catalog import PUBLICATIONS, Publication, PublishedFile, count_gaps, find_publication
 from fedgg.data.dataset import Dataset, load, unknown_data_set
 from fedgg.data.mnist_family import find_idx_copies
+from fedgg.data.natural_clients import find_shakespeare
 from fedgg.data.tiny_imagenet import find_tiny_imagenet
 from fedgg.errors import UserError
 from fedgg.files import check_in_place, open_in_place
@@ -214,8 +215,8 @@ def _check_source(name: str, folder: Path) -> Finding:
 
 def _check_copies(folder: Path, publication: Publication, strict: bool) -> Iterator[Finding]:
     """Of the data sets whose readers verify the number of examples of each class themselves."""
-    find = find_tiny_imagenet if publication.name == "tiny-imagenet" else find_idx_copies
-    for copy in find(folder, publication):
+    finders = {"tiny-imagenet": find_tiny_imagenet, "shakespeare": find_shakespeare}
+    for copy in finders.get(publication.name, find_idx_copies)(folder, publication):
         try:
             summary, original = _summary(copy.read()), copy.is_original()
         except UserError as error:
@@ -270,9 +271,11 @@ def _judge(path: Path, summary: str, gaps: list[str], original: bool, doubt: str
 
 
 def _summary(dataset: Dataset) -> str:
+    noun = "images" if len(dataset.shape) == 3 else "examples"
+    owners = "" if dataset.owners is None else f", {int(dataset.owners.max()) + 1:,} clients"
     return (
-        f"{len(dataset.x_train):,} training and {len(dataset.x_test):,} test images {_shape(dataset.x_train)}, "
-        f"{len(dataset.classes)} classes"
+        f"{len(dataset.x_train):,} training and {len(dataset.x_test):,} test {noun} {_shape(dataset.x_train)}, "
+        f"{len(dataset.classes)} classes{owners}"
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgg.core.random_choices import stream
+from fedgg.core.tasks import Targets
 from fedgg.data.dataset import Dataset
 from fedgg.data.user_arrays import from_arrays
 from fedgg.errors import UserError, missing_extra
@@ -29,6 +30,7 @@ def load_hugging_face(
     client: str = "",
     size: int = 0,
     revision: str = "",
+    targets: Targets = "classes",
 ) -> Dataset:
     """A data set of the Hugging Face Hub or of a folder, by the package `datasets`; tried with folders, not the Hub.
 
@@ -60,7 +62,8 @@ def load_hugging_face(
         owners = None if owners is None else owners[~held]
     x_train, x_test = _stacked(x, x_test, columns.are_images, source)
     short = Path(name).expanduser().absolute().name  # in titles and file names
-    return from_arrays(x_train, y, x_test, y_test, name=short, classes=columns.class_names(), clients=owners)
+    names = columns.class_names() if targets == "classes" else None
+    return from_arrays(x_train, y, x_test, y_test, name=short, classes=names, clients=owners, targets=targets)
 
 
 def _opened(name: str, config: str, revision: str) -> Mapping[str, Any]:

@@ -21,11 +21,12 @@ from fedgg.core.algorithm import Algorithm
 from fedgg.core.buffers import travelling
 from fedgg.core.evaluation import Score, evaluate
 from fedgg.core.local import LocalEnd
-from fedgg.core.model import Net
+from fedgg.core.model import NeedsFloatingPoint, Net
 from fedgg.core.random_choices import Work
 from fedgg.core.server import healthy
+from fedgg.core.tasks import Task
 from fedgg.core.tensor_rows import Rows
-from fedgg.data.batch_preparation import Feed
+from fedgg.data.batch_preparation import Feed, targets_on
 from fedgg.engines import RoundJob
 from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.engines.fused.engine import train_fused
@@ -48,7 +49,7 @@ from fedgg.flower.messages import (
 from fedgg.flower.node_state import NodeStateFolder, SavedClientState, StaleMessage
 from fedgg.lab.build import build, chosen_device, examined_net
 from fedgg.lab.config import Experiment, load_experiment
-from fedgg.lab.engine_setup import arithmetic
+from fedgg.lab.engine_setup import DTYPES, arithmetic
 from fedgg.lab.local_optimiser import optimiser_of
 from fedgg.lab.name_resolution import build_algorithm
 
@@ -120,7 +121,7 @@ class ClientTrainer:
             return train_fused(job, self.client)
 
     def evaluate(self, received: ReceivedModel) -> Score:
-        """Accuracy and loss on the held-out examples of the client."""
+        """Metrics and loss on the held-out examples of the client."""
         with arithmetic(self.experiment):
             chunks = self.feed.held_out_chunks(self.client)
             return evaluate(fused_net(self.net), received.w, received.buffers, chunks)
@@ -179,18 +180,26 @@ def _trainer_from_file(experiment_file: Path, client: int, data: Path, modified:
     if file.client not in (client, -1):
         raise UserError(f"{data} holds the examples of client {file.client}, but this node is client {client}")
     algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
-    feed = _feed(file, client, experiment)
+    feed, classes = _feed(file, client, experiment), len(file.classes)
     shape = tuple(file.train.x.shape[1:])
     with arithmetic(experiment):
-        net = examined_net(experiment, algorithm, shape, len(file.classes), _sample(feed, shape))
+        try:
+            net = examined_net(experiment, algorithm, shape, classes, _sample(feed), parts=file.parts)
+        except NeedsFloatingPoint:
+            feed = replace(feed, x=feed.x.float(), x_test=feed.x_test.float())
+            net = examined_net(experiment, algorithm, shape, classes, _sample(feed), parts=file.parts)
+    if type(net.task).weights is not Task.weights:
+        feed = replace(feed, weights=net.task.weights)
     work = algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
-    return ClientTrainer(client, experiment, algorithm, net, feed, work, shape, len(file.classes))
+    return ClientTrainer(client, experiment, algorithm, net, feed, work, shape, classes)
 
 
-def _sample(feed: Feed, shape: tuple[int, ...]) -> Tensor:
-    """Two examples to trace the model with, filled up with zeros if the client has fewer."""
-    first = feed.scaling(feed.x[:2])
-    return torch.cat([first, first.new_zeros(2, *shape)])[:2]
+def _sample(feed: Feed) -> tuple[Tensor, Tensor]:
+    """Two examples to trace the model with, and their targets, filled up with zeros if the client has fewer."""
+    x, y = (
+        torch.cat([first, first.new_zeros(2, *first.shape[1:])])[:2] for first in (feed.scaling(feed.x[:2]), feed.y[:2])
+    )
+    return x, y
 
 
 def _feed(file: ClientFile, client: int, experiment: Experiment) -> Feed:
@@ -200,7 +209,7 @@ def _feed(file: ClientFile, client: int, experiment: Experiment) -> Feed:
     count = len(file.train.y)
     return Feed(
         x=x.to(device),
-        y=y.to(device),
+        y=targets_on(y, device, DTYPES[experiment.engine.precision]),
         x_test=x[:0].to(device),
         y_test=y[:0].to(device),
         clients=(*[none] * client, np.arange(count)),
@@ -285,7 +294,7 @@ def _train(header: MessageHeader, trainer: ClientTrainer, config: NodeConfig, me
 
 def _evaluate(header: MessageHeader, trainer: ClientTrainer, config: NodeConfig, message: Message) -> RecordDict:
     score = trainer.evaluate(_received(trainer, message.content))
-    metrics = {"accuracy": score.accuracy, "loss": score.loss}
+    metrics = {**score.values, "loss": score.loss}
     return message_content(header, status=ReplyStatus(), metrics=metrics)
 
 

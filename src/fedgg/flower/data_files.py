@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,13 +21,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedgg.core.layout import InputPart
+from fedgg.core.tasks import Targets
 from fedgg.data.batch_preparation import Scaling, scaling
 from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
 from fedgg.files import open_regular, write_atomically, writing_to
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import DTYPES
-from fedgg.lab.federated_data import Positions, WholeData, holdings, load_data, split_of, with_given_clients
+from fedgg.lab.federated_data import Positions, WholeData, data_of, holdings, split_of, targets_of, with_given_clients
 
 FORMAT = 1
 PRIVATE = 0o600
@@ -36,7 +39,7 @@ _SCALING_ARRAYS = {"shift", "scale"}
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Inputs and labels."""
+    """Inputs and targets."""
 
     x: Tensor
     y: Tensor
@@ -44,7 +47,10 @@ class Examples:
     def fingerprint(self) -> str:
         """A hash of every value."""
         digest = hashlib.sha256()
-        for tensor in (self.x, self.y):
+        # Where a model takes floating point numbers, whole inputs are converted; targets have the run's precision.
+        x = self.x.float() if self.x.dtype == torch.int64 else self.x
+        y = self.y.float() if self.y.is_floating_point() else self.y
+        for tensor in (x, y):
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             digest.update(tensor.cpu().contiguous().numpy().reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
@@ -59,6 +65,7 @@ class ClientFile:
     held_out: Examples
     classes: tuple[str, ...]
     scaling: Scaling
+    parts: tuple[InputPart, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,7 @@ class ServerFile:
     split: dict[str, str]  # `scheme` and `hash`, if the file has them
     client_names: tuple[str, ...] | None = None  # by client, if the data set names its clients
     client_files: tuple[ClientFileSummary, ...] | None = None  # by client, if `divide` wrote the file
+    parts: tuple[InputPart, ...] = ()
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -98,24 +106,26 @@ def _scaling_arrays(scaling: Scaling) -> Arrays:
 def read_client_file(path: Path, experiment: Experiment) -> ClientFile:
     arrays = _read(path, "x", "y", "classes")
     classes = _class_names(path, arrays)
-    train = _examples(path, arrays, "x", "y", classes, may_be_empty=True)  # split.allow_empty
-    held_out = _examples(path, arrays, "x_held_out", "y_held_out", classes, like=train)
+    targets = targets_of(experiment)
+    train = _examples(path, arrays, "x", "y", classes, targets, may_be_empty=True)  # split.allow_empty
+    held_out = _examples(path, arrays, "x_held_out", "y_held_out", classes, targets, like=train)
     client = int(arrays["client"]) if "client" in arrays else -1
-    return ClientFile(client, train, held_out, classes, _scaling(path, arrays, experiment, train))
+    return ClientFile(client, train, held_out, classes, _scaling(path, arrays, experiment, train), _parts(path, arrays))
 
 
 def read_server_file(path: Path, experiment: Experiment) -> ServerFile:
     arrays = _read(path, "x_test", "y_test", "classes")
     classes = _class_names(path, arrays)
-    test = _examples(path, arrays, "x_test", "y_test", classes)
-    proxy = _examples(path, arrays, "x_proxy", "y_proxy", classes, like=test)
+    targets = targets_of(experiment)
+    test = _examples(path, arrays, "x_test", "y_test", classes, targets)
+    proxy = _examples(path, arrays, "x_proxy", "y_proxy", classes, targets, like=test)
     clients = int(arrays["clients"]) if "clients" in arrays else experiment.split.clients
     split = {key: str(arrays[f"split_{key}"]) for key in ("scheme", "hash") if f"split_{key}" in arrays}
     names = tuple(str(name) for name in arrays["client_names"]) if "client_names" in arrays else None
     if names is not None and len(names) != clients:
         raise UserError(f"{path}: client_names has {len(names)} names for {clients} clients")
     scaling, client_files = _scaling(path, arrays, experiment, test), _client_files(path, arrays, clients)
-    return ServerFile(clients, test, proxy, classes, scaling, split, names, client_files)
+    return ServerFile(clients, test, proxy, classes, scaling, split, names, client_files, _parts(path, arrays))
 
 
 def _client_files(path: Path, arrays: Arrays, clients: int) -> tuple[ClientFileSummary, ...] | None:
@@ -161,6 +171,7 @@ def _examples(
     x: str,
     y: str,
     classes: tuple[str, ...],
+    targets: Targets,
     like: Examples | None = None,
     *,
     may_be_empty: bool = False,
@@ -171,12 +182,24 @@ def _examples(
     for name in (x, y):
         if name not in arrays or arrays[name].dtype.kind not in "uif":
             raise UserError(f"{path}: {name} must be an array of numbers")
-    examples = Examples(torch.from_numpy(arrays[x]), torch.from_numpy(arrays[y].astype(np.int64)))
+    is_whole = targets != "values" and arrays[y].dtype.kind != "f"
+    values = arrays[y].astype(np.int64) if is_whole or targets in ("classes", "tokens", "labels") else arrays[y]
+    examples = Examples(torch.from_numpy(arrays[x]), torch.from_numpy(values))
     if len(examples.y) or not may_be_empty:
-        Dataset(f"{path} ({x})", examples.x, examples.y, examples.x[:1], examples.y[:1], classes)
+        one = examples.x[:1], examples.y[:1]
+        Dataset(f"{path} ({x})", examples.x, examples.y, *one, classes, targets=targets)
     if like is not None and (examples.x.dtype != like.x.dtype or examples.x.shape[1:] != like.x.shape[1:]):
         raise UserError(f"{path}: {x} has another dtype or shape than the first array")
     return examples
+
+
+def _parts(path: Path, arrays: Arrays) -> tuple[InputPart, ...]:
+    """The parts of several inputs, if the file has them."""
+    try:
+        described = json.loads(str(arrays.get("parts", "[]")))
+        return tuple(InputPart(key, tuple(shape), getattr(torch, dtype)) for key, shape, dtype in described)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: the array parts is not what fedgg wrote ({error})") from error
 
 
 def _scaling(path: Path, arrays: Arrays, experiment: Experiment, examples: Examples) -> Scaling:
@@ -194,7 +217,7 @@ def _scaling(path: Path, arrays: Arrays, experiment: Experiment, examples: Examp
 
 def divide(experiment: Experiment, folder: Path, data_folder: Path | None = None) -> list[Path]:
     """Write `server.npz`, `client-0.npz`, `client-1.npz`, ... for the experiment's split; returns their paths."""
-    dataset = load_data(experiment.data, data_folder)
+    dataset = data_of(experiment, None, data_folder)
     experiment = with_given_clients(experiment, dataset)
     split = split_of(experiment, dataset)
     division = holdings(experiment, split)
@@ -204,6 +227,8 @@ def divide(experiment: Experiment, folder: Path, data_folder: Path | None = None
         "classes": np.array(dataset.classes, dtype=np.str_),
         **_scaling_arrays(scaling(experiment.data.normalise, dataset, torch.float64)),
     }
+    if dataset.parts:
+        shared["parts"] = np.array(json.dumps([part.described() for part in dataset.parts]))
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         server = folder / "server.npz"

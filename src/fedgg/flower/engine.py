@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord
 from fedgg.core.buffers import travelling
 from fedgg.core.evaluation import Score
 from fedgg.core.local import LocalEnd
+from fedgg.core.metrics import Metric
 from fedgg.core.server import Lost, in_proportion
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Look, score_here
@@ -27,7 +28,7 @@ from fedgg.flower.messages import NO_ROUND, InvalidMessage, MessageHeader, diagn
 from fedgg.flower.send_and_receive import Exchange, ExchangeLog, OutgoingMessage, Reply, one_line
 
 NOT_FINITE = "not finite"
-NO_SCORE = Score(0.0, 0.0, 0)  # of no examples: a client that did not reply is not part of the mean
+NO_SCORE = Score(0.0, 0, {})  # of no examples: a client that did not reply is not part of the mean
 
 
 @dataclass
@@ -168,22 +169,25 @@ class FlowerEngine:
         }
         with self.log.record("evaluate", number, 1, clients, self.exchange) as dropped:
             for request, reply in self.exchange.send_and_receive("evaluate", requests):
-                scores[request.header.client] = self._evaluated(request.header.client, reply)
+                client = request.header.client
+                scores[client] = self._evaluated(client, reply, looks[client].net.metrics)
             dropped.extend(score for score in scores.values() if isinstance(score, Lost))
         for lost in dropped:
             self.notice(f"round {number}: client {lost.client} did not evaluate the model: {lost.why}")
         return {client: NO_SCORE if isinstance(score, Lost) else score for client, score in scores.items()}
 
-    def _evaluated(self, client: int, reply: Reply) -> Score | Lost:
+    def _evaluated(self, client: int, reply: Reply, metrics: Sequence[Metric]) -> Score | Lost:
         if reply.content is None:
             return Lost(client, reply.why)
         try:
-            metrics = messages.metrics_of(reply.content, {"accuracy", "loss"})
+            values = messages.metrics_of(reply.content, {"loss", *(metric.name for metric in metrics)})
         except InvalidMessage as error:
             return Lost(client, one_line(str(error)))
-        if not 0 <= metrics["accuracy"] <= 1:
-            return Lost(client, f"it sent the accuracy {metrics['accuracy']}")
-        return Score(metrics["accuracy"], metrics["loss"], self.membership.client_info[client].held_out)
+        for metric in metrics:
+            if metric.percent and (values[metric.name] < 0 or values[metric.name] > 1):
+                return Lost(client, f"it sent the {metric.name} {values[metric.name]}")
+        loss, held_out = values["loss"], self.membership.client_info[client].held_out
+        return Score(loss, held_out, {metric.name: values[metric.name] for metric in metrics})
 
 
 def _model_arrays(look: Look, model: ArrayRecord) -> dict[str, ArrayRecord]:

@@ -21,6 +21,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
+from fedgg.core.layout import InputPart
 from fedgg.core.random_choices import Positions
 from fedgg.data.batch_preparation import Feed
 from fedgg.errors import UserError
@@ -196,6 +197,10 @@ class DataOnNodes:
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.file.test.x.shape[1:])
+
+    @property
+    def parts(self) -> tuple[InputPart, ...]:
+        return self.file.parts
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from fedgg.core.algorithm import Algorithm, arithmetic_beside_fedavg
 from fedgg.core.buffers import not_finite
-from fedgg.core.model import Net, head_of
+from fedgg.core.layout import InputPart
+from fedgg.core.model import NeedsFloatingPoint, Net, head_of
 from fedgg.core.random_choices import Work
-from fedgg.data.batch_preparation import CHUNK, Feed, Scaling, scaling
+from fedgg.core.tasks import Task
+from fedgg.data.batch_preparation import CHUNK, Feed, Scaling, scaling, targets_on
 from fedgg.data.dataset import Dataset
 from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.errors import UserError
@@ -25,8 +27,8 @@ from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation, aggregation_of
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import OptimiserConfig, ScheduleConfig
 from fedgg.lab.engine_setup import DTYPES, Choice, choose
-from fedgg.lab.federated_data import DataGiven, Origin, WholeData, dataset_of, holdings, load_data, split_of
-from fedgg.lab.local_optimiser import check_optimiser
+from fedgg.lab.federated_data import DataGiven, Origin, WholeData, data_of, holdings, split_of
+from fedgg.lab.local_optimiser import NAMED_OBJECTIVE, Objective, check_optimiser, metrics_of, task_of
 from fedgg.lab.name_resolution import (
     build_algorithm,
     build_model,
@@ -102,6 +104,7 @@ def build(
     model: ModelGiven | None = None,
     data: DataGiven | None = None,
     algorithm: Algorithm | None = None,
+    objective: Objective = NAMED_OBJECTIVE,
     data_folder: Path | None = None,
     engine_reason: str | None = None,
 ) -> Federation:
@@ -109,15 +112,31 @@ def build(
 
     `engine_reason`: why the experiment names the engine it names, where a study chose it in the place of `auto`.
     """
-    dataset = load_data(experiment.data, data_folder) if data is None else dataset_of(data)
+    dataset = data_of(experiment, data, data_folder)
+    try:
+        return _build(experiment, dataset, model, algorithm, objective, engine_reason)
+    except NeedsFloatingPoint:
+        federation = _build(experiment, dataset.in_floating_point, model, algorithm, objective, engine_reason)
+        notice = "the inputs are whole numbers, and the model takes floating point numbers: they are converted"
+        return replace(federation, notices=(notice, *federation.notices))
+
+
+def _build(
+    experiment: Experiment,
+    dataset: Dataset,
+    model: ModelGiven | None,
+    algorithm: Algorithm | None,
+    objective: Objective,
+    engine_reason: str | None,
+) -> Federation:
     split = split_of(experiment, dataset)
     held = holdings(experiment, split)
     device, dtype = chosen_device(experiment), DTYPES[experiment.engine.precision]
     feed = Feed(
         x=dataset.x_train.to(device),
-        y=dataset.y_train.to(device),
+        y=targets_on(dataset.y_train, device, dtype),
         x_test=dataset.x_test.to(device),
-        y_test=dataset.y_test.to(device),
+        y_test=targets_on(dataset.y_test, device, dtype),
         clients=held.clients,
         held_out=held.held_out,
         scaling=scaling(experiment.data.normalise, dataset, dtype, device),
@@ -125,7 +144,15 @@ def build(
         proxy=held.proxy,
     )
     origin = WholeData(dataset, split, held.proxy)
-    federation = assemble(experiment, feed, origin, model=model, algorithm=algorithm, engine_reason=engine_reason)
+    federation = assemble(
+        experiment,
+        feed,
+        origin,
+        model=model,
+        algorithm=algorithm,
+        objective=objective,
+        engine_reason=engine_reason,
+    )
     if federation.net.embeds:
         _try_the_largest_inputs(federation.net.module, dataset, feed.scaling)
     notices = _notices_on_data(experiment, dataset, feed.scaling, federation.net.embeds)
@@ -139,15 +166,18 @@ def assemble(
     *,
     model: ModelGiven | None = None,
     algorithm: Algorithm | None = None,
+    objective: Objective = NAMED_OBJECTIVE,
     engine_reason: str | None = None,
 ) -> Federation:
     """A federation around these examples, wherever those of the clients are."""
     if algorithm is None:
         algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
     sizes = [len(client) for client in feed.clients]
-    sample, _ = feed.unseen(None, 0)
-    examined = examine(experiment, algorithm, sizes, origin, sample[:2], model)
+    x, y = feed.unseen(None, 0)
+    examined = examine(experiment, algorithm, sizes, origin, (x[:2], y[:2]), model, objective)
     net, work, notices = examined.net, examined.work, [*examined.notices_on_batches]
+    if type(net.task).weights is not Task.weights:
+        feed = replace(feed, weights=net.task.weights)
     if net.needs_two_in_evaluation:
         _check_single_scores(feed, origin.client_names)
     if net.freezes:
@@ -196,8 +226,9 @@ def examine(
     algorithm: Algorithm,
     sizes: list[int],
     origin: Origin,
-    sample: Tensor,
+    sample: tuple[Tensor, Tensor],
     model: ModelGiven | None,
+    objective: Objective = NAMED_OBJECTIVE,
 ) -> Examined:
     """UserError where model, clients, batches, and privacy, robust rule or attack do not fit each other."""
     augment, shape = experiment.data.augment, origin.shape
@@ -213,7 +244,7 @@ def examine(
     notices = list[str]()
     if min(sizes) < (work.batch or 1):
         notices = _check_batches(experiment, work, sizes, origin.client_names)
-    net = examined_net(experiment, algorithm, shape, len(origin.classes), sample, model)
+    net = examined_net(experiment, algorithm, shape, len(origin.classes), sample, model, objective, origin.parts)
     if net.needs_two_examples:
         _check_single_examples(work, sizes, origin.client_names)
     aggregation, on_aggregation = PLAIN_AGGREGATION, list[str]()
@@ -227,10 +258,12 @@ def examined_net(
     algorithm: Algorithm,
     shape: tuple[int, ...],
     classes: int,
-    sample: Tensor,
+    sample: tuple[Tensor, Tensor],
     model: ModelGiven | None = None,
+    objective: Objective = NAMED_OBJECTIVE,
+    parts: tuple[InputPart, ...] = (),
 ) -> Net:
-    """The experiment's model with its initial weights, traced with two examples."""
+    """The experiment's model with its initial weights, traced with two examples and their targets."""
     config, engine = experiment.model, experiment.engine
     module = build_model(config.name if model is None else model, config.settings, shape, classes, experiment.seed)
     if config.start is not None:
@@ -239,10 +272,13 @@ def examined_net(
     # As module.to(device, dtype), which would make complex constants real: these keep their type.
     module._apply(lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype))
     products = torch.bfloat16 if engine.precision == "bf16" else None
-    net = Net(module, frozen_statistics=config.statistics == "frozen", products=products)
-    net.examine(sample, classes)
+    task = task_of(experiment, objective.loss)
+    metrics = metrics_of(experiment, task, objective.metrics)
+    net = Net(module, task, metrics, frozen_statistics=config.statistics == "frozen", products=products)
+    net.parts = parts
+    net.examine(sample[0], classes, sample[1])
     if algorithm.needs_representation:
-        net.head = head_of(net, sample)
+        net.head = head_of(net, sample[0])
     # Engines of user code get the model that the reference engine has.
     return net if engine.name == "loop" or names_code(engine.name) else fused_net(net)
 
@@ -365,8 +401,8 @@ def _notices_on_data(experiment: Experiment, dataset: Dataset, scaling: Scaling,
         notices.append(
             f"engine.threads = {engine.threads} has no effect under engine 'workers': each of its processes has one"
         )
-    counts = dataset.y_train.bincount(minlength=len(dataset.classes)).tolist()
-    empty = [name for name, count in zip(dataset.classes, counts, strict=True) if not count]
+    counts = dataset.labels.bincount(minlength=len(dataset.label_names)).tolist()
+    empty = [name for name, count in zip(dataset.label_names, counts, strict=True) if not count]
     if empty:
         notices.append(f"no training example has the class {', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''}")
     if dataset.owners is not None and split.scheme != "given":

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticUndefined
 
 from fedgg import files
+from fedgg.core.metrics import METRICS
 from fedgg.core.optimisers import SCHEDULES
 from fedgg.errors import UserError
 from fedgg.lab.config_errors import one_line, section_in
@@ -35,14 +36,16 @@ from fedgg.lab.config_sections import (
     ScheduleConfig,
     ServerConfig,
     SplitConfig,
+    TaskConfig,
 )
-from fedgg.registry import NAMED_PARTS, accepted_settings
+from fedgg.registry import NAMED_PARTS, accepted_settings, names_code
 from fedgg.runfolder.record_types import flat
 
 LARGEST = {"fp32": 3.4028234663852886e38, "fp64": sys.float_info.max}
 FOLLOW_THE_DATA = ("data.normalise", "split.clients")  # where they are not set, whichever data those will be
 # Keys of a section that remain where its part gets another name.
 REMAINING = {
+    "task": (),
     "algorithm": (),
     "model": ("start", "statistics"),
     "optimiser": ("clip_norm", "state"),
@@ -59,8 +62,12 @@ class Experiment(ConfigSection):
     name: str = Field("", max_length=10_000, description="a label; does not change results")
     seed: int = Field(0, ge=0, description="random seed: split, initial weights, client sampling, batch order")
     rounds: int = Field(100, ge=1, description="communication rounds")
+    metrics: tuple[str, ...] = Field(
+        (), description=f"the primary one first: {METRICS.choices()}; by default those of the task"
+    )
     data: DataConfig = DataConfig()
     split: SplitConfig = SplitConfig()
+    task: TaskConfig = TaskConfig()
     model: ModelConfig = ModelConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     local: LocalConfig = LocalConfig()
@@ -73,6 +80,16 @@ class Experiment(ConfigSection):
     )
     robust: RobustConfig | None = Field(None, description="robust aggregation; off unless robust.rule is set")
     attack: AttackConfig | None = Field(None, description="clients that attack; off unless attack.kind is set")
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _metrics_by_name(cls, names: Any) -> Any:
+        """One name, several with commas between them, or a list."""
+        names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+        for name in names if isinstance(names, list | tuple) else ():
+            if isinstance(name, str) and name not in METRICS and not names_code(name):
+                raise ValueError(METRICS.suggestion(name))
+        return names
 
     def __init__(self, **fields: Any) -> None:
         """A rule or kind of "none" leaves its section out: beside others on an axis of a sweep, for instance."""
@@ -94,7 +111,7 @@ class Experiment(ConfigSection):
         if self.attack is not None and self.clients_are_known and self.attack.clients > self.split.clients:
             raise ValueError(f"attack.clients = {self.attack.clients} but there are only {self.split.clients} clients")
         # A NaN differs from itself, TOML has no None, and its dates are text in JSON: none of them would come back.
-        for section in ("data", "model", "algorithm", "optimiser", "schedule", "split", "robust"):
+        for section in ("data", "task", "model", "algorithm", "optimiser", "schedule", "split", "robust"):
             part: PartConfig | None = getattr(self, section)
             for key, value in (part.settings if part else {}).items():
                 if _holds(value, lambda one: one is not None and not isinstance(one, str | int | float)):
@@ -168,14 +185,18 @@ class Experiment(ConfigSection):
             if schedule in SCHEDULES and "rounds" not in accepted_settings(SCHEDULES[schedule]):
                 excluded["rounds"] = True
             excluded["server"] = excluded["server"] | {"evaluate_every"}
+            excluded["metrics"] = True
         content = self.model_dump(mode="json", exclude=excluded)
         # Settings younger than the first run folders are left out where they change nothing.
         content = {key: value for key, value in content.items() if key not in OFF_UNLESS_THERE or value is not None}
         if not content["data"]["proxy"]:
             del content["data"]["proxy"]
-        for section, default in (("optimiser", OptimiserConfig()), ("schedule", ScheduleConfig())):
+        if not content["data"]["images"]:
+            del content["data"]["images"]
+        defaults = {"optimiser": OptimiserConfig(), "schedule": ScheduleConfig(), "task": TaskConfig(), "metrics": ()}
+        for section, default in defaults.items():
             if getattr(self, section) == default:
-                del content[section]
+                content.pop(section, None)
         # On a CPU `auto`, `fused` and `workers` have the same bits. The fused step is "loop" here, as in folders of
         # versions that had no other step under that name.
         name, threads = self.engine.name, self.engine.threads_in_use

@@ -11,6 +11,7 @@ from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.buffers import BufferPolicy
 from fedgg.core.optimisers import OPTIMISERS, SCHEDULES
+from fedgg.core.tasks import TASKS
 from fedgg.data import DATASETS, NOT_SETTINGS, SPLITS, TEXTS, registered_name
 from fedgg.data.batch_preparation import Augmentation, Normalisation
 from fedgg.data.partition import OFFERED
@@ -173,6 +174,7 @@ class DataConfig(PartConfig):
         "auto",
         description="none, unit (pixels in 0..1), standard, or auto: none for text and your own data, else standard",
     )
+    images: bool = Field(False, description="whether arrays [N, H, W] are images of one channel; cnn and others ask it")
     augment: Augmentation = Field("none", description="none, flip, crop or crop_flip; images only")
     proxy: int = Field(0, ge=0, description="training examples that the server holds instead of a client")
     holdout: float = Field(0.0, ge=0, lt=1, description="share of its examples that each client holds out for testing")
@@ -209,6 +211,14 @@ class SplitConfig(PartConfig):
     def scheme_settings(self) -> dict[str, Any]:
         """The settings that the scheme may have parameters for."""
         return {"beta": self.beta, "shards_per_client": self.shards_per_client, **self.settings}
+
+
+class TaskConfig(PartConfig):
+    """What is learnt: the targets of examples, and the loss."""
+
+    registry = TASKS
+
+    name: str = Field("classification", description=TASKS.choices())
 
 
 class ModelConfig(PartConfig):

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from fedgg.core.layout import InputPart
 from fedgg.core.random_choices import stream
+from fedgg.core.tasks import TASKS, Targets
 from fedgg.data import DATASETS
 from fedgg.data.catalog import data_folder
 from fedgg.data.dataset import Dataset, load
@@ -20,6 +23,7 @@ from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import DataConfig
 from fedgg.lab.name_resolution import check_data_settings, data_function, split_function
+from fedgg.models import IMAGE_MODELS
 from fedgg.registry import accepted_settings, names_code
 
 Positions = NDArray[np.int64]
@@ -29,25 +33,25 @@ DataGiven = Dataset | tuple[Any, Any, Any, Any] | tuple[Any, Any, Any, Any, Any]
 # Loading -------------------------------------------------------------------------------------------------------------
 
 
-def load_data(data: DataConfig, folder: Path | None = None) -> Dataset:
+def load_data(data: DataConfig, folder: Path | None = None, targets: Targets = "classes") -> Dataset:
     """The data set that `data.source` names: a registered one, or what a function of user code returns."""
     source, arguments = data.source, data.settings
     if source in DATASETS or not names_code(source):
         if arguments:
             check_data_settings(data)
-        return load(source, folder, **arguments)
+        return load(source, folder, targets, **arguments)
     function = data_function(data)
     try:
         if "folder" in accepted_settings(function):
             arguments["folder"] = data_folder(folder)
-        return dataset_of(function(**arguments), source.rpartition(":")[2])
+        return dataset_of(function(**arguments), source.rpartition(":")[2], targets)
     except UserError as error:
         raise UserError(f"data.source = {source!r}: {error}") from error
     except Exception as error:  # user code can raise anything
         raise UserError(f"data.source = {source!r} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def dataset_of(data: DataGiven, name: str = "arrays") -> Dataset:
+def dataset_of(data: DataGiven, name: str = "arrays", targets: Targets = "classes") -> Dataset:
     """A data set as it was handed in from Python, or returned by user code."""
     if isinstance(data, Dataset):
         return data
@@ -56,7 +60,35 @@ def dataset_of(data: DataGiven, name: str = "arrays") -> Dataset:
             "data must be (x_train, y_train, x_test, y_test), and fifth, if you like, the client of each training "
             "example; a data set's name goes into the experiment"
         )
-    return from_arrays(*data[:4], name=name, clients=data[4] if len(data) == 5 else None)
+    return from_arrays(*data[:4], name=name, clients=data[4] if len(data) == 5 else None, targets=targets)
+
+
+def targets_of(experiment: Experiment) -> Targets:
+    """The targets that the experiment's task needs."""
+    task = experiment.task.name
+    return TASKS[task].targets if task in TASKS else "any"
+
+
+def data_of(experiment: Experiment, data: DataGiven | None = None, data_folder: Path | None = None) -> Dataset:
+    """The data set of an experiment, with targets as its task needs them, or as it was handed in."""
+    targets = targets_of(experiment)
+    dataset = load_data(experiment.data, data_folder, targets) if data is None else dataset_of(data, targets=targets)
+    if targets not in ("any", dataset.targets):
+        raise UserError(
+            f"task.name = {experiment.task.name!r} needs targets that are {targets}; those of {dataset.name} are "
+            f"{dataset.targets}{_remedy(dataset.targets)}"
+        )
+    if dataset.x_train.dtype == torch.int64 and experiment.data.normalise != "none":
+        if dataset.parts:
+            raise UserError(f"data.normalise = {experiment.data.normalise!r}: several inputs need 'none'")
+        dataset = dataset.in_floating_point
+    wants_images = experiment.data.images or experiment.data.augment != "none" or experiment.model.name in IMAGE_MODELS
+    return dataset.as_images if wants_images and len(dataset.shape) == 2 and not dataset.parts else dataset
+
+
+def _remedy(targets: Targets) -> str:
+    names = [repr(name) for name, task in TASKS.items() if task.targets == targets]
+    return f": set task.name = {names[0]}" if names else ""
 
 
 def with_given_clients(
@@ -65,7 +97,7 @@ def with_given_clients(
     """Under split.scheme = 'given' the data say how many clients there are, where split.clients does not."""
     if experiment.clients_are_known:
         return experiment
-    dataset = load_data(experiment.data, data_folder) if data is None else dataset_of(data)
+    dataset = data_of(experiment, data, data_folder)
     if dataset.owners is None:
         return experiment  # the split says what is missing
     return experiment.changed({"split.clients": int(dataset.owners.max()) + 1})
@@ -85,7 +117,7 @@ def split_of(experiment: Experiment, dataset: Dataset) -> Partition:
     try:
         return partition(
             split.scheme,
-            dataset.y_train.cpu().numpy(),
+            dataset.labels.cpu().numpy(),
             split.clients,
             experiment.seed,
             min_examples=split.min_examples,
@@ -170,6 +202,8 @@ class Origin(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
+    def parts(self) -> tuple[InputPart, ...]: ...
+    @property
     def classes(self) -> tuple[str, ...]: ...
     @property
     def labels_are_words(self) -> bool: ...
@@ -203,6 +237,7 @@ class WholeData:
     keeper: Keeper = "here"
     name: str = field(init=False)
     shape: tuple[int, ...] = field(init=False)
+    parts: tuple[InputPart, ...] = field(init=False)
     classes: tuple[str, ...] = field(init=False)
     labels_are_words: bool = field(init=False)
     client_names: tuple[str, ...] | None = field(init=False)
@@ -212,6 +247,7 @@ class WholeData:
         known: dict[str, Any] = {
             "name": data.name,
             "shape": data.shape,
+            "parts": data.parts,
             "classes": data.classes,
             "labels_are_words": data.words,
             "client_names": data.client_names if self.partition.scheme == "given" else None,
@@ -228,17 +264,17 @@ class WholeData:
 
     def described(self) -> dict[str, Any]:
         """How many examples of which class each client has, and the server where it has any."""
-        labels, classes, names = self.dataset.y_train.cpu().numpy(), len(self.classes), self.client_names
+        labels, classes, names = self.dataset.labels.cpu().numpy(), self.dataset.label_names, self.client_names
         content = {
             "scheme": self.partition.scheme,
             "hash": self.partition.hash(),
-            "classes": list(self.classes),
-            "counts": self.partition.counts(labels, classes).tolist(),
+            "classes": list(classes),
+            "counts": self.partition.counts(labels, len(classes)).tolist(),
         }
         if names is not None:
             content["names"] = list(names)
         if len(self.proxy):
-            content["proxy"] = np.bincount(labels[self.proxy], minlength=classes).tolist()
+            content["proxy"] = np.bincount(labels[self.proxy], minlength=len(classes)).tolist()
         return content
 
     def positions(self) -> dict[str, NDArray[np.int64]]:
@@ -248,5 +284,5 @@ class WholeData:
 
 def splits_alone(experiments: Sequence[Experiment], data_folder: Path | None = None) -> list[dict[str, Any]]:
     """The splits of experiments on one data set, without anything else of them."""
-    dataset = load_data(experiments[0].data, data_folder)
+    dataset = data_of(experiments[0], None, data_folder)
     return [WholeData(dataset, split_of(experiment, dataset)).described() for experiment in experiments]

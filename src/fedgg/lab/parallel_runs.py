@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from fedgg.core.tasks import Targets
 from fedgg.data.dataset import Dataset
 from fedgg.engines import Stacked
 from fedgg.engines.base import Look
@@ -28,7 +29,7 @@ from fedgg.errors import UserError
 from fedgg.lab.build import Federation, build, chosen_device
 from fedgg.lab.config_sections import DataConfig
 from fedgg.lab.engine_setup import arithmetic
-from fedgg.lab.federated_data import load_data
+from fedgg.lab.federated_data import load_data, targets_of
 from fedgg.lab.observer import Observer
 from fedgg.lab.one_round import next_job, synchronise
 from fedgg.lab.run_processes import Job, run_jobs
@@ -53,9 +54,9 @@ def run_interleaved(jobs: list[Job], processes: int, observer: Observer) -> list
             )
 
     @cache
-    def data_set(data: DataConfig) -> Dataset:
+    def data_set(data: DataConfig, targets: Targets) -> Dataset:
         """One copy, however many experiments train on it."""
-        return load_data(data, jobs[0].data_folder)
+        return load_data(data, jobs[0].data_folder, targets)
 
     with arithmetic(jobs[0].experiment), ExitStack() as folders:
         sessions: list[Session] = []
@@ -74,8 +75,9 @@ def run_interleaved(jobs: list[Job], processes: int, observer: Observer) -> list
     return in_use
 
 
-def _built(job: Job, data_set: Callable[[DataConfig], Dataset]) -> Federation:
-    return build(job.experiment, data=data_set(job.experiment.data.data_set), engine_reason=job.engine_reason)
+def _built(job: Job, data_set: Callable[[DataConfig, Targets], Dataset]) -> Federation:
+    data = data_set(job.experiment.data.data_set, targets_of(job.experiment))
+    return build(job.experiment, data=data, engine_reason=job.engine_reason)
 
 
 def _requests_to_end(session: Session) -> RequestStream:
@@ -94,9 +96,9 @@ def run_together(jobs: list[Job], observer: Observer) -> list[Job]:
             raise UserError(f"{job.name}: runs that share a GPU need one [engine] section for all; run it on its own")
 
     @cache
-    def data_set(data: DataConfig) -> Dataset:
+    def data_set(data: DataConfig, targets: Targets) -> Dataset:
         """One copy on the device, however many experiments train on it."""
-        return load_data(data, jobs[0].data_folder).to(chosen_device(first))
+        return load_data(data, jobs[0].data_folder, targets).to(chosen_device(first))
 
     waiting, engine, in_use = deque(jobs), Stacked(first.engine.precision), list[Job]()
     with arithmetic(first):
@@ -108,7 +110,7 @@ def run_together(jobs: list[Job], observer: Observer) -> list[Job]:
 
 def _as_many_as_fit(
     waiting: deque[Job],
-    data_set: Callable[[DataConfig], Dataset],
+    data_set: Callable[[DataConfig, Targets], Dataset],
     folders: ExitStack,
     in_use: list[Job],
     observer: Observer,
@@ -123,8 +125,17 @@ def _as_many_as_fit(
         job = waiting[0]
         with ExitStack() as own:
             given = job.given
-            data = data_set(job.experiment.data.data_set) if given.data is None else given.data
-            build_it = partial(build, job.experiment, data=data, model=given.model, algorithm=given.algorithm)
+            data = given.data
+            if data is None:
+                data = data_set(job.experiment.data.data_set, targets_of(job.experiment))
+            build_it = partial(
+                build,
+                job.experiment,
+                data=data,
+                model=given.model,
+                algorithm=given.algorithm,
+                objective=given.objective,
+            )
             try:
                 session = own.enter_context(opened(build_it, job.experiment, job.folder, observer, job.name))
             except InUse:

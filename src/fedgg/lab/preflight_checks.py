@@ -8,12 +8,15 @@ import torch
 
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.local import LocalEnd, end_round, open_round
+from fedgg.core.model import NeedsFloatingPoint
+from fedgg.data.batch_preparation import scaling, targets_on
 from fedgg.engines.loop import open_client
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, ModelGiven, examine
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import DTYPES
-from fedgg.lab.federated_data import DataGiven, WholeData, dataset_of, holdings, split_of
+from fedgg.lab.federated_data import DataGiven, WholeData, data_of, holdings, split_of
+from fedgg.lab.local_optimiser import NAMED_OBJECTIVE, Objective
 from fedgg.lab.name_resolution import build_algorithm
 from fedgg.lab.one_round import begin, next_job
 
@@ -54,14 +57,23 @@ _HERE = {"engine.device": "cpu", "engine.name": "auto", "engine.precision": "fp3
 
 
 def try_to_build(
-    experiment: Experiment, data: DataGiven, model: ModelGiven | None = None, algorithm: Algorithm | None = None
+    experiment: Experiment,
+    data: DataGiven,
+    model: ModelGiven | None = None,
+    algorithm: Algorithm | None = None,
+    objective: Objective = NAMED_OBJECTIVE,
 ) -> None:
     """UserError where the experiment cannot be run on these data, found out on the CPU and without copying them."""
     here = experiment.changed(_HERE)
     algorithm = algorithm or build_algorithm(here.algorithm.name, here.algorithm.settings)
-    dataset = dataset_of(data)
+    dataset = data_of(here, data)
     split = split_of(here, dataset)
     held = holdings(here, split)
-    sample = torch.zeros(2, *dataset.shape, dtype=DTYPES[here.engine.precision])
-    sizes = [len(client) for client in held.clients]
-    examine(here, algorithm, sizes, WholeData(dataset, split, held.proxy), sample, model)
+    dtype, x, y = DTYPES[here.engine.precision], dataset.x_test[:2].cpu(), dataset.y_test[:2].cpu()
+    sizes, origin = [len(client) for client in held.clients], WholeData(dataset, split, held.proxy)
+    sample = scaling(here.data.normalise, dataset, dtype)(x) if x.dtype == torch.int64 else x.to(dtype)
+    targets = targets_on(y, torch.device("cpu"), dtype)
+    try:
+        examine(here, algorithm, sizes, origin, (sample, targets), model, objective)
+    except NeedsFloatingPoint:
+        examine(here, algorithm, sizes, origin, (x.to(dtype), targets), model, objective)

@@ -59,16 +59,16 @@ def record_of(
     record: dict[str, Any] = {"round": rounds_done}
     if closed.looks:
         # Accuracies say in their name where they were measured: `test` on the server's set, `holdout` on the clients'.
-        by_client = {look.client: score for look, score in zip(closed.looks, scores, strict=True)}
-        test = by_client.pop(None)
+        looks = list(zip(closed.looks, scores, strict=True))
+        test = next(score for look, score in looks if look.client is None)
         if not math.isfinite(test.loss):
             raise Diverged(f"the test loss is not finite after round {rounds_done}", played.lost)
-        record |= {"test_accuracy": test.accuracy, "test_loss": test.loss}
-        held_out = {client: score for client, score in by_client.items() if score.examples}
+        record |= {f"test_{name}": _finite(value) for name, value in test.values.items()} | {"test_loss": test.loss}
+        for name, values in test.by_class.items():
+            record[f"test_{name}_by_class"] = dict(zip(federation.origin.classes, map(_finite, values), strict=True))
+        held_out = {look.client: score for look, score in looks if look.client is not None and score.examples}
         if held_out:
-            count = sum(score.examples for score in held_out.values())
-            record["holdout_accuracy"] = sum(s.accuracy * s.examples for s in held_out.values()) / count
-            record["holdout_accuracy_by_client"] = {str(c): score.accuracy for c, score in held_out.items()}
+            record |= over_clients("holdout", held_out)
     if budget is not None:
         record |= spent(budget, rounds_done)
     record["train_loss"] = _finite(sum(share[c] * float(end.loss) for c, end in kept.items()))
@@ -104,6 +104,18 @@ def record_of(
     return record
 
 
+def over_clients(where: str, scores: Mapping[int, Score]) -> dict[str, Any]:
+    """Of every metric the values of the clients, and their mean by numbers of examples, over those that have one."""
+    record: dict[str, Any] = {}
+    for name in next(iter(scores.values())).values:
+        values = {c: score.values[name] for c, score in scores.items() if math.isfinite(score.values[name])}
+        count = sum(scores[client].examples for client in values)
+        mean = sum(value * scores[client].examples for client, value in values.items()) / count if count else None
+        record[f"{where}_{name}"] = mean
+        record[f"{where}_{name}_by_client"] = {str(client): value for client, value in values.items()}
+    return record
+
+
 def spent(budget: Budget, rounds_done: int) -> dict[str, Any]:
     """The privacy spent so far; None stands for an infinite epsilon."""
     accountant = budget.accountant(rounds_done)
@@ -118,8 +130,10 @@ def _finite(value: float) -> float | None:
 
 def summary_of(federation: Federation, rounds: list[dict[str, Any]], why: str | None) -> dict[str, Any]:
     """The content of summary.json; `why` is the reason of a run that diverged."""
-    scored = [record for record in rounds if "test_accuracy" in record]
-    best = max(scored, key=lambda record: record["test_accuracy"], default=None)
+    primary = federation.net.metrics[0]
+    key, best_is = f"test_{primary.name}", "highest" if primary.higher_is_better else "lowest"
+    scored = [record for record in rounds if record.get(key) is not None]
+    best = (max if primary.higher_is_better else min)(scored, key=lambda record: record[key], default=None)
     budget, done = federation.aggregation.budget, len(rounds)
     status = "finished" if why is None else "diverged"
     if why is None and budget is not None and budget.limit is not None and done < federation.experiment.rounds:
@@ -132,9 +146,9 @@ def summary_of(federation: Federation, rounds: list[dict[str, Any]], why: str | 
         "status": status,
         "why": why,
         "rounds_done": done,
-        "final_test_accuracy": scored[-1]["test_accuracy"] if scored else None,
-        "highest_test_accuracy": best["test_accuracy"] if best else None,
-        "highest_at_round": best["round"] if best else None,
+        f"final_{key}": scored[-1][key] if scored else None,
+        f"{best_is}_{key}": best[key] if best else None,
+        f"{best_is}_at_round": best["round"] if best else None,
         "parameters": federation.net.layout.total,
         "bytes": sum(record["bytes_up"] + record["bytes_down"] for record in rounds),
         "seconds": round(sum(sum(record["seconds"].values()) for record in rounds), 3),

@@ -24,6 +24,7 @@ from fedgg.lab.build import ModelGiven, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.federated_data import DataGiven
+from fedgg.lab.local_optimiser import NAMED_OBJECTIVE, Objective
 from fedgg.lab.observer import Observer
 from fedgg.lab.run_session import opened
 from fedgg.lab.runner import run_rounds
@@ -40,6 +41,7 @@ class Given:
     model: ModelGiven | None = None
     data: DataGiven | None = None
     algorithm: Algorithm | None = None
+    objective: Objective = NAMED_OBJECTIVE
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ def _run_here(job: Job, observer: Observer) -> None:
         model=given.model,
         data=given.data,
         algorithm=given.algorithm,
+        objective=given.objective,
         data_folder=job.data_folder,
         engine_reason=job.engine_reason,
     )

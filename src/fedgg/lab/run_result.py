@@ -18,18 +18,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedgg.core.layout import InputPart, unpacked
+from fedgg.core.tasks import CLASSIFICATION, Task
 from fedgg.core.tensor_rows import Rows
 from fedgg.data.batch_preparation import Normalisation, Scaling
-from fedgg.data.user_arrays import input_tensor
+from fedgg.data.user_arrays import input_tensor, inputs_packed
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, ModelGiven
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import DTYPES
-from fedgg.lab.federated_data import Origin
+from fedgg.lab.local_optimiser import task_of
 from fedgg.lab.name_resolution import build_model, load_weights, read_tensors
 from fedgg.lab.one_round import State
 from fedgg.lab.provenance import fingerprint
 from fedgg.lab.store import Store
+from fedgg.registry import names_code
 
 Output = Literal["labels", "probabilities", "logits"]
 
@@ -43,23 +46,32 @@ class Inputs:
     words: bool  # whether labels are the names of the classes, rather than their numbers
     normalise: Normalisation
     scaling: Scaling
+    whole: bool = False  # whether the model takes whole numbers (int64)
+    parts: tuple[InputPart, ...] = ()  # of several inputs
+    task: Task = CLASSIFICATION
 
     @classmethod
-    def of(cls, origin: Origin, normalise: Normalisation, scaling: Scaling) -> Inputs:
+    def of(cls, federation: Federation) -> Inputs:
+        origin, feed, scaling = federation.origin, federation.feed, federation.feed.scaling
         numbers = tuple(str(number) for number in range(len(origin.classes)))
         words = origin.labels_are_words or origin.classes != numbers
         scaling = Scaling(scaling.shift.cpu(), scaling.scale.cpu())
-        return cls(origin.shape, origin.classes, words, normalise, scaling)
+        normalise, whole = federation.experiment.data.normalise, feed.x_test.dtype == torch.int64
+        return cls(origin.shape, origin.classes, words, normalise, scaling, whole, origin.parts, federation.net.task)
 
     @classmethod
-    def from_json(cls, content: dict[str, Any], dtype: torch.dtype) -> Inputs:
+    def from_json(cls, content: dict[str, Any], dtype: torch.dtype, task: Task) -> Inputs:
         """KeyError, TypeError or ValueError where the content is not that of an inputs.json."""
         shift, scale = (torch.tensor(content[key], dtype=dtype) for key in ("shift", "scale"))
         classes = tuple(str(name) for name in content["classes"])
         numbers = tuple(str(number) for number in range(len(classes)))
         words = content["labels"] == "words" if "labels" in content else classes != numbers  # earlier versions: without
         shape = tuple(int(length) for length in content["shape"])
-        return cls(shape, classes, words, content["normalise"], Scaling(shift, scale))
+        parts = tuple(
+            InputPart(key, tuple(lengths), getattr(torch, kind)) for key, lengths, kind in content.get("parts", ())
+        )
+        whole = content.get("whole", False)
+        return cls(shape, classes, words, content["normalise"], Scaling(shift, scale), whole, parts, task)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -69,11 +81,14 @@ class Inputs:
             "normalise": self.normalise,
             "shift": self.scaling.shift.tolist(),
             "scale": self.scaling.scale.tolist(),
+            **({"whole": True} if self.whole else {}),
+            **({"parts": [part.described() for part in self.parts]} if self.parts else {}),
         }
 
-    def with_channel(self, x: Tensor) -> Tensor:
-        """Images [N, H, W] as [N, 1, H, W], as a data set has them."""
-        return x.unsqueeze(1) if (1, *x.shape[1:]) == self.shape else x
+    def arranged(self, x: Tensor) -> Tensor:
+        """Examples as the data set of the run has them: images [N, H, W] as [N, 1, H, W], whole numbers or not."""
+        x = x.unsqueeze(1) if (1, *x.shape[1:]) == self.shape else x
+        return x if self.whole or x.dtype != torch.int64 else x.float()
 
     def labels(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
         return np.array(self.classes)[numbers] if self.words else numbers
@@ -93,8 +108,9 @@ class RawInputModel(nn.Module):
         self.register_buffer("scale", inputs.scaling.scale.clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        scaled = Scaling(self.shift, self.scale)(self._inputs.with_channel(x))
-        outputs: Tensor = self.module(scaled)
+        scaled = Scaling(self.shift, self.scale)(self._inputs.arranged(x))
+        arguments, keywords = unpacked(self._inputs.parts, scaled) if self._inputs.parts else ((scaled,), {})
+        outputs: Tensor = self.module(*arguments, **keywords)
         return outputs
 
 
@@ -106,7 +122,10 @@ def predict(
         raise UserError(f"output = {output!r}: choose from {', '.join(get_args(Output))}")
     if chunk < 1:
         raise UserError(f"chunk = {chunk}: give at least 1 example at a time")
-    examples = inputs.with_channel(input_tensor(x, "x", "predict"))
+    if inputs.parts:
+        examples = inputs.arranged(inputs_packed(x, inputs.parts, "predict"))
+    else:
+        examples = inputs.arranged(input_tensor(x, "x", "predict"))
     if examples.shape[1:] != inputs.shape:
         raise UserError(f"x holds examples of shape {tuple(examples.shape[1:])}; the model takes {inputs.shape}")
     if examples.is_floating_point() and not bool(torch.isfinite(examples).all()):
@@ -118,9 +137,10 @@ def predict(
     logits = torch.cat(parts) if parts else torch.empty(0, len(inputs.classes), dtype=inputs.scaling.shift.dtype)
     match output:
         case "labels":
-            return inputs.labels(logits.argmax(1).numpy())
+            predictions = inputs.task.predictions(logits).numpy()
+            return inputs.labels(predictions) if inputs.task.targets == "classes" else predictions
         case "probabilities":
-            return logits.softmax(1).numpy()
+            return inputs.task.probabilities(logits).numpy()
         case _:
             return logits.numpy()
 
@@ -153,7 +173,8 @@ class Run:
         if summary is None:
             raise UserError(f"the run in {store.folder} is not finished: go on with fedgg resume {store.folder}")
         try:
-            inputs = Inputs.from_json(store.read_json("inputs.json"), DTYPES[experiment.engine.precision])
+            task = CLASSIFICATION if names_code(experiment.task.name) else task_of(experiment)
+            inputs = Inputs.from_json(store.read_json("inputs.json"), DTYPES[experiment.engine.precision], task)
         except (KeyError, TypeError, ValueError) as error:
             file = store.folder / "inputs.json"
             raise UserError(f"{file} is not what fedgg wrote ({error!r}): this is no run folder") from error
@@ -174,6 +195,7 @@ class Run:
     ) -> NDArray[Any]:
         """The labels of examples as the data had them, in the data's own terms: words where those were words.
 
+        With other tasks than classification what the model predicts: labels [N, labels], values, tokens [N, T].
         `output` may be "probabilities" or "logits" [N, classes] instead. `chunk` examples are computed at a time.
         """
         return predict(self.model(), self.inputs, x, output, chunk, device)

@@ -62,7 +62,7 @@ def opened(
         notice = partial(observer.on_notice, label)
         for message in federation.notices:
             notice(message)
-        inputs = Inputs.of(federation.origin, experiment.data.normalise, federation.feed.scaling)
+        inputs = Inputs.of(federation)
         if store is not None and store.holds_a_run():
             state, rounds, ended = resume(store, federation, notice)
         else:

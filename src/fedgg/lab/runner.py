@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm
+from fedgg.core.tasks import Criterion
 from fedgg.engines import Engine, Workers
 from fedgg.engines.base import Scorer, score_here
 from fedgg.engines.workers.engine import TooManyDeaths
@@ -20,6 +22,7 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import EngineConfig
 from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.federated_data import DataGiven, with_given_clients
+from fedgg.lab.local_optimiser import NAMED_OBJECTIVE, MetricGiven, Objective
 from fedgg.lab.name_resolution import build_engine, given_algorithm
 from fedgg.lab.observer import Observer
 from fedgg.lab.one_round import State, close_before_looking, next_job, train
@@ -36,6 +39,8 @@ def run(
     model: ModelGiven | None = None,
     data: DataGiven | None = None,
     algorithm: Algorithm | type[Algorithm] | str | None = None,
+    loss: Criterion | None = None,
+    metrics: Sequence[MetricGiven] | None = None,
     out: str | os.PathLike[str] | None = None,
     data_folder: Path | None = None,
     observer: Observer | None = None,
@@ -44,17 +49,21 @@ def run(
 
     `model` (a module, or a callable that returns one), `data` (x_train, y_train, x_test, y_test) and `algorithm`
     replace those that the experiment names. A fifth array in `data` gives the client of each training example, and is
-    the split then. Without `out` nothing is written. `observer` is called as the run proceeds.
+    the split then. `loss` is a function of outputs and targets that returns the loss of each example, in place of the
+    task; `metrics` are names, functions that return a number for each example, or `fedgg.Metric` objects.
+    Without `out` nothing is written. `observer` is called as the run proceeds.
     """
     if isinstance(experiment, dict):
         experiment = Experiment(**experiment)
     experiment = experiment or Experiment()
     instance = given_algorithm(algorithm) if algorithm is not None else None
-    if model is not None or data is not None or instance is not None:
-        experiment = with_names(experiment, model, data, instance)
+    objective = Objective(loss, None if metrics is None else tuple(metrics))
+    if model is not None or data is not None or instance is not None or objective != NAMED_OBJECTIVE:
+        experiment = with_names(experiment, model, data, instance, objective)
     if experiment.split.scheme == "given":
         experiment = with_given_clients(experiment, data, data_folder)
-    build_it = partial(build, experiment, model=model, data=data, algorithm=instance, data_folder=data_folder)
+    parts: dict[str, Any] = {"model": model, "data": data, "algorithm": instance, "objective": objective}
+    build_it = partial(build, experiment, **parts, data_folder=data_folder)
     folder = Path(out) if out is not None else None
     with (
         arithmetic(experiment),
@@ -127,12 +136,16 @@ def make_workers(engine: EngineConfig, processes: int | None = None) -> Workers:
 
 
 def with_names(
-    experiment: Experiment, model: ModelGiven | None, data: DataGiven | None, algorithm: Algorithm | None
+    experiment: Experiment,
+    model: ModelGiven | None,
+    data: DataGiven | None,
+    algorithm: Algorithm | None,
+    objective: Objective = NAMED_OBJECTIVE,
 ) -> Experiment:
     """Objects passed from Python, named in the experiment: by their settings where possible, else as `python:...`."""
     changes: dict[str, Any] = {}
     if model is not None:
-        changes["model.name"] = f"python:{getattr(model, '__qualname__', type(model).__qualname__)}"
+        changes["model.name"] = f"python:{name_of_part(model)}"
     if data is not None:
         changes["data.source"] = "python:arrays"
         changes |= _scheme_given(experiment, data)
@@ -140,7 +153,18 @@ def with_names(
         names = [name for name, kind in ALGORITHMS.items() if kind is type(algorithm)]
         changes["algorithm.name"] = names[0] if names else f"python:{type(algorithm).__qualname__}"
         changes |= {f"algorithm.{key}": value for key, value in vars(algorithm).items()}
+    if objective.loss is not None:
+        changes["task.name"] = f"python:{name_of_part(objective.loss)}"
+    if objective.metrics is not None:
+        changes["metrics"] = [
+            one if isinstance(one, str) else f"python:{name_of_part(one)}" for one in objective.metrics
+        ]
     return experiment.changed(changes) if changes else experiment
+
+
+def name_of_part(part: object) -> str:
+    """The name of a class or function, or of an object's class."""
+    return str(getattr(part, "__qualname__", type(part).__qualname__))
 
 
 def _scheme_given(experiment: Experiment, data: DataGiven) -> dict[str, Any]:

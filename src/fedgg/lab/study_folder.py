@@ -20,7 +20,7 @@ from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
 from fedgg.files import check_folder, read_json, write_json, writing_to
 from fedgg.lab.config import Experiment
-from fedgg.lab.federated_data import load_data
+from fedgg.lab.federated_data import data_of
 from fedgg.lab.name_resolution import build_algorithm
 from fedgg.lab.preflight_checks import try_to_build
 from fedgg.lab.run_processes import Job
@@ -289,12 +289,12 @@ def build_on_trial(jobs: Sequence[Job]) -> None:
     for data in dict.fromkeys(job.experiment.data.data_set for job in kinds.values()):
         own = [job for job in kinds.values() if job.experiment.data.data_set == data]
         given = own[0].given.data
-        dataset = load_data(data, own[0].data_folder) if given is None else given
+        dataset = data_of(own[0].experiment, given, own[0].data_folder)
         for job in own:
             if Store(job.folder).rounds():
                 continue  # it was built before
             try:
-                try_to_build(job.experiment, dataset, job.given.model, job.given.algorithm)
+                try_to_build(job.experiment, dataset, job.given.model, job.given.algorithm, job.given.objective)
             except UserError as error:
                 raise UserError(f"{job.name}: {error}") from error
 

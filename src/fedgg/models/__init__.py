@@ -27,6 +27,8 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
     code="CLASS",
 )
 
+IMAGE_MODELS = ("cnn", "vgg16", "resnet18", "resnet20", "vit")  # which take examples [H, W] as images of one channel
+
 
 # Shapes of examples and settings that a model cannot take ------------------------------------------------------------
 

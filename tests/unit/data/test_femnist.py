@@ -139,7 +139,7 @@ def test_a_run_by_writer(tmp_path: Path) -> None:
     write(tmp_path / "all_data" / "all_data_0.json", leaf(everyone()))
     (finding,) = check("femnist", tmp_path)
     assert finding.ok
-    assert "55 training and 6 test images 1x28x28, 62 classes" in finding.what
+    assert "55 training and 6 test images 1x28x28, 62 classes, 3 clients" in finding.what
     experiment = fedgg.Experiment(
         rounds=1,
         data={"source": "femnist", "writers": 2},

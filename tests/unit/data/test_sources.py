@@ -107,6 +107,6 @@ def test_the_page_on_data_sets_names_all_of_them_and_their_files() -> None:
 
 
 def test_descriptions_say_what_was_not_tried_against_the_publisher() -> None:
-    tried = {"digits", "cifar10", "cifar100", "svhn"}
+    tried = {"digits", "cifar10", "cifar100", "svhn", "shakespeare"}
     for name in PUBLICATIONS:
         assert ("not tried against the publisher" in DATASETS.descriptions()[name]) is (name not in tried), name

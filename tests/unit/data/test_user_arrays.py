@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from fedgg.core.layout import unpacked
 from fedgg.data.dataset import Dataset
 from fedgg.data.user_arrays import from_arrays, load_npz
 from fedgg.errors import UserError
@@ -31,9 +32,9 @@ def make(x: Any, y: Any = Y, **options: Any) -> Dataset:
     ("given_type", "kept", "peak"),
     [
         (np.uint8, torch.uint8, 255.0),
-        (np.int8, torch.float32, 1.0),
-        (np.int64, torch.float32, 1.0),
-        (np.uint16, torch.float32, 1.0),
+        (np.int8, torch.int64, 1.0),
+        (np.int64, torch.int64, 1.0),
+        (np.uint16, torch.int64, 1.0),
         (np.bool_, torch.float32, 1.0),
         (np.float16, torch.float32, 1.0),
         (np.float32, torch.float32, 1.0),
@@ -57,7 +58,7 @@ def test_types_of_inputs(given_type: Any, kept: torch.dtype, peak: float) -> Non
 def test_tensors(kind: torch.dtype) -> None:
     x = torch.eye(4).to(kind)
     data = make(x.requires_grad_() if x.is_floating_point() else x, torch.tensor(Y))
-    kept = kind if kind in (torch.uint8, torch.float64) else torch.float32
+    kept = {torch.int32: torch.int64, torch.bfloat16: torch.float32, torch.float16: torch.float32}.get(kind, kind)
     assert data.x_train.dtype == kept
     assert not data.x_train.requires_grad
     assert data.x_train.tolist() == torch.eye(4).tolist()
@@ -65,7 +66,7 @@ def test_tensors(kind: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "kept"),
-    [((4, 5), (5,)), ((4, 5, 6), (1, 5, 6)), ((4, 3, 5, 6), (3, 5, 6)), ((4, 1, 1, 2, 2), (1, 1, 2, 2))],
+    [((4, 5), (5,)), ((4, 5, 6), (5, 6)), ((4, 3, 5, 6), (3, 5, 6)), ((4, 1, 1, 2, 2), (1, 1, 2, 2))],
 )
 def test_shapes_of_inputs(shape: tuple[int, ...], kept: tuple[int, ...]) -> None:
     assert make(np.zeros(shape)).shape == kept
@@ -237,10 +238,70 @@ def test_labels_may_be_words() -> None:
         {"text": np.zeros((4, 3)), "image": np.zeros((4, 5, 5))},
     ],
 )
-def test_several_inputs_are_refused_by_name(x: Any) -> None:
-    with pytest.raises(UserError, match=r"x_train holds several arrays.*not supported yet.*give one array") as caught:
-        make(x)
-    assert "\n" not in str(caught.value)
+def test_several_inputs_are_packed_and_come_back(x: Any) -> None:
+    data = make(x)
+    given_parts = dict(x) if isinstance(x, dict) else dict(enumerate(x))
+    arguments, keywords = unpacked(data.parts, data.x_train)
+    parts = dict(enumerate(arguments)) | keywords
+    assert list(parts) == list(given_parts)
+    for key, values in given_parts.items():
+        assert torch.equal(parts[key], torch.as_tensor(values))
+
+
+def test_types_of_several_inputs() -> None:
+    x = {"tokens": np.arange(8).reshape(4, 2), "mask": np.eye(4, 2, dtype=bool), "size": np.ones(4, np.float32)}
+    data = make(x)
+    assert data.x_train.dtype == torch.float32
+    _, keywords = unpacked(data.parts, data.x_train)
+    assert {key: (part.dtype, tuple(part.shape)) for key, part in keywords.items()} == {
+        "tokens": (torch.int64, (4, 2)),
+        "mask": (torch.bool, (4, 2)),
+        "size": (torch.float32, (4,)),
+    }
+    assert torch.equal(keywords["tokens"], torch.arange(8).view(4, 2))
+    assert make({key: x[key] for key in ("tokens", "mask")}).x_train.dtype == torch.int64
+    with pytest.raises(UserError, match="whole numbers above 16777216, which do not fit"):
+        make({"id": np.full(4, 2**24 + 1), "size": np.ones(4, np.float32)})
+    with pytest.raises(UserError, match=r"x_train\['b'\] has shape \(3,\), for 4 examples"):
+        make({"a": np.zeros((4, 2)), "b": np.zeros(3)})
+
+
+@pytest.mark.parametrize(
+    ("targets", "y", "outputs", "dtype"),
+    [
+        ("values", np.array([0.5, 1.0, 2.0, 3.0], np.float32), 1, torch.float32),
+        ("values", np.arange(8).reshape(4, 2), 2, torch.float64),
+        ("labels", np.eye(4, 3, dtype=bool), 3, torch.int64),
+        ("tokens", np.array([[1, 2], [3, -100], [0, 0], [6, 1]]), 7, torch.int64),
+        ("any", np.zeros((4, 2, 2)), 2, torch.float64),
+    ],
+)
+def test_targets_of_other_tasks(targets: Any, y: Any, outputs: int, dtype: torch.dtype) -> None:
+    data = from_arrays(np.zeros((4, 3)), y, np.zeros((4, 3)), y, targets=targets)
+    assert (len(data.classes), data.y_train.dtype, tuple(data.y_train.shape)) == (outputs, dtype, y.shape)
+    assert data.labels.tolist() == [0] * 4
+    assert data.label_names == ("examples",)
+
+
+@pytest.mark.parametrize(
+    ("targets", "y", "complaint"),
+    [
+        ("values", [0.5, np.inf, 1.0, 1.0], "y_train holds NaN or infinity, first in example 1"),
+        ("labels", [[0, 2], [1, 1], [0, 0], [1, 0]], "holds the label 2, outside 0 and 1"),
+        ("labels", [0, 1, 0, 1], "the task needs 0 or 1 for every label"),
+        ("tokens", [0, 1, 0, 1], "the task needs the number of a token at every place"),
+        ("classes", [[0, 1]] * 4, "give one class number per example"),
+    ],
+)
+def test_targets_that_do_not_fit_the_task(targets: Any, y: Any, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        from_arrays(np.zeros((4, 3)), y, np.zeros((4, 3)), y, targets=targets)
+
+
+def test_fingerprints_of_integers_and_images_are_those_of_earlier_versions() -> None:
+    """Which held them as float32 and `[N, 1, H, W]`: resumed runs compare fingerprints."""
+    x = np.arange(48).reshape(4, 3, 4)
+    assert make(x).fingerprint == make(x.astype(np.float32)[:, None]).fingerprint
 
 
 def test_a_list_of_examples_is_one_input() -> None:

@@ -121,12 +121,12 @@ def test_labels_in_the_users_own_words(tmp_path: Path) -> None:
 
 
 def test_images_without_a_channel_and_bytes() -> None:
-    """Arrays [N, H, W] become [N, 1, H, W] in a run: the model does the same; lists and bytes are inputs too."""
+    """Arrays [N, H, W] become [N, 1, H, W] where asked: the model does the same; lists and bytes are inputs too."""
     numbers = np.random.default_rng(0)
     x = numbers.integers(0, 256, (80, 4, 4), dtype=np.uint8)
     y = np.arange(80) % 2
     x[y == 1, :2] //= 8
-    settings = SETTINGS | {"data": {"normalise": "unit"}, "split": {"clients": 2}}
+    settings = SETTINGS | {"data": {"normalise": "unit", "images": True}, "split": {"clients": 2}}
     run = fedgg.run(settings, model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), data=(x, y, x, y))
     assert (run.predict(x) == y).mean() == pytest.approx(run.test_accuracy[-1])
     assert (run.predict(x.tolist()) == run.predict(torch.tensor(x)[:, None])).all()

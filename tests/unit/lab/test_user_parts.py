@@ -111,8 +111,9 @@ def test_settings_of_a_data_set_are_its_arguments_and_part_of_the_identity() -> 
 def test_settings_of_registered_data_sets() -> None:
     assert Experiment(data={"source": "cifar100", "labels": "coarse"}).data.settings == {"labels": "coarse"}
     for settings, words in (
-        ({"source": "digits", "labels": "coarse"}, "'data.labels'"),
-        ({"source": "cifar100", "label": "coarse"}, "'data.label': did you mean 'data.labels'?"),
+        ({"source": "digits", "labels": "coarse"}, "data.labels is a setting of cifar100: leave it out"),
+        ({"source": "cifar100", "lables": "coarse"}, "'data.lables': did you mean 'data.labels'?"),
+        ({"source": "mnist", "length": 3}, "data.length is a setting of shakespeare: leave it out"),
         ({"source": "cifar100", "folder": "x"}, "'data.folder'"),
         ({"source": "npz:x.npz", "path": "x"}, "'data.path'"),
         ({"normalize": "none"}, "'data.normalize': did you mean 'data.normalise'?"),

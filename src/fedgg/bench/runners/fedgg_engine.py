@@ -63,7 +63,9 @@ def federation_of(engine: dict[str, Any]) -> Federation:
 
 
 def score(federation: Federation, state: State) -> float:
-    return evaluate(federation.net, state.server.w, state.server.buffers, federation.feed.test_chunks()).accuracy
+    return evaluate(federation.net, state.server.w, state.server.buffers, federation.feed.test_chunks()).values[
+        "accuracy"
+    ]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm
-from fedgg.core.evaluation import Probe, Score
+from fedgg.core.evaluation import Probe, Score, Tally, tally_of_outputs, total
 from fedgg.core.local import LocalEnd, LocalStart
 from fedgg.core.model import Net
 from fedgg.core.random_choices import Work
@@ -34,7 +34,7 @@ from fedgg.engines.module_equivalence import is_stackable
 
 T = TypeVar("T")
 
-SETTINGS = ("criterion", "frozen_statistics", "products", "channels_last", "drops", "head")  # of a net
+SETTINGS = ("task", "metrics", "frozen_statistics", "products", "channels_last", "drops", "head")  # of a net
 # For estimating the memory of a stack before it is built:
 PASSES = 16  # rows of parameters in memory: models, velocity, gradient, notes and memory, static and as copies
 TRACES = 3  # per activation: itself, its gradient, and the tensor saved for the backward pass
@@ -199,17 +199,13 @@ def room(device: torch.device) -> float:
 def _score(program: Program, looks: Sequence[Look]) -> list[Score]:
     """`core.evaluation.evaluate` for several rows at once."""
     first, w = looks[0], torch.cat([look.w for look in looks])
-    correct = loss = w.new_zeros(len(w), dtype=torch.float64)
-    examples = 0
+    tallies: list[list[Tally]] = [[] for _ in looks]
     for number in range(first.data.unseen_chunks(None)):
         x, y = first.data.unseen(None, number)
         outputs, _ = program.forward(w, x.expand(len(w), *x.shape))
-        correct = correct + (outputs.argmax(2) == y).sum(1)
-        each = first.net.criterion(outputs.flatten(0, 1), y.repeat(len(w)))
-        loss = loss + each.view(len(w), -1).double().sum(1)
-        examples += len(y)
-    sums = torch.stack([correct, loss]).tolist()
-    return [Score(a / max(examples, 1), b / max(examples, 1), examples) for a, b in zip(*sums, strict=True)]
+        for row, look in enumerate(looks):
+            tallies[row].append(tally_of_outputs(look.net, outputs[row], y))
+    return [total(look.net.metrics, tallies[row]) for row, look in enumerate(looks)]
 
 
 def _form(program: Program | None) -> Form:

@@ -157,5 +157,5 @@ class OpenRequest:
             tallies: list[Tally] = [
                 self.results[number, chunk] for chunk in range(look.data.unseen_chunks(look.client))
             ]
-            scores.append(total(tallies))
+            scores.append(total(look.net.metrics, tallies))
         return Scored(scores, seconds)

@@ -35,7 +35,7 @@ from fedgg.flower.local.processes import StartedProcess, flower_environment, is_
 from fedgg.flower.local.setup import LOOPBACK, FederationFolder, Listening, free_ports, is_loopback, prepare
 from fedgg.flower.send_and_receive import NO_REPLY
 from fedgg.lab.config import Experiment
-from fedgg.lab.federated_data import load_data
+from fedgg.lab.federated_data import data_of
 from fedgg.lab.observer import Observer
 from fedgg.lab.preflight_checks import try_to_build
 from fedgg.lab.store import Store
@@ -148,7 +148,7 @@ def up(
     check_min_clients(experiment, int(settings.get("min_clients", 0)))
     free_ports(listening.reached_at, 1)
     if not paths.complete(experiment.split.clients):
-        try_to_build(experiment, load_data(experiment.data, data_folder))  # before anything is written
+        try_to_build(experiment, data_of(experiment, None, data_folder))  # before anything is written
     with _locked(paths) as lock:
         observer.on_phase(experiment.name, "dividing the data")
         prepare(paths, experiment, listening, settings, data_folder)
