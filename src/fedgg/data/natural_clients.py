@@ -181,12 +181,12 @@ def load_shakespeare(
 
 
 def find_shakespeare(folder: Path, publication: Publication) -> list[ShakespeareCopy]:
-    """Every input.txt in `folder` or one level below; the publisher's first, since others may have the same name."""
+    """The publisher's input.txt in `folder` or one level below; without it, other files of this name."""
     try:
         names, file = (publication.folder, "tinyshakespeare", ""), publication.files[0].name
         paths = dict.fromkeys(place / name / file for place in places_to_look(folder) for name in names)
         copies = [ShakespeareCopy(path, publication) for path in paths if path.is_file()]
-        return sorted(copies, key=lambda copy: not copy.is_original())
+        return [copy for copy in copies if copy.is_original()] or copies
     except OSError as error:
         raise UserError(f"{folder}: cannot be read ({error.strerror}); choose another folder or its rights") from error
 
