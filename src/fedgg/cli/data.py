@@ -10,7 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from fedgg.cli import options
 from fedgg.cli.terminal import Words, errors, say
-from fedgg.data import DATASETS, SPLITS
+from fedgg.data import DATASETS, SPLITS, TEXTS
 from fedgg.errors import UserError
 
 app = typer.Typer(
@@ -118,6 +118,7 @@ def show(
     from fedgg.runfolder.record_types import split_words
 
     short = {"split.scheme": scheme, "seed": seed, "split.min_examples": min_examples}
+    short["task.name"] = "next_token" if name in TEXTS else None
     changed = {key: value for key, value in short.items() if value is not None}
     trust_named(changed)
     experiment = Experiment().changed(

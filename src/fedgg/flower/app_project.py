@@ -22,7 +22,7 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import PartConfig
 from fedgg.lab.name_resolution import check_parts, named_parts
 from fedgg.lab.trusted_code import VARIABLE
-from fedgg.registry import ARRAYS_IN_FILE, NAMED_PARTS, names_code, nearest
+from fedgg.registry import ARRAYS_IN_FILE, HUGGING_FACE, NAMED_PARTS, names_code, nearest
 
 Configuration = Mapping[str, Any]
 MAX_EXAMPLES = 1_000_000
@@ -187,9 +187,10 @@ def write_app(folder: Path, experiment: Experiment, config: Mapping[str, str | i
 def with_full_paths(experiment: Experiment) -> Experiment:
     """Relative paths in the experiment made absolute: Flower starts its processes in other folders."""
     changes: dict[str, Any] = {}
-    if experiment.data.source.startswith(ARRAYS_IN_FILE):
-        file = Path(experiment.data.source.removeprefix(ARRAYS_IN_FILE))
-        changes["data.source"] = f"{ARRAYS_IN_FILE}{file.absolute()}"
+    kind, _, path = experiment.data.source.partition(":")
+    if f"{kind}:" == ARRAYS_IN_FILE or (f"{kind}:" == HUGGING_FACE and path.startswith(".")):
+        changes |= {f"data.{setting}": value for setting, value in experiment.data.settings.items()}
+        changes["data.source"] = f"{kind}:{Path(path).absolute()}"
     names = named_parts(experiment)
     for key in NAMED_PARTS:
         section, _, last = key.partition(".")

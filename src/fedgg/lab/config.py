@@ -124,7 +124,17 @@ class Experiment(ConfigSection):
         if self.attack is not None and self.clients_are_known and self.attack.clients > self.split.clients:
             raise ValueError(f"attack.clients = {self.attack.clients} but there are only {self.split.clients} clients")
         # A NaN differs from itself, TOML has no None, and its dates are text in JSON: none of them would come back.
-        for section in ("task", "model", "algorithm", "optimiser", "schedule", "server_schedule", "split", "robust"):
+        for section in (
+            "data",
+            "task",
+            "model",
+            "algorithm",
+            "optimiser",
+            "schedule",
+            "server_schedule",
+            "split",
+            "robust",
+        ):
             part: PartConfig | None = getattr(self, section)
             for key, value in (part.settings if part else {}).items():
                 if _holds(value, lambda one: one is not None and not isinstance(one, str | int | float)):
@@ -262,8 +272,8 @@ class Experiment(ConfigSection):
                     del place[setting]
             if key == "robust.rule" and place.get("rule") != value:
                 place.clear()
-            if key == "split.scheme" and place.get("scheme") != value:
-                for setting in self.split.settings:
+            if key in ("split.scheme", "data.source") and place.get(last) != value:
+                for setting in getattr(self, path[0]).settings:
                     place.pop(setting)
             place[last] = value
         is_given_now = changes.get("split.scheme") == "given" != self.split.scheme  # by clients of its own

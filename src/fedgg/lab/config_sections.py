@@ -12,13 +12,13 @@ from fedgg.algorithms import ALGORITHMS
 from fedgg.core.buffers import BufferPolicy
 from fedgg.core.optimisers import OPTIMISERS, SCHEDULES
 from fedgg.core.tasks import TASKS
-from fedgg.data import DATASETS, SPLITS
+from fedgg.data import DATASETS, NOT_SETTINGS, SPLITS, TEXTS, registered_name
 from fedgg.data.batch_preparation import Augmentation, Normalisation
 from fedgg.data.partition import OFFERED_TO_REGISTERED
 from fedgg.engines import ENGINES
 from fedgg.engines.base import Precision
 from fedgg.models import MODELS
-from fedgg.registry import Registry, accepted_settings, described_parameters, names_code
+from fedgg.registry import HUGGING_FACE, Registry, accepted_settings, described_parameters, names_code
 
 
 class ConfigSection(BaseModel):
@@ -48,9 +48,9 @@ class PartConfig(ConfigSection):
     @model_validator(mode="after")
     def _settings_are_known(self) -> Self:
         """Keys that are not declared must be parameters of the registered part."""
-        name = str(getattr(self, "name", None) or getattr(self, "scheme", ""))
-        if self.__pydantic_extra__ and self.not_settings and self.registry and name in self.registry:
-            accepted = accepted_settings(self.registry[name]).keys() - set(self.not_settings)
+        name = str(getattr(self, "name", None) or getattr(self, "scheme", None) or getattr(self, "source", ""))
+        if self.__pydantic_extra__ and self.not_settings and self.registry and registered_name(name) in self.registry:
+            accepted = accepted_settings(self.registry[registered_name(name)]).keys() - set(self.not_settings)
             if self.__pydantic_extra__.keys() - accepted:
                 raise _unknown_keys({key: value for key, value in self.settings.items() if key not in accepted})
         return self
@@ -165,10 +165,14 @@ OFF_UNLESS_THERE = ("privacy", "robust", "attack")
 SWITCHES = {"robust": "rule", "attack": "kind"}  # the key whose "none" switches a section off
 
 
-class DataConfig(ConfigSection):
+class DataConfig(PartConfig):
+    registry = DATASETS
+    not_settings = NOT_SETTINGS
+
     source: str = Field("digits", description=DATASETS.choices())
     normalise: Normalisation = Field(
-        "auto", description="none, unit (pixels in 0..1), standard, or auto: none for your own data, else standard"
+        "auto",
+        description="none, unit (pixels in 0..1), standard, or auto: none for text and your own data, else standard",
     )
     images: bool = Field(False, description="whether arrays [N, H, W] are images of one channel; cnn and others ask it")
     augment: Augmentation = Field("none", description="none, flip, crop or crop_flip; images only")
@@ -179,9 +183,15 @@ class DataConfig(ConfigSection):
     def _name_the_normalisation(self) -> DataConfig:
         """Hashes and config.toml have the kind that `auto` stands for; as a setting it stays unset."""
         if self.normalise == "auto":
-            self.__dict__["normalise"] = "none" if ":" in self.source else "standard"
+            is_own = ":" in self.source and not self.source.startswith(HUGGING_FACE)
+            self.__dict__["normalise"] = "none" if is_own or self.source in TEXTS else "standard"
             self.__pydantic_fields_set__.discard("normalise")
         return self
+
+    @property
+    def data_set(self) -> DataConfig:
+        """The source and its settings alone: equal in experiments that can share one copy of the data."""
+        return DataConfig(source=self.source, **self.settings)
 
 
 class SplitConfig(PartConfig):

@@ -22,7 +22,8 @@ from fedgg.data.partition import Partition, partition
 from fedgg.data.user_arrays import from_arrays
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
-from fedgg.lab.name_resolution import data_function, split_function
+from fedgg.lab.config_sections import DataConfig
+from fedgg.lab.name_resolution import check_data_settings, data_function, split_function
 from fedgg.models import IMAGE_MODELS
 from fedgg.registry import accepted_settings, names_code
 
@@ -33,13 +34,17 @@ DataGiven = Dataset | tuple[Any, Any, Any, Any] | tuple[Any, Any, Any, Any, Any]
 # Loading -------------------------------------------------------------------------------------------------------------
 
 
-def load_data(source: str, folder: Path | None = None, targets: Targets = "classes") -> Dataset:
+def load_data(data: DataConfig, folder: Path | None = None, targets: Targets = "classes") -> Dataset:
     """The data set that `data.source` names: a registered one, or what a function of user code returns."""
+    source, arguments = data.source, data.settings
     if source in DATASETS or not names_code(source):
-        return load(source, folder, targets)
-    function = data_function(source)
+        if arguments:
+            check_data_settings(data)
+        return load(source, folder, targets, **arguments)
+    function = data_function(data)
     try:
-        arguments = {"folder": data_folder(folder)} if "folder" in accepted_settings(function) else {}
+        if "folder" in accepted_settings(function):
+            arguments["folder"] = data_folder(folder)
         return dataset_of(function(**arguments), source.rpartition(":")[2], targets)
     except UserError as error:
         raise UserError(f"data.source = {source!r}: {error}") from error
@@ -68,14 +73,11 @@ def targets_of(experiment: Experiment) -> Targets:
 def data_of(experiment: Experiment, data: DataGiven | None = None, data_folder: Path | None = None) -> Dataset:
     """The data set of an experiment, with targets as its task needs them, or as it was handed in."""
     targets = targets_of(experiment)
-    if data is None:
-        dataset = load_data(experiment.data.source, data_folder, targets)
-    else:
-        dataset = dataset_of(data, targets=targets)
+    dataset = load_data(experiment.data, data_folder, targets) if data is None else dataset_of(data, targets=targets)
     if targets not in ("any", dataset.targets):
         raise UserError(
             f"task.name = {experiment.task.name!r} needs targets that are {targets}; those of {dataset.name} are "
-            f"{dataset.targets}"
+            f"{dataset.targets}{_remedy(dataset.targets)}"
         )
     if dataset.x_train.dtype == torch.int64 and experiment.data.normalise != "none":
         if dataset.parts:
@@ -83,6 +85,11 @@ def data_of(experiment: Experiment, data: DataGiven | None = None, data_folder: 
         dataset = dataset.in_floating_point
     wants_images = experiment.data.images or experiment.data.augment != "none" or experiment.model.name in IMAGE_MODELS
     return dataset.as_images if wants_images and len(dataset.shape) == 2 and not dataset.parts else dataset
+
+
+def _remedy(targets: Targets) -> str:
+    names = [repr(name) for name, task in TASKS.items() if task.targets == targets]
+    return f": set task.name = {names[0]}" if names else ""
 
 
 def with_given_clients(

@@ -23,8 +23,8 @@ from fedgg.core.optimisers import OPTIMISERS, SCHEDULES
 from fedgg.core.random_choices import torch_stream
 from fedgg.core.server import Collector
 from fedgg.core.tasks import TASKS
-from fedgg.data import DATASETS, SPLITS
-from fedgg.data.dataset import Dataset
+from fedgg.data import DATASETS, NOT_SETTINGS, SPLITS, registered_name
+from fedgg.data.dataset import Dataset, unknown_data_set
 from fedgg.data.partition import OFFERED
 from fedgg.engines import ENGINES, Engine
 from fedgg.engines.import_user_file import PREFIX, module_of
@@ -32,7 +32,7 @@ from fedgg.errors import UserError
 from fedgg.files import check_regular
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_errors import elsewhere
-from fedgg.lab.config_sections import EngineConfig, RobustConfig, SplitConfig
+from fedgg.lab.config_sections import DataConfig, EngineConfig, RobustConfig, SplitConfig
 from fedgg.lab.trusted_code import HANDED_IN, Code, check_trusted, code_at
 from fedgg.models import MODELS
 from fedgg.registry import NAMED_PARTS, Registry, accepted_settings, names_code, nearest
@@ -120,7 +120,9 @@ def check_parts(experiment: Experiment) -> None:
     MODELS.check(experiment.model.name)
     split_function(experiment.split)
     if names_code(experiment.data.source):
-        data_function(experiment.data.source)
+        data_function(experiment.data)
+    elif experiment.data.settings:
+        check_data_settings(experiment.data)
     if experiment.robust is not None:
         build_rule(experiment.robust)
     if experiment.engine.name != "auto":
@@ -265,8 +267,17 @@ def check_needs(algorithm: Algorithm, experiment: Experiment) -> None:
 # Data sets and splits ------------------------------------------------------------------------------------------------
 
 
-def data_function(name: str) -> Callable[..., Any]:
-    """The function of user code that returns a data set."""
+def check_data_settings(data: DataConfig) -> None:
+    """UserError where a setting of a registered data set is not of the type it declares."""
+    name = registered_name(data.source)
+    if name not in DATASETS:
+        raise unknown_data_set(data.source)
+    _check_settings("data", name, DATASETS[name], data.settings, NOT_SETTINGS)
+
+
+def data_function(data: DataConfig) -> Callable[..., Any]:
+    """The function of user code that returns a data set, its settings checked."""
+    name = data.source
     function, place = find_object(name), name.rpartition(":")[0]
     kind = _returned_type(function) if _is_function_of(place, function) else None
     if not (isinstance(kind, type) and issubclass(kind, tuple | list | Dataset)):
@@ -274,7 +285,8 @@ def data_function(name: str) -> Callable[..., Any]:
             f"data.source = {name!r} must be a function of {place} that is annotated to return a tuple (x_train, "
             f"y_train, x_test, y_test), optionally with the client of each training example, or a Dataset"
         )
-    _check_required("data", name, function, ("folder",))
+    _check_settings("data", name, function, data.settings, ("folder",))
+    _check_required("data", name, function, ("folder", *data.settings))
     return cast("Callable[..., Any]", function)
 
 

@@ -27,6 +27,7 @@ from fedgg.engines.workers.engine import TooManyDeaths
 from fedgg.engines.workers.tasks import RequestStream
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, build, chosen_device
+from fedgg.lab.config_sections import DataConfig
 from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.federated_data import load_data, targets_of
 from fedgg.lab.observer import Observer
@@ -53,9 +54,9 @@ def run_interleaved(jobs: list[Job], processes: int, observer: Observer) -> list
             )
 
     @cache
-    def data_set(source: str, targets: Targets) -> Dataset:
+    def data_set(data: DataConfig, targets: Targets) -> Dataset:
         """One copy, however many experiments train on it."""
-        return load_data(source, jobs[0].data_folder, targets)
+        return load_data(data, jobs[0].data_folder, targets)
 
     with arithmetic(jobs[0].experiment), ExitStack() as folders:
         sessions: list[Session] = []
@@ -74,8 +75,8 @@ def run_interleaved(jobs: list[Job], processes: int, observer: Observer) -> list
     return in_use
 
 
-def _built(job: Job, data_set: Callable[[str, Targets], Dataset]) -> Federation:
-    data = data_set(job.experiment.data.source, targets_of(job.experiment))
+def _built(job: Job, data_set: Callable[[DataConfig, Targets], Dataset]) -> Federation:
+    data = data_set(job.experiment.data.data_set, targets_of(job.experiment))
     return build(job.experiment, data=data, engine_reason=job.engine_reason)
 
 
@@ -95,9 +96,9 @@ def run_together(jobs: list[Job], observer: Observer) -> list[Job]:
             raise UserError(f"{job.name}: runs that share a GPU need one [engine] section for all; run it on its own")
 
     @cache
-    def data_set(source: str, targets: Targets) -> Dataset:
+    def data_set(data: DataConfig, targets: Targets) -> Dataset:
         """One copy on the device, however many experiments train on it."""
-        return load_data(source, jobs[0].data_folder, targets).to(chosen_device(first))
+        return load_data(data, jobs[0].data_folder, targets).to(chosen_device(first))
 
     waiting, engine, in_use = deque(jobs), Stacked(first.engine.precision), list[Job]()
     with arithmetic(first):
@@ -109,7 +110,7 @@ def run_together(jobs: list[Job], observer: Observer) -> list[Job]:
 
 def _as_many_as_fit(
     waiting: deque[Job],
-    data_set: Callable[[str, Targets], Dataset],
+    data_set: Callable[[DataConfig, Targets], Dataset],
     folders: ExitStack,
     in_use: list[Job],
     observer: Observer,
@@ -126,7 +127,7 @@ def _as_many_as_fit(
             given = job.given
             data = given.data
             if data is None:
-                data = data_set(job.experiment.data.source, targets_of(job.experiment))
+                data = data_set(job.experiment.data.data_set, targets_of(job.experiment))
             build_it = partial(
                 build,
                 job.experiment,
