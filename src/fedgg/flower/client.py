@@ -46,9 +46,9 @@ from fedgg.flower.messages import (
     to_record,
 )
 from fedgg.flower.node_state import NodeStateFolder, SavedClientState, StaleMessage
-from fedgg.lab.build import build, chosen_device, examined_net
+from fedgg.lab.build import build, examined_net
 from fedgg.lab.config import Experiment, load_experiment
-from fedgg.lab.engine_setup import arithmetic
+from fedgg.lab.engine_setup import arithmetic, chosen_device
 from fedgg.lab.local_optimiser import optimiser_of
 from fedgg.lab.name_resolution import build_algorithm
 

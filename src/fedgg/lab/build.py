@@ -24,7 +24,7 @@ from fedgg.errors import UserError
 from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation, aggregation_of
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import OptimiserConfig, ScheduleConfig
-from fedgg.lab.engine_setup import DTYPES, Choice, choose
+from fedgg.lab.engine_setup import DTYPES, Choice, choose, chosen_device
 from fedgg.lab.federated_data import DataGiven, Origin, WholeData, dataset_of, holdings, load_data, split_of
 from fedgg.lab.local_optimiser import check_optimiser
 from fedgg.lab.name_resolution import (
@@ -36,6 +36,7 @@ from fedgg.lab.name_resolution import (
     read_tensors,
     split_function,
 )
+from fedgg.lab.personal_parts import personal_settings, unseen_clients, with_personal_parts
 from fedgg.registry import accepted_settings, names_code
 
 ModelGiven = nn.Module | Callable[..., nn.Module]
@@ -69,19 +70,27 @@ class Federation:
     filled: NDArray[np.int64] = field(init=False)  # the clients that have training examples
     population: Population = field(init=False)
     cohort_size: int = field(init=False)
-    tested: list[int] = field(init=False)  # the clients that hold examples out
+    tested: list[int] = field(init=False)  # the clients that train and hold examples out
+    unseen: list[int] = field(init=False)  # the clients that hold examples out and never train
+    personal_settings: dict[str, Any] = field(init=False)  # of [personal], for every round
+    scores_clients_models: bool = field(init=False)  # whether there are personal models or unseen clients
     last_round: int = field(init=False)  # an earlier one than the experiment's where privacy allows no more
 
     def __post_init__(self) -> None:
         examples = [len(client) for client in self.feed.clients]
-        filled, rounds, budget = np.flatnonzero(examples), self.experiment.rounds, self.aggregation.budget
+        unseen = unseen_clients(self.experiment, self.feed) if self.experiment.split.unseen else []
+        filled = np.setdiff1d(np.flatnonzero(examples), unseen)
+        rounds, budget = self.experiment.rounds, self.aggregation.budget
         computed: dict[str, Any] = {
             "engine": self.choice.name,
             "examples": examples,
             "filled": filled,
-            "population": Population(len(filled), sum(examples)),
+            "population": Population(len(filled), sum(examples[client] for client in filled)),
             "cohort_size": self.experiment.cohort_of(len(filled)),
-            "tested": [client for client, held_out in enumerate(self.feed.held_out) if len(held_out)],
+            "tested": [c for c, held_out in enumerate(self.feed.held_out) if len(held_out) and c not in unseen],
+            "unseen": unseen,
+            "personal_settings": personal_settings(self.experiment, self.work) if self.experiment.personal else {},
+            "scores_clients_models": self.experiment.personal is not None or bool(unseen),
             "last_round": rounds if budget is None else budget.affordable(rounds),
         }
         for key, value in computed.items():
@@ -146,7 +155,8 @@ def assemble(
         algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
     sizes = [len(client) for client in feed.clients]
     sample, _ = feed.unseen(None, 0)
-    examined = examine(experiment, algorithm, sizes, origin, sample[:2], model)
+    unseen = unseen_clients(experiment, feed) if experiment.split.unseen else []
+    examined = examine(experiment, algorithm, sizes, origin, sample[:2], model, unseen)
     net, work, notices = examined.net, examined.work, [*examined.notices_on_batches]
     if net.needs_two_in_evaluation:
         _check_single_scores(feed, origin.client_names)
@@ -163,7 +173,8 @@ def assemble(
     choice = choose(experiment, net, work.epochs * sum(sizes), engine_reason)
     engine_class(choice.name)  # user code must be an engine, before anything is written
     # Tensor cores are fastest where the channels of a pixel are neighbours in memory.
-    net.channels_last = choice.name == "streams" and experiment.engine.precision in ("tf32", "bf16")
+    coarse = experiment.engine.precision in ("tf32", "bf16")
+    net.channels_last = choice.name == "streams" and coarse and net.personal is None
     if choice.notice is not None and origin.keeper == "here":  # else the clients' nodes train
         notices.append(choice.notice)
     if net.keeps_statistics:
@@ -198,6 +209,7 @@ def examine(
     origin: Origin,
     sample: Tensor,
     model: ModelGiven | None,
+    unseen: Sequence[int] = (),
 ) -> Examined:
     """UserError where model, clients, batches, and privacy, robust rule or attack do not fit each other."""
     augment, shape = experiment.data.augment, origin.shape
@@ -218,7 +230,8 @@ def examine(
         _check_single_examples(work, sizes, origin.client_names)
     aggregation, on_aggregation = PLAIN_AGGREGATION, list[str]()
     if experiment.privacy is not None or experiment.robust is not None or experiment.attack is not None:
-        aggregation, on_aggregation = aggregation_of(experiment, algorithm, net, np.flatnonzero(sizes))
+        training = np.setdiff1d(np.flatnonzero(sizes), unseen)
+        aggregation, on_aggregation = aggregation_of(experiment, algorithm, net, training)
     return Examined(net, work, aggregation, notices, on_aggregation)
 
 
@@ -243,6 +256,8 @@ def examined_net(
     net.examine(sample, classes)
     if algorithm.needs_representation:
         net.head = head_of(net, sample)
+    if experiment.personal is not None:
+        net = with_personal_parts(experiment, algorithm, net, sample)
     # Engines of user code get the model that the reference engine has.
     return net if engine.name == "loop" or names_code(engine.name) else fused_net(net)
 
@@ -268,18 +283,6 @@ def under_fused(federation: Federation, reason: str) -> Federation:
     choice = Choice("fused", reason, f"engine: fused ({reason})")
     notices = (*federation.notices, f"engine: fused ({reason})")
     return replace(federation, experiment=experiment, net=fused_net(federation.net), choice=choice, notices=notices)
-
-
-def chosen_device(experiment: Experiment) -> torch.device:
-    """The device that `engine.device` names; UserError where this machine does not have it."""
-    name = experiment.engine.device
-    if name.startswith("cuda"):
-        count = torch.cuda.device_count()
-        if int(name.partition(":")[2] or 0) >= count:
-            raise UserError(
-                f"engine.device = {name!r}: this machine has {count} CUDA devices; set engine.device = 'cpu'"
-            )
-    return torch.device(name)
 
 
 # Checks and notices --------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from fedgg.core.evaluation import Score
 from fedgg.core.tensor_rows import message_bytes
 from fedgg.lab.build import Federation
 from fedgg.lab.one_round import Closed, Diverged
+from fedgg.lab.personal_parts import scores_by_client
 
 
 def client_name(entry: Mapping[str, Any]) -> str:
@@ -59,16 +60,21 @@ def record_of(
     record: dict[str, Any] = {"round": rounds_done}
     if closed.looks:
         # Accuracies say in their name where they were measured: `test` on the server's set, `holdout` on the clients'.
-        by_client = {look.client: score for look, score in zip(closed.looks, scores, strict=True)}
-        test = by_client.pop(None)
-        if not math.isfinite(test.loss):
+        pairs = zip(closed.looks, scores, strict=True)
+        by_client = {look.client: score for look, score in pairs if look.model == "global"}
+        test = by_client.pop(None, None)
+        if test is not None and not math.isfinite(test.loss):
             raise Diverged(f"the test loss is not finite after round {rounds_done}", played.lost)
-        record |= {"test_accuracy": test.accuracy, "test_loss": test.loss}
+        if test is not None:
+            record |= {"test_accuracy": test.accuracy, "test_loss": test.loss}
         held_out = {client: score for client, score in by_client.items() if score.examples}
         if held_out:
             count = sum(score.examples for score in held_out.values())
             record["holdout_accuracy"] = sum(s.accuracy * s.examples for s in held_out.values()) / count
             record["holdout_accuracy_by_client"] = {str(c): score.accuracy for c, score in held_out.items()}
+        if federation.scores_clients_models:
+            record |= scores_by_client("personal", closed.looks, scores)
+            record |= scores_by_client("unseen", closed.looks, scores)
     if budget is not None:
         record |= spent(budget, rounds_done)
     record["train_loss"] = _finite(sum(share[c] * float(end.loss) for c, end in kept.items()))
@@ -116,6 +122,15 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _final_scores_of_clients(rounds: list[dict[str, Any]]) -> dict[str, float]:
+    """The last `personal_accuracy` and `unseen_accuracy`, of runs that have them."""
+    return {
+        f"final_{name}": [record[name] for record in rounds if name in record][-1]
+        for name in ("personal_accuracy", "unseen_accuracy")
+        if any(name in record for record in rounds)
+    }
+
+
 def summary_of(federation: Federation, rounds: list[dict[str, Any]], why: str | None) -> dict[str, Any]:
     """The content of summary.json; `why` is the reason of a run that diverged."""
     scored = [record for record in rounds if "test_accuracy" in record]
@@ -135,6 +150,7 @@ def summary_of(federation: Federation, rounds: list[dict[str, Any]], why: str | 
         "final_test_accuracy": scored[-1]["test_accuracy"] if scored else None,
         "highest_test_accuracy": best["test_accuracy"] if best else None,
         "highest_at_round": best["round"] if best else None,
+        **_final_scores_of_clients(rounds),
         "parameters": federation.net.layout.total,
         "bytes": sum(record["bytes_up"] + record["bytes_down"] for record in rounds),
         "seconds": round(sum(sum(record["seconds"].values()) for record in rounds), 3),
