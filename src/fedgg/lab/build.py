@@ -81,6 +81,7 @@ class Federation:
         unseen = unseen_clients(self.experiment, self.feed) if self.experiment.split.unseen else []
         filled = np.setdiff1d(np.flatnonzero(examples), unseen)
         rounds, budget = self.experiment.rounds, self.aggregation.budget
+        has_personal, is_here = self.experiment.personal is not None, self.origin.keeper == "here"
         computed: dict[str, Any] = {
             "engine": self.choice.name,
             "examples": examples,
@@ -89,8 +90,8 @@ class Federation:
             "cohort_size": self.experiment.cohort_of(len(filled)),
             "tested": [c for c, held_out in enumerate(self.feed.held_out) if len(held_out) and c not in unseen],
             "unseen": unseen,
-            "personal_settings": personal_settings(self.experiment, self.work) if self.experiment.personal else {},
-            "scores_clients_models": self.experiment.personal is not None or bool(unseen),
+            "personal_settings": personal_settings(self.experiment, self.work) if has_personal and is_here else {},
+            "scores_clients_models": has_personal or bool(unseen),
             "last_round": rounds if budget is None else budget.affordable(rounds),
         }
         for key, value in computed.items():

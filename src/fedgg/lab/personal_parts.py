@@ -19,6 +19,7 @@ from fedgg.core.evaluation import Score
 from fedgg.core.model import Net, head_of
 from fedgg.core.personal import PersonalModel, buffers_in, personal_rows, tensors_of, with_personal_part
 from fedgg.core.random_choices import Work, stream
+from fedgg.core.tensor_rows import Rows
 from fedgg.data.batch_preparation import Feed
 from fedgg.engines.base import Look, RoundJob
 from fedgg.engines.loop import trained_personal_tensors
@@ -166,13 +167,20 @@ def personal_looks(federation: Federation, job: RoundJob, state: State) -> list[
 
 
 def _personal_look(federation: Federation, state: State, client: int) -> Look:
-    net, server, memory = federation.net, state.server, state.memory.get(client, {})
-    buffers = state.kept_buffers.get(client, server.buffers)
+    if federation.origin.keeper == "nodes":  # which have the personal part
+        return Look(federation.net, federation.feed, state.server.w, state.server.buffers, client, "personal")
+    buffers = state.kept_buffers.get(client, state.server.buffers)
+    w, buffers = personal_model(federation.net, state.server.w, buffers, state.memory.get(client, {}))
+    return Look(federation.net, federation.feed, w, buffers, client, "personal")
+
+
+def personal_model(net: Net, w: Tensor, buffers: Rows, memory: Rows) -> tuple[Tensor, Rows]:
+    """A client's own model: the server's row and buffers with its personal part, or the whole one that it keeps."""
     if net.personal is not None:
-        return Look(net, federation.feed, server.w, buffers | tensors_of(net, memory), client, "personal")
+        return w, buffers | tensors_of(net, memory)
     _, own = personal_rows(memory)
-    buffers = server.buffers | {name: net.start_buffers[name] for name in net.moving} | buffers_in(own)
-    return Look(net, federation.feed, own.get("w", net.start), buffers, client, "personal")
+    initial = {name: net.start_buffers[name] for name in net.moving}
+    return own.get("w", net.start), buffers | initial | buffers_in(own)
 
 
 def _unseen_look(federation: Federation, job: RoundJob, state: State, client: int) -> Look:
@@ -190,7 +198,7 @@ def unseen_epochs(experiment: Experiment) -> int:
     return 1 if config is None or config.unseen_epochs is None else config.unseen_epochs
 
 
-def unseen_job(job: RoundJob, epochs: int, client: int, w: Tensor, buffers: dict[str, Tensor]) -> RoundJob:
+def unseen_job(job: RoundJob, epochs: int, client: int, w: Tensor, buffers: Rows) -> RoundJob:
     """The training of an unseen client's personal part from its initial values, the shared part as it is."""
     return replace(
         job,

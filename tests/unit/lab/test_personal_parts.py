@@ -21,7 +21,7 @@ from fedgg.core.personal import KEPT, personal_rows
 from fedgg.engines import Loop
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, build
-from fedgg.lab.one_round import State, begin
+from fedgg.lab.one_round import State, begin, next_job
 from fedgg.lab.runner import play_round, run
 
 TOLERANCE = 1e-10
@@ -35,7 +35,7 @@ def network() -> nn.Module:
         return nn.Sequential(body, nn.Linear(7, CLASSES)).double()
 
 
-def arrays() -> tuple[np.ndarray, ...]:
+def arrays() -> tuple[Any, Any, Any, Any]:
     random = np.random.default_rng(8)
     y = random.integers(0, CLASSES, 120)
     x = np.round(random.normal(size=(120, 5)) + 2 * random.normal(size=(CLASSES, 5))[y], 2).astype(np.float32)
@@ -97,7 +97,7 @@ def descend(
     model.train()
     for batch in batches:
         model.zero_grad()
-        F.cross_entropy(model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(model(x[batch]), y[batch]).backward()
         if change is not None:
             change(model)
         optimiser.step()
@@ -286,7 +286,7 @@ def test_every_algorithm_with_a_personal_head_runs_or_is_refused_by_name(name: s
 def test_fedrep_counts_the_steps_of_the_shared_part() -> None:
     """SCAFFOLD divides by them: in a body of one epoch, its variates are those of one epoch."""
     built = build(small("loop", personal__method="fedrep", local__epochs=4, personal__head_epochs=3))
-    job = fedgg.lab.one_round.next_job(built, begin(built))  # type: ignore[attr-defined]
+    job = next_job(built, begin(built))
     client = job.cohort[0]
     assert job.personal_steps(client) == 3 * job.work.steps(job.data.examples(client)) // 4
 
