@@ -246,6 +246,8 @@ def news(record: dict[str, Any], lost: str = "") -> str:
     parts = []
     if record.get("test_accuracy") is not None:
         parts.append(f"test accuracy {100 * record['test_accuracy']:.1f}%")
+    if record.get("personal_accuracy") is not None:
+        parts.append(f"personal accuracy {100 * record['personal_accuracy']:.1f}%")
     if record.get("train_loss") is not None:
         parts.append(f"train loss {record['train_loss']:.3f}")
     if "epsilon" in record:

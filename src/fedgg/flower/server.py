@@ -121,7 +121,8 @@ def _engine(session: Session, membership: Membership, exchange: Exchange, config
 
 
 def _round_line(record: dict[str, Any]) -> str:
-    accuracy = f", test accuracy {record['test_accuracy']:.4f}" if "test_accuracy" in record else ""
+    names = [name for name in ("test", "personal") if f"{name}_accuracy" in record]
+    accuracy = "".join(f", {name} accuracy {record[f'{name}_accuracy']:.4f}" for name in names)
     return f"round {record['round']}: {len(record['clients'])} clients{accuracy}"
 
 

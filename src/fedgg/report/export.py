@@ -21,7 +21,16 @@ from fedgg.report.run_figures import accuracy_figure, clients_by_label, clients_
 from fedgg.report.tables import Table, accuracy_table, as_csv, as_latex, as_markdown, runs_table, target_table
 from fedgg.runfolder.record_types import RunRecord, StudyRecord
 
-SCALARS = ("test_accuracy", "test_loss", "holdout_accuracy", "train_loss", "bytes_up", "bytes_down")
+SCALARS = (
+    "test_accuracy",
+    "test_loss",
+    "holdout_accuracy",
+    "personal_accuracy",
+    "unseen_accuracy",
+    "train_loss",
+    "bytes_up",
+    "bytes_down",
+)
 INSTALL = "pip install 'fedgg[tensorboard]'"
 
 

@@ -7,6 +7,7 @@ import io
 import math
 import re
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 from fedgg.analysis.collect import study_parts
@@ -19,6 +20,7 @@ from fedgg.analysis.compare import (
     Reach,
     Spread,
     compare,
+    spread,
 )
 from fedgg.analysis.run_environment import shown_megabytes
 from fedgg.analysis.verdict import shown_percent
@@ -51,13 +53,19 @@ def comparison_tables(comparison: Comparison) -> tuple[Table, Table]:
 
 
 def write_study_tables(study: StudyRecord, folder: Path) -> list[Table]:
-    """Write `tables.md`, `accuracy.csv` and `target.csv`; CSV files are numbered if the study has several parts."""
+    """Write `tables.md`, `accuracy.csv` and `target.csv`; CSV files are numbered if the study has several parts.
+
+    `clients.csv` too, where runs have scores of personal models or unseen clients.
+    """
     tables = []
     for number, part in enumerate(study_parts(study), start=1):
         for name, table in zip(("accuracy", "target"), comparison_tables(compare(part.study)), strict=True):
             titled = replace(table, title=f"{table.title}; {part.title}") if part.title else table
             tables.append(titled)
             write_text(folder / (f"{name}-{number}.csv" if part.title else f"{name}.csv"), as_csv(titled))
+        if (by_client := clients_table(part.study)) is not None:
+            tables.append(replace(by_client, title=f"{by_client.title}; {part.title}") if part.title else by_client)
+            write_text(folder / (f"clients-{number}.csv" if part.title else "clients.csv"), as_csv(by_client))
     write_text(folder / TABLES, "\n".join(as_markdown(table) for table in tables))
     return tables
 
@@ -99,6 +107,28 @@ def target_table(comparison: Comparison) -> Table:
         *comparison.notes,
     )
     return Table(f"Rounds and traffic until {reference}'s final accuracy", columns, rows, notes)
+
+
+def clients_table(study: StudyRecord) -> Table | None:
+    """The last accuracies on clients' held-out examples; None where no run has personal models or unseen clients."""
+    scores = ("holdout", "personal", "unseen")
+    finals: dict[str, dict[str, list[float]]] = {label: {name: [] for name in scores} for label in study.runs}
+    for label, name in product(finals, scores):
+        for run in study.runs[label].values():
+            _, accuracies = run.numbers(f"{name}_accuracy")
+            if run.complete and len(accuracies):
+                finals[label][name].append(float(accuracies[-1]))
+    if not any(by_name[name] for by_name in finals.values() for name in ("personal", "unseen")):
+        return None
+    rows = tuple((label, *(_percent(spread(by_name[name])) for name in scores)) for label, by_name in finals.items())
+    notes = (
+        "Accuracy at the last evaluated round, mean over clients weighted by their held-out examples, over finished "
+        "runs. holdout: the global model on clients' held-out examples; personal: each client's own model on its own; "
+        "unseen: clients that never train.",
+    )
+    return Table(
+        "Accuracy on clients' held-out examples", ("algorithm", *(f"{name} %" for name in scores)), rows, notes
+    )
 
 
 def runs_table(study: StudyRecord) -> Table:
