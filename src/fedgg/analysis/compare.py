@@ -131,13 +131,14 @@ def compare(study: StudyRecord) -> Comparison:
     for label in study.labels:
         highest = [float(curve.accuracy.max()) for curve in curves[label].values()]
         diverged, damaged = study.diverged(label), study.damaged(label)
+        finished = sum(run.complete for run in study.runs[label].values())
         rows.append(
             ComparisonRow(
                 label=label,
-                finished=len(curves[label]),
+                finished=finished,
                 diverged=len(diverged),
                 damaged=len(damaged),
-                unfinished=len(study.seeds_of(label)) - len(curves[label]) - len(diverged) - len(damaged),
+                unfinished=len(study.seeds_of(label)) - finished - len(diverged) - len(damaged),
                 final=spread(list(finals[label].values())),
                 highest=spread(highest),
                 raw=reach(curves[label], curves[study.reference], set(diverged)),
@@ -311,10 +312,13 @@ def caveats(study: StudyRecord, ends: Mapping[str, Mapping[int, int]]) -> tuple[
     for label in started:
         diverged, damaged = study.diverged(label), study.damaged(label)
         unfinished = [seed for seed in study.seeds_of(label) if seed not in {*ends[label], *diverged, *damaged}]
+        runs = study.runs[label]
+        personal = [seed for seed in unfinished if seed in runs and runs[seed].complete and runs[seed].rounds]
         for seeds, why in (
             (diverged, "diverged"),
             (damaged, "damaged: incomplete or unreadable"),
-            (unfinished, "not finished, or never evaluated"),
+            (personal, "without test accuracy: there is no whole global model where parts of it are personal"),
+            ([seed for seed in unfinished if seed not in personal], "not finished, or never evaluated"),
         ):
             if seeds:
                 excluded.setdefault(f"{shown_seeds(seeds)} excluded from the averages ({why})", []).append(label)

@@ -160,29 +160,31 @@ def _joint_step(
     Rows with steps that train the personal parameters alone take those first; afterwards they train the shared ones
     alone (FedRep).
     """
-    w, own = running.w, running.personal["w"]
-    own_state, alone = optimiser_state_in(running.personal), running.personal.get(ALONE)
+    w, personal_w = running.w, running.personal["w"]
+    personal_state, alone = optimiser_state_in(running.personal), running.personal.get(ALONE)
     if alone is not None:
         client = replace(client, step=(running.step - alone).clamp_min(0))
-    loss, grad = gradient(algorithm, w, batch, client, own)
+    loss, grad = gradient(algorithm, w, batch, client, personal_w)
     with torch.no_grad():
-        sizes = [w.shape[1], own.shape[1]]
-        grad, own_grad = grad.split(sizes, 1)
+        sizes = [w.shape[1], personal_w.shape[1]]
+        grad, personal_grad = grad.split(sizes, 1)
         grad = algorithm.steer(grad, w, client)
         fixed = None if alone is None else running.step < alone  # [K, 1]: whether the shared parameters are
         if fixed is not None:
-            grad, own_grad = torch.where(fixed, 0, grad), torch.where(fixed, own_grad, 0)
+            grad, personal_grad = torch.where(fixed, 0, grad), torch.where(fixed, personal_grad, 0)
         if "clip_norm" in optimiser.used:  # one gradient of one model
-            grad, own_grad = optimiser.clipped(torch.cat([grad, own_grad], 1)).split(sizes, 1)
+            grad, personal_grad = optimiser.clipped(torch.cat([grad, personal_grad], 1)).split(sizes, 1)
         move, state = optimiser.move(grad, w, running.optimiser_state)
-        own_move, new_own_state = optimiser.move(own_grad, own, own_state)
+        personal_move, new_personal_state = optimiser.move(personal_grad, personal_w, personal_state)
         move = algorithm.nudge(move, w, client)
         if fixed is not None:
-            move, own_move = torch.where(fixed, 0, move), torch.where(fixed, own_move, 0)
+            move, personal_move = torch.where(fixed, 0, move), torch.where(fixed, personal_move, 0)
             state = {name: torch.where(fixed, running.optimiser_state[name], rows) for name, rows in state.items()}
-            new_own_state = {name: torch.where(fixed, rows, own_state[name]) for name, rows in new_own_state.items()}
-        personal = running.personal | {"w": own + own_move}
-        personal |= {f"{OPTIMISER}{name}": rows for name, rows in new_own_state.items()}
+            new_personal_state = {
+                name: torch.where(fixed, rows, personal_state[name]) for name, rows in new_personal_state.items()
+            }
+        personal = running.personal | {"w": personal_w + personal_move}
+        personal |= {f"{OPTIMISER}{name}": rows for name, rows in new_personal_state.items()}
         count = batch.mask.sum(1, keepdim=True)
         loss_sum, seen = running.loss_sum + loss * count, running.seen + count
         return LocalState(w + move, state, move, running.step + 1, loss_sum, seen, personal)
@@ -197,8 +199,8 @@ def gradient(
         loss = algorithm.loss(leaf, batch, client)
     else:
         leaf = torch.cat([w, personal], 1).detach().requires_grad_()
-        shared, own = leaf.split([w.shape[1], personal.shape[1]], 1)
-        loss = algorithm.loss(shared, batch, replace(client, net=client.net.with_personal(own)))
+        shared, personal_leaf = leaf.split([w.shape[1], personal.shape[1]], 1)
+        loss = algorithm.loss(shared, batch, replace(client, net=client.net.with_personal(personal_leaf)))
     if loss.shape != (len(w), 1):
         raise UserError(
             f"{type(algorithm).__name__}.loss() gives a tensor of shape {tuple(loss.shape)} for {len(w)} "
@@ -247,18 +249,18 @@ def end_round(
 def _end_personal(start: LocalStart, running: LocalState, client: Client) -> tuple[Client, Rows, Rows]:
     """What an algorithm reads at the end of a round, the buffers that are not personal, and the personal rows kept."""
     part = client.net.personal
-    own = {name: rows for name, rows in start.buffers.items() if name in part.start_buffers}
-    buffers = {name: rows for name, rows in start.buffers.items() if name not in own}
+    personal_buffers = {name: rows for name, rows in start.buffers.items() if name in part.start_buffers}
+    buffers = {name: rows for name, rows in start.buffers.items() if name not in personal_buffers}
     state = optimiser_state_in(running.personal) if start.keeps_optimiser_state else {}
     w = running.personal["w"]
     alone = running.personal.get(ALONE)
     client = replace(
         client,
         net=client.net.with_personal(w),
-        probe=client.probe and probe_with(client.probe, part.layout.unflatten(w) | own),
+        probe=client.probe and probe_with(client.probe, part.layout.unflatten(w) | personal_buffers),
         step=running.step if alone is None else (running.step - alone).clamp_min(0),
     )
-    return client, buffers, kept_rows(w, own, state)
+    return client, buffers, kept_rows(w, personal_buffers, state)
 
 
 def _combined(combine: Callable[[list[Tensor]], Tensor], states: Sequence[LocalState]) -> LocalState:

@@ -54,9 +54,9 @@ def with_personal_part(net: Net, names: Collection[str]) -> Net:
     twin.start_buffers = {name: rows for name, rows in net.start_buffers.items() if name not in names}
     twin.moving = tuple(name for name in net.moving if name not in names)
     twin.facts = {}
-    own = _reduced(layout, [name for name in layout.names if name in names], (), ())
+    personal_layout = _reduced(layout, [name for name in layout.names if name in names], (), ())
     buffers = {name: rows for name, rows in net.start_buffers.items() if name in names}
-    twin.personal = PersonalPart(own, _flat(own, parameters, net.start), buffers, net)
+    twin.personal = PersonalPart(personal_layout, _flat(personal_layout, parameters, net.start), buffers, net)
     return twin
 
 
@@ -96,13 +96,13 @@ def kept_rows(w: Tensor, buffers: Rows, optimiser_state: Rows) -> Rows:
 
 def personal_rows(memory: Rows) -> tuple[Rows, Rows]:
     """The client state without its personal rows, and these, without the beginning of their names."""
-    own = {name.removeprefix(KEPT): rows for name, rows in memory.items() if name.startswith(KEPT)}
-    return {name: rows for name, rows in memory.items() if not name.startswith(KEPT)}, own
+    personal = {name.removeprefix(KEPT): rows for name, rows in memory.items() if name.startswith(KEPT)}
+    return {name: rows for name, rows in memory.items() if not name.startswith(KEPT)}, personal
 
 
-def buffers_in(own: Rows) -> Rows:
+def buffers_in(personal: Rows) -> Rows:
     """Of personal rows the buffers, by their names in the module."""
-    return {name.removeprefix(BUFFERS): rows for name, rows in own.items() if name.startswith(BUFFERS)}
+    return {name.removeprefix(BUFFERS): rows for name, rows in personal.items() if name.startswith(BUFFERS)}
 
 
 def first_rows(w: Tensor, buffers: Rows, settings: OptimiserSettings) -> Rows:
@@ -118,8 +118,8 @@ def tensors_of(net: Net, memory: Rows) -> Rows:
     """
     part = net.personal
     assert part is not None
-    _, own = personal_rows(memory)
-    return part.layout.unflatten(own.get("w", part.start)) | part.start_buffers | buffers_in(own)
+    _, personal = personal_rows(memory)
+    return part.layout.unflatten(personal.get("w", part.start)) | part.start_buffers | buffers_in(personal)
 
 
 # Local training ------------------------------------------------------------------------------------------------------
@@ -127,20 +127,19 @@ def tensors_of(net: Net, memory: Rows) -> Rows:
 
 def open_personal(start: LocalStart, part: PersonalPart, optimiser: Optimiser, alone: Tensor | None) -> LocalStart:
     """What rows start from, their personal part taken out of the client state. `alone` `[K, 1]`: see `ALONE`."""
-    memory, own = personal_rows(start.memory)
-    buffers = {name: rows.clone() for name, rows in buffers_in(own).items()}  # training changes them in place
-    state = {name: rows for name, rows in own.items() if name.startswith(OPTIMISER)}
+    memory, personal = personal_rows(start.memory)
+    buffers = {name: rows.clone() for name, rows in buffers_in(personal).items()}  # training changes them in place
+    state = {name: rows for name, rows in personal.items() if name.startswith(OPTIMISER)}
     if not state:
-        state = {f"{OPTIMISER}{name}": rows for name, rows in optimiser.start(own["w"]).items()}
-    personal = {"w": own["w"], **state} | ({} if alone is None else {ALONE: alone})
-    parameters = part.layout.unflatten(own["w"])
+        state = {f"{OPTIMISER}{name}": rows for name, rows in optimiser.start(personal["w"]).items()}
+    parameters = part.layout.unflatten(personal["w"])
     probe = start.probe and probe_with(start.probe, parameters | buffers)
     return replace(
         start,
         memory=memory,
         buffers=start.buffers | buffers,
         per_row=start.per_row | parameters,
-        personal=personal,
+        personal={"w": personal["w"], **state} | ({} if alone is None else {ALONE: alone}),
         probe=probe,
     )
 

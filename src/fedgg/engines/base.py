@@ -117,12 +117,12 @@ def personal_job(job: RoundJob) -> RoundJob:
     """The training of the clients' own models, with the model they received as `down`."""
     assert job.personal_model is not None
     first = first_rows(job.net.start, job.moving_buffers, job.optimiser)
-    own = {client: personal_rows(job.memory.get(client, first))[1] for client in job.cohort}
+    personal = {client: personal_rows(job.memory.get(client, first))[1] for client in job.cohort}
     memory = {
         client: {name: rows for name, rows in each.items() if not name.startswith(BUFFERS)}
-        for client, each in own.items()
+        for client, each in personal.items()
     }
-    buffers = {client: job.buffers | buffers_in(each) for client, each in own.items()}
+    buffers = {client: job.buffers | buffers_in(each) for client, each in personal.items()}
     return replace(
         job,
         algorithm=job.personal_model,
@@ -136,18 +136,18 @@ def personal_job(job: RoundJob) -> RoundJob:
 
 
 def with_personal_models(
-    job: RoundJob, ends: Mapping[int, LocalEnd | Lost], own: Mapping[int, LocalEnd | Lost]
+    job: RoundJob, ends: Mapping[int, LocalEnd | Lost], personal_ends: Mapping[int, LocalEnd | Lost]
 ) -> dict[int, LocalEnd | Lost]:
     """The ends of a round with the personal models among what clients keep."""
-    return {client: _with_personal_model(job, end, own[client]) for client, end in ends.items()}
+    return {client: _with_personal_model(job, end, personal_ends[client]) for client, end in ends.items()}
 
 
-def _with_personal_model(job: RoundJob, end: LocalEnd | Lost, own: LocalEnd | Lost) -> LocalEnd | Lost:
-    if isinstance(end, Lost) or isinstance(own, Lost):
-        return end if isinstance(end, Lost) else own
-    _, state = kept_state(own.memory)
-    buffers = {name: own.buffers[name] for name in job.moving_buffers}
-    return replace(end, memory=end.memory | kept_rows(own.memory["w"], buffers, state))
+def _with_personal_model(job: RoundJob, end: LocalEnd | Lost, personal_end: LocalEnd | Lost) -> LocalEnd | Lost:
+    if isinstance(end, Lost) or isinstance(personal_end, Lost):
+        return end if isinstance(end, Lost) else personal_end
+    _, state = kept_state(personal_end.memory)
+    buffers = {name: personal_end.buffers[name] for name in job.moving_buffers}
+    return replace(end, memory=end.memory | kept_rows(personal_end.memory["w"], buffers, state))
 
 
 @dataclass(frozen=True)

@@ -127,10 +127,10 @@ class ClientTrainer:
             end = train_fused(job, client)
             if job.personal_model is None:
                 return end
-            own = train_fused(personal_job(job), client)
-            with_own = with_personal_models(job, {client: end}, {client: own})[client]
-            assert isinstance(with_own, LocalEnd)
-            return with_own
+            personal_end = train_fused(personal_job(job), client)
+            merged = with_personal_models(job, {client: end}, {client: personal_end})[client]
+            assert isinstance(merged, LocalEnd)
+            return merged
 
     def evaluate(self, w: Tensor, buffers: Rows) -> Score:
         """Accuracy and loss on the held-out examples of the client."""

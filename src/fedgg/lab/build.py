@@ -86,7 +86,7 @@ class Federation:
             "engine": self.choice.name,
             "examples": examples,
             "filled": filled,
-            "population": Population(len(filled), sum(examples[client] for client in filled)),
+            "population": Population(len(filled), int(np.take(examples, filled).sum())),
             "cohort_size": self.experiment.cohort_of(len(filled)),
             "tested": [c for c, held_out in enumerate(self.feed.held_out) if len(held_out) and c not in unseen],
             "unseen": unseen,
@@ -276,14 +276,6 @@ def load_start(module: nn.Module, path: Path) -> None:
                 raise UserError(f"{path}: {name} holds NaN or infinity")
     except UserError as error:
         raise UserError(f"model.start: {error}") from error
-
-
-def under_fused(federation: Federation, reason: str) -> Federation:
-    """The same federation, trained by the fused step in place of the engine that its experiment names."""
-    experiment = federation.experiment.changed({"engine.name": "fused"})
-    choice = Choice("fused", reason, f"engine: fused ({reason})")
-    notices = (*federation.notices, f"engine: fused ({reason})")
-    return replace(federation, experiment=experiment, net=fused_net(federation.net), choice=choice, notices=notices)
 
 
 # Checks and notices --------------------------------------------------------------------------------------------------

@@ -149,10 +149,10 @@ def _in_step(taken: list[Session], engine: Stacked) -> None:
         started = time.perf_counter()
         jobs = [next_job(session.federation, session.state) for session in running]
         answers: list[Ends] = list(engine.train_together(jobs))
-        own = [number for number, job in enumerate(jobs) if job.personal_model is not None]
-        if own:
-            models = engine.train_together([personal_job(jobs[number]) for number in own])
-            for number, ends in zip(own, models, strict=True):
+        with_models = [number for number, job in enumerate(jobs) if job.personal_model is not None]
+        if with_models:
+            models = engine.train_together([personal_job(jobs[number]) for number in with_models])
+            for number, ends in zip(with_models, models, strict=True):
                 answers[number] = with_personal_models(jobs[number], answers[number], ends)
         synchronise(jobs[0].w)
         share = (time.perf_counter() - started) / len(running)

@@ -178,9 +178,9 @@ def personal_model(net: Net, w: Tensor, buffers: Rows, memory: Rows) -> tuple[Te
     """A client's own model: the server's row and buffers with its personal part, or the whole one that it keeps."""
     if net.personal is not None:
         return w, buffers | tensors_of(net, memory)
-    _, own = personal_rows(memory)
+    _, personal = personal_rows(memory)
     initial = {name: net.start_buffers[name] for name in net.moving}
-    return own.get("w", net.start), buffers | initial | buffers_in(own)
+    return personal.get("w", net.start), buffers | initial | buffers_in(personal)
 
 
 def _unseen_look(federation: Federation, job: RoundJob, state: State, client: int) -> Look:

@@ -150,7 +150,7 @@ def summary_of(federation: Federation, rounds: list[dict[str, Any]], why: str | 
         "final_test_accuracy": scored[-1]["test_accuracy"] if scored else None,
         "highest_test_accuracy": best["test_accuracy"] if best else None,
         "highest_at_round": best["round"] if best else None,
-        **_final_scores_of_clients(rounds),
+        **(_final_scores_of_clients(rounds) if federation.scores_clients_models else {}),
         "parameters": federation.net.layout.total,
         "bytes": sum(record["bytes_up"] + record["bytes_down"] for record in rounds),
         "seconds": round(sum(sum(record["seconds"].values()) for record in rounds), 3),

@@ -113,9 +113,9 @@ def requests_of(session: Session, *, alone: bool = False) -> RequestStream:
         turn = session.state.rounds_done - session.experiment.rounds
         trained: Trained = yield Request(job, turn, session.label, client_trained, session.notice)
         if job.personal_model is not None:
-            own: Trained = yield Request(personal_job(job), turn, session.label, notice=session.notice)
-            ends = with_personal_models(job, trained.ends, own.ends)
-            trained = Trained(ends, trained.seconds + own.seconds)
+            trained_models: Trained = yield Request(personal_job(job), turn, session.label, notice=session.notice)
+            ends = with_personal_models(job, trained.ends, trained_models.ends)
+            trained = Trained(ends, trained.seconds + trained_models.seconds)
         looks = session.aggregate(job, trained.ends, time.perf_counter() - started if alone else trained.seconds)
         if looks is None:
             return

@@ -213,6 +213,30 @@ def test_personal_scores_are_those_of_the_clients_models() -> None:
         assert ("test_accuracy" in record, "holdout_accuracy" in record) == (method == "ditto",) * 2
 
 
+@pytest.mark.parametrize("method", ["fedper", "fedbn", "ditto"])
+def test_personal_models_of_a_run(method: str, tmp_path: Path) -> None:
+    """Each has the accuracy that was recorded of it, from memory, from the folder, and of a run that was loaded."""
+    given: dict[str, Any] = {"model": network(), "data": arrays()}
+    chosen = experiment(personal__method=method, server__cohort=4, server__memory_limit_mb=0)
+    built = federation(personal__method=method, server__cohort=4)
+    for finished in (
+        run(chosen.changed({"server.memory_limit_mb": 64}), **given),
+        run(chosen, **given, out=tmp_path),
+        fedgg.Run.load(tmp_path, model=network()),
+    ):
+        for client in range(CLIENTS):
+            where = built.feed.held_out[client]
+            outputs = finished.personal_model(client)(built.feed.x[where])
+            accuracy = float((outputs.argmax(1) == built.feed.y[where]).double().mean())
+            assert accuracy == finished.rounds[-1]["personal_accuracy_by_client"][str(client)]
+    with pytest.raises(UserError, match="there is no client 4"):
+        finished.personal_model(4)
+    with pytest.raises(UserError, match="no models of their own"):
+        run(experiment(rounds=1), **given).personal_model(0)
+    with pytest.raises(UserError, match="in a temporary file"):
+        run(chosen.changed({"rounds": 1}), **given).personal_model(0)
+
+
 # Engines, resume, algorithms ------------------------------------------------------------------------------------------
 
 SMALL: dict[str, Any] = {
