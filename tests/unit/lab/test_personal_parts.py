@@ -275,20 +275,20 @@ def test_runs_of_engines_agree(method: str) -> None:
     assert {"personal_accuracy", "unseen_accuracy"} <= loop.rounds[-1].keys()
 
 
-def test_studies_of_engines_agree(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["stacked", pytest.param("workers", marks=pytest.mark.slow)])
+def test_runs_of_a_study_agree(engine: str, tmp_path: Path) -> None:
     """Runs of a study that share a stack or a pool of workers: of different methods, they keep their numbers."""
     variants = {name: {"personal.method": name} for name in ("none", "fedper", "fedrep", "ditto", "local")}
-    for engine in ("stacked", "workers"):
-        base = small(engine, "fedavg", rounds=2)
-        run_study(Study(base, variants, (0, 1), "none"), tmp_path / engine, processes=2, observer=fedgg.Observer())
-        for label, changes in variants.items():
-            alone = run(base.changed({**changes, "seed": 1, "engine.name": "loop"}))
-            together = fedgg.Run.load(tmp_path / engine / label / "seed-1")
-            for name, tensor in alone.weights.items():
-                assert torch.allclose(tensor, together.weights[name], rtol=1e-10, atol=1e-12), (engine, label, name)
-            assert alone.summary.get("final_personal_accuracy") == together.summary.get("final_personal_accuracy")
-            if label == "local":
-                assert alone.summary["bytes"] == 0
+    base = small(engine, "fedavg", rounds=2)
+    run_study(Study(base, variants, (0, 1), "none"), tmp_path, processes=2, observer=fedgg.Observer())
+    for label, changes in variants.items():
+        alone = run(base.changed({**changes, "seed": 1, "engine.name": "loop"}))
+        together = fedgg.Run.load(tmp_path / label / "seed-1")
+        for name, tensor in alone.weights.items():
+            assert torch.allclose(tensor, together.weights[name], rtol=1e-10, atol=1e-12), (label, name)
+        assert alone.summary.get("final_personal_accuracy") == together.summary.get("final_personal_accuracy")
+        if label == "local":
+            assert alone.summary["bytes"] == 0
 
 
 @pytest.mark.parametrize("method", ["fedrep", "fedbn", "ditto"])
