@@ -19,8 +19,9 @@ from fedgg.core.algorithm import Algorithm
 from fedgg.core.tasks import Criterion
 from fedgg.errors import UserError, missing_extra
 from fedgg.files import PAGE
-from fedgg.lab.build import ModelGiven, chosen_device
+from fedgg.lab.build import ModelGiven
 from fedgg.lab.config import Experiment
+from fedgg.lab.engine_setup import chosen_device
 from fedgg.lab.federated_data import DataGiven, dataset_of, targets_of, with_given_clients
 from fedgg.lab.name_resolution import build_algorithm, check_needs, given_algorithm
 from fedgg.lab.observer import Observer

@@ -166,6 +166,9 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
             f"{shown_score(primary, final, decimals=2)} after round {summary['rounds_done']}, "
             f"{word} {best}{unit} after round {summary[f'{word}_at_round']}"
         )
+    for name, whose in (("personal", "clients' own models on their"), ("unseen", "clients that never train, on their")):
+        if summary.get(f"final_{name}_accuracy") is not None:
+            say(f"{name} accuracy {100 * summary[f'final_{name}_accuracy']:.2f}% ({whose} hold-out)")
     if "epsilon" in summary:
         say(f"privacy spent: {shown_epsilon(summary)}")
     say(f"{shown_megabytes(summary['bytes'] / 1e6)} MB sent, {summary['seconds']:.1f} s; everything is in {folder}")

@@ -122,7 +122,7 @@ class Adam(Optimiser):
     epsilon: Tensor
 
     def start(self, w: Tensor) -> Rows:
-        return {"first": torch.zeros_like(w), "second": torch.zeros_like(w), "count": torch.zeros_like(w[:, :1])}
+        return {"first": torch.zeros_like(w), "second": torch.zeros_like(w), "count": w.new_zeros(len(w), 1)}
 
     def move(self, grad: Tensor, w: Tensor, state: Rows) -> tuple[Tensor, Rows]:
         decays = "weight_decay" in self.used

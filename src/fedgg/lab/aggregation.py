@@ -57,7 +57,7 @@ def aggregation_of(
     if privacy is not None:
         _refuse_statistics(experiment, net)
         collector = ClientPrivacy(privacy.clip, privacy.noise, experiment.seed)
-        state = bool(algorithm.client_memory(net.start))
+        state = bool(algorithm.client_memory(net.start)) or experiment.personal is not None
         budget = Budget(len(clients), cohort, privacy.noise, privacy.delta, state, privacy.epsilon_limit)
         notices += _privacy_notices(budget, experiment.rounds)
     return Aggregation(collector, attackers, budget), notices
@@ -73,7 +73,7 @@ def _too_weak(rule: str, collector: Collector, attackers: int, cohort: int) -> l
 
 
 def _sends_statistics(experiment: Experiment, net: Net) -> bool:
-    return net.keeps_statistics and experiment.model.statistics != "frozen"
+    return bool(net.moving) and experiment.model.statistics != "frozen"
 
 
 def _refuse_statistics(experiment: Experiment, net: Net) -> None:

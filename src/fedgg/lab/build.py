@@ -26,7 +26,7 @@ from fedgg.errors import UserError
 from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation, aggregation_of
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import OptimiserConfig, ScheduleConfig
-from fedgg.lab.engine_setup import DTYPES, Choice, choose
+from fedgg.lab.engine_setup import DTYPES, Choice, choose, chosen_device
 from fedgg.lab.federated_data import DataGiven, Origin, WholeData, data_of, holdings, split_of
 from fedgg.lab.local_optimiser import check_optimiser, server_rates
 from fedgg.lab.name_resolution import (
@@ -38,6 +38,7 @@ from fedgg.lab.name_resolution import (
     read_tensors,
     split_function,
 )
+from fedgg.lab.personal_parts import personal_settings, unseen_clients, with_personal_parts
 from fedgg.lab.task_and_metrics import NAMED_OBJECTIVE, Objective, metrics_of, task_of
 from fedgg.registry import accepted_settings, names_code
 
@@ -72,19 +73,28 @@ class Federation:
     filled: NDArray[np.int64] = field(init=False)  # the clients that have training examples
     population: Population = field(init=False)
     cohort_size: int = field(init=False)
-    tested: list[int] = field(init=False)  # the clients that hold examples out
+    tested: list[int] = field(init=False)  # the clients that train and hold examples out
+    unseen: list[int] = field(init=False)  # the clients that hold examples out and never train
+    personal_settings: dict[str, Any] = field(init=False)  # of [personal], for every round
+    scores_clients_models: bool = field(init=False)  # whether there are personal models or unseen clients
     last_round: int = field(init=False)  # an earlier one than the experiment's where privacy allows no more
 
     def __post_init__(self) -> None:
         examples = [len(client) for client in self.feed.clients]
-        filled, rounds, budget = np.flatnonzero(examples), self.experiment.rounds, self.aggregation.budget
+        unseen = unseen_clients(self.experiment, self.feed) if self.experiment.split.unseen else []
+        filled = np.setdiff1d(np.flatnonzero(examples), unseen)
+        rounds, budget = self.experiment.rounds, self.aggregation.budget
+        has_personal, is_here = self.experiment.personal is not None, self.origin.keeper == "here"
         computed: dict[str, Any] = {
             "engine": self.choice.name,
             "examples": examples,
             "filled": filled,
-            "population": Population(len(filled), sum(examples)),
+            "population": Population(len(filled), int(np.take(examples, filled).sum())),
             "cohort_size": self.experiment.cohort_of(len(filled)),
-            "tested": [client for client, held_out in enumerate(self.feed.held_out) if len(held_out)],
+            "tested": [c for c, held_out in enumerate(self.feed.held_out) if len(held_out) and c not in unseen],
+            "unseen": unseen,
+            "personal_settings": personal_settings(self.experiment, self.work) if has_personal and is_here else {},
+            "scores_clients_models": has_personal or bool(unseen),
             "last_round": rounds if budget is None else budget.affordable(rounds),
         }
         for key, value in computed.items():
@@ -177,7 +187,8 @@ def assemble(
         algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
     sizes = [len(client) for client in feed.clients]
     x, y = feed.unseen(None, 0)
-    examined = examine(experiment, algorithm, sizes, origin, (x[:2], y[:2]), model, objective)
+    unseen = unseen_clients(experiment, feed) if experiment.split.unseen else []
+    examined = examine(experiment, algorithm, sizes, origin, (x[:2], y[:2]), model, objective, unseen)
     net, work, notices = examined.net, examined.work, [*examined.notices_on_batches]
     if type(net.task).weights is not Task.weights:
         feed = replace(feed, weights=net.task.weights)
@@ -196,7 +207,8 @@ def assemble(
     choice = choose(experiment, net, work.examples_trained(sizes), engine_reason)
     engine_class(choice.name)  # user code must be an engine, before anything is written
     # Tensor cores are fastest where the channels of a pixel are neighbours in memory.
-    net.channels_last = choice.name == "streams" and experiment.engine.precision in ("tf32", "bf16")
+    coarse = experiment.engine.precision in ("tf32", "bf16")
+    net.channels_last = choice.name == "streams" and coarse and net.personal is None
     if choice.notice is not None and origin.keeper == "here":  # else the clients' nodes train
         notices.append(choice.notice)
     if net.keeps_statistics:
@@ -232,6 +244,7 @@ def examine(
     sample: tuple[Tensor, Tensor],
     model: ModelGiven | None,
     objective: Objective = NAMED_OBJECTIVE,
+    unseen: Sequence[int] = (),
 ) -> Examined:
     """UserError where model, clients, batches, and privacy, robust rule or attack do not fit each other."""
     augment, shape = experiment.data.augment, origin.shape
@@ -251,7 +264,8 @@ def examine(
         _check_single_examples(work, sizes, origin.client_names)
     aggregation, on_aggregation = PLAIN_AGGREGATION, list[str]()
     if experiment.privacy is not None or experiment.robust is not None or experiment.attack is not None:
-        aggregation, on_aggregation = aggregation_of(experiment, algorithm, net, np.flatnonzero(sizes))
+        training = np.setdiff1d(np.flatnonzero(sizes), unseen)
+        aggregation, on_aggregation = aggregation_of(experiment, algorithm, net, training)
     if (experiment.server.lr, experiment.server.lr_decay, experiment.server_schedule) != (1, 1, ScheduleConfig()):
         aggregation = replace(aggregation, server_rates=server_rates(experiment, algorithm))
     return Examined(net, work, aggregation, notices, on_aggregation)
@@ -283,6 +297,8 @@ def examined_net(
     net.examine(sample[0], classes, sample[1])
     if algorithm.needs_representation:
         net.head = head_of(net, sample[0])
+    if experiment.personal is not None:
+        net = with_personal_parts(experiment, algorithm, net, sample[0])
     # Engines of user code get the model that the reference engine has.
     return net if engine.name == "loop" or names_code(engine.name) else fused_net(net)
 
@@ -300,25 +316,6 @@ def load_start(module: nn.Module, path: Path) -> None:
                 raise UserError(f"{path}: {name} holds NaN or infinity")
     except UserError as error:
         raise UserError(f"model.start: {error}") from error
-
-
-def under_fused(federation: Federation, reason: str) -> Federation:
-    """The same federation, trained by the fused step in place of the engine that its experiment names."""
-    experiment = federation.experiment.changed({"engine.name": "fused"})
-    choice = Choice("fused", reason, f"engine: fused ({reason})")
-    notices = (*federation.notices, f"engine: fused ({reason})")
-    return replace(federation, experiment=experiment, net=fused_net(federation.net), choice=choice, notices=notices)
-
-
-def chosen_device(experiment: Experiment) -> torch.device:
-    """The device that `engine.device` names; UserError where this machine does not have it."""
-    name = experiment.engine.device
-    if name.startswith("cuda"):
-        count = torch.cuda.device_count()
-        if int(name.partition(":")[2] or 0) >= count:
-            devices = f"this machine has {count} CUDA devices"
-            raise UserError(f"engine.device = {name!r}: {devices}; set engine.device = 'cpu'")
-    return torch.device(name)
 
 
 # Checks and notices --------------------------------------------------------------------------------------------------

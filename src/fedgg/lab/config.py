@@ -31,6 +31,7 @@ from fedgg.lab.config_sections import (
     ModelConfig,
     OptimiserConfig,
     PartConfig,
+    PersonalConfig,
     PrivacyConfig,
     RobustConfig,
     ScheduleConfig,
@@ -56,6 +57,7 @@ REMAINING = {
 YOUNG_KEYS = (
     ("data", "proxy", 0),
     ("data", "images", False),
+    ("split", "unseen", 0),
     ("split", "feature_noise", 0.0),
     ("split", "feature_rotation", 0.0),
     ("local", "steps", None),
@@ -93,6 +95,9 @@ class Experiment(ConfigSection):
     )
     robust: RobustConfig | None = Field(None, description="robust aggregation; off unless robust.rule is set")
     attack: AttackConfig | None = Field(None, description="clients that attack; off unless attack.kind is set")
+    personal: PersonalConfig | None = Field(
+        None, description="personal parts of the model; off unless personal.method or personal.parameters is set"
+    )
 
     @field_validator("metrics", mode="before")
     @classmethod
@@ -123,6 +128,11 @@ class Experiment(ConfigSection):
             )
         if self.attack is not None and self.clients_are_known and self.attack.clients > self.split.clients:
             raise ValueError(f"attack.clients = {self.attack.clients} but there are only {self.split.clients} clients")
+        if (self.personal is not None or self.split.unseen) and not self.data.holdout:
+            section = "personal" if self.personal is not None else "split.unseen"
+            raise ValueError(f"{section} needs examples to score clients' models on: set data.holdout = 0.2")
+        if self.clients_are_known and self.split.unseen >= self.split.clients:
+            raise ValueError(f"split.unseen = {self.split.unseen} leaves none of {self.split.clients} clients to train")
         # A NaN differs from itself, TOML has no None, and its dates are text in JSON: none of them would come back.
         for section in (
             "data",
@@ -260,7 +270,9 @@ class Experiment(ConfigSection):
         So does the split `given` with the number of clients of another one.
         """
         content = self.model_dump(mode="json", exclude_none=True)
-        for key, value in sorted(changes.items(), key=lambda change: change[0] not in NAMED_PARTS):
+        for key, value in sorted(
+            changes.items(), key=lambda change: change[0] not in (*NAMED_PARTS, "personal.method")
+        ):
             place = content
             *path, last = key.split(".")
             for part in path:
@@ -270,7 +282,7 @@ class Experiment(ConfigSection):
             if path and last == "name" and path[0] in REMAINING and place.get("name") != value:
                 for setting in place.keys() - REMAINING[path[0]]:
                     del place[setting]
-            if key == "robust.rule" and place.get("rule") != value:
+            if key in ("robust.rule", "personal.method") and place.get(last) != value:
                 place.clear()
             if key in ("split.scheme", "data.source") and place.get(last) != value:
                 for setting in getattr(self, path[0]).settings:

@@ -161,8 +161,56 @@ class AttackConfig(ConfigSection):
         return "nan" if isinstance(kind, float) and kind != kind else kind
 
 
-OFF_UNLESS_THERE = ("privacy", "robust", "attack")
-SWITCHES = {"robust": "rule", "attack": "kind"}  # the key whose "none" switches a section off
+PersonalMethod = Literal["fedper", "fedrep", "fedbn", "lg_fedavg", "ditto", "local"]
+
+
+class PersonalConfig(ConfigSection):
+    """Personal parts: parameters that stay with the client and never travel, or a whole personal model."""
+
+    method: PersonalMethod | None = Field(
+        None,
+        description="fedper, fedrep (the head stays), fedbn (normalisation layers stay), lg_fedavg (all but the head "
+        "stays), ditto (a whole model besides) or local (all stays); none: no such section",
+    )
+    parameters: list[str] | None = Field(
+        None, description="patterns of parameters and buffers that stay, such as ['fc.*']; by default the method's"
+    )
+    head_epochs: int | None = Field(
+        None,
+        ge=1,
+        description="fedrep: epochs that train the head alone, before the others train the body alone; all "
+        "but the last by default",
+    )
+    ditto_lambda: float | None = Field(
+        None, ge=0, description="ditto: how strongly the personal model is drawn to the global one; 0.1 by default"
+    )
+    unseen_epochs: int | None = Field(
+        None,
+        ge=0,
+        description="epochs that train the personal part of clients of split.unseen before they are scored; 1 by "
+        "default",
+    )
+
+    @model_validator(mode="after")
+    def _settings_of_the_method(self) -> PersonalConfig:
+        method = self.method
+        if method is None and not self.parameters:
+            raise ValueError("[personal] needs personal.method, or personal.parameters such as ['fc.*']")
+        if method in ("ditto", "local") and self.parameters is not None:
+            raise ValueError(f"personal.parameters has no meaning under personal.method = {method!r}: leave it out")
+        if self.parameters is not None and not all(self.parameters):
+            raise ValueError("personal.parameters is empty or has an empty pattern: give names such as ['fc.*']")
+        for key, owner in (("head_epochs", "fedrep"), ("ditto_lambda", "ditto")):
+            if getattr(self, key) is not None and method != owner:
+                raise ValueError(f"personal.{key} belongs to personal.method = {owner!r}: leave it out")
+        if method == "ditto" and self.unseen_epochs is not None:
+            raise ValueError("personal.unseen_epochs has no meaning under 'ditto': unseen clients get the global model")
+        return self
+
+
+OFF_UNLESS_THERE = ("privacy", "robust", "attack", "personal")
+# The key whose "none" switches a section off.
+SWITCHES = {"robust": "rule", "attack": "kind", "personal": "method"}
 
 
 class DataConfig(PartConfig):
@@ -213,6 +261,9 @@ class SplitConfig(PartConfig):
     )
     feature_rotation: float = Field(
         0.0, description="clients' images are rotated: by feature_rotation * i / clients degrees at client i"
+    )
+    unseen: int = Field(
+        0, ge=0, description="clients, drawn from the seed, that never train: the model is scored on their hold-out"
     )
 
     @property

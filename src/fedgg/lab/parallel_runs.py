@@ -21,17 +21,17 @@ import torch
 from fedgg.core.tasks import Targets
 from fedgg.data.dataset import Dataset
 from fedgg.engines import Stacked
-from fedgg.engines.base import Look
+from fedgg.engines.base import Look, personal_job, with_personal_models
 from fedgg.engines.gpu.stacked import room, stack_bytes
 from fedgg.engines.workers.engine import TooManyDeaths
 from fedgg.engines.workers.tasks import RequestStream
 from fedgg.errors import UserError
-from fedgg.lab.build import Federation, build, chosen_device
+from fedgg.lab.build import Federation, build
 from fedgg.lab.config_sections import DataConfig
-from fedgg.lab.engine_setup import arithmetic
+from fedgg.lab.engine_setup import arithmetic, chosen_device
 from fedgg.lab.federated_data import load_data, targets_of
 from fedgg.lab.observer import Observer
-from fedgg.lab.one_round import next_job, synchronise
+from fedgg.lab.one_round import Ends, next_job, synchronise
 from fedgg.lab.run_processes import Job, run_jobs
 from fedgg.lab.run_session import Session, opened
 from fedgg.lab.runner import FEWER_WORKERS, make_workers, requests_of, run_rounds
@@ -164,7 +164,12 @@ def _in_step(taken: list[Session], engine: Stacked) -> None:
     while running := [session for session in taken if not session.over]:
         started = time.perf_counter()
         jobs = [next_job(session.federation, session.state) for session in running]
-        answers = engine.train_together(jobs)
+        answers: list[Ends] = list(engine.train_together(jobs))
+        with_models = [number for number, job in enumerate(jobs) if job.personal_model is not None]
+        if with_models:
+            models = engine.train_together([personal_job(jobs[number]) for number in with_models])
+            for number, ends in zip(with_models, models, strict=True):
+                answers[number] = with_personal_models(jobs[number], answers[number], ends)
         synchronise(jobs[0].w)
         share = (time.perf_counter() - started) / len(running)
         closed = [

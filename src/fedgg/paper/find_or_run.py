@@ -21,9 +21,9 @@ from fedgg.data.dataset import Dataset
 from fedgg.engines import Stacked
 from fedgg.errors import UserError
 from fedgg.files import check_folder, writing_to
-from fedgg.lab.build import build, chosen_device
+from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.engine_setup import arithmetic
+from fedgg.lab.engine_setup import arithmetic, chosen_device
 from fedgg.lab.federated_data import load_data
 from fedgg.lab.name_resolution import build_algorithm, build_engine
 from fedgg.lab.observer import Observer

@@ -254,10 +254,15 @@ class StudyRecord:
 
     @property
     def primary(self) -> Measure:
-        """The first metric of the reference that all runs have; where they share none, its first."""
+        """The first metric of the reference that all runs have; where they share none, its first.
+
+        On the test set, or by personal models where no run has a global one.
+        """
         runs = [*self.runs[self.reference].values(), *self.records]
         metrics = runs[0].metrics if runs else (ACCURACY,)
-        return next((metric for metric in metrics if all(run.defines(metric) for run in runs)), metrics[0])
+        metric = next((metric for metric in metrics if all(run.defines(metric) for run in runs)), metrics[0])
+        personal = replace(metric, where="personal")
+        return personal if metric.key not in self.measures and personal.key in self.measures else metric
 
     def measure(self, name: str | None = None) -> Measure:
         """The measure of this name, or the primary one; UserError if none of the runs has recorded it."""

@@ -17,6 +17,7 @@ LARGEST_COUNT = 2**53  # beyond it, whole numbers are not exact in JavaScript or
 SECTIONS = (
     "data",
     "split",
+    "task",
     "model",
     "algorithm",
     "local",
@@ -26,7 +27,7 @@ SECTIONS = (
     "server_schedule",
     "engine",
 )
-OPTIONAL_SECTIONS = ("privacy", "robust", "attack")
+OPTIONAL_SECTIONS = ("privacy", "robust", "attack", "personal")
 UNSET = ("model.start", "server.cohort", "optimiser.clip_norm", "engine.workers")  # None where they are not set
 STATUSES = ("finished", "diverged", "spent", "stopped")
 PLACES = ("test", "holdout", "personal", "unseen")  # where a metric is measured: `test_accuracy`, ...
@@ -203,6 +204,10 @@ _ROUND: Spec = {
     "test_accuracy": _SHARE,
     "holdout_accuracy": _SHARE,
     "holdout_accuracy_by_client": (_shares_by_client, "a number from 0 to 1 for each client"),
+    "personal_accuracy": _SHARE,
+    "personal_accuracy_by_client": (_shares_by_client, "a number from 0 to 1 for each client"),
+    "unseen_accuracy": _SHARE,
+    "unseen_accuracy_by_client": (_shares_by_client, "a number from 0 to 1 for each client"),
     "test_loss": _NUMBER,
     "train_loss": _NUMBER,
     "server_lr": _NUMBER,
@@ -231,6 +236,8 @@ _SUMMARY: Spec = {
     "rounds_done": (_whole, "a number of rounds"),
     "final_test_accuracy": _SHARE,
     "highest_test_accuracy": _SHARE,
+    "final_personal_accuracy": _SHARE,
+    "final_unseen_accuracy": _SHARE,
     "highest_at_round": (lambda value: value is None or _whole(value), "a round"),
     "lowest_at_round": (lambda value: value is None or _whole(value), "a round"),
     "parameters": (_whole, "a number of parameters"),
@@ -264,5 +271,6 @@ _IN_SECTION: dict[str, Spec] = {
     "optimiser": {"name": (_text, "text")},
     "schedule": {"name": (_text, "text")},
     "server_schedule": {"name": (_text, "text")},
+    "personal": {"method": (_text, "text")},
     "engine": {"precision": (_text, "text"), "device": (_text, "text"), "name": (_text, "text")},
 }

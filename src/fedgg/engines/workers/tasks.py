@@ -56,7 +56,8 @@ class ScoreChunk:
 
     def do(self) -> Tally:
         look = self.looks[self.look]
-        return tally(fused_net(look.net), look.w, look.buffers, *look.data.unseen(look.client, self.chunk))
+        buffers = look.buffers if look.train_personal is None else look.buffers | look.train_personal()
+        return tally(fused_net(look.net), look.w, buffers, *look.data.unseen(look.client, self.chunk))
 
     def __str__(self) -> str:
         client = self.looks[self.look].client
