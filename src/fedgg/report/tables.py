@@ -144,8 +144,8 @@ def clients_table(study: StudyRecord) -> Table | None:
     )
     notes = (
         f"{capital(metric.short)} at the last evaluated round, mean over clients weighted by their held-out examples, "
-        "over finished runs. holdout: the global model on clients' held-out examples; personal: each client's own model on its own; "
-        "unseen: clients that never train.",
+        "over finished runs. holdout: the global model on clients' held-out examples; personal: each client's own model "
+        "on its own; unseen: clients that never train.",
     )
     unit, title = " %" if metric.percent else "", f"{capital(metric.short)} on clients' held-out examples"
     return Table(title, ("algorithm", *(f"{name}{unit}" for name in scores)), rows, notes)
