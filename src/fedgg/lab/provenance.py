@@ -19,6 +19,7 @@ from fedgg.lab.build import Federation
 from fedgg.lab.name_resolution import engine_class, used_code
 
 OURS = ("fedgg", "torch", "builtins", "abc", "typing")  # packages that are identified by their versions
+ACCURACY_ALONE = [{"name": "accuracy", "higher_is_better": True, "percent": True}]  # what readers assume without a list
 COMMIT_VARIABLE = "FEDGG_COMMIT"  # names the commit where there is only a copy of the files, as in a container
 
 
@@ -38,6 +39,10 @@ def versions_of(federation: Federation) -> dict[str, Any]:
     engine = {"name": federation.engine, "precision": experiment.engine.precision, "reason": federation.choice.reason}
     if origin.keeper == "nodes":
         engine |= {"name": "flower", "reason": "clients train on nodes of their own"}
+    metrics = [
+        {"name": metric.name, "higher_is_better": metric.higher_is_better, "percent": metric.percent}
+        for metric in net.metrics
+    ]
     device, texts = net.start.device, dict(federation.algorithm.diagnostic_texts)
     return {
         "experiment": experiment.trajectory(),
@@ -48,6 +53,7 @@ def versions_of(federation: Federation) -> dict[str, Any]:
         "code": code,
         **({"code_files": code_files} if code_files else {}),
         **({"diagnostics": texts} if texts else {}),
+        **({"metrics": metrics} if metrics != ACCURACY_ALONE else {}),
         "fedgg": fedgg.__version__,
         **commit(),
         "torch": torch.__version__,

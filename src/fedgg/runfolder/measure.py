@@ -128,7 +128,7 @@ class Measure:
     def at(self, line: Mapping[str, Any]) -> float | None:
         """Its value in a round; None where the round has none."""
         if self.over is None:
-            value = line.get(self.key)
+            value: Any = line.get(self.key)
             return float(value) if _is_comparable(value) else None
         by_client = (line.get(self.recorded + BY_CLIENT) or {}).values()
         numbers = [float(value) for value in by_client if _is_comparable(value)]
@@ -221,6 +221,13 @@ def first_score(record: Mapping[str, Any], prefix: str = "") -> tuple[Measure, f
         return None
     metric = key.removeprefix(start)
     return Measure(metric, percent=metric in SHARES), float(record[key])
+
+
+def planned_measures(metrics: Sequence[str], *, holdout: bool) -> list[str]:
+    """The keys of what a run with these metrics is going to record, with hold-out examples or without."""
+    by_client = [f"holdout_{metric}" for metric in metrics] if holdout else []
+    over = [f"{key}_{name}" for key in by_client for name in OVER_CLIENTS]
+    return [*(f"test_{metric}" for metric in metrics), *by_client, *over, "test_loss", "train_loss"]
 
 
 def recorded_measures(metrics: Sequence[Measure], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Measure]:

@@ -298,7 +298,7 @@ class StudyRecord:
 
 def unknown_measure(name: str, measures: Iterable[str]) -> str:
     known = ", ".join(measures)
-    return f"the runs have not recorded {name!r}: choose from {known}" if known else "the runs have recorded no score"
+    return f"the runs do not record {name!r}: choose from {known}" if known else "the runs have recorded no score"
 
 
 def names_in(partition: dict[str, Any]) -> tuple[str, ...] | None:
