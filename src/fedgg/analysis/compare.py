@@ -131,7 +131,8 @@ def compare(study: StudyRecord, measure: Measure | None = None) -> Comparison:
     finals = {label: {seed: float(curve.values[-1]) for seed, curve in curves[label].items()} for label in curves}
     smooth = {label: {seed: _smoothed(curve) for seed, curve in curves[label].items()} for label in curves}
     means = {label: float(np.mean(list(values.values()))) for label, values in finals.items() if values}
-    best = next((label for label, mean in means.items() if mean == measure.best(means.values())), None)
+    best_mean = measure.best(means.values()) if means else None
+    best = next((label for label, mean in means.items() if mean == best_mean), None)
     ends = {label: {seed: int(curve.rounds[-1]) for seed, curve in curves[label].items()} for label in curves}
     rows = []
     for label in study.labels:
