@@ -103,7 +103,15 @@ def case(name: str, rule: Rule, model: Callable[[], nn.Module] | None = None, **
     return StepCase(name, experiment.changed({key.replace("__", "."): value for key, value in changes.items()}), model)
 
 
-FEDAVG, FEDPROX, SCAFFOLD, FEDGG = ({"name": name} for name in ("fedavg", "fedprox", "scaffold", "fedgg"))
+def personal(method: str, rule: Rule, model: Callable[[], nn.Module] | None = None, **changes: Any) -> StepCase:
+    """With a personal part, and clients that hold examples out for their scores."""
+    title = f"{method}, {named(rule)}{'' if model is None else f', {model.__name__}'}"
+    return case(title, rule, model, personal__method=method, data__holdout=0.2, **changes)
+
+
+FEDAVG, FEDPROX, FEDNOVA, SCAFFOLD, FEDGG = (
+    {"name": name} for name in ("fedavg", "fedprox", "fednova", "scaffold", "fedgg")
+)
 CASES = [
     *(case(named(rule), rule) for rule in RULES),
     *(case(f"{named(rule)}, three of six", rule, server__cohort=3) for rule in RULES),
@@ -117,7 +125,27 @@ CASES = [
     case(
         "fedgg, resnet20, two of six", FEDGG, model__name="resnet20", model__width=2, server__cohort=2, local__batch=90
     ),
+    *(
+        case(f"{rule['name']}, steps, a part of them", rule, local__steps=7, local__part=0.3, server__cohort=4)
+        for rule in (FEDNOVA, SCAFFOLD, FEDGG)
+    ),
+    case("fednova, a part of two epochs, crops", FEDNOVA, local__part=0.1, local__epochs=2, data__augment="crop_flip"),
+    case("fedcurv, more steps than an epoch has", {"name": "fedcurv", "lam": 2.0}, local__steps=23),
+    case(
+        "fedgg, server rate", FEDGG, server__lr=0.7, server__lr_decay=0.8, server_schedule__warmup=1, server__cohort=4
+    ),
     case("fedgg, crops, decay, two epochs", FEDGG, data__augment="crop_flip", local__lr_decay=0.9, local__epochs=2),
+]
+PERSONAL = [
+    personal("fedper", SCAFFOLD, split__unseen=1),
+    personal("fedper", {"name": "fedcurv", "lam": 2.0}, with_pooling),
+    personal("fedper", {"name": "moon", "mu": 2.0}),
+    personal("fedrep", FEDGG, server__cohort=3, local__epochs=3, personal__head_epochs=1),
+    personal("fedbn", FEDPROX, with_statistics, split__unseen=1, server__cohort=3),
+    personal("lg_fedavg", FEDAVG, with_dropout),
+    personal("ditto", FEDGG, with_statistics, server__cohort=3),
+    personal("ditto", FEDPROX, optimiser__name="adam", optimiser__state="kept"),
+    personal("local", FEDAVG, with_pooling, split__unseen=2),
 ]
 
 

@@ -19,10 +19,10 @@ from fedgg.core.algorithm import Algorithm
 from fedgg.core.tasks import Criterion
 from fedgg.errors import UserError, missing_extra
 from fedgg.files import PAGE
-from fedgg.lab.build import ModelGiven, chosen_device
+from fedgg.lab.build import ModelGiven
 from fedgg.lab.config import Experiment
+from fedgg.lab.engine_setup import chosen_device
 from fedgg.lab.federated_data import DataGiven, dataset_of, targets_of, with_given_clients
-from fedgg.lab.local_optimiser import MetricGiven, Objective
 from fedgg.lab.name_resolution import build_algorithm, check_needs, given_algorithm
 from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_here
@@ -32,6 +32,7 @@ from fedgg.lab.runner import with_names
 from fedgg.lab.study import check_labels
 from fedgg.lab.study import grid as combinations
 from fedgg.lab.study_folder import Index, listed, place_of
+from fedgg.lab.task_and_metrics import MetricGiven, Objective
 from fedgg.report.tables import Table, as_markdown, comparison_tables, write_study_tables
 from fedgg.runfolder.locks import writing_pages
 from fedgg.runfolder.read import read_study

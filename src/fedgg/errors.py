@@ -12,6 +12,8 @@ EXTRAS = {
     "plotly": "report",
     "pooch": "data",
     "requests": "data",
+    "PIL": "data",
+    "datasets": "datasets",
     "dp_accounting": "privacy",
     "flwr": "flower",
     "ray": "flower",

@@ -26,17 +26,19 @@ NAMED_PARTS = (
     "algorithm.name",
     "optimiser.name",
     "schedule.name",
+    "server_schedule.name",
     "data.source",
     "split.scheme",
     "robust.rule",
     "engine.name",
 )
 ARRAYS_IN_FILE = "npz:"  # begins the name of a file of arrays, not of a module
+HUGGING_FACE = "hf:"  # begins the name of a data set of the package `datasets`
 
 
 def names_code(name: str) -> bool:
     """Whether a part of this name is code outside the library."""
-    return ":" in name and not name.startswith(ARRAYS_IN_FILE)
+    return ":" in name and not name.startswith((ARRAYS_IN_FILE, HUGGING_FACE))
 
 
 def nearest(word: str, choices: Iterable[str], section: str = "") -> str:

@@ -30,6 +30,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "algorithm.name": ALGORITHMS,
     "optimiser.name": OPTIMISERS,
     "schedule.name": SCHEDULES,
+    "server_schedule.name": SCHEDULES,
     "data.source": DATASETS,
     "split.scheme": SPLITS,
     "robust.rule": RULES,

@@ -44,6 +44,9 @@ class FedACG(Algorithm):
     def broadcast(self, w: Tensor, server: Server) -> Tensor:
         return w + self.momentum * server.memory["velocity"]
 
+    def fixes_server_step(self) -> str:
+        return "clients start ahead of the model by the momentum of the whole step"
+
     def terms(self, client: Client) -> dict[str, Number]:
         return {"drift": self.mu}
 

@@ -49,6 +49,9 @@ class FedDyn(Algorithm):
     def solves(self) -> Weighing:
         return "examples" if self.mean == "share" else "clients"
 
+    def fixes_server_step(self) -> str:
+        return "the sums that correct the drift of clients and server cancel for the whole step"
+
     def server_memory(self, w: Tensor) -> Rows:
         return {"moved": torch.zeros_like(w)}
 

@@ -42,6 +42,9 @@ class FedExP(Algorithm):
     def neutral(self) -> FedExP:
         return replace(self, epsilon=float("inf"))
 
+    def fixes_server_step(self) -> str:
+        return "it computes the length of the server's step in every round"
+
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
         delta = weighted_sum(share, up["delta"])
         lengths = weighted_sum(share, dot(up["delta"], up["delta"]))

@@ -118,7 +118,7 @@ class FedGG(Algorithm):
 
     def aggregate(self, w: Tensor, up: Rows, share: Tensor, server: Server) -> tuple[Tensor, Rows]:
         new = w + weighted_sum(share, up["delta"])
-        return new, {"update": new - w} if self.direction == "sent" else server.memory
+        return new, {"update": server.lr * (new - w)} if self.direction == "sent" else server.memory
 
     def _last_update(self, anchor: Tensor, client: Client) -> Tensor:
         """g, the last global update: received, or computed from the model received before."""

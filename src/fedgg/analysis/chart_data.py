@@ -16,7 +16,7 @@ from fedgg.runfolder.record_types import RunRecord, StudyRecord, differing, flat
 from fedgg.runfolder.validation import BY_CLASS, BY_CLIENT, is_number
 
 CHOICES = (".name", ".rule", ".kind")  # settings on which other settings of their section depend
-SWITCHES = ("robust.rule", "attack.kind")  # their section is absent if they are off
+SWITCHES = ("robust.rule", "attack.kind", "personal.method")  # their section is absent if they are off
 FILLED = 0.5  # share of the grid's cells that must have a row; otherwise it is not shown as a sweep
 
 

@@ -139,10 +139,11 @@ def compare(study: StudyRecord, measure: Measure | None = None) -> Comparison:
         best_values = [measure.best(curve.values.tolist()) for curve in curves[label].values()]
         lacking = _lacking(study, label, measure)
         diverged, damaged = study.diverged(label), study.damaged(label)
+        finished = sum(run.complete for run in study.runs[label].values())
         rows.append(
             ComparisonRow(
                 label=label,
-                finished=len(curves[label]),
+                finished=finished,
                 diverged=len(diverged),
                 damaged=len(damaged),
                 unfinished=len(study.seeds_of(label)) - sum(map(len, (curves[label], diverged, damaged, lacking))),

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from fedgg.cli import options
 from fedgg.cli.terminal import Words, errors, say
-from fedgg.data import DATASETS, SPLITS
+from fedgg.data import DATASETS, SPLITS, TEXTS
 from fedgg.errors import UserError
 
 app = typer.Typer(
@@ -104,16 +104,21 @@ def show(
 
     - `fedgg data show digits --beta 0.1`
     - `fedgg data show cifar10 --clients 20 --scheme dirichlet_client`
-    - `fedgg data show digits --set split.scheme=shards --set split.shards_per_client=3`
+    - `fedgg data show digits --set split.scheme=k_labels --set split.labels_per_client=3`
+    - `fedgg data show digits --scheme iid --set split.feature_rotation=90`
     """
+    import numpy as np
+
     from fedgg.files import writing_to
     from fedgg.lab.config import Experiment
-    from fedgg.lab.federated_data import WholeData, data_of, split_of, with_given_clients
+    from fedgg.lab.federated_data import WholeData, data_of, holdings, split_of, with_given_clients
     from fedgg.lab.trusted_code import trust_named
     from fedgg.report.data_figures import samples_figure, split_figure
     from fedgg.report.figure_style import save
+    from fedgg.runfolder.record_types import split_words
 
     short = {"split.scheme": scheme, "seed": seed, "split.min_examples": min_examples}
+    short["task.name"] = "next_token" if name in TEXTS else None
     changed = {key: value for key, value in short.items() if value is not None}
     trust_named(changed)
     experiment = Experiment().changed(
@@ -129,10 +134,16 @@ def show(
     with writing_to(out):
         out.mkdir(parents=True, exist_ok=True)
         picture = out / f"{dataset.name}-split.png"
-        beta_text = f", beta {chosen.beta}" if chosen.scheme.startswith("dirichlet") else ""
-        details = "" if chosen.scheme == "given" else f"{beta_text}, seed {experiment.seed}"
-        save(split_figure(counts, dataset.label_names, f"{dataset.name}: {chosen.scheme}{details}", names), picture)
+        is_drawn = chosen.scheme != "given" or chosen.settings.get("choose") == "random"
+        seed_text = f", seed {experiment.seed}" if is_drawn else ""
+        title = f"{dataset.name}: {split_words(chosen.model_dump())}{seed_text}"
+        save(split_figure(counts, dataset.label_names, title, names), picture)
         say(f"split over {chosen.clients} clients, {min(split.sizes)} to {max(split.sizes)} examples each: {picture}")
+        times = np.bincount(np.concatenate(split.indices), minlength=len(labels))
+        if unused := int((times == 0).sum()):
+            say(f"{unused} of {len(labels)} training examples are held by no client")
+        if several := int((times > 1).sum()):
+            say(f"{several} of {len(labels)} training examples are held more than once, at most {times.max()} times")
         if names is not None:
             sizes = [f"{client} {size}" for client, size in zip(names, split.sizes, strict=True)]
             say(f"{', '.join(sizes[:MAX_NAMES])}{' ...' if len(sizes) > MAX_NAMES else ''}")
@@ -143,3 +154,12 @@ def show(
                 picture,
             )
             say(f"samples: {picture}")
+        if chosen.feature_noise or chosen.feature_rotation:
+            inputs = holdings(experiment, split).skewed_inputs(experiment, dataset).x_train.numpy()
+            if len(dataset.shape) == 3:
+                picture, title = out / f"{dataset.name}-clients.png", f"{title}, inputs of the clients"
+                client_of = np.repeat(np.arange(chosen.clients), split.sizes)
+                clients = [f"client {client}" for client in names or range(chosen.clients)]
+                held = inputs[np.concatenate(split.indices)]
+                save(samples_figure(held, client_of, clients, title, kind="clients"), picture)
+                say(f"inputs of the clients: {picture}")

@@ -206,7 +206,9 @@ def list_parts(
 def _registries() -> dict[str, tuple[str, Registry[Any]]]:
     """The registries beside that of the algorithms: the setting that takes a name of it, and the registry."""
     from fedgg.aggregation import RULES
+    from fedgg.core.metrics import METRICS
     from fedgg.core.optimisers import OPTIMISERS, SCHEDULES
+    from fedgg.core.tasks import TASKS
     from fedgg.data import DATASETS, SPLITS
     from fedgg.engines import ENGINES
     from fedgg.models import MODELS
@@ -215,6 +217,8 @@ def _registries() -> dict[str, tuple[str, Registry[Any]]]:
         "aggregation rules": ("robust.rule", RULES),
         "client optimisers": ("optimiser.name", OPTIMISERS),
         "learning-rate schedules": ("schedule.name", SCHEDULES),
+        "tasks": ("task.name", TASKS),
+        "metrics": ("metrics", METRICS),
         "models": ("model.name", MODELS),
         "data sets": ("data.source", DATASETS),
         "splits": ("split.scheme", SPLITS),

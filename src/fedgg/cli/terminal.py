@@ -27,6 +27,7 @@ from rich.text import Text
 from fedgg.errors import UserError
 from fedgg.report.tables import Table
 from fedgg.runfolder.measure import Measure, first_score
+from fedgg.runfolder.record_types import split_words
 
 if TYPE_CHECKING:
     from fedgg.lab.config import Experiment
@@ -34,16 +35,17 @@ if TYPE_CHECKING:
 
 def described(experiment: Experiment, swept: Collection[str] = ()) -> str:
     """The main settings in one line, without those that are swept over."""
-    split, data = experiment.split, experiment.data
-    beta = f" {split.beta:g}" if split.scheme.startswith("dirichlet") and "split.beta" not in swept else ""
+    split, data, local = experiment.split, experiment.data, experiment.local
     words = {
         "data.source": data.source,
         "data.augment": "" if data.augment == "none" else data.augment,
         "split.clients": counted(split.clients, "client") if experiment.clients_are_known else "clients of the data",
-        "split.scheme": f"{split.scheme}{beta}",
+        "split.scheme": split_words(split.model_dump(), swept),
         "model.name": experiment.model.name,
         "rounds": counted(experiment.rounds, "round"),
-        "local.epochs": f"{counted(experiment.local.epochs, 'epoch')} a round",
+        "local.epochs": f"{counted(local.epochs, 'epoch')} a round" if local.steps is None else "",
+        "local.steps": f"{counted(local.steps, 'step')} a round" if local.steps is not None else "",
+        "local.part": f"of which each client does {local.part:g} to 1" if local.part < 1 else "",
     }
     return ", ".join(text for key, text in words.items() if text and key not in swept)
 

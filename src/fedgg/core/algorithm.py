@@ -142,6 +142,7 @@ class Server:
     coverage: float  # share of all examples that this round's cohort holds
     round: int
     probe: Probe | None = None  # measurements on the server's own examples (`data.proxy`), where it has any
+    lr: float = 1.0  # of this round: what `aggregate` changes in the model is multiplied by it afterwards
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "memory", read_only(self.memory, "server.memory"))
@@ -189,8 +190,12 @@ class Algorithm:
         """Why it is defined for SGD only, if it is: what rests on the length of SGD's steps. Otherwise empty."""
         return ""
 
+    def fixes_server_step(self) -> str:
+        """Why `server.lr` must be 1, if it must: what rests on the length of the server's step. Otherwise empty."""
+        return ""
+
     def work(self, work: Work) -> Work:
-        """Epochs and batch size of a client in a round."""
+        """Epochs or steps, and batch size, of a client in a round."""
         return work
 
     def server_memory(self, w: Tensor) -> Rows:
@@ -282,6 +287,6 @@ def _settings(kind: Any) -> tuple[tuple[str, Any, Mapping[str, Any]], ...]:
     return tuple((f.name, types[f.name], f.metadata) for f in fields(kind) if f.name in known)
 
 
-def arithmetic_beside_fedavg(algorithm: Algorithm | type[Algorithm], epochs: int) -> float:
+def arithmetic_beside_fedavg(algorithm: Algorithm | type[Algorithm], epochs: float) -> float:
     """How many times FedAvg's: a step is a forward and a backward pass, which is as much as three forward passes."""
     return 1 + (algorithm.step_passes + algorithm.look_passes / epochs) / 3

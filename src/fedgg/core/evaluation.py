@@ -135,7 +135,7 @@ class Probe:
         return torch.cat([self._mean(measure, w[k : k + 1], k) for k in range(len(w))])
 
     def _mean(self, measure: Callable[[Tensor, Tensor, Tensor], Tensor], row: Tensor, k: int) -> Tensor:
-        total, seen = torch.zeros_like(row[:, :1]), 0
+        total, seen = row.new_zeros(len(row), 1), 0
         for x, y in self.examples(k):
             weights = self.net.task.weights(y)
             count = len(x) if weights is None else int(weights.sum())

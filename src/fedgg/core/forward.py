@@ -21,6 +21,7 @@ from fedgg.core.tensor_rows import Rows
 
 if TYPE_CHECKING:
     from fedgg.core.model import Net
+    from fedgg.core.personal import PersonalPart
 
 
 class RowsForward(Protocol):
@@ -60,6 +61,16 @@ class Forward:
     def buffers(self) -> Rows:
         """The rows' statistics, as training has left them."""
         return self._buffers
+
+    @property
+    def personal(self) -> PersonalPart:
+        """What stays with the client; only for nets that have a personal part."""
+        assert self._net.personal is not None
+        return self._net.personal
+
+    def with_personal(self, parameters: Tensor) -> Forward:
+        """The same function with these personal parameters, `[K, Q]`."""
+        return replace(self, _per_row=self._per_row | self.personal.layout.unflatten(parameters))
 
     def __call__(self, w: Tensor, x: Tensor) -> Tensor:
         """Outputs `[K, B, ...]`."""

@@ -20,6 +20,7 @@ from fedgg.core.evaluation import Probe
 from fedgg.core.forward import DropoutKey, RowsForward, mask_keys
 from fedgg.core.model import Net
 from fedgg.core.optimisers import Optimiser, kept_state, with_kept_state
+from fedgg.core.personal import ALONE, OPTIMISER, kept_rows, optimiser_state_in, probe_with
 from fedgg.core.tensor_rows import Rows, check, each_row
 from fedgg.errors import UserError
 
@@ -42,6 +43,7 @@ class LocalStart:
     many: RowsForward | None = None  # a faster way to run all rows, where an engine has one
     per_row: Rows = field(default_factory=dict)  # frozen parameters and constant buffers in which rows differ
     keeps_optimiser_state: bool = False  # whether it is part of the client state
+    personal: Rows = field(default_factory=dict)  # parameters that do not travel, see `core.personal.open_personal`
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class LocalState:
     step: Tensor
     loss_sum: Tensor
     seen: Tensor
+    personal: Rows = field(default_factory=dict)  # as in `LocalStart`
 
 
 def local_round(
@@ -94,10 +97,11 @@ def local_round(
 
 def open_round(algorithm: Algorithm, net: Net, optimiser: Optimiser, start: LocalStart) -> tuple[LocalState, Client]:
     """Rows before their first step, and what their algorithm may read."""
-    zero = torch.zeros_like(start.w[:, :1])
+    zero = start.w.new_zeros(len(start.w), 1)
     memory, state = kept_state(start.memory) if start.keeps_optimiser_state else (start.memory, {})
     state = state or optimiser.start(start.w)
-    running = LocalState(start.w, state, torch.zeros_like(start.w), zero, zero, zero)
+    running = LocalState(start.w, state, torch.zeros_like(start.w), zero, zero, zero, start.personal)
+    steps = start.steps - start.personal[ALONE] if ALONE in start.personal else start.steps  # of the shared parameters
     is_random = bool(start.dropout) and (net.drops or net.draws_random_numbers)
     keys = mask_keys(start.dropout, start.w.device) if is_random else None
     client = Client(
@@ -106,8 +110,8 @@ def open_round(algorithm: Algorithm, net: Net, optimiser: Optimiser, start: Loca
         down=start.down,
         memory=memory,
         notes={},
-        steps=start.steps,
-        effective_steps=optimiser.effective_steps(start.steps),
+        steps=steps,
+        effective_steps=optimiser.effective_steps(steps),
         lr=optimiser.lr,
         momentum=optimiser.momentum,
         examples=start.examples,
@@ -125,6 +129,8 @@ def local_step(
 ) -> LocalState:
     """One step of every row."""
     client = replace(client, step=running.step, w=running.w, last_step=running.last_step)
+    if running.personal:
+        return _masked(batch.at_work, _joint_step(algorithm, optimiser, running, client, batch), running)
     loss, grad = gradient(algorithm, running.w, batch, client)
     with torch.no_grad():
         w = running.w
@@ -135,16 +141,66 @@ def local_step(
         move = algorithm.nudge(move, w, client)
         count = batch.mask.sum(1, keepdim=True)
         new = LocalState(w + move, state, move, running.step + 1, running.loss_sum + loss * count, running.seen + count)
-        at_work = batch.at_work
-        if at_work is None:
-            return new
-        return _combined(lambda pair: torch.where(at_work, pair[0], pair[1]), [new, running])
+        return new if batch.at_work is None else _masked(batch.at_work, new, running)
 
 
-def gradient(algorithm: Algorithm, w: Tensor, batch: Batch, client: Client) -> tuple[Tensor, Tensor]:
-    """The local objective `[K, 1]` and its gradient `[K, P]`."""
-    leaf = w.detach().requires_grad_()
-    loss = algorithm.loss(leaf, batch, client)
+def _masked(at_work: Tensor | None, new: LocalState, old: LocalState) -> LocalState:
+    """The new state of the rows that take the step, and the old one of the others."""
+    if at_work is None:
+        return new
+    with torch.no_grad():
+        return _combined(lambda pair: torch.where(at_work, pair[0], pair[1]), [new, old])
+
+
+def _joint_step(
+    algorithm: Algorithm, optimiser: Optimiser, running: LocalState, client: Client, batch: Batch
+) -> LocalState:
+    """One step of every row in its shared and its personal parameters, of which the algorithm sees the shared ones.
+
+    Rows with steps that train the personal parameters alone take those first; afterwards they train the shared ones
+    alone (FedRep).
+    """
+    w, personal_w = running.w, running.personal["w"]
+    personal_state, alone = optimiser_state_in(running.personal), running.personal.get(ALONE)
+    if alone is not None:
+        client = replace(client, step=(running.step - alone).clamp_min(0))
+    loss, grad = gradient(algorithm, w, batch, client, personal_w)
+    with torch.no_grad():
+        sizes = [w.shape[1], personal_w.shape[1]]
+        grad, personal_grad = grad.split(sizes, 1)
+        grad = algorithm.steer(grad, w, client)
+        fixed = None if alone is None else running.step < alone  # [K, 1]: whether the shared parameters are
+        if fixed is not None:
+            grad, personal_grad = torch.where(fixed, 0, grad), torch.where(fixed, personal_grad, 0)
+        if "clip_norm" in optimiser.used:  # one gradient of one model
+            grad, personal_grad = optimiser.clipped(torch.cat([grad, personal_grad], 1)).split(sizes, 1)
+        move, state = optimiser.move(grad, w, running.optimiser_state)
+        personal_move, new_personal_state = optimiser.move(personal_grad, personal_w, personal_state)
+        move = algorithm.nudge(move, w, client)
+        if fixed is not None:
+            move, personal_move = torch.where(fixed, 0, move), torch.where(fixed, personal_move, 0)
+            state = {name: torch.where(fixed, running.optimiser_state[name], rows) for name, rows in state.items()}
+            new_personal_state = {
+                name: torch.where(fixed, rows, personal_state[name]) for name, rows in new_personal_state.items()
+            }
+        personal = running.personal | {"w": personal_w + personal_move}
+        personal |= {f"{OPTIMISER}{name}": rows for name, rows in new_personal_state.items()}
+        count = batch.mask.sum(1, keepdim=True)
+        loss_sum, seen = running.loss_sum + loss * count, running.seen + count
+        return LocalState(w + move, state, move, running.step + 1, loss_sum, seen, personal)
+
+
+def gradient(
+    algorithm: Algorithm, w: Tensor, batch: Batch, client: Client, personal: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The local objective `[K, 1]` and its gradient `[K, P]`; with personal parameters, followed by that in them."""
+    if personal is None:
+        leaf = w.detach().requires_grad_()
+        loss = algorithm.loss(leaf, batch, client)
+    else:
+        leaf = torch.cat([w, personal], 1).detach().requires_grad_()
+        shared, personal_leaf = leaf.split([w.shape[1], personal.shape[1]], 1)
+        loss = algorithm.loss(shared, batch, replace(client, net=client.net.with_personal(personal_leaf)))
     if loss.shape != (len(w), 1):
         raise UserError(
             f"{type(algorithm).__name__}.loss() gives a tensor of shape {tuple(loss.shape)} for {len(w)} "
@@ -164,11 +220,16 @@ def end_round(
     """
     rows = len(running.w)
     client = replace(client, step=running.step, w=running.w, last_step=running.last_step, sums=sums or {})
+    buffers, personal_memory = start.buffers, dict[str, Tensor]()
+    if running.personal:
+        client, buffers, personal_memory = _end_personal(start, running, client)
     with torch.no_grad():
         up, memory = algorithm.finish(running.w, client)
         up, memory = check(up, rows, "finish() up"), check(memory, rows, "finish() memory")
         if start.keeps_optimiser_state:
             memory = with_kept_state(memory, running.optimiser_state)
+        if personal_memory:
+            memory = memory | personal_memory
         diagnostics = check(algorithm.diagnostics(running.w, client), rows, "diagnostics()")
         loss = running.loss_sum / running.seen.clamp_min(1)
     for name, values in diagnostics.items():
@@ -182,7 +243,24 @@ def end_round(
                 f"{type(algorithm).__name__}.diagnostics() returns {name!r} of shape {tuple(values.shape)}: make it "
                 f"[{rows}, 1], one number for each row"
             )
-    return LocalEnd(up=up, memory=memory, buffers=start.buffers, diagnostics=diagnostics, loss=loss)
+    return LocalEnd(up=up, memory=memory, buffers=buffers, diagnostics=diagnostics, loss=loss)
+
+
+def _end_personal(start: LocalStart, running: LocalState, client: Client) -> tuple[Client, Rows, Rows]:
+    """What an algorithm reads at the end of a round, the buffers that are not personal, and the personal rows kept."""
+    part = client.net.personal
+    personal_buffers = {name: rows for name, rows in start.buffers.items() if name in part.start_buffers}
+    buffers = {name: rows for name, rows in start.buffers.items() if name not in personal_buffers}
+    state = optimiser_state_in(running.personal) if start.keeps_optimiser_state else {}
+    w = running.personal["w"]
+    alone = running.personal.get(ALONE)
+    client = replace(
+        client,
+        net=client.net.with_personal(w),
+        probe=client.probe and probe_with(client.probe, part.layout.unflatten(w) | personal_buffers),
+        step=running.step if alone is None else (running.step - alone).clamp_min(0),
+    )
+    return client, buffers, kept_rows(w, personal_buffers, state)
 
 
 def _combined(combine: Callable[[list[Tensor]], Tensor], states: Sequence[LocalState]) -> LocalState:

@@ -47,9 +47,17 @@ class Metric:
 
 @dataclass(frozen=True)
 class Mean(Metric):
-    """The mean over examples of a function of the user's: outputs and targets to one number for each example."""
+    """The mean over examples of a function of the user's: outputs and targets to one number for each example.
+
+    Attributes of the function may say more: `function.higher_is_better = False`, `function.percent = True`.
+    """
 
     function: Callable[[Tensor, Tensor], Tensor]
+
+    def __post_init__(self) -> None:
+        for attribute in ("higher_is_better", "percent"):
+            if hasattr(self.function, attribute):
+                object.__setattr__(self, attribute, bool(getattr(self.function, attribute)))
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Sums:
         each = self.function(outputs, targets)
@@ -208,10 +216,11 @@ def _area(scores: Tensor, true: Tensor) -> float:
     positives, negatives = int(true.sum()), int((~true).sum())
     if not positives or not negatives:
         return math.nan
-    _, inverse, counts = torch.unique(scores, return_inverse=True, return_counts=True)
-    last = counts.cumsum(0).double()
-    ranks = (last - (counts.double() - 1) / 2)[inverse]  # the mean rank of equal scores
-    return float((ranks[true].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+    from scipy.stats import rankdata  # its import takes a second
+
+    ranks = rankdata(scores.cpu().numpy())  # equal scores have their mean rank
+    above = ranks[true.cpu().numpy()].sum() - positives * (positives + 1) / 2
+    return float(above / (positives * negatives))
 
 
 def _ratio(total: Tensor, count: Tensor) -> float:

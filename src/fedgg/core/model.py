@@ -10,7 +10,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from fedgg.core.random_choices import unchanged_generators
 from fedgg.core.tasks import CLASSIFICATION, Task, cross_entropy
 from fedgg.core.tensor_rows import Rows
 from fedgg.errors import UserError
+
+if TYPE_CHECKING:
+    from fedgg.core.personal import PersonalPart
 
 
 class NeedsFloatingPoint(UserError):
@@ -117,6 +120,7 @@ class Net:
         self.keeps_statistics = bool(self.moving)
         self.head = ""  # the layer whose input is the representation, where an algorithm needs one
         self.facts: dict[str, Any] = {}  # what engines have found out about the module; copies of the net share it
+        self.personal: PersonalPart | None = None  # what stays with the clients, where something does
         self._training: bool | None = None
 
     def examine(self, x: Tensor, outputs_wanted: int, y: Tensor | None = None) -> None:

@@ -122,7 +122,7 @@ class Adam(Optimiser):
     epsilon: Tensor
 
     def start(self, w: Tensor) -> Rows:
-        return {"first": torch.zeros_like(w), "second": torch.zeros_like(w), "count": torch.zeros_like(w[:, :1])}
+        return {"first": torch.zeros_like(w), "second": torch.zeros_like(w), "count": w.new_zeros(len(w), 1)}
 
     def move(self, grad: Tensor, w: Tensor, state: Rows) -> tuple[Tensor, Rows]:
         decays = "weight_decay" in self.used
@@ -178,7 +178,7 @@ def kept_state(memory: Rows) -> tuple[Rows, Rows]:
     return {name: rows for name, rows in memory.items() if not name.startswith(KEPT)}, state
 
 
-# Learning-rate schedules: factors on `local.lr`, by round, counted from 0 -------------------------------------------
+# Learning-rate schedules: factors on `local.lr` or `server.lr`, by round, counted from 0 -----------------------------
 
 
 def constant(round_: int) -> float:
@@ -187,12 +187,12 @@ def constant(round_: int) -> float:
 
 
 def exponential(round_: int, lr_decay: float = 1.0) -> float:
-    """Multiplied by local.lr_decay after every round."""
+    """Multiplied by lr_decay after every round."""
     return lr_decay**round_
 
 
 def step(round_: int, lr_decay: float = 1.0, every: int = 10) -> float:
-    """Multiplied by local.lr_decay after every `every` rounds."""
+    """Multiplied by lr_decay after every `every` rounds."""
     return lr_decay ** (round_ // every)
 
 

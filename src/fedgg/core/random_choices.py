@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -60,10 +60,30 @@ class Work:
 
     epochs: int
     batch: int | None  # None: all examples in one batch
+    fixed_steps: int | None = None  # steps of every client, in place of epochs
+    part: float = 1.0  # each client does a share of its work, drawn in every round between this and 1
 
-    def steps(self, examples: int) -> int:
-        """Local steps of a client with this many examples."""
-        return self.epochs * (1 if self.batch is None else -(-examples // self.batch))
+    def steps(self, examples: int, *key: int) -> int:
+        """Local steps of a client with this many examples: in the round of `key` (seed, round, client), else at most.
+
+        The share is a function of the key, so that all engines, the server's records and Flower's nodes have the same.
+        """
+        whole = self.fixed_steps or self.epochs * (1 if self.batch is None else -(-examples // self.batch))
+        if self.part == 1 or not key:
+            return whole
+        seed, round_, client = key
+        return max(1, round(whole * stream(seed, "part of the work", round_, client).uniform(self.part, 1)))
+
+    def examples_trained(self, sizes: Sequence[int]) -> int:
+        """Examples that clients of these sizes train on in a round, over all epochs, at most."""
+        if self.fixed_steps is None:
+            return self.epochs * sum(sizes)
+        return self.fixed_steps * sum(min(size, self.batch or size) for size in sizes)
+
+    def passes(self, examples: int) -> int:
+        """How often a client that does all of its work begins to go through its examples."""
+        rows = 1 if self.batch is None else -(-examples // self.batch)
+        return self.epochs if self.fixed_steps is None else -(-self.fixed_steps // rows)
 
 
 def cohort(seed: int, round_: int, clients: int, size: int) -> list[int]:
@@ -77,12 +97,13 @@ def cohort(seed: int, round_: int, clients: int, size: int) -> list[int]:
 def schedule(seed: int, round_: int, client: int, examples: int, work: Work) -> Positions:
     """Positions within the client's own examples, `[steps, batch]`, -1 where there is none.
 
-    A fresh shuffle every epoch; the last batch of an epoch may be short.
+    A fresh shuffle every epoch; the last batch of an epoch may be short. A client that does a part of its work takes
+    the first steps of the whole.
     """
     order = stream(seed, "batches", round_, client)
     size = examples if work.batch is None else work.batch
-    rows = -(-examples // size)
-    padded = np.full((work.epochs, rows * size), -1, dtype=np.int64)
+    rows, steps = -(-examples // size), work.steps(examples, seed, round_, client)
+    padded = np.full((-(-steps // max(rows, 1)), rows * size), -1, dtype=np.int64)
     for epoch in padded:
         epoch[:examples] = order.permutation(examples)
-    return padded.reshape(-1, size)
+    return padded.reshape(-1, size)[:steps]

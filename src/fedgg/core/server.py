@@ -203,6 +203,8 @@ def close_round(
     w, memory = algorithm.aggregate(state.w, read_only(up, "up"), weights, server)
     if w.shape != state.w.shape:
         raise ValueError(f"aggregate() must return a model {tuple(state.w.shape)}, got {tuple(w.shape)}")
+    if server.lr != 1:
+        w = state.w + server.lr * (w - state.w)
     buffers = state.buffers
     if buffers:
         buffers = close_buffers(policy, buffers, stack([ends[client].buffers for client in order]), share)

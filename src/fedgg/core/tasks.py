@@ -113,6 +113,9 @@ class Regression(Task):
     def output_shape(self, targets: Tensor, outputs: int) -> tuple[int, ...]:
         return (len(targets), 1) if targets.ndim == 1 else tuple(targets.shape)
 
+    def predictions(self, outputs: Tensor) -> Tensor:
+        return outputs.squeeze(-1)
+
 
 @dataclass(frozen=True)
 class NextToken(Task):

@@ -1,7 +1,8 @@
 """Data sets and how their examples are split over clients.
 
 A data set is a function that returns a `fedgg.data.dataset.Dataset`; one with a parameter `folder` is given the folder
-of data files. A split is a function of `labels` and `clients` (`fedgg.data.partition` says what it may return).
+of data files, and its other parameters are keys of the section [data]. A split is a function of `labels` and `clients`
+(`fedgg.data.partition` says what it may return).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fedgg.registry import Registry
+from fedgg.registry import ARRAYS_IN_FILE, HUGGING_FACE, Registry
 
 if TYPE_CHECKING:
     from fedgg.data.dataset import Dataset
@@ -21,20 +22,44 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
         "cifar10": "fedgg.data.readers:load_cifar10",
         "cifar100": "fedgg.data.readers:load_cifar100",
         "svhn": "fedgg.data.readers:load_svhn",
+        "mnist": "fedgg.data.mnist_family:load_mnist",
+        "fashion-mnist": "fedgg.data.mnist_family:load_fashion_mnist",
+        **{
+            f"emnist-{split}": f"fedgg.data.mnist_family:load_emnist_{split}"
+            for split in ("balanced", "byclass", "bymerge", "digits", "letters")
+        },
+        "tiny-imagenet": "fedgg.data.tiny_imagenet:load_tiny_imagenet",
+        "femnist": "fedgg.data.natural_clients:load_femnist",
+        "shakespeare": "fedgg.data.natural_clients:load_shakespeare",
+        "hf:NAME": "fedgg.data.hugging_face:load_hugging_face",
         "npz:FILE": "fedgg.data.user_arrays:load_npz",
     },
     code="FUNCTION",
 )
 
+NOT_SETTINGS = ("folder", "publication", "path", "name", "targets")  # parameters that are not keys of [data]
+TEXTS = ("shakespeare",)  # tokens, which are not normalised
+
+
+def registered_name(source: str) -> str:
+    """The entry of `DATASETS` that reads this source; the source itself where it is user code or unknown."""
+    prefixes = {ARRAYS_IN_FILE: "npz:FILE", HUGGING_FACE: "hf:NAME"}
+    return next((name for prefix, name in prefixes.items() if source.startswith(prefix)), source)
+
+
 SPLITS: Registry[Callable[..., Any]] = Registry(
     "split",
     {
-        "dirichlet": "fedgg.data.partition:dirichlet",
-        "dirichlet_unbalanced": "fedgg.data.partition:dirichlet_unbalanced",
-        "dirichlet_client": "fedgg.data.partition:dirichlet_client",
-        "iid": "fedgg.data.partition:iid",
-        "shards": "fedgg.data.partition:shards",
-        "given": "fedgg.data.partition:given",
+        "dirichlet": "fedgg.data.split_schemes:dirichlet",
+        "dirichlet_unbalanced": "fedgg.data.split_schemes:dirichlet_unbalanced",
+        "dirichlet_client": "fedgg.data.split_schemes:dirichlet_client",
+        "dirichlet_repeated": "fedgg.data.split_schemes:dirichlet_repeated",
+        "iid": "fedgg.data.split_schemes:iid",
+        "shards": "fedgg.data.split_schemes:shards",
+        "k_labels": "fedgg.data.split_schemes:k_labels",
+        "quantity": "fedgg.data.split_schemes:quantity",
+        "domains": "fedgg.data.split_schemes:domains",
+        "given": "fedgg.data.split_schemes:given",
     },
     code="FUNCTION",
 )

@@ -169,7 +169,7 @@ class Feed:
         """One client's batches of one round, `[1, B, ...]` each, the short ones short."""
         examples, draws, start = self.clients[client], None, 0
         if self.augmentation != "none":
-            draws = draw(self.augmentation, seed, round_, client, work.epochs * len(examples))
+            draws = draw(self.augmentation, seed, round_, client, work.passes(len(examples)) * len(examples))
         for row in random_choices.schedule(seed, round_, client, len(examples), work):
             part = row[row >= 0]  # without padding
             where = torch.from_numpy(examples[part]).to(self.x.device)
@@ -189,10 +189,10 @@ class Feed:
         where = np.where(positions >= 0, examples[positions], -1).astype(np.int32)
         if self.augmentation == "none":
             return Agenda(where, None)
-        draws = draw(self.augmentation, seed, round_, client, work.epochs * len(examples))
+        draws = draw(self.augmentation, seed, round_, client, work.passes(len(examples)) * len(examples))
         # The draws lie in the order in which examples are seen, which is the order of the places that are not padding.
-        moves = np.zeros((3, *where.shape), np.int8)
-        moves[:, where >= 0] = torch.stack([draws.top, draws.left, draws.mirror]).numpy()
+        moves, taken = np.zeros((3, *where.shape), np.int8), where >= 0
+        moves[:, taken] = torch.stack([draws.top, draws.left, draws.mirror]).numpy()[:, : taken.sum()]
         return Agenda(where, moves)
 
     def gather(self, agendas: Sequence[Agenda]) -> Iterator[Batch]:

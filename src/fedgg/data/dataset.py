@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +14,10 @@ from torch import Tensor
 
 from fedgg.core.layout import InputPart
 from fedgg.core.tasks import Targets
-from fedgg.data import DATASETS
+from fedgg.data import DATASETS, registered_name
 from fedgg.data.catalog import data_folder
 from fedgg.errors import UserError
-from fedgg.registry import ARRAYS_IN_FILE, accepted_settings
+from fedgg.registry import accepted_settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,11 +96,16 @@ class Dataset:
     @property
     def labels(self) -> Tensor:
         """The class of each training example, `[N]`; 0 for all of them where examples do not have one."""
-        return self.y_train if self.targets == "classes" else torch.zeros(len(self.y_train), dtype=torch.int64)
+        return self.y_train if self.has_classes else torch.zeros(len(self.y_train), dtype=torch.int64)
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        return self.classes if self.targets == "classes" else ("examples",)
+        return self.classes if self.has_classes else ("examples",)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether every example has one class."""
+        return self.y_train.ndim == 1 and not self.y_train.is_floating_point()
 
     @cached_property
     def in_floating_point(self) -> Dataset:
@@ -149,17 +155,20 @@ class Dataset:
         return mean, (square / count - mean.square()).clamp_min(0).sqrt()
 
 
-def load(name: str, folder: Path | None = None, targets: Targets = "classes") -> Dataset:
-    """The registered data set `name`, read from `folder` or the folder that `data_folder()` names."""
-    if name.startswith(ARRAYS_IN_FILE):
-        file = name.removeprefix(ARRAYS_IN_FILE)
-        if not file:
-            raise UserError("npz: names no file; write npz:FILE, for instance npz:mine.npz")
-        return DATASETS["npz:FILE"](file, targets=targets)
-    if name not in DATASETS:
+def load(name: str, folder: Path | None = None, targets: Targets = "classes", **settings: Any) -> Dataset:
+    """The registered data set `name`, read from `folder` or the folder that `data_folder()` names.
+
+    `settings` are parameters of its loader.
+    """
+    registered = registered_name(name) if ":" in name else name
+    if registered not in DATASETS:
         raise unknown_data_set(name)
-    loader = DATASETS[name]
-    return loader(folder=data_folder(folder)) if "folder" in accepted_settings(loader) else loader()
+    loader = DATASETS[registered]
+    if registered != name:
+        return loader(name.partition(":")[2], targets=targets, **settings)
+    if "folder" in accepted_settings(loader):
+        settings["folder"] = data_folder(folder)
+    return loader(**settings)
 
 
 def unknown_data_set(name: str) -> UserError:

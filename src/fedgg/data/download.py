@@ -16,12 +16,14 @@ import urllib3
 from filelock import FileLock
 from torch import Tensor
 
-from fedgg.data import DATASETS, readers
-from fedgg.data.catalog import PUBLICATIONS, Publication, PublishedFile, find_publication
+from fedgg.data import DATASETS, readers, registered_name
+from fedgg.data.catalog import PUBLICATIONS, Publication, PublishedFile, count_gaps, find_publication
 from fedgg.data.dataset import Dataset, load, unknown_data_set
+from fedgg.data.mnist_family import find_idx_copies
+from fedgg.data.natural_clients import find_shakespeare
+from fedgg.data.tiny_imagenet import find_tiny_imagenet
 from fedgg.errors import UserError
 from fedgg.files import check_in_place, open_in_place
-from fedgg.registry import ARRAYS_IN_FILE
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all where the server says so
 
@@ -36,12 +38,14 @@ def fetch(
     mirror: str | None = None,
     publications: Mapping[str, Publication] = PUBLICATIONS,
 ) -> list[Path]:
-    """Download into `folder` the files of the data set `name` that are not there yet, and return where all of them are.
+    """Download the files of the data set `name` that are not in `folder` yet, and return where all of them are.
 
+    Files whose names other data sets use too lie in a folder below, where torchvision looks for them.
     A file counts as there when its checksum is right. One with another checksum is replaced, but only once the new one
     is complete and verified. `mirror` is an address that holds the publisher's files under their own names.
     """
-    publication, folder = find_publication(name, publications), Path(folder)
+    publication = find_publication(name, publications)
+    folder = Path(folder) / publication.folder
     paths = [folder / file.name for file in publication.files]
     try:
         missing = [file for file, path in zip(publication.files, paths, strict=True) if not _is_intact(path, file)]
@@ -189,23 +193,37 @@ def check(
     A complete copy whose bytes are not the publisher's (rewritten, restored) is in order unless `strict`; an archive
     with another checksum never is, because it is refused on loading as well.
     """
-    if name not in DATASETS and not name.startswith(ARRAYS_IN_FILE):
+    if registered_name(name) not in DATASETS:
         raise unknown_data_set(name)
     folder = Path(folder)
     if name not in publications:
-        return [_check_source(name)]
+        return [_check_source(name, folder)]
     publication = publications[name]
-    findings = list((_check_svhn if name == "svhn" else _check_cifar)(folder, publication, strict))
+    checks = {"svhn": _check_svhn, "cifar10": _check_cifar, "cifar100": _check_cifar}
+    findings = list(checks.get(name, _check_copies)(folder, publication, strict))
     return findings or [Finding(str(folder), False, f"no copy of {name} here; run `fedgg data fetch {name}`")]
 
 
-def _check_source(name: str) -> Finding:
-    """A source without a publisher is in order when it can be read."""
-    file = "scikit-learn" if name == "digits" else name.removeprefix("npz:")
+def _check_source(name: str, folder: Path) -> Finding:
+    """A source without published files is in order when it can be read."""
+    file = {"digits": "scikit-learn", "femnist": str(folder)}.get(name, name.removeprefix("npz:"))
     try:
-        return Finding(file, True, _summary(load(name)))
+        return Finding(file, True, _summary(load(name, folder)))
     except UserError as error:
-        return Finding(file, False, str(error))
+        return Finding(file, False, str(error).removeprefix(f"{file}: "))
+
+
+def _check_copies(folder: Path, publication: Publication, strict: bool) -> Iterator[Finding]:
+    """Of the data sets whose readers verify the number of examples of each class themselves."""
+    finders = {"tiny-imagenet": find_tiny_imagenet, "shakespeare": find_shakespeare}
+    for copy in finders.get(publication.name, find_idx_copies)(folder, publication):
+        try:
+            summary, original = _summary(copy.read()), copy.is_original()
+        except UserError as error:
+            yield Finding(str(copy.path), False, str(error))
+            continue
+        doubt = "files of this form have no checksums" if original is None else _REWRITTEN.format(publication.name)
+        yield _judge(copy.path, summary, [], bool(original), doubt, strict)
 
 
 def _check_cifar(folder: Path, publication: Publication, strict: bool) -> Iterator[Finding]:
@@ -216,8 +234,8 @@ def _check_cifar(folder: Path, publication: Publication, strict: bool) -> Iterat
         except UserError as error:
             yield Finding(str(copy.path), False, str(error))
             continue
-        gaps = _gaps("training", dataset.y_train, publication.train_counts)
-        gaps += _gaps("test", dataset.y_test, publication.test_counts)
+        gaps = count_gaps("training", dataset.y_train, publication.train_counts)
+        gaps += count_gaps("test", dataset.y_test, publication.test_counts)
         members = publication.file(copy.form.archive).members
         original = copy.archived or (
             bool(members) and all(_hash(copy.path / member, "md5") == md5 for member, md5 in members.items())
@@ -236,7 +254,7 @@ def _check_svhn(folder: Path, publication: Publication, strict: bool) -> Iterato
         except UserError as error:
             yield Finding(str(path), False, str(error))
             continue
-        gaps = _gaps("training" if name == readers.TRAIN else "test", labels, counts[name])
+        gaps = count_gaps("training" if name == readers.TRAIN else "test", labels, counts[name])
         summary = f"{len(images):,} images {_shape(images)}"
         original = _hash(path, "sha256") == publication.file(name).sha256
         yield _judge(path, summary, gaps, original, _REWRITTEN.format(publication.name), strict)
@@ -252,22 +270,12 @@ def _judge(path: Path, summary: str, gaps: list[str], original: bool, doubt: str
     return Finding(str(path), not strict, f"{summary}; content complete, but {doubt}")
 
 
-def _gaps(split: str, labels: Tensor, published: tuple[int, ...]) -> list[str]:
-    """How the number of images, and that of each class, departs from the published ones."""
-    counts = labels.bincount(minlength=len(published)).tolist()
-    if len(labels) != sum(published):
-        return [f"{len(labels):,} {split} images, published are {sum(published):,}"]
-    return [
-        f"class {label} has {count:,} {split} images, published are {expected:,}"
-        for label, (count, expected) in enumerate(zip(counts, published, strict=True))
-        if count != expected
-    ][:1]
-
-
 def _summary(dataset: Dataset) -> str:
+    noun = "images" if len(dataset.shape) == 3 else "examples"
+    owners = "" if dataset.owners is None else f", {int(dataset.owners.max()) + 1:,} clients"
     return (
-        f"{len(dataset.x_train):,} training and {len(dataset.x_test):,} test images {_shape(dataset.x_train)}, "
-        f"{len(dataset.classes)} classes"
+        f"{len(dataset.x_train):,} training and {len(dataset.x_test):,} test {noun} {_shape(dataset.x_train)}, "
+        f"{len(dataset.classes)} classes{owners}"
     )
 
 

@@ -1,16 +1,19 @@
-"""Splits of a labelled training set over clients: every example goes to exactly one client.
+"""Splits of a training set over clients.
 
-A split is a function whose parameters are chosen, by name, among `labels` (of the training examples), `clients` (their
-number), `rng`, `owners` (the clients that the data name, or None) and settings of the section [split]. It returns the
-client of each example as an array `[N]`, or a list with the example numbers of each client. A function with the
-parameter `rng` is called again, with another generator, while it returns None or a client has less than `min_examples`.
+Every example goes to exactly one client, except where a registered split says otherwise: then several clients may hold
+an example (`Partition.repeats`), or no client.
+
+A split of user code is a function whose parameters are chosen, by name, among `labels` (the targets of the training
+examples), `clients` (their number), `rng`, `owners` (the clients that the data name, or None) and settings of the
+section [split]. It returns the client of each example as an array `[N]`, or a list with the example numbers of each
+client. A function with the parameter `rng` is called again, with another generator, while it returns None or a client
+has less than `min_examples`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +29,7 @@ from fedgg.registry import accepted_settings
 Indices = NDArray[np.int64]
 MAX_ATTEMPTS = 1000
 OFFERED = ("labels", "clients", "rng", "owners")  # parameters of a split that are not settings
+OFFERED_TO_REGISTERED = (*OFFERED, "examples")  # and `min_examples`, which is a setting of all splits
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +39,7 @@ class Partition:
     scheme: str
     indices: tuple[Indices, ...]
     sizes: Indices  # how many examples each client holds
+    repeats: bool = False  # whether an example may be held by several clients, or several times by one
 
     def counts(self, labels: Indices, classes: int) -> Indices:
         """How many examples of each class each client holds: [clients, classes]."""
@@ -70,16 +75,23 @@ def partition(
     A split that is drawn is drawn again until every client has `min_examples`. Without `allow_empty` a client has at
     least one example. Settings that the scheme has no parameter for are ignored.
     """
-    is_registered = function is None
     if function is None:
         SPLITS.check(scheme)
         function = SPLITS[scheme]
+    is_registered = scheme in SPLITS and function is SPLITS[scheme]
     accepted = accepted_settings(function)
     used = {name: value for name, value in settings.items() if name in accepted}
-    _check(labels, clients, seed, min_examples if "rng" in accepted else None, used.get("beta"))
+    if is_registered and "labels" in accepted and (labels.ndim != 1 or labels.dtype.kind not in "iu"):
+        raise _without_classes(scheme, labels)
+    is_drawn = "rng" in accepted and scheme != "given"  # clients of the data have the sizes they have
+    _check(len(labels), clients, seed, min_examples if is_drawn else None, used.get("beta"))
     offered = {"labels": labels, "clients": clients, "owners": owners}
+    if is_registered:
+        offered |= {"examples": len(labels), "min_examples": min_examples}
     arguments = {name: value for name, value in offered.items() if name in accepted} | used
-    if "rng" not in accepted:
+    if not is_drawn:
+        if "rng" in accepted:
+            arguments["rng"] = stream(seed, "partition", 0)
         client_of = _called_once(scheme, function, arguments, len(labels), clients, allow_empty)
     else:
         needed = min_examples if allow_empty else max(min_examples, 1)
@@ -88,6 +100,8 @@ def partition(
             result = function(**arguments, rng=stream(seed, "partition", attempt))
             if result is None:
                 continue
+            if is_registered and isinstance(result, list):
+                return _with_repetition(scheme, result)  # of equal sizes, which another attempt would not change
             client_of = result if is_registered else owners_of(scheme, result, len(labels), clients)
             smallest = int(np.bincount(client_of, minlength=clients).min())
             if smallest >= needed:
@@ -96,8 +110,14 @@ def partition(
         else:
             raise UserError(_exhausted(scheme, clients, used, min_examples, best))
     order = np.argsort(client_of, kind="stable")  # so that the examples of each client are sorted
-    sizes = np.bincount(client_of, minlength=clients)
-    return Partition(scheme, tuple(np.split(order, np.cumsum(sizes)[:-1])), sizes)
+    unused = int((client_of < 0).sum())  # they come first
+    sizes = np.bincount(client_of[order[unused:]], minlength=clients)
+    return Partition(scheme, tuple(np.split(order[unused:], np.cumsum(sizes)[:-1])), sizes)
+
+
+def _with_repetition(scheme: str, held: list[Indices]) -> Partition:
+    sizes = np.array([len(numbers) for numbers in held], dtype=np.int64)
+    return Partition(scheme, tuple(np.sort(numbers) for numbers in held), sizes, repeats=True)
 
 
 def _called_once(
@@ -105,7 +125,7 @@ def _called_once(
 ) -> Indices:
     """A split without randomness, for which there is no smallest size but that clients are not empty."""
     client_of = owners_of(scheme, function(**arguments), examples, clients)
-    empty = np.flatnonzero(np.bincount(client_of, minlength=clients) == 0)
+    empty = np.flatnonzero(np.bincount(client_of[client_of >= 0], minlength=clients) == 0)
     if len(empty) and not allow_empty:
         raise UserError(
             f"split {scheme!r} gives client {empty[0]} no examples: take fewer split.clients, or let clients have no "
@@ -115,14 +135,18 @@ def _called_once(
 
 
 def owners_of(scheme: str, result: Any, examples: int, clients: int) -> Indices:
-    """The client of each example, from what a split returned; UserError unless every example has exactly one."""
+    """The client of each example, from what a split returned; UserError unless every example has exactly one.
+
+    The registered split `given` may leave examples out, as -1.
+    """
+    lowest = -1 if scheme == "given" else 0
     if isinstance(result, np.ndarray):
         if result.shape != (examples,) or result.dtype.kind not in "iu":
             raise UserError(
                 f"split {scheme!r} returned {result.dtype} of shape {result.shape}: return the client of each of the "
                 f"{examples} examples, or a list with the example numbers of each client"
             )
-        if len(wrong := np.flatnonzero((result < 0) | (result >= clients))):
+        if len(wrong := np.flatnonzero((result < lowest) | (result >= clients))):
             first = int(wrong[0])
             raise UserError(
                 f"split {scheme!r} gives example {first} to client {result[first]}: clients are numbered from 0 to "
@@ -185,147 +209,29 @@ def _smaller_clients(min_examples: int, best: int) -> str:
     return f", or let clients have no examples: {also}split.allow_empty = true"
 
 
-def _check(labels: Indices, clients: int, seed: int, min_examples: int | None, beta: float | None) -> None:
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise UserError(f"labels must be one whole number an example, not {labels.dtype} of shape {labels.shape}")
+def _without_classes(scheme: str, targets: NDArray[Any]) -> UserError:
+    others = [name for name in SPLITS if "labels" not in accepted_settings(SPLITS[name])]
+    return UserError(
+        f"split.scheme = {scheme!r} goes by class labels, and the targets are {targets.dtype} of shape "
+        f"{targets.shape}, not one class for each example: take one of {', '.join(others)}"
+    )
+
+
+def _check(examples: int, clients: int, seed: int, min_examples: int | None, beta: float | None) -> None:
     if seed < 0:
         raise UserError(f"seed={seed} is negative; give a whole number from 0 up")
     if clients < 1:
         raise UserError(f"clients={clients} is too few; give at least 1")
-    if clients > len(labels):
-        raise UserError(f"clients={clients} is more than the {len(labels)} examples; give fewer clients or more data")
+    if clients > examples:
+        raise UserError(f"clients={clients} is more than the {examples} examples; give fewer clients or more data")
     if beta is not None and not (math.isfinite(beta) and beta > 0):
         raise UserError(f"beta={beta} is not a Dirichlet parameter; give a finite number above 0, for instance 0.5")
     if min_examples is None:  # a split without randomness
         return
     if min_examples < 0:
         raise UserError(f"min_examples={min_examples} is negative; give 0 or more")
-    if min_examples * clients > len(labels):
+    if min_examples * clients > examples:
         raise UserError(
             f"min_examples={min_examples} for {clients} clients needs {min_examples * clients} examples and there are "
-            f"{len(labels)}; give fewer clients or a smaller min_examples"
+            f"{examples}; give fewer clients or a smaller min_examples"
         )
-
-
-# The registered splits -----------------------------------------------------------------------------------------------
-
-
-def dirichlet(labels: Indices, clients: int, rng: np.random.Generator, beta: float = 0.5) -> Indices | None:
-    """Each class is cut over the clients by Dirichlet(beta); full clients get no more (usual benchmark)."""
-    return _dirichlet(labels, clients, rng, beta, balanced=True)
-
-
-def dirichlet_unbalanced(labels: Indices, clients: int, rng: np.random.Generator, beta: float = 0.5) -> Indices | None:
-    """Each class is cut over the clients by Dirichlet(beta); sizes differ freely."""
-    return _dirichlet(labels, clients, rng, beta, balanced=False)
-
-
-def dirichlet_client(labels: Indices, clients: int, rng: np.random.Generator, beta: float = 0.5) -> Indices | None:
-    """Each client draws its class distribution from Dirichlet(beta); sizes are equal (FedGG paper).
-
-    Clients take turns, one example at a time, until all are dealt.
-    """
-    pools = _by_class(labels)
-    preferences = rng.dirichlet(np.full(len(pools), beta), size=clients)
-    if not np.isfinite(preferences).all():
-        return None
-    supply = [rng.permutation(pool).tolist() for pool in pools]
-    left = np.array([len(pool) for pool in pools], dtype=np.int64)
-    examples = int(left.sum())
-    owners = np.empty(examples, dtype=np.int64)
-    ladders = _ladders(preferences, left)
-    dice = rng.random(examples).tolist()
-    for start in range(0, examples, clients):
-        turn = rng.permutation(clients)[: examples - start].tolist()
-        for client, die in zip(turn, dice[start : start + clients], strict=True):
-            ladder = ladders[client]
-            if ladder is None:
-                stock = np.cumsum(left)
-                chosen = int(np.searchsorted(stock, die * stock[-1], side="right"))
-            else:
-                chosen = bisect_right(ladder, die)
-            owners[supply[chosen].pop()] = client
-            left[chosen] -= 1
-            if not supply[chosen]:
-                ladders = _ladders(preferences, left)
-    return owners
-
-
-def iid(labels: Indices, clients: int, rng: np.random.Generator) -> Indices:
-    """Shuffled and dealt evenly; sizes differ by at most one."""
-    return _dealt(rng.permutation(len(labels)), _even(len(labels), clients))
-
-
-def shards(labels: Indices, clients: int, rng: np.random.Generator, shards_per_client: int = 2) -> Indices:
-    """Sorted by label, cut into equal shards, dealt at random (McMahan et al. 2017)."""
-    if not 1 <= shards_per_client <= len(labels) // clients:
-        raise UserError(
-            f"shards_per_client={shards_per_client} does not suit {len(labels)} examples over {clients} clients; "
-            f"give 1 to {len(labels) // clients}"
-        )
-    # Shuffling first makes which examples of a class share a shard random too, not an effect of the file's order.
-    shuffled = rng.permutation(len(labels))
-    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    count = clients * shards_per_client
-    hands = rng.permutation(count).reshape(clients, shards_per_client)
-    holder = np.empty(count, dtype=np.int64)
-    holder[hands] = np.arange(clients)[:, None]
-    return holder[_dealt(by_label, _even(len(labels), count))]
-
-
-def given(clients: int, owners: Indices | None) -> Indices:
-    """The clients that the data name: an array `clients` beside y_train has the client of each example."""
-    if owners is None:
-        raise UserError("the split 'given' is not drawn: it needs data that name their clients")
-    named = int(owners.max()) + 1
-    if named != clients:
-        raise UserError(f"the data name {named} clients, and split.clients = {clients}: set it to {named}")
-    return owners
-
-
-def _even(examples: int, parts: int) -> Indices:
-    """Sizes that differ by at most one, the larger ones first."""
-    return examples // parts + (np.arange(parts) < examples % parts)
-
-
-def _dealt(order: Indices, sizes: Indices) -> Indices:
-    """The owner of each example, when consecutive stretches of `order` go to one part after the other."""
-    owners = np.empty(len(order), dtype=np.int64)
-    owners[order] = np.repeat(np.arange(len(sizes)), sizes)
-    return owners
-
-
-def _by_class(labels: Indices) -> list[Indices]:
-    """The example numbers of each class that occurs, ascending."""
-    order = np.argsort(labels, kind="stable")
-    _, first = np.unique(labels[order], return_index=True)
-    return np.split(order, first[1:])
-
-
-def _dirichlet(
-    labels: Indices, clients: int, rng: np.random.Generator, beta: float, *, balanced: bool
-) -> Indices | None:
-    """Cut every class over the clients; None when no client could take a class."""
-    pools, concentration = _by_class(labels), np.full(clients, beta)
-    examples = sum(len(pool) for pool in pools)
-    fair_share = examples / clients
-    owners = np.empty(examples, dtype=np.int64)
-    held = np.zeros(clients, dtype=np.int64)
-    for pool in pools:
-        proportions = rng.dirichlet(concentration)
-        if balanced:
-            proportions[held >= fair_share] = 0.0
-        mass = proportions.sum()
-        if not (np.isfinite(mass) and mass > 0):
-            return None
-        cuts = (np.cumsum(proportions / mass)[:-1] * len(pool)).astype(np.int64)
-        sizes = np.diff(cuts, prepend=0, append=len(pool))
-        owners[rng.permutation(pool)] = np.repeat(np.arange(clients), sizes)
-        held += sizes
-    return owners
-
-
-def _ladders(preferences: NDArray[np.float64], left: Indices) -> list[list[float] | None]:
-    """Each client's cumulative distribution over the classes left; None where it has no mass on any of them."""
-    cumulative = np.cumsum(np.where(left > 0, preferences, 0.0), axis=1)
-    return [(row / row[-1]).tolist() if row[-1] > 0 else None for row in cumulative]

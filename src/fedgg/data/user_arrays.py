@@ -85,6 +85,8 @@ def load_npz(path: str | Path, targets: Targets = "classes") -> Dataset:
 
     Several inputs have the names of their parts: x_train.image, x_test.image, x_train.age, ...
     """
+    if not str(path):
+        raise UserError("npz: names no file; write npz:FILE, for instance npz:mine.npz")
     path = Path(path).expanduser()
     key = ""
     try:

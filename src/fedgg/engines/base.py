@@ -15,7 +15,8 @@ from fedgg.core.buffers import BufferPolicy, travelling
 from fedgg.core.evaluation import Score, evaluate
 from fedgg.core.local import LocalEnd
 from fedgg.core.model import Net
-from fedgg.core.optimisers import OptimiserSettings, with_kept_state
+from fedgg.core.optimisers import OptimiserSettings, kept_state, with_kept_state
+from fedgg.core.personal import BUFFERS, PersonalModel, buffers_in, first_rows, kept_rows, personal_rows
 from fedgg.core.random_choices import Positions, Work
 from fedgg.core.server import Lost
 from fedgg.core.tensor_rows import Rows
@@ -57,15 +58,21 @@ class RoundJob:
     down: Rows
     memory: Mapping[int, Rows]  # absent before a client's first round
     kept_buffers: Mapping[int, Rows]  # under the policy `local`
+    # Epochs that train the personal parameters alone, before the others train the shared ones; None: both together.
+    personal_epochs: int | None = None
+    personal_model: PersonalModel | None = None  # clients train models of their own besides (Ditto)
+    from_memory: bool = False  # clients start from the model `w` in their memory, not from the server's
 
     def memory_before(self, client: int) -> Rows:
         """The client state it starts from: with that of the optimiser, where clients keep it."""
         memory = self.memory.get(client)
         if memory is not None:
-            return memory
+            return memory if self.personal_model is None else personal_rows(memory)[0]
         memory = self.algorithm.client_memory(self.w)
         if self.optimiser.kept:
             memory = with_kept_state(memory, self.optimiser.kind.on_rows([self.optimiser.values], self.w).start(self.w))
+        if self.net.personal is not None:
+            memory = memory | first_rows(self.net.personal.start, self.net.personal.start_buffers, self.optimiser)
         return memory
 
     def buffers_before(self, client: int) -> Rows:
@@ -86,10 +93,61 @@ class RoundJob:
             return end.buffers
         return travelling(self.net.moving, self.buffers_before(client), end.buffers)
 
+    def personal_steps(self, client: int) -> int | None:
+        """How many steps train the client's personal parameters alone; None: all train both."""
+        if self.personal_epochs is None:
+            return None
+        return replace(self.work, epochs=self.personal_epochs).steps(self.data.examples(client))
+
+    @property
+    def moving_buffers(self) -> Rows:
+        """The initial values of the buffers that training changes."""
+        return {name: self.net.start_buffers[name] for name in self.net.moving}
+
     @cached_property
     def travelling_down(self) -> Rows:
         """The server's buffers that are not known from the model at the start."""
         return travelling(self.net.moving, self.net.start_buffers, self.buffers)
+
+
+# Whole personal models (Ditto): a second job of the same round, which starts from the models that clients keep.
+
+
+def personal_job(job: RoundJob) -> RoundJob:
+    """The training of the clients' own models, with the model they received as `down`."""
+    assert job.personal_model is not None
+    first = first_rows(job.net.start, job.moving_buffers, job.optimiser)
+    personal = {client: personal_rows(job.memory.get(client, first))[1] for client in job.cohort}
+    memory = {
+        client: {name: rows for name, rows in each.items() if not name.startswith(BUFFERS)}
+        for client, each in personal.items()
+    }
+    buffers = {client: job.buffers | buffers_in(each) for client, each in personal.items()}
+    return replace(
+        job,
+        algorithm=job.personal_model,
+        personal_model=None,
+        from_memory=True,
+        policy="frozen" if job.policy == "frozen" else "local",
+        down={"global": job.w},
+        memory=memory,
+        kept_buffers=buffers,
+    )
+
+
+def with_personal_models(
+    job: RoundJob, ends: Mapping[int, LocalEnd | Lost], personal_ends: Mapping[int, LocalEnd | Lost]
+) -> dict[int, LocalEnd | Lost]:
+    """The ends of a round with the personal models among what clients keep."""
+    return {client: _with_personal_model(job, end, personal_ends[client]) for client, end in ends.items()}
+
+
+def _with_personal_model(job: RoundJob, end: LocalEnd | Lost, personal_end: LocalEnd | Lost) -> LocalEnd | Lost:
+    if isinstance(end, Lost) or isinstance(personal_end, Lost):
+        return end if isinstance(end, Lost) else personal_end
+    _, state = kept_state(personal_end.memory)
+    buffers = {name: personal_end.buffers[name] for name in job.moving_buffers}
+    return replace(end, memory=end.memory | kept_rows(personal_end.memory["w"], buffers, state))
 
 
 @dataclass(frozen=True)
@@ -101,6 +159,9 @@ class Look:
     w: Tensor
     buffers: Rows
     client: int | None  # None: the server's test set
+    model: Literal["global", "personal", "unseen"] = "global"  # whose: the server's, the client's, or an unseen one's
+    # Personal tensors that are trained before the model is scored, by their names in the module.
+    train_personal: Callable[[], Rows] | None = None
 
 
 Scorer = Callable[[Sequence[Look]], list[Score]]
@@ -110,9 +171,11 @@ def score_here(looks: Sequence[Look]) -> list[Score]:
     """Each model scored in this process."""
     scores = []
     for look in looks:
-        data, client = look.data, look.client
+        data, client, buffers = look.data, look.client, look.buffers
+        if look.train_personal is not None:
+            buffers = buffers | look.train_personal()
         chunks = (data.unseen(client, number) for number in range(data.unseen_chunks(client)))
-        scores.append(evaluate(look.net, look.w, look.buffers, chunks))
+        scores.append(evaluate(look.net, look.w, buffers, chunks))
     return scores
 
 

@@ -12,6 +12,8 @@ import torch
 from fedgg.core.evaluation import Probe
 from fedgg.core.local import LocalEnd, LocalStart, local_round
 from fedgg.core.optimisers import Optimiser
+from fedgg.core.personal import open_personal, tensors_of
+from fedgg.core.tensor_rows import Rows
 from fedgg.engines.base import RoundJob, score_here
 
 
@@ -33,16 +35,29 @@ class Loop:
 def open_client(job: RoundJob, client: int) -> tuple[LocalStart, Optimiser]:
     """What a client starts its round from, and its optimiser."""
     examples, buffers = job.data.examples(client), job.buffers_before(client) if job.buffers else {}
+    memory = job.memory_before(client)
     start = LocalStart(
-        w=job.w,
+        w=memory["w"] if job.from_memory else job.w,
         down=job.down,
-        memory=job.memory_before(client),
+        memory=memory,
         buffers={name: rows.clone() for name, rows in buffers.items()},
-        examples=torch.full_like(job.w[:, :1], examples),
-        steps=torch.full_like(job.w[:, :1], job.work.steps(examples)),
-        round=torch.full_like(job.w[:, :1], job.round),
+        examples=job.w.new_full((1, 1), examples),
+        steps=job.w.new_full((1, 1), job.work.steps(examples, job.seed, job.round, client)),
+        round=job.w.new_full((1, 1), job.round),
         dropout=[(job.seed, job.round, client)],
         probe=Probe(job.net, buffers, lambda row: job.data.client_chunks(client)),
         keeps_optimiser_state=job.optimiser.kept,
     )
-    return start, job.optimiser.kind.on_rows([job.optimiser.values], job.w)
+    optimiser = job.optimiser.kind.on_rows([job.optimiser.values], job.w)
+    if job.net.personal is not None:
+        alone = job.personal_steps(client)
+        column = None if alone is None else job.w.new_full((1, 1), alone)
+        start = open_personal(start, job.net.personal, optimiser, column)
+    return start, optimiser
+
+
+def trained_personal_tensors(job: RoundJob, client: int) -> Rows:
+    """A client's personal tensors after the job, by their names in the module."""
+    start, optimiser = open_client(job, client)
+    batches = job.data.batches(job.seed, job.round, client, job.work)
+    return tensors_of(job.net, local_round(job.algorithm, job.net, optimiser, start, batches).memory)

@@ -160,6 +160,7 @@ class Trial:
 
 def mixes_examples(net: Net) -> bool:
     """Whether the output for an example depends on its batch, so that batches must not be padded."""
+    net = net if net.personal is None else net.personal.whole
     mixes: bool | None = net.facts.get("mixes examples")
     if mixes is None:
         trial = Trial.of(net)
@@ -169,6 +170,7 @@ def mixes_examples(net: Net) -> bool:
 
 def is_stackable(net: Net) -> bool:
     """Whether `torch.func.vmap` can run many rows with padded batches at once and give the same results."""
+    net = net if net.personal is None else net.personal.whole
     stackable: bool | None = net.facts.get("stackable")
     if stackable is None:
         excluded = net.keeps_statistics or net.draws_random_numbers or net.facts.get("mixes examples")

@@ -22,7 +22,7 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import PartConfig
 from fedgg.lab.name_resolution import check_parts, named_parts
 from fedgg.lab.trusted_code import VARIABLE
-from fedgg.registry import ARRAYS_IN_FILE, NAMED_PARTS, names_code, nearest
+from fedgg.registry import ARRAYS_IN_FILE, HUGGING_FACE, NAMED_PARTS, names_code, nearest
 
 Configuration = Mapping[str, Any]
 MAX_EXAMPLES = 1_000_000
@@ -187,22 +187,29 @@ def write_app(folder: Path, experiment: Experiment, config: Mapping[str, str | i
 def with_full_paths(experiment: Experiment) -> Experiment:
     """Relative paths in the experiment made absolute: Flower starts its processes in other folders."""
     changes: dict[str, Any] = {}
-    if experiment.data.source.startswith(ARRAYS_IN_FILE):
-        file = Path(experiment.data.source.removeprefix(ARRAYS_IN_FILE))
-        changes["data.source"] = f"{ARRAYS_IN_FILE}{file.absolute()}"
+    kind, _, path = experiment.data.source.partition(":")
+    if f"{kind}:" == ARRAYS_IN_FILE or (f"{kind}:" == HUGGING_FACE and path.startswith(".")):
+        changes |= {f"data.{setting}": value for setting, value in experiment.data.settings.items()}
+        changes["data.source"] = f"{kind}:{Path(path).absolute()}"
     names = named_parts(experiment)
     for key in NAMED_PARTS:
         section, _, last = key.partition(".")
-        path, _, name = names.get(section, "").rpartition(":")
-        if path.endswith(".py"):
+        if names.get(section, "").rpartition(":")[0].endswith(".py"):
             config = getattr(experiment, section)
             # A change of the name removes the section's settings, so they are set again.
             settings = config.model_dump(exclude={last}, exclude_none=True) if isinstance(config, PartConfig) else {}
             changes |= {f"{section}.{setting}": value for setting, value in settings.items()}
-            changes[key] = f"{Path(path).absolute()}:{name}"
+            changes[key] = _with_full_path(names[section])
+    if any(name.rpartition(":")[0].endswith(".py") for name in experiment.metrics):
+        changes["metrics"] = [_with_full_path(name) for name in experiment.metrics]
     if experiment.model.start is not None:
         changes["model.start"] = str(Path(experiment.model.start).absolute())
     return experiment.changed(changes) if changes else experiment
+
+
+def _with_full_path(name: str) -> str:
+    path, _, part = name.rpartition(":")
+    return f"{Path(path).absolute()}:{part}" if path.endswith(".py") else name
 
 
 def _pyproject(names: AppNames, config: Mapping[str, Any]) -> str:

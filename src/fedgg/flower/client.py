@@ -28,8 +28,10 @@ from fedgg.core.tasks import Task
 from fedgg.core.tensor_rows import Rows
 from fedgg.data.batch_preparation import Feed, targets_on
 from fedgg.engines import RoundJob
+from fedgg.engines.base import personal_job, with_personal_models
 from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.engines.fused.engine import train_fused
+from fedgg.engines.loop import trained_personal_tensors
 from fedgg.errors import UserError
 from fedgg.flower import messages
 from fedgg.flower.app_project import Configuration, NodeConfig, node_config
@@ -47,11 +49,12 @@ from fedgg.flower.messages import (
     to_record,
 )
 from fedgg.flower.node_state import NodeStateFolder, SavedClientState, StaleMessage
-from fedgg.lab.build import build, chosen_device, examined_net
+from fedgg.lab.build import build, examined_net
 from fedgg.lab.config import Experiment, load_experiment
-from fedgg.lab.engine_setup import DTYPES, arithmetic
+from fedgg.lab.engine_setup import DTYPES, arithmetic, chosen_device
 from fedgg.lab.local_optimiser import optimiser_of
 from fedgg.lab.name_resolution import build_algorithm
+from fedgg.lab.personal_parts import personal_model, personal_settings, unseen_epochs, unseen_job
 
 LOG = logging.getLogger("flwr")
 
@@ -98,10 +101,10 @@ class ClientTrainer:
         positions = np.concatenate([self.feed.clients[self.client], self.feed.held_out[self.client]])
         return Examples(self.feed.x[positions], self.feed.y[positions]).fingerprint()
 
-    def train(self, round_: int, received: ReceivedModel, state: SavedClientState | None) -> LocalEnd:
-        """Train this client for one round; rounds are counted from 1."""
+    def job(self, round_: int, received: ReceivedModel, state: SavedClientState | None) -> RoundJob:
+        """The training of this client in a round; rounds are counted from 1."""
         number = round_ - 1
-        job = RoundJob(
+        return RoundJob(
             algorithm=self.algorithm,
             net=self.net,
             data=self.feed,
@@ -116,15 +119,34 @@ class ClientTrainer:
             down=received.down,
             memory={} if state is None or not state.memory else {self.client: state.memory},
             kept_buffers={} if state is None or not state.buffers else {self.client: state.buffers},
+            **personal_settings(self.experiment, self.work),
         )
-        with arithmetic(self.experiment):
-            return train_fused(job, self.client)
 
-    def evaluate(self, received: ReceivedModel) -> Score:
+    def train(self, round_: int, received: ReceivedModel, state: SavedClientState | None) -> LocalEnd:
+        job, client = self.job(round_, received, state), self.client
+        with arithmetic(self.experiment):
+            end = train_fused(job, client)
+            if job.personal_model is None:
+                return end
+            personal_end = train_fused(personal_job(job), client)
+            merged = with_personal_models(job, {client: end}, {client: personal_end})[client]
+            assert isinstance(merged, LocalEnd)
+            return merged
+
+    def evaluate(self, w: Tensor, buffers: Rows) -> Score:
         """Metrics and loss on the held-out examples of the client."""
         with arithmetic(self.experiment):
             chunks = self.feed.held_out_chunks(self.client)
-            return evaluate(fused_net(self.net), received.w, received.buffers, chunks)
+            return evaluate(fused_net(self.net), w, buffers, chunks)
+
+    def unseen_tensors(self, round_: int, received: ReceivedModel) -> Rows:
+        """The personal tensors of a client that never trains, trained for its score."""
+        epochs = unseen_epochs(self.experiment)
+        if self.net.personal is None or epochs == 0:
+            return {}
+        job = unseen_job(self.job(round_, received, None), epochs, self.client, received.w, received.buffers)
+        with arithmetic(self.experiment):
+            return trained_personal_tensors(job, self.client)
 
 
 @dataclass(frozen=True)
@@ -190,7 +212,8 @@ def _trainer_from_file(experiment_file: Path, client: int, data: Path, modified:
             net = examined_net(experiment, algorithm, shape, classes, _sample(feed), parts=file.parts)
     if type(net.task).weights is not Task.weights:
         feed = replace(feed, weights=net.task.weights)
-    work = algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
+    local = experiment.local
+    work = algorithm.work(Work(local.epochs, local.batch, local.steps, local.part))
     return ClientTrainer(client, experiment, algorithm, net, feed, work, shape, classes)
 
 
@@ -293,7 +316,15 @@ def _train(header: MessageHeader, trainer: ClientTrainer, config: NodeConfig, me
 
 
 def _evaluate(header: MessageHeader, trainer: ClientTrainer, config: NodeConfig, message: Message) -> RecordDict:
-    score = trainer.evaluate(_received(trainer, message.content))
+    received, model = _received(trainer, message.content), messages.evaluated_model(message.content)
+    w, buffers = received.w, received.buffers
+    if model == "personal":
+        state = NodeStateFolder(config.memory, header.run).read(header.met, trainer.net.start.device)
+        memory = {} if state is None else state.memory
+        w, buffers = personal_model(trainer.net, w, (state and state.buffers) or buffers, memory)
+    elif model == "unseen":
+        buffers = buffers | trainer.unseen_tensors(header.round, received)
+    score = trainer.evaluate(w, buffers)
     metrics = {**score.values, "loss": score.loss}
     return message_content(header, status=ReplyStatus(), metrics=metrics)
 

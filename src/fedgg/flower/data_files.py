@@ -229,6 +229,8 @@ def divide(experiment: Experiment, folder: Path, data_folder: Path | None = None
     }
     if dataset.parts:
         shared["parts"] = np.array(json.dumps([part.described() for part in dataset.parts]))
+    if experiment.split.feature_noise or experiment.split.feature_rotation:
+        dataset = division.skewed_inputs(experiment, dataset)
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         server = folder / "server.npz"

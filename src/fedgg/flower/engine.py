@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, ConfigRecord
 
 from fedgg.core.buffers import travelling
 from fedgg.core.evaluation import Score
@@ -24,7 +24,15 @@ from fedgg.errors import UserError
 from fedgg.flower import messages
 from fedgg.flower.app_project import RunConfig
 from fedgg.flower.membership import Membership
-from fedgg.flower.messages import NO_ROUND, InvalidMessage, MessageHeader, diagnostic_key, from_record, to_record
+from fedgg.flower.messages import (
+    EVALUATION,
+    NO_ROUND,
+    InvalidMessage,
+    MessageHeader,
+    diagnostic_key,
+    from_record,
+    to_record,
+)
 from fedgg.flower.send_and_receive import Exchange, ExchangeLog, OutgoingMessage, Reply, one_line
 
 NOT_FINITE = "not finite"
@@ -46,6 +54,7 @@ class FlowerEngine:
     private: bool = False  # under [privacy], updates are not compared with those of other clients
     _last_used: dict[int, int] = field(default_factory=dict)
     _read: int = 0
+    _trained_in: dict[int, set[int]] = field(default_factory=dict)  # clients by round
 
     def train(self, job: RoundJob) -> Iterator[tuple[int, LocalEnd | Lost]]:
         """Train the cohort; if too few clients reply, send to the missing ones again, up to `attempts` times."""
@@ -57,6 +66,7 @@ class FlowerEngine:
                 for client, result in self._train_clients(job, missing, attempt).items()
             }
             results |= self._out_of_proportion(job, results)
+            self._trained_in[job.round + 1] = {c for c, result in results.items() if isinstance(result, LocalEnd)}
             if self._enough(job, results):
                 return iter(results.items())
             self.notice(f"round {job.round + 1}, attempt {attempt}: too few clients: {_dropped_text(results)}")
@@ -69,9 +79,13 @@ class FlowerEngine:
 
     def score(self, looks: Sequence[Look]) -> list[Score]:
         """Models on the server's test set are evaluated here, models on clients' held-out examples by the clients."""
-        client_looks = {look.client: look for look in looks if look.client is not None}
-        scores = self._evaluate_on_clients(client_looks) if client_looks else {}
-        return [scores[look.client] if look.client is not None else score_here([look])[0] for look in looks]
+        scores: dict[tuple[str, int], Score] = {}
+        for model in dict.fromkeys(look.model for look in looks):
+            client_looks = {look.client: look for look in looks if look.client is not None and look.model == model}
+            if client_looks:
+                on_clients = self._evaluate_on_clients(client_looks)
+                scores |= {(model, client): score for client, score in on_clients.items()}
+        return [score_here([look])[0] if look.client is None else scores[look.model, look.client] for look in looks]
 
     def _out_of_proportion(self, job: RoundJob, results: Mapping[int, LocalEnd | Lost]) -> dict[int, LocalEnd | Lost]:
         """The same check as at the end of a round, made earlier so that these clients are sent to again."""
@@ -161,8 +175,11 @@ class FlowerEngine:
         requests = []
         for client, look in looks.items():
             if client in nodes:
-                header = self._header(number, 1, client)
+                met = self._last_round_of(client, number) if look.model == "personal" else NO_ROUND
+                header = self._header(number, 1, client, last_used=met)
                 content = messages.message_content(header, _model_arrays(look, model))
+                if look.model != "global":
+                    content[EVALUATION] = ConfigRecord({"model": look.model})
                 requests.append(OutgoingMessage(nodes[client], header, content))
         scores: dict[int, Score | Lost] = {
             client: Lost(client, self.membership.reason_absent(client)) for client in clients
@@ -175,6 +192,12 @@ class FlowerEngine:
         for lost in dropped:
             self.notice(f"round {number}: client {lost.client} did not evaluate the model: {lost.why}")
         return {client: NO_SCORE if isinstance(score, Lost) else score for client, score in scores.items()}
+
+    def _last_round_of(self, client: int, number: int) -> int:
+        """The last round that used the client's reply, up to the one that is being evaluated."""
+        if client in self._trained_in.get(number, ()):
+            return number
+        return self._last_used_rounds().get(client, NO_ROUND)
 
     def _evaluated(self, client: int, reply: Reply, metrics: Sequence[Metric]) -> Score | Lost:
         if reply.content is None:

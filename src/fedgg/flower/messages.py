@@ -130,6 +130,7 @@ HEADER = "about"
 METRICS = "numbers"
 STATUS = "answer"
 CLIENT_INFO = "hello"
+EVALUATION = "evaluation"
 NO_ROUND = 0  # rounds are counted from 1
 ANY_CLIENT = -1  # the client of a query to a node whose client is not known yet
 
@@ -229,6 +230,15 @@ def metrics_of(content: RecordDict, expected: Collection[str]) -> dict[str, floa
 def diagnostic_key(name: str) -> str:
     """The name of an algorithm's diagnostic among the metrics of a reply."""
     return f"reading {name}"
+
+
+def evaluated_model(content: RecordDict) -> str:
+    """The model that a message wants scored: `global` (where it does not say), `personal` or `unseen`."""
+    record = content.get(EVALUATION)
+    model = record.get("model") if isinstance(record, ConfigRecord) else "global"
+    if model not in ("global", "personal", "unseen"):
+        raise InvalidMessage(f"it asks for the score of {model!r}, which this fedgg does not know")
+    return str(model)
 
 
 def header_mismatch(request: MessageHeader, reply: MessageHeader) -> str | None:

@@ -25,7 +25,7 @@ from safetensors.torch import save
 from fedgg.core.tensor_rows import Rows
 from fedgg.errors import UserError
 from fedgg.files import MEGABYTE, check_regular, make_folder, read_bytes, write_atomically, writing_to
-from fedgg.flower.messages import NO_ROUND, MessageHeader
+from fedgg.flower.messages import NO_ROUND, InvalidMessage, MessageHeader
 from fedgg.runfolder.locks import FOREVER, LockFile
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
@@ -73,6 +73,16 @@ class NodeStateFolder:
                     f"its client state of round {header.met} cannot be read ({error}); "
                     f"it started from the initial state"
                 )
+
+    def read(self, round_: int, device: torch.device) -> SavedClientState | None:
+        """The state after a round, which is not changed; None before the first. InvalidMessage if it is missing."""
+        if round_ == NO_ROUND:
+            return None
+        with self._locked():
+            try:
+                return _read(self._file(round_), device)
+            except (SafetensorError, OSError, ValueError) as error:
+                raise InvalidMessage(f"its client state of round {round_} cannot be read ({error})") from error
 
     def save(self, header: MessageHeader, message_id: str, state: SavedClientState) -> None:
         with self._locked() as lock:

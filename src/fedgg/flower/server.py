@@ -31,9 +31,9 @@ from fedgg.flower.engine import FlowerEngine
 from fedgg.flower.membership import Membership, SavedMembership
 from fedgg.flower.messages import ClientInfo
 from fedgg.flower.send_and_receive import Exchange, ExchangeLog
-from fedgg.lab.build import Federation, assemble, build, chosen_device
+from fedgg.lab.build import Federation, assemble, build
 from fedgg.lab.config import Experiment, load_experiment
-from fedgg.lab.engine_setup import arithmetic
+from fedgg.lab.engine_setup import arithmetic, chosen_device
 from fedgg.lab.federated_data import Keeper, WholeData
 from fedgg.lab.name_resolution import build_algorithm, check_needs
 from fedgg.lab.observer import Observer

@@ -19,11 +19,12 @@ from fedgg.lab.name_resolution import build_rule
 
 @dataclass(frozen=True)
 class Aggregation:
-    """Attack, privacy and robust rule of an experiment; by default none."""
+    """Attack, privacy, robust rule and server learning rate of an experiment; by default none."""
 
     collector: Collector = PLAIN
     attack: Attack | None = None
     budget: Budget | None = None
+    server_rates: tuple[float, ...] = ()  # the server's learning rate by round; empty: always 1
 
 
 PLAIN_AGGREGATION = Aggregation()
@@ -56,7 +57,7 @@ def aggregation_of(
     if privacy is not None:
         _refuse_statistics(experiment, net)
         collector = ClientPrivacy(privacy.clip, privacy.noise, experiment.seed)
-        state = bool(algorithm.client_memory(net.start))
+        state = bool(algorithm.client_memory(net.start)) or experiment.personal is not None
         budget = Budget(len(clients), cohort, privacy.noise, privacy.delta, state, privacy.epsilon_limit)
         notices += _privacy_notices(budget, experiment.rounds)
     return Aggregation(collector, attackers, budget), notices
@@ -72,7 +73,7 @@ def _too_weak(rule: str, collector: Collector, attackers: int, cohort: int) -> l
 
 
 def _sends_statistics(experiment: Experiment, net: Net) -> bool:
-    return net.keeps_statistics and experiment.model.statistics != "frozen"
+    return bool(net.moving) and experiment.model.statistics != "frozen"
 
 
 def _refuse_statistics(experiment: Experiment, net: Net) -> None:

@@ -26,9 +26,9 @@ from fedgg.errors import UserError
 from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation, aggregation_of
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import OptimiserConfig, ScheduleConfig
-from fedgg.lab.engine_setup import DTYPES, Choice, choose
+from fedgg.lab.engine_setup import DTYPES, Choice, choose, chosen_device
 from fedgg.lab.federated_data import DataGiven, Origin, WholeData, data_of, holdings, split_of
-from fedgg.lab.local_optimiser import NAMED_OBJECTIVE, Objective, check_optimiser, metrics_of, task_of
+from fedgg.lab.local_optimiser import check_optimiser, server_rates
 from fedgg.lab.name_resolution import (
     build_algorithm,
     build_model,
@@ -38,6 +38,8 @@ from fedgg.lab.name_resolution import (
     read_tensors,
     split_function,
 )
+from fedgg.lab.personal_parts import personal_settings, unseen_clients, with_personal_parts
+from fedgg.lab.task_and_metrics import NAMED_OBJECTIVE, Objective, metrics_of, task_of
 from fedgg.registry import accepted_settings, names_code
 
 ModelGiven = nn.Module | Callable[..., nn.Module]
@@ -71,19 +73,28 @@ class Federation:
     filled: NDArray[np.int64] = field(init=False)  # the clients that have training examples
     population: Population = field(init=False)
     cohort_size: int = field(init=False)
-    tested: list[int] = field(init=False)  # the clients that hold examples out
+    tested: list[int] = field(init=False)  # the clients that train and hold examples out
+    unseen: list[int] = field(init=False)  # the clients that hold examples out and never train
+    personal_settings: dict[str, Any] = field(init=False)  # of [personal], for every round
+    scores_clients_models: bool = field(init=False)  # whether there are personal models or unseen clients
     last_round: int = field(init=False)  # an earlier one than the experiment's where privacy allows no more
 
     def __post_init__(self) -> None:
         examples = [len(client) for client in self.feed.clients]
-        filled, rounds, budget = np.flatnonzero(examples), self.experiment.rounds, self.aggregation.budget
+        unseen = unseen_clients(self.experiment, self.feed) if self.experiment.split.unseen else []
+        filled = np.setdiff1d(np.flatnonzero(examples), unseen)
+        rounds, budget = self.experiment.rounds, self.aggregation.budget
+        has_personal, is_here = self.experiment.personal is not None, self.origin.keeper == "here"
         computed: dict[str, Any] = {
             "engine": self.choice.name,
             "examples": examples,
             "filled": filled,
-            "population": Population(len(filled), sum(examples)),
+            "population": Population(len(filled), int(np.take(examples, filled).sum())),
             "cohort_size": self.experiment.cohort_of(len(filled)),
-            "tested": [client for client, held_out in enumerate(self.feed.held_out) if len(held_out)],
+            "tested": [c for c, held_out in enumerate(self.feed.held_out) if len(held_out) and c not in unseen],
+            "unseen": unseen,
+            "personal_settings": personal_settings(self.experiment, self.work) if has_personal and is_here else {},
+            "scores_clients_models": has_personal or bool(unseen),
             "last_round": rounds if budget is None else budget.affordable(rounds),
         }
         for key, value in computed.items():
@@ -132,10 +143,12 @@ def _build(
     split = split_of(experiment, dataset)
     held = holdings(experiment, split)
     device, dtype = chosen_device(experiment), DTYPES[experiment.engine.precision]
+    is_skewed = experiment.split.feature_noise or experiment.split.feature_rotation
+    inputs = held.skewed_inputs(experiment, dataset) if is_skewed else dataset
     feed = Feed(
-        x=dataset.x_train.to(device),
+        x=inputs.x_train.to(device),
         y=targets_on(dataset.y_train, device, dtype),
-        x_test=dataset.x_test.to(device),
+        x_test=inputs.x_test.to(device),
         y_test=targets_on(dataset.y_test, device, dtype),
         clients=held.clients,
         held_out=held.held_out,
@@ -174,7 +187,8 @@ def assemble(
         algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
     sizes = [len(client) for client in feed.clients]
     x, y = feed.unseen(None, 0)
-    examined = examine(experiment, algorithm, sizes, origin, (x[:2], y[:2]), model, objective)
+    unseen = unseen_clients(experiment, feed) if experiment.split.unseen else []
+    examined = examine(experiment, algorithm, sizes, origin, (x[:2], y[:2]), model, objective, unseen)
     net, work, notices = examined.net, examined.work, [*examined.notices_on_batches]
     if type(net.task).weights is not Task.weights:
         feed = replace(feed, weights=net.task.weights)
@@ -188,12 +202,13 @@ def assemble(
     elif net.keeps_statistics is False and experiment.model.statistics != "average":
         notices.append(f"model.statistics = {experiment.model.statistics!r} has no effect: the model keeps none")
     if algorithm.step_passes or algorithm.look_passes:
-        times = arithmetic_beside_fedavg(algorithm, work.epochs)
+        times = arithmetic_beside_fedavg(algorithm, work.examples_trained(sizes) / sum(sizes))
         notices.append(f"{type(algorithm).__name__} takes about {times:.2f} times FedAvg's arithmetic")
-    choice = choose(experiment, net, work.epochs * sum(sizes), engine_reason)
+    choice = choose(experiment, net, work.examples_trained(sizes), engine_reason)
     engine_class(choice.name)  # user code must be an engine, before anything is written
     # Tensor cores are fastest where the channels of a pixel are neighbours in memory.
-    net.channels_last = choice.name == "streams" and experiment.engine.precision in ("tf32", "bf16")
+    coarse = experiment.engine.precision in ("tf32", "bf16")
+    net.channels_last = choice.name == "streams" and coarse and net.personal is None
     if choice.notice is not None and origin.keeper == "here":  # else the clients' nodes train
         notices.append(choice.notice)
     if net.keeps_statistics:
@@ -229,6 +244,7 @@ def examine(
     sample: tuple[Tensor, Tensor],
     model: ModelGiven | None,
     objective: Objective = NAMED_OBJECTIVE,
+    unseen: Sequence[int] = (),
 ) -> Examined:
     """UserError where model, clients, batches, and privacy, robust rule or attack do not fit each other."""
     augment, shape = experiment.data.augment, origin.shape
@@ -240,16 +256,18 @@ def examine(
         check_needs(algorithm, experiment)
     if experiment.optimiser != OptimiserConfig() or experiment.schedule != ScheduleConfig():
         check_optimiser(experiment, algorithm)
-    work = algorithm.work(Work(experiment.local.epochs, experiment.local.batch))
-    notices = list[str]()
-    if min(sizes) < (work.batch or 1):
-        notices = _check_batches(experiment, work, sizes, origin.client_names)
+    local = experiment.local
+    work = algorithm.work(Work(local.epochs, local.batch, local.steps, local.part))
+    notices = _check_batches(experiment, work, sizes, origin.client_names) if min(sizes) < (work.batch or 1) else []
     net = examined_net(experiment, algorithm, shape, len(origin.classes), sample, model, objective, origin.parts)
     if net.needs_two_examples:
         _check_single_examples(work, sizes, origin.client_names)
     aggregation, on_aggregation = PLAIN_AGGREGATION, list[str]()
     if experiment.privacy is not None or experiment.robust is not None or experiment.attack is not None:
-        aggregation, on_aggregation = aggregation_of(experiment, algorithm, net, np.flatnonzero(sizes))
+        training = np.setdiff1d(np.flatnonzero(sizes), unseen)
+        aggregation, on_aggregation = aggregation_of(experiment, algorithm, net, training)
+    if (experiment.server.lr, experiment.server.lr_decay, experiment.server_schedule) != (1, 1, ScheduleConfig()):
+        aggregation = replace(aggregation, server_rates=server_rates(experiment, algorithm))
     return Examined(net, work, aggregation, notices, on_aggregation)
 
 
@@ -279,6 +297,8 @@ def examined_net(
     net.examine(sample[0], classes, sample[1])
     if algorithm.needs_representation:
         net.head = head_of(net, sample[0])
+    if experiment.personal is not None:
+        net = with_personal_parts(experiment, algorithm, net, sample[0])
     # Engines of user code get the model that the reference engine has.
     return net if engine.name == "loop" or names_code(engine.name) else fused_net(net)
 
@@ -298,32 +318,11 @@ def load_start(module: nn.Module, path: Path) -> None:
         raise UserError(f"model.start: {error}") from error
 
 
-def under_fused(federation: Federation, reason: str) -> Federation:
-    """The same federation, trained by the fused step in place of the engine that its experiment names."""
-    experiment = federation.experiment.changed({"engine.name": "fused"})
-    choice = Choice("fused", reason, f"engine: fused ({reason})")
-    notices = (*federation.notices, f"engine: fused ({reason})")
-    return replace(federation, experiment=experiment, net=fused_net(federation.net), choice=choice, notices=notices)
-
-
-def chosen_device(experiment: Experiment) -> torch.device:
-    """The device that `engine.device` names; UserError where this machine does not have it."""
-    name = experiment.engine.device
-    if name.startswith("cuda"):
-        count = torch.cuda.device_count()
-        if int(name.partition(":")[2] or 0) >= count:
-            raise UserError(
-                f"engine.device = {name!r}: this machine has {count} CUDA devices; set engine.device = 'cpu'"
-            )
-    return torch.device(name)
-
-
 # Checks and notices --------------------------------------------------------------------------------------------------
 
 
 def _check_batches(experiment: Experiment, work: Work, sizes: list[int], names: Sequence[str] | None) -> list[str]:
-    """Notices on clients that are empty or smaller than a batch; UserError where all are, or where the experiment
-    refuses the latter."""
+    """Notices on clients that are empty or smaller than a batch; UserError where all are, or small ones are refused."""
     empty = sizes.count(0)
     notices = [f"{empty} of {len(sizes)} clients hold no examples and never take part"] if empty else []
     if work.batch is None:
@@ -342,9 +341,8 @@ def _check_batches(experiment: Experiment, work: Work, sizes: list[int], names: 
             f"'whole'"
         )
     if small:
-        notices.append(
-            f"{len(small)} of {len(sizes)} clients hold less than a batch of {work.batch}: they train on all they have"
-        )
+        fewer = f"{len(small)} of {len(sizes)} clients hold less than a batch of {work.batch}"
+        notices.append(f"{fewer}: they train on all they have")
     return notices
 
 
@@ -352,7 +350,7 @@ def _check_single_examples(work: Work, sizes: list[int], names: Sequence[str] | 
     """UserError where a client's last batch has one example, of a model that cannot take that."""
     for client, size in enumerate(sizes):
         last = size if work.batch is None else (size - 1) % work.batch + 1
-        if size and last == 1:
+        if size and last == 1 and work.steps(size) >= (1 if work.batch is None else -(-size // work.batch)):
             raise UserError(
                 f"client {names[client] if names else client} holds {size} examples, so its last batch has one, which "
                 f"the model cannot take (batch statistics need two): take another local.batch, a larger "
@@ -405,7 +403,7 @@ def _notices_on_data(experiment: Experiment, dataset: Dataset, scaling: Scaling,
     empty = [name for name, count in zip(dataset.label_names, counts, strict=True) if not count]
     if empty:
         notices.append(f"no training example has the class {', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''}")
-    if dataset.owners is not None and split.scheme != "given":
+    if dataset.owners is not None and split.scheme not in ("given", "domains"):
         notices.append(
             "the data name the client of each example, and are split anew: split.scheme = 'given' keeps their clients"
         )

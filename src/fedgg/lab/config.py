@@ -31,6 +31,7 @@ from fedgg.lab.config_sections import (
     ModelConfig,
     OptimiserConfig,
     PartConfig,
+    PersonalConfig,
     PrivacyConfig,
     RobustConfig,
     ScheduleConfig,
@@ -50,7 +51,20 @@ REMAINING = {
     "model": ("start", "statistics"),
     "optimiser": ("clip_norm", "state"),
     "schedule": ("warmup",),
+    "server_schedule": ("warmup",),
 }
+# Keys that are left out of an identity where they have the value that was the only one in the first run folders.
+YOUNG_KEYS = (
+    ("data", "proxy", 0),
+    ("data", "images", False),
+    ("split", "unseen", 0),
+    ("split", "feature_noise", 0.0),
+    ("split", "feature_rotation", 0.0),
+    ("local", "steps", None),
+    ("local", "part", 1.0),
+    ("server", "lr", 1.0),
+    ("server", "lr_decay", 1.0),
+)
 # Not part of an identity: how many processes work on it, and lost clients, which the history names. Threads have rules
 # of their own (`_identity`).
 HANDS = {"threads", "workers", "lost_clients"}
@@ -74,12 +88,16 @@ class Experiment(ConfigSection):
     optimiser: OptimiserConfig = OptimiserConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     server: ServerConfig = ServerConfig()
+    server_schedule: ScheduleConfig = ScheduleConfig()
     engine: EngineConfig = EngineConfig()
     privacy: PrivacyConfig | None = Field(
         None, description="client-level differential privacy; off unless a key is set"
     )
     robust: RobustConfig | None = Field(None, description="robust aggregation; off unless robust.rule is set")
     attack: AttackConfig | None = Field(None, description="clients that attack; off unless attack.kind is set")
+    personal: PersonalConfig | None = Field(
+        None, description="personal parts of the model; off unless personal.method or personal.parameters is set"
+    )
 
     @field_validator("metrics", mode="before")
     @classmethod
@@ -110,8 +128,23 @@ class Experiment(ConfigSection):
             )
         if self.attack is not None and self.clients_are_known and self.attack.clients > self.split.clients:
             raise ValueError(f"attack.clients = {self.attack.clients} but there are only {self.split.clients} clients")
+        if (self.personal is not None or self.split.unseen) and not self.data.holdout:
+            section = "personal" if self.personal is not None else "split.unseen"
+            raise ValueError(f"{section} needs examples to score clients' models on: set data.holdout = 0.2")
+        if self.clients_are_known and self.split.unseen >= self.split.clients:
+            raise ValueError(f"split.unseen = {self.split.unseen} leaves none of {self.split.clients} clients to train")
         # A NaN differs from itself, TOML has no None, and its dates are text in JSON: none of them would come back.
-        for section in ("task", "model", "algorithm", "optimiser", "schedule", "split", "robust"):
+        for section in (
+            "data",
+            "task",
+            "model",
+            "algorithm",
+            "optimiser",
+            "schedule",
+            "server_schedule",
+            "split",
+            "robust",
+        ):
             part: PartConfig | None = getattr(self, section)
             for key, value in (part.settings if part else {}).items():
                 if _holds(value, lambda one: one is not None and not isinstance(one, str | int | float)):
@@ -124,7 +157,18 @@ class Experiment(ConfigSection):
                     raise ValueError(f"{where} NaN; give a number, or put the word into quotes")
         # What becomes a number of the run's precision must not overflow in it; infinite ones are as they are.
         largest = LARGEST["fp64" if self.engine.precision == "fp64" else "fp32"]
-        for section in ("local", "algorithm", "optimiser", "schedule", "privacy", "robust", "attack"):
+        numeric = (
+            "local",
+            "algorithm",
+            "optimiser",
+            "schedule",
+            "server",
+            "server_schedule",
+            "privacy",
+            "robust",
+            "attack",
+        )
+        for section in numeric:
             for key, value in (getattr(self, section) or ConfigSection()).model_dump().items():
                 number = isinstance(value, int | float) and not isinstance(value, bool)
                 if number and largest < abs(value) and value not in (math.inf, -math.inf):
@@ -139,7 +183,8 @@ class Experiment(ConfigSection):
     @property
     def clients_are_known(self) -> bool:
         """False where the data will say how many there are."""
-        return self.split.scheme != "given" or "clients" in self.split.model_fields_set
+        chosen = self.split.settings.get("choose", "all") != "all"
+        return self.split.scheme != "given" or chosen or "clients" in self.split.model_fields_set
 
     def cohort_of(self, clients: int) -> int:
         """How many of so many clients take part in a round; of a share at least one."""
@@ -181,22 +226,20 @@ class Experiment(ConfigSection):
         excluded: dict[str, Any] = {"name": True, "engine": HANDS, "server": {"checkpoint_every", "memory_limit_mb"}}
         if path:
             excluded["privacy"] = {"epsilon_limit"}  # it says how far the path is followed, as the rounds do
-            schedule = self.schedule.name  # one of user code may read the number of rounds
-            if schedule in SCHEDULES and "rounds" not in accepted_settings(SCHEDULES[schedule]):
+            schedules = {self.schedule.name, self.server_schedule.name}  # one of user code may read the rounds
+            if all(name in SCHEDULES and "rounds" not in accepted_settings(SCHEDULES[name]) for name in schedules):
                 excluded["rounds"] = True
             excluded["server"] = excluded["server"] | {"evaluate_every"}
             excluded["metrics"] = True
         content = self.model_dump(mode="json", exclude=excluded)
         # Settings younger than the first run folders are left out where they change nothing.
         content = {key: value for key, value in content.items() if key not in OFF_UNLESS_THERE or value is not None}
-        if not content["data"]["proxy"]:
-            del content["data"]["proxy"]
-        if not content["data"]["images"]:
-            del content["data"]["images"]
-        defaults = {"optimiser": OptimiserConfig(), "schedule": ScheduleConfig(), "task": TaskConfig(), "metrics": ()}
-        for section, default in defaults.items():
-            if getattr(self, section) == default:
-                content.pop(section, None)
+        for name in ("metrics", "task", "optimiser", "schedule", "server_schedule"):
+            if getattr(self, name) == type(getattr(self, name))():
+                content.pop(name, None)
+        for section, key, default in YOUNG_KEYS:
+            if content[section][key] == default:
+                del content[section][key]
         # On a CPU `auto`, `fused` and `workers` have the same bits. The fused step is "loop" here, as in folders of
         # versions that had no other step under that name.
         name, threads = self.engine.name, self.engine.threads_in_use
@@ -227,7 +270,9 @@ class Experiment(ConfigSection):
         So does the split `given` with the number of clients of another one.
         """
         content = self.model_dump(mode="json", exclude_none=True)
-        for key, value in sorted(changes.items(), key=lambda change: change[0] not in NAMED_PARTS):
+        for key, value in sorted(
+            changes.items(), key=lambda change: change[0] not in (*NAMED_PARTS, "personal.method")
+        ):
             place = content
             *path, last = key.split(".")
             for part in path:
@@ -237,10 +282,10 @@ class Experiment(ConfigSection):
             if path and last == "name" and path[0] in REMAINING and place.get("name") != value:
                 for setting in place.keys() - REMAINING[path[0]]:
                     del place[setting]
-            if key == "robust.rule" and place.get("rule") != value:
+            if key in ("robust.rule", "personal.method") and place.get(last) != value:
                 place.clear()
-            if key == "split.scheme" and place.get("scheme") != value:
-                for setting in self.split.settings:
+            if key in ("split.scheme", "data.source") and place.get(last) != value:
+                for setting in getattr(self, path[0]).settings:
                     place.pop(setting)
             place[last] = value
         is_given_now = changes.get("split.scheme") == "given" != self.split.scheme  # by clients of its own

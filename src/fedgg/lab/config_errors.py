@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedgg.algorithms import ALGORITHMS
 from fedgg.lab.config_sections import PartConfig
-from fedgg.registry import nearest
+from fedgg.registry import accepted_settings, nearest
 
 
 def one_line(error: ValidationError, model: type[BaseModel]) -> str:
@@ -37,6 +37,11 @@ def _describe(problem: Any, model: type[BaseModel]) -> str:
             return (
                 f"unknown key {key!r}: choose from {', '.join(f'{place[0]}.{one}' for one in _keys(model, place[:-1]))}"
             )
+        section = _section_at(model, place[:-1])
+        if issubclass(section, PartConfig) and place[-1] in section.undeclared_settings():
+            assert section.registry is not None, "its parts have this setting"
+            names = [name for name, part in section.registry.items() if place[-1] in accepted_settings(part)]
+            return f"{key} is a setting of {' or '.join(names)}: leave it out"
         return f"unknown key {_unknown(place, problem['input'], model)}"
     if problem["type"] in ("model_type", "model_attributes_type", "dict_type") and key in model.model_fields:
         inner = ", ".join(f"{key}.{one}" for one in _keys(model, [key])[:3])

@@ -12,13 +12,13 @@ from fedgg.algorithms import ALGORITHMS
 from fedgg.core.buffers import BufferPolicy
 from fedgg.core.optimisers import OPTIMISERS, SCHEDULES
 from fedgg.core.tasks import TASKS
-from fedgg.data import DATASETS, SPLITS
+from fedgg.data import DATASETS, NOT_SETTINGS, SPLITS, TEXTS, registered_name
 from fedgg.data.batch_preparation import Augmentation, Normalisation
-from fedgg.data.partition import OFFERED
+from fedgg.data.partition import OFFERED_TO_REGISTERED
 from fedgg.engines import ENGINES
 from fedgg.engines.base import Precision
 from fedgg.models import MODELS
-from fedgg.registry import Registry, accepted_settings, described_parameters, names_code
+from fedgg.registry import HUGGING_FACE, Registry, accepted_settings, described_parameters, names_code
 
 
 class ConfigSection(BaseModel):
@@ -48,9 +48,9 @@ class PartConfig(ConfigSection):
     @model_validator(mode="after")
     def _settings_are_known(self) -> Self:
         """Keys that are not declared must be parameters of the registered part."""
-        name = str(getattr(self, "name", None) or getattr(self, "scheme", ""))
-        if self.__pydantic_extra__ and self.not_settings and self.registry and name in self.registry:
-            accepted = accepted_settings(self.registry[name]).keys() - set(self.not_settings)
+        name = str(getattr(self, "name", None) or getattr(self, "scheme", None) or getattr(self, "source", ""))
+        if self.__pydantic_extra__ and self.not_settings and self.registry and registered_name(name) in self.registry:
+            accepted = accepted_settings(self.registry[registered_name(name)]).keys() - set(self.not_settings)
             if self.__pydantic_extra__.keys() - accepted:
                 raise _unknown_keys({key: value for key, value in self.settings.items() if key not in accepted})
         return self
@@ -161,14 +161,66 @@ class AttackConfig(ConfigSection):
         return "nan" if isinstance(kind, float) and kind != kind else kind
 
 
-OFF_UNLESS_THERE = ("privacy", "robust", "attack")
-SWITCHES = {"robust": "rule", "attack": "kind"}  # the key whose "none" switches a section off
+PersonalMethod = Literal["fedper", "fedrep", "fedbn", "lg_fedavg", "ditto", "local"]
 
 
-class DataConfig(ConfigSection):
+class PersonalConfig(ConfigSection):
+    """Personal parts: parameters that stay with the client and never travel, or a whole personal model."""
+
+    method: PersonalMethod | None = Field(
+        None,
+        description="fedper, fedrep (the head stays), fedbn (normalisation layers stay), lg_fedavg (all but the head "
+        "stays), ditto (a whole model besides) or local (all stays); none: no such section",
+    )
+    parameters: list[str] | None = Field(
+        None, description="patterns of parameters and buffers that stay, such as ['fc.*']; by default the method's"
+    )
+    head_epochs: int | None = Field(
+        None,
+        ge=1,
+        description="fedrep: epochs that train the head alone, before the others train the body alone; all "
+        "but the last by default",
+    )
+    ditto_lambda: float | None = Field(
+        None, ge=0, description="ditto: how strongly the personal model is drawn to the global one; 0.1 by default"
+    )
+    unseen_epochs: int | None = Field(
+        None,
+        ge=0,
+        description="epochs that train the personal part of clients of split.unseen before they are scored; 1 by "
+        "default",
+    )
+
+    @model_validator(mode="after")
+    def _settings_of_the_method(self) -> PersonalConfig:
+        method = self.method
+        if method is None and not self.parameters:
+            raise ValueError("[personal] needs personal.method, or personal.parameters such as ['fc.*']")
+        if method in ("ditto", "local") and self.parameters is not None:
+            raise ValueError(f"personal.parameters has no meaning under personal.method = {method!r}: leave it out")
+        if self.parameters is not None and not all(self.parameters):
+            raise ValueError("personal.parameters is empty or has an empty pattern: give names such as ['fc.*']")
+        for key, owner in (("head_epochs", "fedrep"), ("ditto_lambda", "ditto")):
+            if getattr(self, key) is not None and method != owner:
+                raise ValueError(f"personal.{key} belongs to personal.method = {owner!r}: leave it out")
+        if method == "ditto" and self.unseen_epochs is not None:
+            raise ValueError("personal.unseen_epochs has no meaning under 'ditto': unseen clients get the global model")
+        return self
+
+
+OFF_UNLESS_THERE = ("privacy", "robust", "attack", "personal")
+# The key whose "none" switches a section off.
+SWITCHES = {"robust": "rule", "attack": "kind", "personal": "method"}
+
+
+class DataConfig(PartConfig):
+    registry = DATASETS
+    not_settings = NOT_SETTINGS
+
     source: str = Field("digits", description=DATASETS.choices())
     normalise: Normalisation = Field(
-        "auto", description="none, unit (pixels in 0..1), standard, or auto: none for your own data, else standard"
+        "auto",
+        description="none, unit (pixels in 0..1), standard, or auto: none for text and your own data, else standard",
     )
     images: bool = Field(False, description="whether arrays [N, H, W] are images of one channel; cnn and others ask it")
     augment: Augmentation = Field("none", description="none, flip, crop or crop_flip; images only")
@@ -179,14 +231,20 @@ class DataConfig(ConfigSection):
     def _name_the_normalisation(self) -> DataConfig:
         """Hashes and config.toml have the kind that `auto` stands for; as a setting it stays unset."""
         if self.normalise == "auto":
-            self.__dict__["normalise"] = "none" if ":" in self.source else "standard"
+            is_own = ":" in self.source and not self.source.startswith(HUGGING_FACE)
+            self.__dict__["normalise"] = "none" if is_own or self.source in TEXTS else "standard"
             self.__pydantic_fields_set__.discard("normalise")
         return self
+
+    @property
+    def data_set(self) -> DataConfig:
+        """The source and its settings alone: equal in experiments that can share one copy of the data."""
+        return DataConfig(source=self.source, **self.settings)
 
 
 class SplitConfig(PartConfig):
     registry = SPLITS
-    not_settings = OFFERED
+    not_settings = OFFERED_TO_REGISTERED
 
     scheme: str = Field("dirichlet", description=SPLITS.choices())
     clients: int = Field(10, ge=1, description="number of clients; for the scheme given, the data's")
@@ -196,6 +254,17 @@ class SplitConfig(PartConfig):
     )
     shards_per_client: int = Field(2, ge=1, description="for the scheme shards")
     allow_empty: bool = Field(False, description="whether min_examples = 0 may leave a client without examples")
+    feature_noise: float = Field(
+        0.0,
+        ge=0,
+        description="Gaussian noise on clients' inputs: of variance feature_noise * (i + 1) / clients at client i",
+    )
+    feature_rotation: float = Field(
+        0.0, description="clients' images are rotated: by feature_rotation * i / clients degrees at client i"
+    )
+    unseen: int = Field(
+        0, ge=0, description="clients, drawn from the seed, that never train: the model is scored on their hold-out"
+    )
 
     @property
     def scheme_settings(self) -> dict[str, Any]:
@@ -207,6 +276,7 @@ class TaskConfig(PartConfig):
     """What is learnt: the targets of examples, and the loss."""
 
     registry = TASKS
+    not_settings = ("function",)
 
     name: str = Field("classification", description=TASKS.choices())
 
@@ -225,6 +295,12 @@ class AlgorithmConfig(PartConfig):
 
 class LocalConfig(ConfigSection):
     epochs: int = Field(5, ge=1, le=1_000_000, description="passes over a client's examples in a round")
+    steps: int | None = Field(
+        None, ge=1, le=1_000_000_000, description="steps of every client in a round, in place of epochs"
+    )
+    part: float = Field(
+        1.0, gt=0, le=1, description="clients do a share of their work, drawn in each round between this and 1"
+    )
     batch: int = Field(64, ge=1, description="examples a step")
     lr: float = Field(0.01, gt=0, description="learning rate of the clients' optimiser")
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor on lr after every round; see [schedule]")
@@ -249,7 +325,7 @@ class OptimiserConfig(PartConfig):
 
 
 class ScheduleConfig(PartConfig):
-    """The clients' learning rate over the rounds: a factor on local.lr."""
+    """A learning rate over the rounds: a factor on local.lr ([schedule]), or on server.lr ([server_schedule])."""
 
     registry = SCHEDULES
     not_settings = ("round_", "rounds", "lr_decay")
@@ -262,6 +338,8 @@ class ServerConfig(ConfigSection):
     cohort: int | float | None = Field(
         None, description="clients drawn each round: a number, or a share such as 0.1; all of them by default"
     )
+    lr: float = Field(1.0, gt=0, description="server learning rate: a factor on what a round changes in the model")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="factor on lr after every round; see [server_schedule]")
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations on the server's test set")
     checkpoint_every: int = Field(
         1, ge=1, description="rounds between checkpoints; a resume repeats those since the last"

@@ -12,6 +12,7 @@ import torch
 from fedgg.core.model import Net
 from fedgg.engines.flops import multiply_adds
 from fedgg.engines.module_equivalence import is_stackable, mixes_examples
+from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 
 LARGE = 20e6  # multiply-adds an example: one client of such a model keeps a GPU busy, stacking gains nothing
@@ -98,3 +99,15 @@ def arithmetic(experiment: Experiment) -> Iterator[None]:
     finally:
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
         torch.set_num_threads(threads)
+
+
+def chosen_device(experiment: Experiment) -> torch.device:
+    """The device that `engine.device` names; UserError where this machine does not have it."""
+    name = experiment.engine.device
+    if name.startswith("cuda"):
+        count = torch.cuda.device_count()
+        if int(name.partition(":")[2] or 0) >= count:
+            raise UserError(
+                f"engine.device = {name!r}: this machine has {count} CUDA devices; set engine.device = 'cpu'"
+            )
+    return torch.device(name)

@@ -17,11 +17,13 @@ from fedgg.core.tasks import TASKS, Targets
 from fedgg.data import DATASETS
 from fedgg.data.catalog import data_folder
 from fedgg.data.dataset import Dataset, load
+from fedgg.data.feature_skew import with_feature_skew
 from fedgg.data.partition import Partition, partition
 from fedgg.data.user_arrays import from_arrays
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
-from fedgg.lab.name_resolution import data_function, split_function
+from fedgg.lab.config_sections import DataConfig
+from fedgg.lab.name_resolution import check_data_settings, data_function, split_function
 from fedgg.models import IMAGE_MODELS
 from fedgg.registry import accepted_settings, names_code
 
@@ -32,13 +34,17 @@ DataGiven = Dataset | tuple[Any, Any, Any, Any] | tuple[Any, Any, Any, Any, Any]
 # Loading -------------------------------------------------------------------------------------------------------------
 
 
-def load_data(source: str, folder: Path | None = None, targets: Targets = "classes") -> Dataset:
+def load_data(data: DataConfig, folder: Path | None = None, targets: Targets = "classes") -> Dataset:
     """The data set that `data.source` names: a registered one, or what a function of user code returns."""
+    source, arguments = data.source, data.settings
     if source in DATASETS or not names_code(source):
-        return load(source, folder, targets)
-    function = data_function(source)
+        if arguments:
+            check_data_settings(data)
+        return load(source, folder, targets, **arguments)
+    function = data_function(data)
     try:
-        arguments = {"folder": data_folder(folder)} if "folder" in accepted_settings(function) else {}
+        if "folder" in accepted_settings(function):
+            arguments["folder"] = data_folder(folder)
         return dataset_of(function(**arguments), source.rpartition(":")[2], targets)
     except UserError as error:
         raise UserError(f"data.source = {source!r}: {error}") from error
@@ -67,14 +73,11 @@ def targets_of(experiment: Experiment) -> Targets:
 def data_of(experiment: Experiment, data: DataGiven | None = None, data_folder: Path | None = None) -> Dataset:
     """The data set of an experiment, with targets as its task needs them, or as it was handed in."""
     targets = targets_of(experiment)
-    if data is None:
-        dataset = load_data(experiment.data.source, data_folder, targets)
-    else:
-        dataset = dataset_of(data, targets=targets)
+    dataset = load_data(experiment.data, data_folder, targets) if data is None else dataset_of(data, targets=targets)
     if targets not in ("any", dataset.targets):
         raise UserError(
             f"task.name = {experiment.task.name!r} needs targets that are {targets}; those of {dataset.name} are "
-            f"{dataset.targets}"
+            f"{dataset.targets}{_remedy(dataset.targets)}"
         )
     if dataset.x_train.dtype == torch.int64 and experiment.data.normalise != "none":
         if dataset.parts:
@@ -82,6 +85,11 @@ def data_of(experiment: Experiment, data: DataGiven | None = None, data_folder: 
         dataset = dataset.in_floating_point
     wants_images = experiment.data.images or experiment.data.augment != "none" or experiment.model.name in IMAGE_MODELS
     return dataset.as_images if wants_images and len(dataset.shape) == 2 and not dataset.parts else dataset
+
+
+def _remedy(targets: Targets) -> str:
+    names = [repr(name) for name, task in TASKS.items() if task.targets == targets]
+    return f": set task.name = {names[0]}" if names else ""
 
 
 def with_given_clients(
@@ -102,15 +110,16 @@ def with_given_clients(
 def split_of(experiment: Experiment, dataset: Dataset) -> Partition:
     """Which example goes to which client."""
     split = experiment.split
-    if split.scheme == "given" and dataset.owners is None:
+    if split.scheme in ("given", "domains") and dataset.owners is None:
+        what = "which client holds what" if split.scheme == "given" else "which domain an example is of"
         raise UserError(
-            f"split.scheme = 'given': {dataset.name} does not say which client holds what; put an array `clients` "
+            f"split.scheme = {split.scheme!r}: {dataset.name} does not say {what}; put an array `clients` "
             f"beside y_train into the .npz file, or hand it in as the fifth of data=(...)"
         )
     try:
         return partition(
             split.scheme,
-            dataset.labels.cpu().numpy(),
+            dataset.y_train.cpu().numpy(),
             split.clients,
             experiment.seed,
             min_examples=split.min_examples,
@@ -128,22 +137,51 @@ def split_of(experiment: Experiment, dataset: Dataset) -> Partition:
 
 @dataclass(frozen=True, eq=False)
 class Holdings:
-    """Positions in the training set, each in one place; none of these examples is in the test set."""
+    """Positions in the training set; no example is held in two of the three ways, and none is in the test set."""
 
     clients: tuple[Positions, ...]
     held_out: tuple[Positions, ...]
     proxy: Positions
 
+    def skewed_inputs(self, experiment: Experiment, dataset: Dataset) -> Dataset:
+        """The data set with the clients' inputs as `split.feature_noise` and `split.feature_rotation` change them.
+
+        Held-out examples are changed as the client's others, and the server's (`data.proxy`) are not.
+        """
+        split = experiment.split
+        clients = [np.union1d(*both) for both in zip(self.clients, self.held_out, strict=True)]
+        return with_feature_skew(dataset, clients, split.feature_noise, split.feature_rotation, experiment.seed)
+
 
 def holdings(experiment: Experiment, split: Partition) -> Holdings:
     """The split, less what the server takes (`data.proxy`) and what clients hold out (`data.holdout`)."""
+    if split.repeats:
+        _check_repetition(experiment)
     none = np.empty(0, np.int64)
     clients, held_out, proxy = split.indices, (none,) * len(split.indices), none
     if experiment.data.proxy:
         clients, proxy = _without_proxy(experiment, split)
-    if experiment.data.holdout:
+    if experiment.data.holdout and split.repeats:
+        clients, held_out = _hold_out_everywhere(experiment, clients)
+    elif experiment.data.holdout:
         clients, held_out = _hold_out(experiment, clients)
     return Holdings(clients, held_out, proxy)
+
+
+def _check_repetition(experiment: Experiment) -> None:
+    """UserError for settings that rest on examples of one client each."""
+    scheme, split = experiment.split.scheme, experiment.split
+    if experiment.privacy is not None:
+        raise UserError(
+            f"privacy and split.scheme = {scheme!r}: epsilon is for clients whose examples no other client holds; take "
+            f"split.scheme = 'dirichlet_client', which repeats none"
+        )
+    if split.feature_noise or split.feature_rotation:
+        key = "feature_noise" if split.feature_noise else "feature_rotation"
+        raise UserError(
+            f"split.{key} and split.scheme = {scheme!r}: an example would be changed for several clients; take "
+            f"split.scheme = 'dirichlet_client', which repeats none"
+        )
 
 
 def _without_proxy(experiment: Experiment, split: Partition) -> tuple[tuple[Positions, ...], Positions]:
@@ -154,7 +192,12 @@ def _without_proxy(experiment: Experiment, split: Partition) -> tuple[tuple[Posi
     spare = split.sizes - max(experiment.split.min_examples, 1)
     taken: list[int] = []
     for place in stream(experiment.seed, "proxy").permutation(len(examples)):
-        if spare[owners[place]] > 0:
+        if split.repeats:  # every client loses all its copies
+            copies = np.bincount(owners[examples == examples[place]], minlength=len(spare))
+            if examples[place] not in taken and (spare >= copies).all():
+                spare -= copies
+                taken.append(int(examples[place]))
+        elif spare[owners[place]] > 0:
             spare[owners[place]] -= 1
             taken.append(int(examples[place]))
         if len(taken) == wanted:
@@ -180,6 +223,20 @@ def _hold_out(
         held_out.append(np.sort(examples[order[:count]]))
         train.append(np.sort(examples[order[count:]]))
     return tuple(train), tuple(held_out)
+
+
+def _hold_out_everywhere(
+    experiment: Experiment, clients: Sequence[Positions]
+) -> tuple[tuple[Positions, ...], tuple[Positions, ...]]:
+    """The same where clients share examples: those held out by one are trained on by none, and count once a client.
+
+    They are drawn from all examples, so that the share of a client is `data.holdout` in the mean only.
+    """
+    examples = np.unique(np.concatenate(clients))
+    order = stream(experiment.seed, "holdout").permutation(len(examples))
+    chosen = examples[order[: round(experiment.data.holdout * len(examples))]]
+    train = tuple(held[~np.isin(held, chosen)] for held in clients)
+    return train, tuple(np.unique(held[np.isin(held, chosen)]) for held in clients)
 
 
 # What a run folder says of the data ----------------------------------------------------------------------------------
@@ -243,10 +300,21 @@ class WholeData:
             "parts": data.parts,
             "classes": data.classes,
             "labels_are_words": data.words,
-            "client_names": data.client_names if self.partition.scheme == "given" else None,
+            "client_names": self._names() if self.partition.scheme in ("given", "domains") else None,
         }
         for key, value in known.items():
             object.__setattr__(self, key, value)
+
+    def _names(self) -> tuple[str, ...] | None:
+        """Of the data's clients, or of those chosen among them: by what the data call them. Of domains numbered."""
+        owners, names, clients = self.dataset.owners, self.dataset.client_names, self.partition.indices
+        if owners is None or int(owners.max()) + 1 == len(clients):
+            return names
+        numbers = [int(owners[held[0]]) if len(held) else -1 for held in clients]
+        called = [str(number) if names is None or number < 0 else names[number] for number in numbers]
+        if self.partition.scheme == "given":
+            return tuple(called)
+        return tuple(f"{name} {called[: at + 1].count(name)}" for at, name in enumerate(called))
 
     @property
     def fingerprint(self) -> str:

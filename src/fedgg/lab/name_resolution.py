@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm, Number, arithmetic_beside_fedavg, what_it_must_be
+from fedgg.core.metrics import METRICS
 from fedgg.core.optimisers import OPTIMISERS, SCHEDULES
 from fedgg.core.random_choices import torch_stream
 from fedgg.core.server import Collector
-from fedgg.data import DATASETS, SPLITS
-from fedgg.data.dataset import Dataset
+from fedgg.core.tasks import TASKS
+from fedgg.data import DATASETS, NOT_SETTINGS, SPLITS, registered_name
+from fedgg.data.dataset import Dataset, unknown_data_set
 from fedgg.data.partition import OFFERED
 from fedgg.engines import ENGINES, Engine
 from fedgg.engines.import_user_file import PREFIX, module_of
@@ -30,13 +32,24 @@ from fedgg.errors import UserError
 from fedgg.files import check_regular
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_errors import elsewhere
-from fedgg.lab.config_sections import EngineConfig, RobustConfig, SplitConfig
+from fedgg.lab.config_sections import DataConfig, EngineConfig, RobustConfig, SplitConfig
 from fedgg.lab.trusted_code import HANDED_IN, Code, check_trusted, code_at
 from fedgg.models import MODELS
 from fedgg.registry import NAMED_PARTS, Registry, accepted_settings, names_code, nearest
 
 Part = TypeVar("Part")
-REGISTRIES: tuple[Registry[Any], ...] = (ALGORITHMS, OPTIMISERS, SCHEDULES, MODELS, DATASETS, SPLITS, RULES, ENGINES)
+REGISTRIES: tuple[Registry[Any], ...] = (
+    ALGORITHMS,
+    OPTIMISERS,
+    SCHEDULES,
+    TASKS,
+    METRICS,
+    MODELS,
+    DATASETS,
+    SPLITS,
+    RULES,
+    ENGINES,
+)
 _used: dict[str, tuple[Code, str]] = {}  # by place: the code that this process has run, and what allowed it
 
 
@@ -76,7 +89,7 @@ def named_parts(experiment: Experiment) -> dict[str, str]:
         config = getattr(experiment, section)
         if config is not None:
             names[section] = getattr(config, key)
-    return names
+    return names | {f"metrics[{place}]": name for place, name in enumerate(experiment.metrics)}
 
 
 def used_code(experiment: Experiment) -> dict[str, dict[str, str]]:
@@ -107,7 +120,9 @@ def check_parts(experiment: Experiment) -> None:
     MODELS.check(experiment.model.name)
     split_function(experiment.split)
     if names_code(experiment.data.source):
-        data_function(experiment.data.source)
+        data_function(experiment.data)
+    elif experiment.data.settings:
+        check_data_settings(experiment.data)
     if experiment.robust is not None:
         build_rule(experiment.robust)
     if experiment.engine.name != "auto":
@@ -252,8 +267,17 @@ def check_needs(algorithm: Algorithm, experiment: Experiment) -> None:
 # Data sets and splits ------------------------------------------------------------------------------------------------
 
 
-def data_function(name: str) -> Callable[..., Any]:
-    """The function of user code that returns a data set."""
+def check_data_settings(data: DataConfig) -> None:
+    """UserError where a setting of a registered data set is not of the type it declares."""
+    name = registered_name(data.source)
+    if name not in DATASETS:
+        raise unknown_data_set(data.source)
+    _check_settings("data", name, DATASETS[name], data.settings, NOT_SETTINGS)
+
+
+def data_function(data: DataConfig) -> Callable[..., Any]:
+    """The function of user code that returns a data set, its settings checked."""
+    name = data.source
     function, place = find_object(name), name.rpartition(":")[0]
     kind = _returned_type(function) if _is_function_of(place, function) else None
     if not (isinstance(kind, type) and issubclass(kind, tuple | list | Dataset)):
@@ -261,7 +285,8 @@ def data_function(name: str) -> Callable[..., Any]:
             f"data.source = {name!r} must be a function of {place} that is annotated to return a tuple (x_train, "
             f"y_train, x_test, y_test), optionally with the client of each training example, or a Dataset"
         )
-    _check_required("data", name, function, ("folder",))
+    _check_settings("data", name, function, data.settings, ("folder",))
+    _check_required("data", name, function, ("folder", *data.settings))
     return cast("Callable[..., Any]", function)
 
 
@@ -269,6 +294,8 @@ def split_function(split: SplitConfig) -> Callable[..., Any]:
     """The registered split, or a user's function of `labels` and `clients`, its settings checked."""
     function, place = part_named(SPLITS, split.scheme), split.scheme.rpartition(":")[0]
     if split.scheme in SPLITS:
+        if split.settings:
+            _check_settings("split", split.scheme, function, split.settings, OFFERED)
         return cast("Callable[..., Any]", function)
     if not (_is_function_of(place, function) and {"labels", "clients"} <= accepted_settings(function).keys()):
         raise UserError(

@@ -29,13 +29,14 @@ from fedgg.core.server import (
 )
 from fedgg.core.tensor_rows import Rows, check, check_sparse
 from fedgg.engines import Engine, RoundJob
-from fedgg.engines.base import ClientData, Look, Scorer
+from fedgg.engines.base import ClientData, Look, Scorer, personal_job, with_personal_models
 from fedgg.errors import UserError
 from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation
 from fedgg.lab.build import Federation, Population
 from fedgg.lab.client_state import FILES, ClientRows, Places, RowsOnDisk, Shelf, identity
 from fedgg.lab.config_sections import ServerConfig
 from fedgg.lab.local_optimiser import optimiser_of
+from fedgg.lab.personal_parts import personal_looks
 
 MEGABYTE = 1_000_000
 SMALL = 4 * MEGABYTE  # a checkpoint of this size costs nothing worth saving
@@ -107,6 +108,7 @@ def next_job(federation: Federation, state: State) -> RoundJob:
         down=down,
         memory=state.memory,
         kept_buffers=state.kept_buffers,
+        **federation.personal_settings,
     )
 
 
@@ -116,6 +118,8 @@ def train(job: RoundJob, engine: Engine, trained_one: TrainedOne = lambda done, 
     for client, end in engine.train(job):
         ends[client] = end
         trained_one(len(ends), len(job.cohort))
+    if job.personal_model is not None:
+        ends = with_personal_models(job, ends, dict(engine.train(personal_job(job))))
     if job.w.is_cuda:
         synchronise(job.w)
     return {client: ends[client] for client in job.cohort}
@@ -235,9 +239,12 @@ def close_before_looking(
     new, played = close(state, job, federation.examples, ends, train_seconds, federation.population, aggregation)
     server, looks = new.server, list[Look]()
     if new.rounds_done % federation.experiment.server.evaluate_every == 0 or new.rounds_done == federation.last_round:
-        looks.append(Look(net, feed, server.w, server.buffers, None))
-        for client in federation.tested:
-            looks.append(Look(net, feed, server.w, new.kept_buffers.get(client, server.buffers), client))
+        if net.personal is None:  # else there is no whole global model
+            looks.append(Look(net, feed, server.w, server.buffers, None))
+            for client in federation.tested:
+                looks.append(Look(net, feed, server.w, new.kept_buffers.get(client, server.buffers), client))
+        if federation.scores_clients_models:
+            looks += personal_looks(federation, job, new)
     return Closed(job, played, new, tuple(looks), time.perf_counter(), ends)
 
 
@@ -288,7 +295,8 @@ def server_of(
     else:
         coverage = sum(examples[client] for client in cohort) / population.examples
     probe = Probe(net, state.server.buffers, lambda row: data.proxy_chunks()) if len(data.proxy) else None
-    return Server(state.server.memory, population.clients, coverage, state.rounds_done, probe)
+    lr = aggregation.server_rates[state.rounds_done] if aggregation.server_rates else 1.0
+    return Server(state.server.memory, population.clients, coverage, state.rounds_done, probe, lr)
 
 
 # When client state moves from memory into a file: once, for two reasons. It would take more memory than

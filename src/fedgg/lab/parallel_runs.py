@@ -21,16 +21,17 @@ import torch
 from fedgg.core.tasks import Targets
 from fedgg.data.dataset import Dataset
 from fedgg.engines import Stacked
-from fedgg.engines.base import Look
+from fedgg.engines.base import Look, personal_job, with_personal_models
 from fedgg.engines.gpu.stacked import room, stack_bytes
 from fedgg.engines.workers.engine import TooManyDeaths
 from fedgg.engines.workers.tasks import RequestStream
 from fedgg.errors import UserError
-from fedgg.lab.build import Federation, build, chosen_device
-from fedgg.lab.engine_setup import arithmetic
+from fedgg.lab.build import Federation, build
+from fedgg.lab.config_sections import DataConfig
+from fedgg.lab.engine_setup import arithmetic, chosen_device
 from fedgg.lab.federated_data import load_data, targets_of
 from fedgg.lab.observer import Observer
-from fedgg.lab.one_round import next_job, synchronise
+from fedgg.lab.one_round import Ends, next_job, synchronise
 from fedgg.lab.run_processes import Job, run_jobs
 from fedgg.lab.run_session import Session, opened
 from fedgg.lab.runner import FEWER_WORKERS, make_workers, requests_of, run_rounds
@@ -53,9 +54,9 @@ def run_interleaved(jobs: list[Job], processes: int, observer: Observer) -> list
             )
 
     @cache
-    def data_set(source: str, targets: Targets) -> Dataset:
+    def data_set(data: DataConfig, targets: Targets) -> Dataset:
         """One copy, however many experiments train on it."""
-        return load_data(source, jobs[0].data_folder, targets)
+        return load_data(data, jobs[0].data_folder, targets)
 
     with arithmetic(jobs[0].experiment), ExitStack() as folders:
         sessions: list[Session] = []
@@ -74,8 +75,8 @@ def run_interleaved(jobs: list[Job], processes: int, observer: Observer) -> list
     return in_use
 
 
-def _built(job: Job, data_set: Callable[[str, Targets], Dataset]) -> Federation:
-    data = data_set(job.experiment.data.source, targets_of(job.experiment))
+def _built(job: Job, data_set: Callable[[DataConfig, Targets], Dataset]) -> Federation:
+    data = data_set(job.experiment.data.data_set, targets_of(job.experiment))
     return build(job.experiment, data=data, engine_reason=job.engine_reason)
 
 
@@ -95,9 +96,9 @@ def run_together(jobs: list[Job], observer: Observer) -> list[Job]:
             raise UserError(f"{job.name}: runs that share a GPU need one [engine] section for all; run it on its own")
 
     @cache
-    def data_set(source: str, targets: Targets) -> Dataset:
+    def data_set(data: DataConfig, targets: Targets) -> Dataset:
         """One copy on the device, however many experiments train on it."""
-        return load_data(source, jobs[0].data_folder, targets).to(chosen_device(first))
+        return load_data(data, jobs[0].data_folder, targets).to(chosen_device(first))
 
     waiting, engine, in_use = deque(jobs), Stacked(first.engine.precision), list[Job]()
     with arithmetic(first):
@@ -109,7 +110,7 @@ def run_together(jobs: list[Job], observer: Observer) -> list[Job]:
 
 def _as_many_as_fit(
     waiting: deque[Job],
-    data_set: Callable[[str, Targets], Dataset],
+    data_set: Callable[[DataConfig, Targets], Dataset],
     folders: ExitStack,
     in_use: list[Job],
     observer: Observer,
@@ -126,7 +127,7 @@ def _as_many_as_fit(
             given = job.given
             data = given.data
             if data is None:
-                data = data_set(job.experiment.data.source, targets_of(job.experiment))
+                data = data_set(job.experiment.data.data_set, targets_of(job.experiment))
             build_it = partial(
                 build,
                 job.experiment,
@@ -163,7 +164,12 @@ def _in_step(taken: list[Session], engine: Stacked) -> None:
     while running := [session for session in taken if not session.over]:
         started = time.perf_counter()
         jobs = [next_job(session.federation, session.state) for session in running]
-        answers = engine.train_together(jobs)
+        answers: list[Ends] = list(engine.train_together(jobs))
+        with_models = [number for number, job in enumerate(jobs) if job.personal_model is not None]
+        if with_models:
+            models = engine.train_together([personal_job(jobs[number]) for number in with_models])
+            for number, ends in zip(with_models, models, strict=True):
+                answers[number] = with_personal_models(jobs[number], answers[number], ends)
         synchronise(jobs[0].w)
         share = (time.perf_counter() - started) / len(running)
         closed = [

@@ -10,15 +10,16 @@ from fedgg.core.algorithm import Algorithm
 from fedgg.core.local import LocalEnd, end_round, open_round
 from fedgg.core.model import NeedsFloatingPoint
 from fedgg.data.batch_preparation import scaling, targets_on
+from fedgg.data.feature_skew import check_feature_skew
 from fedgg.engines.loop import open_client
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, ModelGiven, examine
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import DTYPES
 from fedgg.lab.federated_data import DataGiven, WholeData, data_of, holdings, split_of
-from fedgg.lab.local_optimiser import NAMED_OBJECTIVE, Objective
 from fedgg.lab.name_resolution import build_algorithm
 from fedgg.lab.one_round import begin, next_job
+from fedgg.lab.task_and_metrics import NAMED_OBJECTIVE, Objective
 
 FEW = 32
 
@@ -69,6 +70,7 @@ def try_to_build(
     dataset = data_of(here, data)
     split = split_of(here, dataset)
     held = holdings(here, split)
+    check_feature_skew(dataset, here.split.feature_noise, here.split.feature_rotation)
     dtype, x, y = DTYPES[here.engine.precision], dataset.x_test[:2].cpu(), dataset.y_test[:2].cpu()
     sizes, origin = [len(client) for client in held.clients], WholeData(dataset, split, held.proxy)
     sample = scaling(here.data.normalise, dataset, dtype)(x) if x.dtype == torch.int64 else x.to(dtype)

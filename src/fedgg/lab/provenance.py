@@ -7,6 +7,7 @@ import inspect
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ import numpy as np
 import torch
 
 import fedgg
+from fedgg.core.tasks import OwnLoss
 from fedgg.lab.build import Federation
 from fedgg.lab.name_resolution import engine_class, used_code
 
+ACCURACY = [{"name": "accuracy", "higher_is_better": True, "percent": True}]  # where versions.json has no metrics
 OURS = ("fedgg", "torch", "builtins", "abc", "typing")  # packages that are identified by their versions
-ACCURACY_ALONE = [{"name": "accuracy", "higher_is_better": True, "percent": True}]  # what readers assume without a list
 COMMIT_VARIABLE = "FEDGG_COMMIT"  # names the commit where there is only a copy of the files, as in a container
 
 
@@ -31,6 +33,7 @@ def versions_of(federation: Federation) -> dict[str, Any]:
     # Fingerprints of the user code that trains and aggregates; data and split are identified by their content.
     code = {"algorithm": code_of(federation.algorithm), "model": code_of(net.module)}
     for part, user_code in (
+        ("task", code_of(net.task.function) if isinstance(net.task, OwnLoss) else None),
         ("robust", code_of(federation.aggregation.collector)),
         ("engine", code_of(engine_class(federation.engine))),
     ):
@@ -53,7 +56,7 @@ def versions_of(federation: Federation) -> dict[str, Any]:
         "code": code,
         **({"code_files": code_files} if code_files else {}),
         **({"diagnostics": texts} if texts else {}),
-        **({"metrics": metrics} if metrics != ACCURACY_ALONE else {}),
+        **({"metrics": metrics} if metrics != ACCURACY else {}),
         "fedgg": fedgg.__version__,
         **commit(),
         "torch": torch.__version__,
@@ -71,11 +74,18 @@ def fingerprint(text: str) -> str:
 
 
 def code_of(thing: Any) -> str | None:
-    """Of the source of a class, or of an object's class, with its bases; None for the library's, or without a file."""
+    """Of the source of a function, or of a class or an object's class with its bases; None for the library's, or
+    without a file."""
+    if inspect.isfunction(thing):
+        return None if thing.__module__.partition(".")[0] in OURS else _source((thing,))
     bases = (thing if isinstance(thing, type) else type(thing)).__mro__
     kinds = [kind for kind in bases if kind.__module__.partition(".")[0] not in OURS]
+    return _source(kinds) if kinds else None
+
+
+def _source(parts: Sequence[Any]) -> str | None:
     try:
-        return fingerprint("\n".join(inspect.getsource(kind) for kind in kinds)) if kinds else None
+        return fingerprint("\n".join(inspect.getsource(part) for part in parts))
     except (OSError, TypeError):
         return None
 

@@ -60,17 +60,24 @@ def record_of(
     if closed.looks:
         # Accuracies say in their name where they were measured: `test` on the server's set, `holdout` on the clients'.
         looks = list(zip(closed.looks, scores, strict=True))
-        test = next(score for look, score in looks if look.client is None)
-        if not math.isfinite(test.loss):
-            raise Diverged(f"the test loss is not finite after round {rounds_done}", played.lost)
-        record |= {f"test_{name}": _finite(value) for name, value in test.values.items()} | {"test_loss": test.loss}
-        for name, values in test.by_class.items():
-            record[f"test_{name}_by_class"] = dict(zip(federation.origin.classes, map(_finite, values), strict=True))
-        held_out = {look.client: score for look, score in looks if look.client is not None and score.examples}
-        if held_out:
-            record |= over_clients("holdout", held_out)
+        by_client = {look.client: score for look, score in looks if look.model == "global"}
+        test = by_client.pop(None, None)
+        if test is not None:
+            if not math.isfinite(test.loss):
+                raise Diverged(f"the test loss is not finite after round {rounds_done}", played.lost)
+            record |= {f"test_{name}": _finite(value) for name, value in test.values.items()} | {"test_loss": test.loss}
+            for name, values in test.by_class.items():
+                classes = federation.origin.classes
+                record[f"test_{name}_by_class"] = dict(zip(classes, map(_finite, values), strict=True))
+        if by_client:
+            record |= over_clients("holdout", by_client)
+        if federation.scores_clients_models:
+            for model in ("personal", "unseen"):
+                record |= over_clients(model, {look.client: score for look, score in looks if look.model == model})
     if budget is not None:
         record |= spent(budget, rounds_done)
+    if rates := federation.aggregation.server_rates:
+        record["server_lr"] = rates[rounds_done - 1]
     record["train_loss"] = _finite(sum(share[c] * float(end.loss) for c, end in kept.items()))
     record["readings"] = {
         name: _finite(sum(share[c] * float(end.diagnostics[name]) for c, end in kept.items()))
@@ -88,7 +95,7 @@ def record_of(
         {
             "client": client,
             "examples": federation.examples[client],
-            "steps": job.work.steps(federation.examples[client]),
+            "steps": job.work.steps(federation.examples[client], job.seed, job.round, client),
             "loss": _finite(float(end.loss)),
             **{name: _finite(float(value)) for name, value in end.diagnostics.items()},
         }
@@ -104,10 +111,11 @@ def record_of(
     return record
 
 
-def over_clients(where: str, scores: Mapping[int, Score]) -> dict[str, Any]:
+def over_clients(where: str, all_scores: Mapping[int | None, Score]) -> dict[str, Any]:
     """Of every metric the values of the clients, and their mean by numbers of examples, over those that have one."""
     record: dict[str, Any] = {}
-    for name in next(iter(scores.values())).values:
+    scores = {client: score for client, score in all_scores.items() if score.examples}
+    for name in next(iter(scores.values())).values if scores else ():
         values = {c: score.values[name] for c, score in scores.items() if math.isfinite(score.values[name])}
         count = sum(scores[client].examples for client in values)
         mean = sum(value * scores[client].examples for client, value in values.items()) / count if count else None
@@ -126,6 +134,15 @@ def spent(budget: Budget, rounds_done: int) -> dict[str, Any]:
 def _finite(value: float) -> float | None:
     """JSON has no NaN."""
     return value if math.isfinite(value) else None
+
+
+def _final_scores_of_clients(metric: str, rounds: list[dict[str, Any]]) -> dict[str, float]:
+    """The last `personal_<metric>` and `unseen_<metric>`, of runs that have them."""
+    return {
+        f"final_{name}": [record[name] for record in rounds if name in record][-1]
+        for name in (f"personal_{metric}", f"unseen_{metric}")
+        if any(name in record for record in rounds)
+    }
 
 
 def summary_of(federation: Federation, rounds: list[dict[str, Any]], why: str | None) -> dict[str, Any]:
@@ -149,6 +166,7 @@ def summary_of(federation: Federation, rounds: list[dict[str, Any]], why: str | 
         f"final_{key}": scored[-1][key] if scored else None,
         f"{best_is}_{key}": best[key] if best else None,
         f"{best_is}_at_round": best["round"] if best else None,
+        **(_final_scores_of_clients(primary.name, rounds) if federation.scores_clients_models else {}),
         "parameters": federation.net.layout.total,
         "bytes": sum(record["bytes_up"] + record["bytes_down"] for record in rounds),
         "seconds": round(sum(sum(record["seconds"].values()) for record in rounds), 3),

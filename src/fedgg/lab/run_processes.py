@@ -24,10 +24,10 @@ from fedgg.lab.build import ModelGiven, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.federated_data import DataGiven
-from fedgg.lab.local_optimiser import NAMED_OBJECTIVE, Objective
 from fedgg.lab.observer import Observer
 from fedgg.lab.run_session import opened
 from fedgg.lab.runner import run_rounds
+from fedgg.lab.task_and_metrics import NAMED_OBJECTIVE, Objective
 from fedgg.lab.trusted_code import inherit, trusted_here
 from fedgg.runfolder.locks import InUse
 

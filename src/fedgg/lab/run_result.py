@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,21 +18,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedgg.core.algorithm import Algorithm
 from fedgg.core.layout import InputPart, unpacked
+from fedgg.core.model import Net
+from fedgg.core.server import ServerState
 from fedgg.core.tasks import CLASSIFICATION, Task
 from fedgg.core.tensor_rows import Rows
 from fedgg.data.batch_preparation import Normalisation, Scaling
 from fedgg.data.user_arrays import input_tensor, inputs_packed
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, ModelGiven
+from fedgg.lab.checkpoint import BadCheckpoint, read_checkpoint
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import DTYPES
-from fedgg.lab.local_optimiser import task_of
 from fedgg.lab.name_resolution import build_model, load_weights, read_tensors
 from fedgg.lab.one_round import State
+from fedgg.lab.personal_parts import personal_model, with_personal_parts
 from fedgg.lab.provenance import fingerprint
 from fedgg.lab.store import Store
+from fedgg.lab.task_and_metrics import task_of
 from fedgg.registry import names_code
+from fedgg.runfolder.checksums import checkpoints_in
 from fedgg.runfolder.record_types import unknown_measure
 from fedgg.runfolder.validation import PLACES, is_number
 
@@ -158,6 +164,7 @@ class Run:
     weights: Rows = field(repr=False)  # the final model under the module's own names, for inputs scaled as in the run
     inputs: Inputs = field(repr=False)  # the shape of an example, its scaling, the classes
     _module: Callable[[], nn.Module] = field(repr=False)  # a new copy of the trained module
+    _personal: Callable[[int], nn.Module] | None = field(repr=False)  # a new copy of a client's own module
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], model: ModelGiven | None = None) -> Run:
@@ -183,7 +190,8 @@ class Run:
         store.check_final("model.safetensors")
         weights = read_tensors(store.folder / "model.safetensors")
         rebuild = partial(_rebuilt, store, experiment, inputs, weights, model)
-        return cls(experiment, store.folder, store.finished_rounds(), summary, weights, inputs, rebuild)
+        personal = partial(personal_module_from_folder, store, experiment, inputs, rebuild)
+        return cls(experiment, store.folder, store.finished_rounds(), summary, weights, inputs, rebuild, personal)
 
     def model(self) -> nn.Module:
         """The trained model, a new copy in evaluation mode on the CPU, which takes inputs as the data had them.
@@ -191,6 +199,17 @@ class Run:
         Their scaling (`data.normalise`) is inside, as the buffers `shift` and `scale`; `.module` is the bare module.
         """
         return RawInputModel(self._module(), self.inputs).eval()
+
+    def personal_model(self, client: int) -> nn.Module:
+        """A client's own model, as `model()` is the global one; for experiments with [personal].
+
+        A client that has not trained has the initial values in its personal part.
+        """
+        if self._personal is None or self.experiment.personal is None:
+            raise UserError("clients of this run have no models of their own: set personal.method")
+        if not 0 <= client < self.experiment.split.clients:
+            raise UserError(f"there is no client {client}: there are {self.experiment.split.clients}, from 0")
+        return RawInputModel(self._personal(client), self.inputs).eval()
 
     def predict(
         self, x: Any, *, output: Output = "labels", chunk: int = 1024, device: str | torch.device = "cpu"
@@ -258,12 +277,44 @@ def _rebuilt(
     return module
 
 
-def final_tensors(federation: Federation, state: State) -> tuple[Rows, Rows]:
+def personal_module(net: Net, state: State, client: int) -> nn.Module:
+    """A copy of the module, on the CPU, with a client's own weights."""
+    if not isinstance(state.memory, dict):
+        raise UserError("the personal models of this run were in a temporary file: give the run a folder (out=...)")
+    if net.personal is None and client not in state.memory:
+        raise UserError(f"client {client} has not trained, so that it has no model of its own")
+    buffers = state.kept_buffers.get(client, state.server.buffers)
+    w, buffers = personal_model(net, state.server.w, buffers, state.memory.get(client, {}))
+    weights, unsaved = final_tensors(net, replace(state.server, w=w, buffers=buffers))
+    return trained_module(net.module, weights, unsaved)
+
+
+def personal_module_from_folder(
+    store: Store, experiment: Experiment, inputs: Inputs, rebuild: Callable[[], nn.Module], client: int
+) -> nn.Module:
+    """The same from the last checkpoint of a run folder."""
+    if store.read_json("versions.json", "keeper")["keeper"] == "nodes":
+        raise UserError(f"the personal models of {store.folder} are on the clients' nodes")
+    path = checkpoints_in(store.folder)[-1]
+    try:
+        state = read_checkpoint(path, experiment.trajectories(), torch.device("cpu"))
+    except BadCheckpoint as reason:
+        raise UserError(f"{path} cannot be read: {reason}") from reason
+    module, sample = rebuild(), torch.zeros(2, *inputs.shape, dtype=inputs.scaling.shift.dtype)
+    net = Net(module)
+    net.examine(sample, len(inputs.classes))
+    net = with_personal_parts(experiment, Algorithm(), net, sample)
+    rows = state.memory
+    state = replace(state, memory={client: rows[client]} if client in rows else {})
+    return personal_module(net, state, client)
+
+
+def final_tensors(net: Net, server: ServerState) -> tuple[Rows, Rows]:
     """The weights of the final model, and the buffers that its state_dict leaves out, where training changed them.
 
     Weights are under the names of the module's own state_dict: tied ones under both.
     """
-    net, server = federation.net, state.server
+    start_buffers = net.start_buffers if net.personal is None else net.personal.whole.start_buffers
     current = {name: rows[0] for name, rows in (net.layout.unflatten(server.w) | server.buffers).items()}
     name_of = {id(tensor): name for name, tensor in (*net.module.named_parameters(), *net.module.named_buffers())}
     in_module = net.module.state_dict(keep_vars=True)
@@ -271,6 +322,6 @@ def final_tensors(federation: Federation, state: State) -> tuple[Rows, Rows]:
     unsaved = {
         name: rows[0]
         for name, rows in server.buffers.items()
-        if name not in in_module and not torch.equal(rows, net.start_buffers[name])
+        if name in start_buffers and name not in in_module and not torch.equal(rows, start_buffers[name])
     }
     return weights, unsaved

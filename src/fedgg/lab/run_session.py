@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from fedgg.core.evaluation import Score
 from fedgg.core.server import PLAIN
 from fedgg.core.tensor_rows import Rows
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Look, Scorer, score_here
-from fedgg.lab.build import Federation, under_fused
+from fedgg.engines.fused.cpu_step import fused_net
+from fedgg.lab.build import Federation
 from fedgg.lab.client_state import RowsOnDisk
 from fedgg.lab.config import Experiment
+from fedgg.lab.engine_setup import Choice
 from fedgg.lab.observer import Observer
 from fedgg.lab.one_round import (
     Closed,
@@ -31,7 +35,14 @@ from fedgg.lab.one_round import (
 from fedgg.lab.preflight_checks import rehearse
 from fedgg.lab.resume import resume
 from fedgg.lab.round_record import NamedOnce, by_reason, client_name, record_of, summary_of
-from fedgg.lab.run_result import Inputs, Run, final_tensors, trained_module
+from fedgg.lab.run_result import (
+    Inputs,
+    Run,
+    final_tensors,
+    personal_module,
+    personal_module_from_folder,
+    trained_module,
+)
 from fedgg.lab.store import Store
 
 
@@ -171,7 +182,7 @@ class Session:
         self._save()  # the history up to here is valid, and so is its model
 
     def finish(self) -> Run:
-        weights, unsaved = final_tensors(self.federation, self.state)
+        weights, unsaved = final_tensors(self.federation.net, self.state.server)
         summary = summary_of(self.federation, self.rounds, self.diverged)
         if self.ended is not None and self._is_written(self.ended, summary, unsaved):
             summary = self.ended  # what was recorded stands, epsilon by an older accountant included
@@ -180,7 +191,12 @@ class Session:
         trained = partial(trained_module, self.federation.net.module, weights, unsaved)
         folder = self.store.folder if self.store else None
         self.observer.on_end(self.label, summary)
-        return Run(self.experiment, folder, self.rounds, summary, weights, self.inputs, trained)
+        personal: Callable[[int], nn.Module] | None = None
+        if self.experiment.personal is not None and self.store is None:
+            personal = partial(personal_module, self.federation.net, self.state)
+        elif self.experiment.personal is not None and self.store is not None:
+            personal = partial(personal_module_from_folder, self.store, self.experiment, self.inputs, trained)
+        return Run(self.experiment, folder, self.rounds, summary, weights, self.inputs, trained, personal)
 
     def _is_written(self, ended: dict[str, Any], summary: dict[str, Any], unsaved: Rows) -> bool:
         """Whether the folder has the end of the run; a summary of fewer rounds is older than the wish for more."""
@@ -192,3 +208,11 @@ class Session:
         for damage in damaged:
             self.notice(f"{damage}, and is written again")
         return not damaged
+
+
+def under_fused(federation: Federation, reason: str) -> Federation:
+    """The same federation, trained by the fused step in place of the engine that its experiment names."""
+    experiment = federation.experiment.changed({"engine.name": "fused"})
+    choice = Choice("fused", reason, f"engine: fused ({reason})")
+    notices = (*federation.notices, f"engine: fused ({reason})")
+    return replace(federation, experiment=experiment, net=fused_net(federation.net), choice=choice, notices=notices)

@@ -13,7 +13,7 @@ from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.tasks import Criterion
 from fedgg.engines import Engine, Workers
-from fedgg.engines.base import Scorer, score_here
+from fedgg.engines.base import Scorer, personal_job, score_here, with_personal_models
 from fedgg.engines.workers.engine import TooManyDeaths
 from fedgg.engines.workers.tasks import Request, RequestStream, Scored, Trained
 from fedgg.errors import UserError
@@ -22,13 +22,13 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import EngineConfig
 from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.federated_data import DataGiven, with_given_clients
-from fedgg.lab.local_optimiser import NAMED_OBJECTIVE, MetricGiven, Objective
 from fedgg.lab.name_resolution import build_engine, given_algorithm
 from fedgg.lab.observer import Observer
 from fedgg.lab.one_round import State, close_before_looking, next_job, train
 from fedgg.lab.round_record import record_of
 from fedgg.lab.run_result import Run
 from fedgg.lab.run_session import Session, opened
+from fedgg.lab.task_and_metrics import NAMED_OBJECTIVE, MetricGiven, Objective
 
 FEWER_WORKERS = "set a smaller engine.workers, or engine.lost_clients = 'leave_out' to drop such clients"
 
@@ -121,6 +121,10 @@ def requests_of(session: Session, *, alone: bool = False) -> RequestStream:
         job, started = next_job(session.federation, session.state), time.perf_counter()
         turn = session.state.rounds_done - session.experiment.rounds
         trained: Trained = yield Request(job, turn, session.label, client_trained, session.notice)
+        if job.personal_model is not None:
+            trained_models: Trained = yield Request(personal_job(job), turn, session.label, notice=session.notice)
+            ends = with_personal_models(job, trained.ends, trained_models.ends)
+            trained = Trained(ends, trained.seconds + trained_models.seconds)
         looks = session.aggregate(job, trained.ends, time.perf_counter() - started if alone else trained.seconds)
         if looks is None:
             return

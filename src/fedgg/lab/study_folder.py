@@ -286,8 +286,8 @@ def build_on_trial(jobs: Sequence[Job]) -> None:
         kinds.setdefault(_kind(job), job)
     if len(kinds) < 2:
         return
-    for source in dict.fromkeys(job.experiment.data.source for job in kinds.values()):
-        own = [job for job in kinds.values() if job.experiment.data.source == source]
+    for data in dict.fromkeys(job.experiment.data.data_set for job in kinds.values()):
+        own = [job for job in kinds.values() if job.experiment.data.data_set == data]
         given = own[0].given.data
         dataset = data_of(own[0].experiment, given, own[0].data_folder)
         for job in own:

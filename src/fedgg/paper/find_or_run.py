@@ -21,9 +21,9 @@ from fedgg.data.dataset import Dataset
 from fedgg.engines import Stacked
 from fedgg.errors import UserError
 from fedgg.files import check_folder, writing_to
-from fedgg.lab.build import build, chosen_device
+from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
-from fedgg.lab.engine_setup import arithmetic
+from fedgg.lab.engine_setup import arithmetic, chosen_device
 from fedgg.lab.federated_data import load_data
 from fedgg.lab.name_resolution import build_algorithm, build_engine
 from fedgg.lab.observer import Observer
@@ -157,11 +157,11 @@ def missing_jobs(plan: ReproductionPlan, out: Path, data_folder: Path | None) ->
 
 def run_missing(jobs: list[Job], processes: int, observer: Observer) -> None:
     """Run one data set after another, so that a GPU holds one of them and trains all its runs together."""
-    sources = dict.fromkeys(job.experiment.data.source for job in jobs)
-    for source in list(sources)[1:]:
-        load_data(source, jobs[0].data_folder)  # a data set that is not there is reported now, not hours later
-    for source in sources:
-        run_all([job for job in jobs if job.experiment.data.source == source], processes, observer)
+    data_sets = dict.fromkeys(job.experiment.data.data_set for job in jobs)
+    for data in list(data_sets)[1:]:
+        load_data(data, jobs[0].data_folder)  # a data set that is not there is reported now, not hours later
+    for data in data_sets:
+        run_all([job for job in jobs if job.experiment.data.data_set == data], processes, observer)
 
 
 PROBE_STEPS = 3  # of each client in each of two rounds, the first of which is a warm-up
@@ -205,7 +205,7 @@ def _facts(source: str) -> tuple[tuple[int, ...], int, int]:
     if source not in PUBLICATIONS:
         return _DIGITS
     published = PUBLICATIONS[source]
-    return (3, 32, 32), len(published.classes), sum(published.train_counts)
+    return published.shape, len(published.classes), sum(published.train_counts)
 
 
 def _noise(shape: tuple[int, ...], classes: int, examples: int) -> Dataset:

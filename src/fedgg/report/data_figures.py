@@ -75,9 +75,18 @@ def split_figure(
 
 @styled
 def samples_figure(
-    images: NDArray[Any], labels: NDArray[Any] | Sequence[int], classes: Sequence[str], title: str, columns: int = 10
+    images: NDArray[Any],
+    labels: NDArray[Any] | Sequence[int],
+    classes: Sequence[str],
+    title: str,
+    columns: int = 10,
+    kind: str = "classes",
 ) -> Figure:
-    """A grid of sample images, one row for each of the first ten classes."""
+    """A grid of sample images, one row for each of the first ten classes.
+
+    Labels may number something else, such as clients, which `kind` names: ten of them are then chosen, from first to
+    last.
+    """
     if images.ndim != 4 or images.shape[1] not in (1, 3) or not len(images):
         raise UserError(
             f"images of shape {images.shape} cannot be shown; give [examples, 1 or 3 channels, height, width]"
@@ -87,6 +96,8 @@ def samples_figure(
         raise UserError(f"the labels do not suit {len(images)} images of {len(classes)} classes; give one class each")
     present = np.unique(numbers)
     shown = present[:10]
+    if kind != "classes":
+        shown = present[np.linspace(0, len(present) - 1, min(10, len(present))).astype(int)]
     height, width = images.shape[2:]
     gap = max(1, width // 14)
     chosen = [np.flatnonzero(numbers == label)[:columns] for label in shown]
@@ -107,7 +118,8 @@ def samples_figure(
     axes.set_xticks([])
     names = [shortened(classes[label], 20) for label in shown]
     axes.set_yticks(np.arange(len(shown)) * (height + gap) + height / 2, names)
-    more = f" (first {len(shown)} of {len(present)} classes)" if len(present) > len(shown) else ""
+    which = "first " if kind == "classes" else ""
+    more = f" ({which}{len(shown)} of {len(present)} {kind})" if len(present) > len(shown) else ""
     _title(axes, title + more, inches)
     return figure
 

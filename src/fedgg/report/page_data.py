@@ -184,7 +184,7 @@ def about(study: StudyRecord) -> str:
         ("{}" + _betas(records), "split.scheme"),
         ("{}", "model.name"),
         ("{} rounds", "rounds"),
-        ("{} local epochs", "local.epochs"),
+        ("{} local steps", "local.steps") if shared.get("local.steps") else ("{} local epochs", "local.epochs"),
         ("batch {}", "local.batch"),
         ("lr {}", "local.lr"),
     ]

@@ -7,6 +7,7 @@ import io
 import math
 import re
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 from fedgg.analysis.collect import study_parts
@@ -19,6 +20,7 @@ from fedgg.analysis.compare import (
     Reach,
     Spread,
     compare,
+    spread,
 )
 from fedgg.analysis.run_environment import shown_megabytes
 from fedgg.analysis.verdict import shown_spread
@@ -63,6 +65,9 @@ def write_study_tables(study: StudyRecord, folder: Path, metric: str | None = No
             titled = replace(table, title=f"{table.title}; {part.title}") if part.title else table
             tables.append(titled)
             write_text(folder / (f"{name}-{number}.csv" if part.title else f"{name}.csv"), as_csv(titled))
+        if (by_client := clients_table(part.study)) is not None:
+            tables.append(replace(by_client, title=f"{by_client.title}; {part.title}") if part.title else by_client)
+            write_text(folder / (f"clients-{number}.csv" if part.title else "clients.csv"), as_csv(by_client))
     write_text(folder / TABLES, "\n".join(as_markdown(table) for table in tables))
     return tables
 
@@ -120,6 +125,30 @@ def values_word(measure: Measure) -> str:
 
 def _at_least(measure: Measure) -> str:
     return "at least" if measure.higher_is_better else "at most"
+
+
+def clients_table(study: StudyRecord) -> Table | None:
+    """The last scores on clients' held-out examples; None where no run has personal models or unseen clients."""
+    scores, metric = ("holdout", "personal", "unseen"), replace(study.primary, where="test", over=None)
+    finals: dict[str, dict[str, list[float]]] = {label: {name: [] for name in scores} for label in study.runs}
+    for label, name in product(finals, scores):
+        for run in study.runs[label].values():
+            _, values = run.scores(replace(metric, where=name))
+            if run.complete and len(values):
+                finals[label][name].append(float(values[-1]))
+    if not any(by_name[name] for by_name in finals.values() for name in ("personal", "unseen")):
+        return None
+    rows = tuple(
+        (label, *(NONE if (one := spread(by_name[name])) is None else shown_spread(one, metric) for name in scores))
+        for label, by_name in finals.items()
+    )
+    notes = (
+        f"{capital(metric.metric_title)} at the last evaluated round, mean over clients weighted by their held-out "
+        "examples, over finished runs. holdout: the global model on clients' held-out examples; personal: each "
+        "client's own model on its own; unseen: clients that never train.",
+    )
+    unit, title = " %" if metric.percent else "", f"{capital(metric.metric_title)} on clients' held-out examples"
+    return Table(title, ("algorithm", *(f"{name}{unit}" for name in scores)), rows, notes)
 
 
 def runs_table(study: StudyRecord, measure: Measure | None = None) -> Table:

@@ -30,7 +30,7 @@ from fedgg.runfolder.validation import (
 )
 
 FORMAT = 1
-EXACT = ("test_accuracy", "holdout_accuracy", "bytes_up", "bytes_down")
+EXACT = ("test_accuracy", "holdout_accuracy", "personal_accuracy", "unseen_accuracy", "bytes_up", "bytes_down")
 ROUNDED = ("test_loss", "train_loss")
 MOST_ROUNDS = 1_000_000  # of one run
 _ENDED = ("finished", "diverged", "spent")

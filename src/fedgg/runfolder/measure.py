@@ -211,16 +211,18 @@ def metrics_in(versions: Mapping[str, Any] | None) -> tuple[Measure, ...]:
 
 
 def first_score(record: Mapping[str, Any], prefix: str = "") -> tuple[Measure, float] | None:
-    """The primary metric on the test set in a round, or in a summary under `prefix`, and its value; None without one.
+    """The primary metric of a round, or of a summary under `prefix`, and its value; None without one.
 
-    It is the first that was written. Of a metric that fedgg does not contain, the unit is not known here.
+    It is the first that was written: on the test set, or else of personal models. Of a metric that fedgg does not
+    contain, the unit is not known here.
     """
-    start = f"{prefix}test_"
-    key = next((key for key in record if key.startswith(start)), None)
-    if key is None or not is_number(record[key]):
-        return None
-    metric = key.removeprefix(start)
-    return Measure(metric, percent=metric in SHARES), float(record[key])
+    for where in ("test", "personal"):
+        start = f"{prefix}{where}_"
+        key = next((key for key in record if key.startswith(start)), None)
+        if key is not None and is_number(record[key]):
+            metric = key.removeprefix(start)
+            return Measure(metric, where, percent=metric in SHARES), float(record[key])
+    return None
 
 
 def planned_measures(metrics: Sequence[str], *, holdout: bool) -> list[str]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -118,10 +118,8 @@ class RunRecord:
 
     def split_title(self) -> str:
         """How the data were split, in a few words."""
-        split = self.config.get("split", {})
-        scheme = str(split.get("scheme", "split"))
-        beta = f" {split.get('beta')}" if scheme.startswith("dirichlet") else ""
-        return f"{self.config.get('data', {}).get('source', '')}: {scheme}{beta}, seed {self.config.get('seed')}"
+        source, split = self.config.get("data", {}).get("source", ""), split_words(self.config.get("split", {}))
+        return f"{source}: {split}, seed {self.config.get('seed')}"
 
     @cached_property
     def metrics(self) -> tuple[Measure, ...]:
@@ -262,10 +260,15 @@ class StudyRecord:
 
     @property
     def primary(self) -> Measure:
-        """The first metric of the reference that all runs have; where they share none, its first."""
+        """The first metric of the reference that all runs have; where they share none, its first.
+
+        On the test set, or by personal models where no run has a global one.
+        """
         runs = [*self.runs[self.reference].values(), *self.records]
         metrics = runs[0].metrics if runs else (ACCURACY,)
-        return next((metric for metric in metrics if all(run.defines(metric) for run in runs)), metrics[0])
+        metric = next((metric for metric in metrics if all(run.defines(metric) for run in runs)), metrics[0])
+        personal = replace(metric, where="personal")
+        return personal if metric.key not in self.measures and personal.key in self.measures else metric
 
     def measure(self, name: str | None = None) -> Measure:
         """The measure of this name, or the primary one; UserError if none of the runs has recorded it."""
@@ -305,6 +308,34 @@ class StudyRecord:
 def unknown_measure(name: str, measures: Iterable[str]) -> str:
     known = ", ".join(measures)
     return f"the runs do not record {name!r}: choose from {known}" if known else "the runs have recorded no score"
+
+
+# Of a split, the setting that says most beside its name, and its default.
+_MAIN_SETTINGS: dict[str, tuple[str, Any]] = {
+    "k_labels": ("labels_per_client", 2),
+    "shards": ("shards_per_client", 2),
+    "given": ("choose", ""),
+}
+
+
+def split_words(split: Mapping[str, Any], swept: Collection[str] = ()) -> str:
+    """A section [split] in a few words, as "dirichlet 0.1"; without the values of the settings in `swept`."""
+    scheme = str(split.get("scheme", "split"))
+    key, default = _MAIN_SETTINGS.get(scheme, ("", ""))
+    if scheme.startswith("dirichlet") or scheme == "quantity":
+        by_formula = scheme == "quantity" and split.get("sizes", "dirichlet") != "dirichlet"
+        key = "sizes" if by_formula else "beta"
+    value = "" if f"split.{key}" in swept else split.get(key, default)
+    words = f"{scheme} {_shown(value)}".rstrip()
+    for name, unit in (("noise", ""), ("rotation", " degrees")):
+        strength = split.get(f"feature_{name}")
+        if strength and f"split.feature_{name}" not in swept:
+            words += f", {name} {_shown(strength)}{unit}"
+    return words
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if is_number(value) else str(value)
 
 
 def names_in(partition: dict[str, Any]) -> tuple[str, ...] | None:

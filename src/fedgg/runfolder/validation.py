@@ -14,8 +14,20 @@ from fedgg.runfolder.checksums import without_checksum
 LONGEST_TEXT = 10_000  # characters
 LARGEST_NUMBER = 1e300  # beyond it, the difference of two numbers may be infinite, and a plot fails
 LARGEST_COUNT = 2**53  # beyond it, whole numbers are not exact in JavaScript or in a float
-SECTIONS = ("data", "split", "model", "algorithm", "local", "optimiser", "schedule", "server", "engine")
-OPTIONAL_SECTIONS = ("privacy", "robust", "attack")
+SECTIONS = (
+    "data",
+    "split",
+    "task",
+    "model",
+    "algorithm",
+    "local",
+    "optimiser",
+    "schedule",
+    "server",
+    "server_schedule",
+    "engine",
+)
+OPTIONAL_SECTIONS = ("privacy", "robust", "attack", "personal")
 UNSET = ("model.start", "server.cohort", "optimiser.clip_norm", "engine.workers")  # None where they are not set
 STATUSES = ("finished", "diverged", "spent", "stopped")
 PLACES = ("test", "holdout", "personal", "unseen")  # where a metric is measured: `test_accuracy`, ...
@@ -192,8 +204,13 @@ _ROUND: Spec = {
     "test_accuracy": _SHARE,
     "holdout_accuracy": _SHARE,
     "holdout_accuracy_by_client": (_shares_by_client, "a number from 0 to 1 for each client"),
+    "personal_accuracy": _SHARE,
+    "personal_accuracy_by_client": (_shares_by_client, "a number from 0 to 1 for each client"),
+    "unseen_accuracy": _SHARE,
+    "unseen_accuracy_by_client": (_shares_by_client, "a number from 0 to 1 for each client"),
     "test_loss": _NUMBER,
     "train_loss": _NUMBER,
+    "server_lr": _NUMBER,
     "epsilon": _NUMBER,
     "delta": _NUMBER,
     "bytes_up": (_amount, "a number of bytes"),
@@ -219,6 +236,8 @@ _SUMMARY: Spec = {
     "rounds_done": (_whole, "a number of rounds"),
     "final_test_accuracy": _SHARE,
     "highest_test_accuracy": _SHARE,
+    "final_personal_accuracy": _SHARE,
+    "final_unseen_accuracy": _SHARE,
     "highest_at_round": (lambda value: value is None or _whole(value), "a round"),
     "lowest_at_round": (lambda value: value is None or _whole(value), "a round"),
     "parameters": (_whole, "a number of parameters"),
@@ -251,5 +270,7 @@ _IN_SECTION: dict[str, Spec] = {
     "algorithm": {"name": (_text, "text")},
     "optimiser": {"name": (_text, "text")},
     "schedule": {"name": (_text, "text")},
+    "server_schedule": {"name": (_text, "text")},
+    "personal": {"method": (_text, "text")},
     "engine": {"precision": (_text, "text"), "device": (_text, "text"), "name": (_text, "text")},
 }

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import kstest
 
 from fedgg.core.random_choices import Work, cohort, schedule, stream, torch_seed, torch_stream
 
@@ -122,3 +123,24 @@ GOLDEN_COHORT = [1, 2, 7, 8]
 GOLDEN_ORDER = [7, 0, 4, 5, 2, 3, 1, 6]
 GOLDEN_SEED = 6514526392481970971
 GOLDEN_DRAWS = [180, 728, 699, 99]
+
+
+@pytest.mark.parametrize("batch", [7, None])
+def test_fixed_steps_and_parts_are_the_first_steps_of_longer_work(batch: int | None) -> None:
+    examples, key = 25, (3, 5, 2)
+    whole = schedule(*key, examples, Work(4, batch))
+    fixed = schedule(*key, examples, Work(1, batch, fixed_steps=3))
+    assert np.array_equal(fixed, whole[:3])
+    part = Work(4, batch, part=0.1)
+    assert np.array_equal(schedule(*key, examples, part), whole[: part.steps(examples, *key)])
+    assert part.steps(examples) == len(whole)
+    assert np.array_equal(schedule(*key, examples, Work(9, batch, fixed_steps=len(whole))), whole)
+
+
+def test_shares_of_the_work_are_uniform_and_differ_by_round_and_client() -> None:
+    work = Work(1, 10, fixed_steps=1000, part=0.25)
+    steps = np.array([[work.steps(10, 0, round_, client) for client in range(40)] for round_ in range(40)])
+    assert kstest(steps.ravel() / 1000, "uniform", args=(0.25, 0.75)).pvalue > 0.01
+    assert len(np.unique(steps[0])) > 30
+    assert len(np.unique(steps[:, 0])) > 30
+    assert Work(1, 10, fixed_steps=1, part=0.01).steps(10, 0, 0, 0) == 1

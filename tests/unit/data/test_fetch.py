@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ import numpy as np
 import pooch
 import pytest
 
-from fedgg.data.catalog import CIFAR10, PUBLICATIONS, SVHN, Publication, PublishedFile
+from fedgg.data.catalog import CIFAR10, PUBLICATIONS, Publication, PublishedFile
 from fedgg.data.download import fetch
 from fedgg.errors import UserError
 
@@ -284,11 +285,13 @@ def test_names_without_files(name: str, hint: str, tmp_path: Path) -> None:
         fetch(name, tmp_path)
 
 
-def test_the_catalog_fetches_the_python_archives_and_the_mat_files() -> None:
-    fetched = {name: [file.name for file in published.files] for name, published in PUBLICATIONS.items()}
-    assert fetched == {
-        "cifar10": ["cifar-10-python.tar.gz"],
-        "cifar100": ["cifar-100-python.tar.gz"],
-        "svhn": ["train_32x32.mat", "test_32x32.mat"],
-    }
-    assert (sum(SVHN.train_counts), sum(SVHN.test_counts)) == (73_257, 26_032)
+def test_files_whose_names_others_use_have_a_folder_of_their_own() -> None:
+    places = [(f"{one.folder}/{file.name}", file.sha256) for one in PUBLICATIONS.values() for file in one.files]
+    assert len({place for place, _ in places}) == len(set(places)), "two publications would replace each other's file"
+    assert all(re.fullmatch("[0-9a-f]{64}", sha256) for _, sha256 in places)
+
+
+def test_a_folder_of_its_own_is_used(server: Server, tmp_path: Path) -> None:
+    publications = {"mine": replace(server.known()["mine"], folder="MINE/raw")}
+    assert fetch("mine", tmp_path, publications=publications) == [tmp_path / "MINE" / "raw" / NAME]
+    assert (tmp_path / "MINE" / "raw" / NAME).read_bytes() == CONTENT

@@ -1,4 +1,5 @@
-"""The splits: nobody loses or shares an example, the same seed gives the same split, and beta means skew."""
+"""The splits: each against its definition, the same seed gives the same split, and examples are neither lost nor shared
+except where the split says so."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from fedgg.data import SPLITS
 from fedgg.data.partition import Indices, Partition, partition
 from fedgg.errors import UserError
 
-DRAWN = sorted(set(SPLITS) - {"given"})
+DRAWN = sorted(set(SPLITS) - {"given", "domains"})
+ONCE = sorted(set(DRAWN) - {"dirichlet_repeated"})  # every example goes to exactly one client
 
 
 def balanced_labels(examples: int, classes: int) -> Indices:
@@ -31,7 +33,7 @@ def skew(split: Partition, labels: Indices, classes: int) -> float:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    scheme=st.sampled_from(DRAWN),
+    scheme=st.sampled_from(ONCE),
     labels=st.lists(st.integers(-2, 6), min_size=8, max_size=150),
     clients=st.integers(1, 8),
     seed=st.integers(0, 2**32),
@@ -49,10 +51,12 @@ def test_every_example_goes_to_exactly_one_client(
             beta=beta,
             min_examples=0,
             shards_per_client=1,
+            labels_per_client=1,
             allow_empty=True,
         )
     except UserError:
-        assert scheme == "dirichlet"  # only this one can find all clients full, at tiny beta
+        # At tiny beta `dirichlet` can find all clients full; one label a client may be less than there are labels.
+        assert scheme == "dirichlet" or (scheme == "k_labels" and clients < len(set(labels)))
         return
     assert len(split.indices) == clients
     assert np.array_equal(np.sort(np.concatenate(split.indices)), np.arange(len(labels)))
@@ -69,6 +73,20 @@ def test_the_seed_alone_decides(scheme: str) -> None:
     assert first.hash() != other.hash()
     assert first.sizes.min() >= 10
     assert first.sizes.sum() == 1000
+
+
+def test_earlier_splits_keep_their_hashes() -> None:
+    labels = balanced_labels(1000, 10)
+    hashes = {
+        "dirichlet": "94202559ceebc0f0",
+        "dirichlet_unbalanced": "663f1ec0e8a8dd82",
+        "dirichlet_client": "d3971813fde66836",
+        "iid": "5e228d5790233cda",
+        "shards": "0c3c35833a31ffdd",
+    }
+    drawn = {scheme: partition(scheme, labels, 7, 1, beta=0.3, min_examples=1).hash()[:16] for scheme in hashes}
+    assert drawn == hashes
+    assert partition("given", labels, 10, 3, owners=labels).hash()[:16] == "c87c10f8d436f2ae"
 
 
 def test_hash_sees_order_and_boundaries() -> None:
@@ -191,8 +209,15 @@ def test_a_client_is_empty_only_where_allowed() -> None:
         ({"min_examples": 11}, "min_examples=11"),
         ({"min_examples": -1}, "min_examples=-1"),
         ({"seed": -1}, "seed=-1"),
-        ({"labels": np.zeros((100, 1), dtype=np.int64)}, "labels"),
-        ({"labels": np.zeros(100)}, "labels"),
+        ({"labels": np.zeros((100, 1), dtype=np.int64)}, "'dirichlet' goes by class labels"),
+        (
+            {"labels": np.zeros(100)},
+            "float64 of shape (100,), not one class for each example: take one of iid, quantity",
+        ),
+        ({"scheme": "k_labels", "labels_per_client": 11}, "labels_per_client=11 does not suit 10 labels; give 1 to 10"),
+        ({"scheme": "k_labels", "labels_per_client": 0}, "labels_per_client=0"),
+        ({"scheme": "k_labels", "labels_per_client": 2, "clients": 4}, "cover 8 of 10 labels; give at least 3"),
+        ({"scheme": "quantity", "sizes": "exponential"}, "fewer clients, or let clients have no examples"),
         ({"scheme": "shards", "shards_per_client": 11}, "shards_per_client=11"),
         ({"scheme": "shards", "shards_per_client": 0}, "shards_per_client=0"),
     ],
@@ -215,7 +240,7 @@ def test_a_split_that_is_given() -> None:
     split = partition("given", labels, 3, 0, owners=owners)
     assert [held.tolist() for held in split.indices] == [[1, 4], [3], [0, 2, 5]]
     assert split.scheme == "given"
-    with pytest.raises(UserError, match=r"the data name 3 clients, and split\.clients = 10: set it to 3"):
+    with pytest.raises(UserError, match=r"the data name 3 clients, and split\.clients = 10: set it to 3, or choose"):
         partition("given", np.zeros(20, np.int64), 10, 0, owners=owners)
     with pytest.raises(UserError, match="needs data that name their clients"):
         partition("given", labels, 3, 0)
@@ -266,3 +291,157 @@ def test_a_users_split_that_draws_is_drawn_until_clients_are_large_enough() -> N
     assert len(sizes) > 1
     assert all(size < 15 for size in sizes[:-1])
     assert smallest == sizes[-1] >= 15
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 7), min_size=30, max_size=120),
+    clients=st.integers(1, 10),
+    labels_per_client=st.integers(1, 8),
+    seed=st.integers(0, 2**32),
+)
+def test_k_labels_against_its_definition(labels: list[int], clients: int, labels_per_client: int, seed: int) -> None:
+    """Client i has label i mod K and others; every label has a client; a label's examples are cut evenly."""
+    targets, kinds = np.array(labels), sorted(set(labels))
+    if labels_per_client > len(kinds) or clients * labels_per_client < len(kinds):
+        return
+    split = partition(
+        "k_labels", targets, clients, seed, labels_per_client=labels_per_client, min_examples=0, allow_empty=True
+    )
+    assert np.array_equal(np.sort(np.concatenate(split.indices)), np.arange(len(labels)))
+    counts = split.counts(targets, 8)[:, kinds]
+    enough = counts.sum(axis=0) >= clients  # of a rarer label a client may get no example
+    assert ((counts > 0).sum(axis=1) <= labels_per_client).all()
+    if enough.all():
+        assert ((counts > 0).sum(axis=1) == labels_per_client).all()
+        assert all(counts[client, client % len(kinds)] for client in range(clients))
+    for column in counts.T[enough]:
+        held = column[column > 0]
+        assert held.max() - held.min() <= 1
+
+
+def test_other_labels_of_a_client_are_drawn_uniformly() -> None:
+    """As NIID-Bench draws them where there are at least as many clients as labels."""
+    labels, times = balanced_labels(500, 5), np.zeros(5)
+    for seed in range(300):
+        times += partition("k_labels", labels, 5, seed, labels_per_client=2).counts(labels, 5)[0] > 0
+    assert times[0] == 300
+    assert np.abs(times[1:] - 75).max() < 4 * np.sqrt(300 * 0.25 * 0.75)
+
+
+def test_quantity_by_dirichlet_is_niid_benchs() -> None:
+    """The cut of a shuffled range at the cumulated proportions, with the same draws."""
+    split = partition("quantity", np.zeros(2000), 8, 5, beta=0.5, min_examples=0, allow_empty=True)
+    rng = stream(5, "partition", 0)
+    proportions = rng.dirichlet(np.repeat(0.5, 8))
+    cuts = (np.cumsum(proportions) * 2000).astype(int)[:-1]
+    expected = np.split(rng.permutation(2000), cuts)
+    assert [held.tolist() for held in split.indices] == [sorted(held.tolist()) for held in expected]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "weights"),
+    [("linear", [1, 2, 3, 4]), ("square", [1, 4, 9, 16]), ("exponential", np.exp([1, 2, 3, 4]).tolist())],
+)
+def test_quantity_by_formula(sizes: str, weights: list[float]) -> None:
+    split = partition("quantity", balanced_labels(6000, 3), 4, 0, sizes=sizes)
+    assert np.abs(split.sizes - 6000 * np.array(weights) / sum(weights)).max() <= 1
+    shares = split.counts(balanced_labels(6000, 3), 3) / split.sizes[:, None]
+    assert np.abs(shares - 1 / 3).max() < 0.1  # all clients have the same labels, up to chance
+
+
+def test_each_client_has_one_domain() -> None:
+    domains = stream(0, "domains").integers(0, 3, 400)
+    split = partition("domains", np.zeros((400, 2)), 7, 0, owners=domains)
+    assert np.array_equal(np.sort(np.concatenate(split.indices)), np.arange(400))
+    for client, held in enumerate(split.indices):
+        assert set(domains[held]) == {client % 3}
+    for domain in range(3):
+        sizes = split.sizes[domain::3]
+        assert sizes.max() - sizes.min() <= 1
+    with pytest.raises(UserError, match=r"3 domains, and split\.clients = 2: set at least 3"):
+        partition("domains", np.zeros(400), 2, 0, owners=domains)
+    with pytest.raises(UserError, match="needs data that name their domains"):
+        partition("domains", np.zeros(400), 2, 0)
+
+
+def test_clients_are_chosen_among_those_of_the_data() -> None:
+    owners = np.repeat(np.arange(6), [5, 40, 12, 30, 3, 30])
+    labels = np.zeros(len(owners), np.int64)
+
+    def chosen(how: str, clients: int, seed: int = 0, **changes: Any) -> list[int]:
+        split = partition("given", labels, clients, seed, owners=owners, choose=how, **changes)
+        for held in split.indices:  # all examples of one client of the data
+            assert held.tolist() == np.flatnonzero(owners == owners[held[0]]).tolist()
+        return [int(owners[held[0]]) for held in split.indices]
+
+    assert chosen("largest", 3) == [1, 3, 5]
+    assert chosen("largest", 2) == [1, 3]  # of equal ones the first
+    drawn = [chosen("random", 2, seed) for seed in range(60)]
+    assert {client for pair in drawn for client in pair} == {1, 2, 3, 5}  # those with min_examples = 10
+    assert all(pair == sorted(pair) for pair in drawn)
+    assert drawn[0] == chosen("random", 2, 0)
+    assert chosen("random", 6, min_examples=3) == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(
+        UserError, match=r"4 of the data's clients have split\.min_examples = 10, and split\.clients = 5"
+    ):
+        chosen("random", 5)
+
+
+def repeated_by_the_book(labels: Indices, clients: int, beta: float, rng: np.random.Generator) -> list[list[int]]:
+    """What FL-Simulator does, written down with a list for each class and a dictionary of clients that have room."""
+    kinds = np.unique(labels)
+    stock = {kind: rng.permutation(np.flatnonzero(labels == kind)).tolist() for kind in kinds}
+    priors = rng.dirichlet([beta] * len(kinds), size=clients)
+    left = {kind: list(numbers) for kind, numbers in stock.items()}
+    base, extra = divmod(len(labels), clients)
+    room = {client: base + (client < extra) for client in range(clients)}
+    hands: list[list[int]] = [[] for _ in range(clients)]
+    turns = rng.random(len(labels))
+    order = list(range(clients))
+    for turn in turns:
+        client = order[int(turn * len(order))]
+        while True:
+            kind = kinds[np.searchsorted(np.cumsum(priors[client]) / priors[client].sum(), rng.random(), side="right")]
+            if left[kind]:
+                break
+            left[kind] = list(stock[kind])  # and the class is drawn again
+        hands[client].append(left[kind].pop())
+        room[client] -= 1
+        if not room[client]:
+            order[order.index(client)] = order[-1]
+            order.pop()
+    return hands
+
+
+@pytest.mark.parametrize("beta", [0.1, 1.0])
+def test_dirichlet_with_repetition_against_a_transcription(beta: float) -> None:
+    labels = balanced_labels(603, 6)
+    split = partition("dirichlet_repeated", labels, 10, 4, beta=beta)
+    expected = repeated_by_the_book(labels, 10, beta, stream(4, "partition", 0))
+    assert [held.tolist() for held in split.indices] == [sorted(hand) for hand in expected]
+    assert split.repeats
+    assert split.sizes.tolist() == [61] * 3 + [60] * 7
+    times = np.bincount(np.concatenate(split.indices), minlength=603)
+    assert times.max() > 1
+    assert times.min() == 0  # as often as one repeats, another is held by no client
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 3), min_size=8, max_size=80),
+    clients=st.integers(1, 8),
+    seed=st.integers(0, 2**32),
+    beta=st.sampled_from([1e-3, 0.1, 10.0]),
+)
+def test_repetition_ends_and_uses_a_class_before_it_repeats(
+    labels: list[int], clients: int, seed: int, beta: float
+) -> None:
+    targets = np.array(labels)
+    split = partition("dirichlet_repeated", targets, clients, seed, beta=beta, min_examples=0)
+    assert split.sizes.sum() == len(labels)
+    assert split.sizes.max() - split.sizes.min() <= 1
+    times = np.bincount(np.concatenate(split.indices), minlength=len(labels))
+    for kind in set(labels):
+        of_kind = times[targets == kind]
+        assert of_kind.max() - of_kind.min() <= 1

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from fedgg.data import DATASETS
-from fedgg.data.catalog import data_folder
+from fedgg.data.catalog import PUBLICATIONS, data_folder
 from fedgg.data.dataset import load
+from fedgg.data.download import fetch
 from fedgg.errors import UserError
+from fedgg.lab.config import Experiment
 
 
 def test_digits_need_no_folder() -> None:
@@ -76,3 +78,35 @@ def test_naming_the_sources_imports_no_reader() -> None:
     heavy = "{'sklearn', 'scipy.io', 'pooch', 'requests'}"
     code = f"import sys, fedgg.data.dataset; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_hf_without_the_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"this needs datasets, .*pip install 'fedgg\[datasets\]'"):
+        load("hf:ylecun/mnist")
+
+
+def test_names_and_settings_of_hf(tmp_path: Path) -> None:
+    experiment = Experiment(data={"source": "hf:ylecun/mnist", "label": "label", "size": 32})
+    assert experiment.data.normalise == "standard"
+    assert experiment.data.settings == {"label": "label", "size": 32}
+    with pytest.raises(UserError, match=r"'data\.lable': did you mean 'data\.label'"):
+        Experiment(data={"source": "hf:ylecun/mnist", "lable": "x"})
+    with pytest.raises(UserError, match="write hf:OWNER/NAME"):
+        load("hf:")
+    with pytest.raises(UserError, match="downloads it when it is first used"):
+        fetch("hf:ylecun/mnist", tmp_path)
+
+
+def test_the_page_on_data_sets_names_all_of_them_and_their_files() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+    assert [name for name in DATASETS if f"`{name}`" not in page] == []
+    for publication in PUBLICATIONS.values():
+        for file in (*publication.files, *publication.alternatives):
+            assert f"| {file.url} | `{file.sha256}` |" in page
+
+
+def test_descriptions_say_what_was_not_tried_against_the_publisher() -> None:
+    tried = {"digits", "cifar10", "cifar100", "svhn", "shakespeare"}
+    for name in PUBLICATIONS:
+        assert ("not tried against the publisher" in DATASETS.descriptions()[name]) is (name not in tried), name

@@ -103,6 +103,9 @@ def test_identity() -> None:
     content = base._identity(path=True)
     assert "optimiser" not in content
     assert "schedule" not in content
+    assert not {"steps", "part"} & content["local"].keys()
+    for change in ({"local.steps": 3}, {"local.part": 0.5}):
+        assert base.changed(change).trajectory() != base.trajectory()
     assert base.changed({"rounds": 9}).trajectory() == base.trajectory()
     cosine = base.changed({"schedule.name": "cosine"})
     assert cosine.changed({"rounds": 9}).trajectory() != cosine.trajectory()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from step_cases import CASES, StepCase, assert_as_reference, played_and_recorded, reference
+from step_cases import CASES, PERSONAL, StepCase, assert_as_reference, played_and_recorded, reference
 
 import fedgg.core.local
 from fedgg.engines import Engine, Fused, Loop, Stacked, Streams, Workers
@@ -22,14 +22,14 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *PERSONAL], ids=str)
 def test_an_engine_takes_the_reference_steps(case: StepCase, engine: str) -> None:
     assert_as_reference(case, *played_and_recorded(case.federation(), ENGINES[engine]()))
 
 
 @GPU
 @pytest.mark.parametrize("engine", ["loop", *ENGINES])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *PERSONAL], ids=str)
 def test_an_engine_takes_the_reference_steps_on_a_gpu(case: StepCase, engine: str) -> None:
     on_gpu = case.on("cuda")
     if engine == "loop":
@@ -44,7 +44,7 @@ def workers() -> Iterator[Workers]:
         yield engine
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.model is None], ids=str)
+@pytest.mark.parametrize("case", [case for case in [*CASES, *PERSONAL] if case.model is None], ids=str)
 def test_workers_take_the_reference_steps(case: StepCase, workers: Workers) -> None:
     assert_as_reference(case, *played_and_recorded(case.federation(), workers))
 

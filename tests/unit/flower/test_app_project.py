@@ -94,6 +94,12 @@ def test_files_are_found_from_everywhere() -> None:
     assert (full.robust.rule, full.robust.rule_settings) == (f"{here / 'rules.py'}:Rule", {"trim": 0.1, "depth": 2})
     assert (full.engine.name, full.engine.threads) == (f"{here / 'engines.py'}:Mine", 2)
     assert with_full_paths(EXPERIMENT) == EXPERIMENT
+    folder = EXPERIMENT.changed({"data.source": "hf:./mine", "data.client": "who", "data.proxy": 3})
+    assert with_full_paths(folder) == folder.changed({"data.source": f"hf:{here / 'mine'}", "data.client": "who"})
+    hub = EXPERIMENT.changed({"data.source": "hf:ylecun/mnist", "data.size": 8})
+    assert with_full_paths(hub) == hub
+    code = EXPERIMENT.changed({"data.source": "mine.py:made", "data.size": 8})
+    assert with_full_paths(code).data.settings == {"size": 8}
 
 
 def test_the_readme_says_what_nodes_must_allow(tmp_path: Path) -> None:

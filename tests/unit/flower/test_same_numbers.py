@@ -13,6 +13,7 @@ from step_cases import CASES, StepCase, assert_weights_as_reference
 import fedgg
 from fedgg.algorithms import ALGORITHMS
 from fedgg.errors import UserError
+from fedgg.flower.messages import array_bytes
 from fedgg.lab.config import Experiment
 
 MODEL = """
@@ -179,3 +180,44 @@ def test_a_node_runs_only_code_that_its_owner_allows(tmp_path: Path, monkeypatch
     monkeypatch.setenv("FEDGG_TRUST", str(file))
     federation.run()
     assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "shared"),
+    [
+        ("fedper", 64 * 12 + 12 + 24),
+        ("fedrep", 64 * 12 + 12 + 24),
+        ("fedbn", 64 * 12 + 12 + 130),
+        ("lg_fedavg", 130),
+        ("local", 0),
+        ("ditto", 64 * 12 + 12 + 24 + 130),
+    ],
+)
+def test_personal_parts_stay_on_the_node(method: str, shared: int, tmp_path: Path) -> None:
+    (tmp_path / "normed.py").write_text(MODEL)
+    fedgg.trust(tmp_path / "normed.py")
+    changes: dict[str, Any] = {"algorithm__name": "fedavg", "personal__method": method, "split__unseen": 1}
+    experiment = small(
+        model__name=f"{tmp_path / 'normed.py'}:Normed",
+        data__holdout=0.2,
+        server__cohort=2,
+        rounds=4,
+        local__epochs=2,
+        **changes,
+    )
+    federation = Federation(experiment, tmp_path)
+    federation.run(rounds=2)
+    finished, alone = federation.run(), fedgg.run(experiment)
+    same(finished, alone)
+    for over, here in zip(finished.rounds, alone.rounds, strict=True):
+        for key in ("personal_accuracy_by_client", "unseen_accuracy_by_client", "bytes_up", "bytes_down"):
+            assert over[key] == here[key], key
+    # Nothing but the shared parameters and statistics is in any message.
+    statistics = 0 if method in ("fedbn", "lg_fedavg", "local") else 12 + 12 + 1
+    element = finished.weights["1.weight"].element_size()
+    for message in federation.grid.sent:
+        assert array_bytes(message.content) <= shared * element + statistics * 8
+        names = [name for record in message.content.array_records.values() for name in record]
+        assert not [name for name in names if name.startswith("personal")]
+    files = list(federation.folder.rglob("0*.safetensors"))
+    assert any(b"personal.w" in file.read_bytes() for file in files)

@@ -151,11 +151,11 @@ def test_threads_are_part_of_a_runs_identity_unless_workers_have_one_each() -> N
         ({"spilt.clients": 3}, ("'spilt.clients'", "did you mean 'split.clients'")),
         ({"round": 3}, ("'round'", "'rounds'")),
         ({"zzz": 3}, ("'zzz'", "choose from", "rounds")),
-        ({"lr": 3}, ("did you mean 'local.lr'?",)),
+        ({"lr": 3}, ("did you mean 'local.lr' or 'server.lr'?",)),
         ({"clip": 3}, ("did you mean 'privacy.clip' or 'robust.clip'?",)),
         ({"mu": 3}, ("did you mean 'algorithm.mu' of fedprox, ",)),
         ({"momentum": 0.5}, ("did you mean 'local.momentum' or 'algorithm.momentum' of fedavgm, fedacg?",)),
-        ({"optimizer.lr": 3}, ("'optimizer.lr'", "did you mean 'local.lr'?")),
+        ({"optimizer.lr": 3}, ("'optimizer.lr'", "did you mean 'local.lr' or 'server.lr'?")),
         ({"split.seed": 3}, ("[split] has scheme, clients, ", "elsewhere: 'seed' (random seed: split")),
         (
             {"local.clients": 3},

@@ -114,7 +114,7 @@ def test_a_rules_parameters_are_listed_suggested_and_checked(monkeypatch: pytest
     assert described["robust.bound"] == ["", "of deep"]
     for key, message in (
         ("dept", "unknown key 'robust.dept': did you mean 'robust.depth'?"),
-        ("size", "unknown key 'robust.size': choose from robust.rule, robust.trim, robust.clip, robust.depth, "),
+        ("sorts", "unknown key 'robust.sorts': choose from robust.rule, robust.trim, robust.clip, robust.depth, "),
     ):
         with pytest.raises(UserError, match=f"^{re.escape(message)}"):
             Experiment(robust={"rule": "deep", key: 3})

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -18,9 +20,11 @@ from fedgg.engines import ENGINES
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment, load_experiment
+from fedgg.lab.federated_data import load_data
 from fedgg.lab.name_resolution import check_parts
+from fedgg.lab.observer import Observer
 from fedgg.lab.runner import run
-from fedgg.lab.study import Study
+from fedgg.lab.study import Study, run_study
 from fedgg.lab.trusted_code import code_at, trust
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "my_parts.py"
@@ -78,13 +82,58 @@ def test_names_and_settings_are_part_of_the_identity() -> None:
     assert OWN.changed({"robust.rule": "median"}).robust == Experiment(robust={"rule": "median"}).robust
 
 
+def test_settings_of_a_data_set_are_its_arguments_and_part_of_the_identity() -> None:
+    Path("sized.py").write_text(
+        "import numpy as np\n"
+        "def made(size: int, shift: float = 0.0) -> tuple:\n"
+        "    x, y = np.arange(size * 2.0).reshape(size, 2) + shift, np.arange(size) % 2\n"
+        "    return x, y, x, y\n"
+    )
+    trust("sized.py")
+    own = SMALL.changed(
+        {"data.source": "sized.py:made", "data.size": 40, "data.shift": 0.5, "split.scheme": "iid", "local.batch": 8}
+    )
+    dataset = load_data(own.data)
+    assert len(dataset.x_train) == 40
+    assert float(dataset.x_train[0, 0]) == 0.5
+    assert Experiment(**tomllib.loads(own.to_toml())) == own
+    other, without = own.changed({"data.size": 60}), own.changed({"data.holdout": 0.2})
+    assert own.hash() != other.hash()
+    assert own.data.data_set == without.data.data_set != other.data.data_set
+    assert own.changed({"data.source": "digits"}).data.settings == {}
+    together = own.changed({"engine.name": "stacked"})  # runs that share their data in memory
+    study = Study(together, {"small": {}, "large": {"data.size": 60}}, seeds=(0,), reference="small")
+    run_study(study, Path("study"), processes=1, observer=Observer())
+    sizes = {path.parent.parent.name: np.load(path)["sizes"].sum() for path in Path("study").rglob("partition.npz")}
+    assert sizes == {"small": 40, "large": 60}
+
+
+def test_settings_of_registered_data_sets() -> None:
+    assert Experiment(data={"source": "cifar100", "labels": "coarse"}).data.settings == {"labels": "coarse"}
+    for settings, words in (
+        ({"source": "digits", "labels": "coarse"}, "data.labels is a setting of cifar100: leave it out"),
+        ({"source": "cifar100", "lables": "coarse"}, "'data.lables': did you mean 'data.labels'?"),
+        ({"source": "mnist", "length": 3}, "data.length is a setting of shakespeare: leave it out"),
+        ({"source": "cifar100", "folder": "x"}, "'data.folder'"),
+        ({"source": "npz:x.npz", "path": "x"}, "'data.path'"),
+        ({"normalize": "none"}, "'data.normalize': did you mean 'data.normalise'?"),
+    ):
+        with pytest.raises(UserError) as caught:
+            Experiment(data=settings)
+        assert words in str(caught.value)
+    with pytest.raises(UserError, match=r"data\.labels = 1: must be text"):
+        check_parts(Experiment(data={"source": "cifar100", "labels": 1}))
+    with pytest.raises(UserError, match="unknown data set 'cifar'"):
+        check_parts(Experiment(data={"source": "cifar", "labels": "coarse"}))
+
+
 ODD = """
 from pathlib import Path
 from os import system
 from numpy import split
 from dataclasses import dataclass
 from fedgg.core.server import Collector
-from fedgg.data.partition import iid
+from fedgg.data.split_schemes import iid
 def load() -> tuple:
     return 1, 2
 def fails() -> tuple:
@@ -127,6 +176,9 @@ instance = Rule(1)
         ("data.source", "Other", {}, "annotated to return a tuple"),
         ("data.source", "system", {}, "annotated to return a tuple"),
         ("data.source", "demanding", {}, "a parameter 'where' without a value"),
+        ("data.source", "demanding", {"data.wher": "x"}, "no setting 'wher': did you mean 'data.where'?"),
+        ("data.source", "demanding", {"data.where": 3}, "data.where = 3: must be text"),
+        ("data.source", "demanding", {"data.where": "x", "data.folder": "y"}, "no setting 'folder'"),
         ("data.source", "nosuch", {}, "odd.py has no 'nosuch'"),
         ("split.scheme", "no_labels", {"split.where": "x"}, "the parameters `labels` and `clients`"),
         ("split.scheme", "split", {}, "must be a function of odd.py"),

@@ -114,6 +114,8 @@ def test_a_round_names_its_primary_metric_first() -> None:
     assert first_score({"round": 1, "test_accuracy": None, "test_loss": 1.0}) is None
     measure, value = first_score({"round": 1, "test_rmse": 0.5, "test_loss": 1.0}) or (ACCURACY, 0.0)
     assert (measure.title, measure.percent, value) == ("test RMSE", False, 0.5)
+    personal = first_score({"round": 1, "personal_accuracy": 0.5, "personal_accuracy_by_client": {}}) or (ACCURACY, 0.0)
+    assert (personal[0].title, personal[1]) == ("personal accuracy", 0.5)
     final = first_score({"status": "finished", "final_test_top5": 0.5, "highest_test_top5": 0.6}, "final_")
     assert final is not None
     assert (final[0].title, final[0].percent, final[1]) == ("test top-5 accuracy", True, 0.5)

@@ -79,7 +79,7 @@ def fused_net(net: Net) -> FusedNet:
 def _with_checked_pooling(net: Net) -> nn.Module:
     """The module with fused pooling if that gives equal results, else the module itself."""
     module = with_fused_pooling(net.module)
-    if module is net.module or net.start.is_cuda:
+    if module is net.module or net.start.is_cuda or net.personal is not None:
         return net.module
     trial = Trial.of(net)
     if trial is None:
@@ -128,8 +128,9 @@ def fused_round(
 
 
 def can_fuse(optimiser: Optimiser, start: LocalStart) -> bool:
-    """Whether the fused steps compute this optimiser: SGD from a zero velocity, without clipping."""
-    return type(optimiser) is SGD and "clip_norm" not in optimiser.used and not start.keeps_optimiser_state
+    """Whether the fused steps compute this: SGD from a zero velocity, without clipping, in shared parameters alone."""
+    is_plain_sgd = type(optimiser) is SGD and "clip_norm" not in optimiser.used
+    return is_plain_sgd and not start.keeps_optimiser_state and not start.personal
 
 
 def fused_steps(

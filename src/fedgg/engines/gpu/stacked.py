@@ -20,6 +20,7 @@ from fedgg.core.algorithm import Algorithm
 from fedgg.core.evaluation import Probe, Score, Tally, tally_of_outputs, total
 from fedgg.core.local import LocalEnd, LocalStart
 from fedgg.core.model import Net
+from fedgg.core.personal import open_personal, personal_names
 from fedgg.core.random_choices import Work
 from fedgg.core.tensor_rows import Rows, each_row, stack
 from fedgg.engines.base import Look, Precision, RoundJob, recorded_on_host, score_here
@@ -89,10 +90,11 @@ class Stacked:
         program = self._program(first.net)
         if program is not None and first.algorithm.needs_representation and not program.offers(first.net.head):
             program = None
+        memory = stack([jobs[row.job].memory_before(row.client) for row in rows])
         start = LocalStart(
-            w=torch.cat([jobs[row.job].w for row in rows]),
+            w=memory["w"] if first.from_memory else torch.cat([jobs[row.job].w for row in rows]),
             down=stack([jobs[row.job].down for row in rows]),
-            memory=stack([jobs[row.job].memory_before(row.client) for row in rows]),
+            memory=memory,
             buffers=stack([jobs[row.job].buffers for row in rows]),
             examples=_column([jobs[row.job].data.examples(row.client) for row in rows], first.w),
             steps=_column([row.steps for row in rows], first.w),
@@ -104,6 +106,10 @@ class Stacked:
             keeps_optimiser_state=first.optimiser.kept,
         )
         optimiser = first.optimiser.kind.on_rows([jobs[row.job].optimiser.values for row in rows], start.w)
+        if first.net.personal is not None:
+            alone = [jobs[row.job].personal_steps(row.client) for row in rows]
+            counts = [count for count in alone if count is not None]
+            start = open_personal(start, first.net.personal, optimiser, _column(counts, first.w) if counts else None)
         algorithm = _with_columns([jobs[row.job].algorithm for row in rows], first.w)
         agendas = self._prefetch.agendas([(jobs[row.job], row.client) for row in rows])
         if first.w.is_cuda:
@@ -135,6 +141,8 @@ class Stacked:
         return [scores[number] for number in range(len(looks))]
 
     def _program(self, net: Net) -> Program | None:
+        if net.personal is not None:
+            return None  # programs take all parameters from one row
         entry = self._programs.get(id(net))
         if entry is None:
             program = program_of(net, self._precision, net.start.device)
@@ -147,6 +155,7 @@ class Stacked:
             and _non_numeric_settings(a.algorithm) == _non_numeric_settings(b.algorithm)
             and a.work == b.work
             and (a.optimiser.kind, a.optimiser.kept) == (b.optimiser.kind, b.optimiser.kept)
+            and (a.personal_epochs, a.from_memory) == (b.personal_epochs, b.from_memory)
             and self._varying(a.net, b.net) is not None
             and a.data.shares_examples_with(b.data)
         )
@@ -165,7 +174,7 @@ class Stacked:
         key = id(a), id(b)
         if key not in self._compared:  # references to both keep their ids unique
             same = a.layout == b.layout and all(getattr(a, name) == getattr(b, name) for name in SETTINGS)
-            same = same and is_stackable(a) == is_stackable(b)
+            same = same and is_stackable(a) == is_stackable(b) and personal_names(a) == personal_names(b)
             self._compared[key] = (a, b, varying_tensors(a.module, b.module) if same else None)
         return self._compared[key][2]
 
@@ -224,9 +233,9 @@ def _form(program: Program | None) -> Form:
 def _rows(jobs: Sequence[RoundJob], group: list[int]) -> list[StackRow]:
     """Sorted by number of steps, longest first, with a stable order of equal rows for reproducible results."""
     rows = [
-        StackRow(number, client, jobs[number].work.steps(jobs[number].data.examples(client)))
-        for number in group
-        for client in jobs[number].cohort
+        StackRow(number, client, job.work.steps(job.data.examples(client), job.seed, job.round, client))
+        for number, job in ((number, jobs[number]) for number in group)
+        for client in job.cohort
     ]
     return sorted(rows, key=lambda row: -row.steps)
 

@@ -56,7 +56,8 @@ class ScoreChunk:
 
     def do(self) -> Tally:
         look = self.looks[self.look]
-        return tally(fused_net(look.net), look.w, look.buffers, *look.data.unseen(look.client, self.chunk))
+        buffers = look.buffers if look.train_personal is None else look.buffers | look.train_personal()
+        return tally(fused_net(look.net), look.w, buffers, *look.data.unseen(look.client, self.chunk))
 
     def __str__(self) -> str:
         client = self.looks[self.look].client
@@ -135,7 +136,7 @@ class OpenRequest:
         if isinstance(self.shared, RoundJob):
             assert isinstance(job, RoundJob)
             for client in job.cohort:
-                steps = job.work.steps(job.data.examples(client))
+                steps = job.work.steps(job.data.examples(client), job.seed, job.round, client)
                 yield client, (1, self.request.turn, -steps), TrainClient.of(job, self.shared, client)
             return
         for number, look in enumerate(self.shared):

@@ -1,0 +1,88 @@
+"""The task and the metrics of an experiment, from their names, user code or objects handed in from Python."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedgg.core.metrics import METRICS, Mean, Metric
+from fedgg.core.tasks import TASKS, Criterion, OwnLoss, Task
+from fedgg.errors import UserError
+from fedgg.lab.config import Experiment
+from fedgg.lab.name_resolution import part_named
+from fedgg.registry import accepted_settings
+
+MetricGiven = str | Metric | type[Metric] | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A loss and metrics handed in from Python, in place of those an experiment names."""
+
+    loss: Criterion | None = None
+    metrics: tuple[MetricGiven, ...] | None = None
+
+
+NAMED_OBJECTIVE = Objective()
+
+
+def task_of(experiment: Experiment, loss: Criterion | None = None) -> Task:
+    """The task that the experiment names; `loss`, a function handed in from Python, takes its place."""
+    config = experiment.task
+    if loss is None and config.name in TASKS:
+        kind = TASKS[config.name]
+        try:
+            return kind(**config.settings)
+        except TypeError:
+            accepted = ", ".join(accepted_settings(kind)) or "none"
+            unknown = next(iter(config.settings.keys() - accepted_settings(kind).keys()), "")
+            raise UserError(f"the task {config.name} has no setting {unknown!r}: its settings are {accepted}") from None
+    function: Any = part_named(TASKS, config.name) if loss is None else loss
+    if isinstance(function, Task):
+        return function
+    if not callable(function) or isinstance(function, type):
+        raise UserError(
+            f"task.name = {config.name!r} must be a function of outputs [N, ...] and targets [N, ...] that returns the "
+            f"loss of each example, [N]"
+        )
+    return OwnLoss(function)
+
+
+def metrics_of(experiment: Experiment, task: Task, given: Sequence[MetricGiven] | None = None) -> tuple[Metric, ...]:
+    """The metrics that the experiment names, or those of its task; objects handed in from Python take their place."""
+    metrics: list[Metric] = []
+    for one in given or experiment.metrics or task.metrics:
+        metric = _metric(one)
+        if task.targets not in (*metric.needs, "any"):
+            fitting = ", ".join(name for name, kind in METRICS.items() if task.targets in kind.needs)
+            raise UserError(
+                f"the metric {metric.name} is not defined for the task {experiment.task.name}: choose from {fitting}"
+            )
+        if metric.name in [other.name for other in metrics]:
+            raise UserError(f"two metrics have the name {metric.name!r}: leave one out, or name it otherwise")
+        metrics.append(metric)
+    return tuple(metrics)
+
+
+def _metric(given: MetricGiven) -> Metric:
+    """From a registered name, user code, a class, an object, or a function that gives a number for each example."""
+    if isinstance(given, str) and given in METRICS:
+        return METRICS[given](given)
+    METRICS.check(given) if isinstance(given, str) else None
+    part: Any = part_named(METRICS, given) if isinstance(given, str) else given
+    if isinstance(part, Metric):
+        metric = part
+    elif isinstance(part, type) and issubclass(part, Metric):
+        metric = part(part.__name__.lower())
+    elif callable(part) and not isinstance(part, type):
+        metric = Mean(getattr(part, "__name__", type(part).__name__), part)
+    else:
+        raise UserError(
+            f"the metric {given!r} must be a function of outputs [N, ...] and targets [N, ...] that returns a number "
+            f"for each example, [N], or a class that extends fedgg.Metric"
+        )
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", metric.name):
+        raise UserError(f"a metric is named {metric.name!r}: name it with letters, digits and _, as f2_score")
+    return metric
