@@ -170,7 +170,7 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None,
 
 def _check_metric(study: Study, metric: str) -> None:
     """UserError before anything trains, if none of the runs is going to record the measure."""
-    from fedgg.lab.local_optimiser import task_of
+    from fedgg.lab.task_and_metrics import task_of
     from fedgg.registry import names_code
     from fedgg.runfolder.measure import planned_measures
     from fedgg.runfolder.record_types import unknown_measure

@@ -304,7 +304,7 @@ def test_runs_that_lack_the_measure_are_named(tmp_path: Path) -> None:
     curves = {"A": [[0.5], [0.4]], "B": [[0.6], [0.7]], "C": [[0.1], [0.1]]}
     study = read_study(write_study(tmp_path, curves, reference="A", metrics=metrics))
     comparison = compare(study)
-    assert [(one.finished, one.lacking, one.unfinished) for one in comparison.rows] == [(2, 0, 0), (0, 2, 0), (0, 2, 0)]
+    assert [(one.finished, one.lacking, one.unfinished) for one in comparison.rows] == [(2, 0, 0), (2, 2, 0), (2, 2, 0)]
     assert comparison.notes == ("B; C: seeds 0, 1 excluded from the averages (no test RMSE was recorded).",)
     assert "4 runs of B and C have no test RMSE and are excluded from the averages." in conclude(study, comparison).text
     by_accuracy = compare(study, ACCURACY)
