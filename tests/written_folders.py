@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,16 +85,3 @@ def metric(name: str, *, higher_is_better: bool = True, percent: bool = True) ->
 
 
 RMSE = metric("rmse", higher_is_better=False, percent=False)
-
-
-def rescored(
-    folder: Path, scores: Callable[[dict[str, Any]], dict[str, Any]], metrics: Sequence[Mapping[str, Any]]
-) -> Path:
-    """A real run without checksums, with other scores: `scores` makes them from a round of the run."""
-    path = folder / "rounds.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    plain = [{k: v for k, v in line.items() if not k.startswith(("test_acc", "holdout_"))} for line in lines]
-    path.write_text("".join(json.dumps(new | scores(old)) + "\n" for new, old in zip(plain, lines, strict=True)))
-    versions = json.loads((folder / "versions.json").read_text())
-    (folder / "versions.json").write_text(json.dumps(versions | {"metrics": list(metrics)}))
-    return folder

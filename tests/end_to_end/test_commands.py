@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -160,6 +161,29 @@ def test_an_axis_is_named_once_and_folders_are_no_options() -> None:
         (["report", "somewhere", "--figures", "--tables"], "--figures needs a folder to write to, got '--tables'"),
     ):
         assert str(CliRunner().invoke(fedgg.cli.app, words).exception).startswith(complaint)
+
+
+def test_compare_by_another_metric() -> None:
+    """Refused before anything trains where no run would record it; tables, figure and page by it otherwise."""
+    words = ["compare", "--algorithm", "fedavg", "--rounds", "2", *QUICK, "--seeds", "0,1", "--jobs", "1"]
+    words += ["--set", "metrics=perplexity,top5", "--set", "data.holdout=0.2", "--out", "by"]
+    complaint = "--metric: the runs do not record 'test_accuracy': choose from test_perplexity, test_top5, holdout_perp"
+    assert str(CliRunner().invoke(fedgg.cli.app, [*words, "--metric", "test_accuracy"]).exception).startswith(complaint)
+    assert not Path("by").exists()
+    assert "Test perplexity over seeds 0, 1 (lower is better)" in fedgg_(*words)
+    finals = [lines(run)[-1]["test_perplexity"] for run in sorted(Path("by").glob("*/seed-*"))]
+    (row,) = csv.DictReader(Path("by/test_perplexity.csv").read_text().splitlines())
+    assert float(row["final"].split()[0]) == pytest.approx(np.mean(finals), rel=0.01)
+    assert Path("by/test_perplexity.png").stat().st_size > 1000
+    worst = "holdout_top5_worst_client"
+    fedgg_("report", "by", "--metric", worst, "--tables", "tables")
+    (row,) = csv.DictReader(Path(f"tables/{worst}.csv").read_text().splitlines())
+    worsts = [min(lines(run)[-1]["holdout_top5_by_client"].values()) for run in Path("by").glob("*/seed-*")]
+    assert float(row["final %"].split()[0]) == pytest.approx(100 * np.mean(worsts), abs=0.051)
+    refused = CliRunner().invoke(fedgg.cli.app, ["report", "by", "--metric", "rmse"]).exception
+    assert str(refused).startswith("the runs do not record 'rmse': choose from test_perplexity, test_top5")
+    text = fedgg_("run", "--rounds", "2", *QUICK, "--set", "metrics=perplexity", "--out", "one")
+    assert re.search(r"test perplexity \d+\.\d+ after round 2, lowest \d+\.\d+ after round \d", text)
 
 
 def test_sweep() -> None:

@@ -56,6 +56,13 @@ def test_rows_are_the_runs_one_by_one(engine: str) -> None:
     assert found.comparison.reference == "FedAvg"
     assert "| Mine |" in str(found)
     assert found.answer in str(found)
+    by_loss = found.by("test_loss")
+    assert by_loss.final["FedProx"][4] == alone.scores("test_loss")[alone.rounds[-1]["round"]]
+    assert "lower is better" in str(by_loss)
+    with pytest.raises(UserError, match="do not record 'loss': choose from test_accuracy, test_loss, train_loss"):
+        found.by("loss")
+    with pytest.raises(UserError, match="do not record 'loss': choose from test_accuracy, test_loss, train_loss"):
+        alone.scores("loss")
 
 
 def test_a_folder_is_kept_and_gone_on_with(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ class ComparisonRow:
     diverged: int
     damaged: int  # incomplete or unreadable
     unfinished: int
-    lacking: int  # finished, without the measure
+    lacking: int  # of the finished ones, without the measure
     final: Spread | None
     best: Spread | None  # of the evaluated rounds: the highest, or the lowest where lower is better
     raw: Reach
@@ -131,18 +131,18 @@ def compare(study: StudyRecord, measure: Measure | None = None) -> Comparison:
     finals = {label: {seed: float(curve.values[-1]) for seed, curve in curves[label].items()} for label in curves}
     smooth = {label: {seed: _smoothed(curve) for seed, curve in curves[label].items()} for label in curves}
     means = {label: float(np.mean(list(values.values()))) for label, values in finals.items() if values}
-    best = next((label for label, mean in means.items() if mean == measure.best(means.values())), None)
+    best_mean = measure.best(means.values()) if means else None
+    best = next((label for label, mean in means.items() if mean == best_mean), None)
     ends = {label: {seed: int(curve.rounds[-1]) for seed, curve in curves[label].items()} for label in curves}
     rows = []
     for label in study.labels:
         best_values = [measure.best(curve.values.tolist()) for curve in curves[label].values()]
         lacking = _lacking(study, label, measure)
         diverged, damaged = study.diverged(label), study.damaged(label)
-        finished = sum(run.complete for run in study.runs[label].values())
         rows.append(
             ComparisonRow(
                 label=label,
-                finished=finished,
+                finished=len(curves[label]) + len(lacking),
                 diverged=len(diverged),
                 damaged=len(damaged),
                 unfinished=len(study.seeds_of(label)) - sum(map(len, (curves[label], diverged, damaged, lacking))),

@@ -151,6 +151,8 @@ def _describe(study: Study) -> str:
 def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None, metric: str | None) -> None:
     from fedgg.lab.study import run_study
 
+    if metric is not None and not (folder / "study.json").exists():  # runs of other calls may record other measures
+        _check_metric(study, metric)
     say(_describe(study))
     say(f"to watch it: fedgg watch {folder}")
     processes = jobs or processes_for(study.base.engine.device)
@@ -164,6 +166,24 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None,
     )
     with writing_pages(folder, note):
         _show(folder, metric)
+
+
+def _check_metric(study: Study, metric: str) -> None:
+    """UserError before anything trains, if none of the runs is going to record the measure."""
+    from fedgg.lab.task_and_metrics import task_of
+    from fedgg.registry import names_code
+    from fedgg.runfolder.measure import planned_measures
+    from fedgg.runfolder.record_types import unknown_measure
+
+    known: dict[str, None] = {}
+    for label in study.variants:
+        experiment = study.experiment(label, study.seeds[0])
+        if any(map(names_code, (*experiment.metrics, experiment.task.name))):
+            return  # the user's own code names its metrics
+        metrics = experiment.metrics or task_of(experiment).metrics
+        known |= dict.fromkeys(planned_measures(metrics, holdout=experiment.data.holdout > 0))
+    if metric not in known and not metric.startswith(("personal_", "unseen_")):
+        raise UserError(f"--metric: {unknown_measure(metric, known)}")
 
 
 def _show(folder: Path, metric: str | None) -> None:

@@ -167,8 +167,9 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
             f"{word} {best}{unit} after round {summary[f'{word}_at_round']}"
         )
     for name, whose in (("personal", "clients' own models on their"), ("unseen", "clients that never train, on their")):
-        if summary.get(f"final_{name}_accuracy") is not None:
-            say(f"{name} accuracy {100 * summary[f'final_{name}_accuracy']:.2f}% ({whose} hold-out)")
+        if (score := summary.get(f"final_{name}_{primary.metric}")) is not None:
+            value = f"{primary.number(score, decimals=2)}{'%' if primary.percent else ''}"
+            say(f"{name} {primary.metric_title} {value} ({whose} hold-out)")
     if "epsilon" in summary:
         say(f"privacy spent: {shown_epsilon(summary)}")
     say(f"{shown_megabytes(summary['bytes'] / 1e6)} MB sent, {summary['seconds']:.1f} s; everything is in {folder}")
@@ -196,6 +197,6 @@ def _draw(folder: Path) -> Measure:
     if split.get("counts") and split.get("classes"):
         figure = split_figure(split["counts"], split["classes"], record.split_title(), record.client_names)
         save(figure, folder / "split.png")
-    if len(record.scores(primary)[0]):
+    if any(one.metric == primary.metric for one in record.measures.values()):
         save(curves_figure(record), folder / "curves.png")
     return primary

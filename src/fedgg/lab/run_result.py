@@ -39,6 +39,8 @@ from fedgg.lab.store import Store
 from fedgg.lab.task_and_metrics import task_of
 from fedgg.registry import names_code
 from fedgg.runfolder.checksums import checkpoints_in
+from fedgg.runfolder.record_types import unknown_measure
+from fedgg.runfolder.validation import PLACES, is_number
 
 Output = Literal["labels", "probabilities", "logits"]
 
@@ -227,6 +229,17 @@ class Run:
     def test_accuracy(self) -> list[float]:
         """On the server's test set, at each evaluated round."""
         return [record["test_accuracy"] for record in self.rounds if "test_accuracy" in record]
+
+    def scores(self, metric: str) -> dict[int, float]:
+        """By round, of those that have it: a metric with the place where it was measured, as "holdout_accuracy"."""
+        scores = {record["round"]: float(record[metric]) for record in self.rounds if is_number(record.get(metric))}
+        if not scores:
+            places = tuple(f"{place}_" for place in (*PLACES, "train"))
+            known = dict.fromkeys(
+                key for record in self.rounds for key in record if key.startswith(places) and is_number(record[key])
+            )
+            raise UserError(unknown_measure(metric, known))
+        return scores
 
 
 def trained_module(module: nn.Module, weights: Rows, unsaved: Rows) -> nn.Module:

@@ -87,7 +87,8 @@ def curves_figure(run: RunRecord) -> Figure:
     left, right = figure.subplots(1, 2)
     primary = run.metrics[0]
     rounds, values = run.scores(primary)
-    left.plot(rounds, values, color=COLOURS[2], marker=_marker(rounds), label="server's test set")
+    if len(rounds):  # a model with personal parts has no score on the server's test set
+        left.plot(rounds, values, color=COLOURS[2], marker=_marker(rounds), label="server's test set")
     elsewhere = [(where, *run.scores(replace(primary, where=where))) for where in _ELSEWHERE]
     elsewhere = [curve for curve in elsewhere if len(curve[1])]
     for where, rounds, values in elsewhere:

@@ -143,11 +143,11 @@ def clients_table(study: StudyRecord) -> Table | None:
         for label, by_name in finals.items()
     )
     notes = (
-        f"{capital(metric.short)} at the last evaluated round, mean over clients weighted by their held-out examples, "
-        "over finished runs. holdout: the global model on clients' held-out examples; personal: each client's own model "
-        "on its own; unseen: clients that never train.",
+        f"{capital(metric.metric_title)} at the last evaluated round, mean over clients weighted by their held-out "
+        "examples, over finished runs. holdout: the global model on clients' held-out examples; personal: each "
+        "client's own model on its own; unseen: clients that never train.",
     )
-    unit, title = " %" if metric.percent else "", f"{capital(metric.short)} on clients' held-out examples"
+    unit, title = " %" if metric.percent else "", f"{capital(metric.metric_title)} on clients' held-out examples"
     return Table(title, ("algorithm", *(f"{name}{unit}" for name in scores)), rows, notes)
 
 

@@ -128,7 +128,7 @@ class Measure:
     def at(self, line: Mapping[str, Any]) -> float | None:
         """Its value in a round; None where the round has none."""
         if self.over is None:
-            value = line.get(self.key)
+            value: Any = line.get(self.key)
             return float(value) if _is_comparable(value) else None
         by_client = (line.get(self.recorded + BY_CLIENT) or {}).values()
         numbers = [float(value) for value in by_client if _is_comparable(value)]
@@ -211,16 +211,25 @@ def metrics_in(versions: Mapping[str, Any] | None) -> tuple[Measure, ...]:
 
 
 def first_score(record: Mapping[str, Any], prefix: str = "") -> tuple[Measure, float] | None:
-    """The primary metric on the test set in a round, or in a summary under `prefix`, and its value; None without one.
+    """The primary metric of a round, or of a summary under `prefix`, and its value; None without one.
 
-    It is the first that was written. Of a metric that fedgg does not contain, the unit is not known here.
+    It is the first that was written: on the test set, or else of personal models. Of a metric that fedgg does not
+    contain, the unit is not known here.
     """
-    start = f"{prefix}test_"
-    key = next((key for key in record if key.startswith(start)), None)
-    if key is None or not is_number(record[key]):
-        return None
-    metric = key.removeprefix(start)
-    return Measure(metric, percent=metric in SHARES), float(record[key])
+    for where in ("test", "personal"):
+        start = f"{prefix}{where}_"
+        key = next((key for key in record if key.startswith(start)), None)
+        if key is not None and is_number(record[key]):
+            metric = key.removeprefix(start)
+            return Measure(metric, where, percent=metric in SHARES), float(record[key])
+    return None
+
+
+def planned_measures(metrics: Sequence[str], *, holdout: bool) -> list[str]:
+    """The keys of what a run with these metrics is going to record, with hold-out examples or without."""
+    by_client = [f"holdout_{metric}" for metric in metrics] if holdout else []
+    over = [f"{key}_{name}" for key in by_client for name in OVER_CLIENTS]
+    return [*(f"test_{metric}" for metric in metrics), *by_client, *over, "test_loss", "train_loss"]
 
 
 def recorded_measures(metrics: Sequence[Measure], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Measure]:

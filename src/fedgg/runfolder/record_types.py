@@ -142,10 +142,16 @@ class RunRecord:
 
     def scores(self, measure: Measure) -> tuple[Ints, Floats]:
         """The rounds that have a value of the measure, and these values."""
-        pairs = [(line["round"], measure.at(line)) for line in self.rounds] if self.defines(measure) else []
-        known = [(number, value) for number, value in pairs if value is not None]
-        rounds = np.array([number for number, _ in known], dtype=np.int64)
-        return rounds, np.array([value for _, value in known], dtype=np.float64)
+        if measure not in self._scores:
+            pairs = [(line["round"], measure.at(line)) for line in self.rounds] if self.defines(measure) else []
+            known = [(number, value) for number, value in pairs if value is not None]
+            rounds = np.array([number for number, _ in known], dtype=np.int64)
+            self._scores[measure] = (rounds, np.array([value for _, value in known], dtype=np.float64))
+        return self._scores[measure]
+
+    @cached_property
+    def _scores(self) -> dict[Measure, tuple[Ints, Floats]]:
+        return {}
 
     def accuracy(self) -> tuple[Ints, Floats]:
         """The evaluated rounds and their test accuracies."""
@@ -301,7 +307,7 @@ class StudyRecord:
 
 def unknown_measure(name: str, measures: Iterable[str]) -> str:
     known = ", ".join(measures)
-    return f"the runs have not recorded {name!r}: choose from {known}" if known else "the runs have recorded no score"
+    return f"the runs do not record {name!r}: choose from {known}" if known else "the runs have recorded no score"
 
 
 # Of a split, the setting that says most beside its name, and its default.

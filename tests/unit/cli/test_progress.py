@@ -49,3 +49,4 @@ def test_the_line_of_a_round() -> None:
     told = {"test_accuracy": 0.5, "train_loss": 1.0}
     assert news(told, "client 3 dropped") == "test accuracy 50.0%, train loss 1.000, client 3 dropped"
     assert news(told) == "test accuracy 50.0%, train loss 1.000"
+    assert news({"test_rmse": 0.3409, "test_mae": 0.1, "train_loss": 1.0}) == "test RMSE 0.341, train loss 1.000"

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from written_folders import write_study
+from written_folders import RMSE, write_run, write_study
 
 from fedgg.analysis.chart_data import six_digits
 from fedgg.analysis.collect import Group, RunCollection
 from fedgg.errors import UserError
 from fedgg.report.data_figures import split_figures
-from fedgg.report.export import check_tensorboard, write_events, write_figures, write_tables
-from fedgg.report.run_figures import clients_figure
+from fedgg.report.export import check_tensorboard, scalars, write_events, write_figures, write_tables
+from fedgg.report.run_figures import clients_figure, curves_figure, score_figure
 from fedgg.runfolder.read import read_study
 
 
@@ -75,6 +75,39 @@ def test_tables(groups: list[Group], tmp_path: Path) -> None:
         ("A $x$", "0", "0.2"),
     ]
     assert r"A, \$x\$" in (tmp_path / "tables" / places[0] / "accuracy.tex").read_text()
+
+
+def test_files_by_another_measure(tmp_path: Path) -> None:
+    """An error, where lower is better: its own names, words and numbers, in tables, figures and events."""
+    by_client = {str(client): client / 10 for client in range(4)}
+    scores = [{"holdout_rmse": 0.15, "holdout_rmse_by_client": by_client, "test_recall_by_class": {"cat": 0.5}}]
+    run = write_run(tmp_path / "run", [0.75, 0.5], metrics=[RMSE], scores=scores)
+    collection = RunCollection([run])
+    collection.refresh()
+    (group,) = collection.groups
+    (record,) = group.study.records
+    first, second = (values for _, _, values in scalars(record))
+    over = {"holdout_rmse_worst_client": 0.3, "holdout_rmse_worst_decile": 0.3, "holdout_rmse_spread": 0.111803}
+    assert first.items() >= {"test_rmse": 0.75, "holdout_rmse": 0.15, "test_recall_by_class/cat": 0.5, **over}.items()
+    assert second["test_rmse"] == 0.5
+    assert "holdout_rmse" not in second
+    write_tables([group], tmp_path / "tables")
+    written = (tmp_path / "tables" / "test_rmse.md").read_text()
+    assert "**Test RMSE over seeds 0 (lower is better)**" in written
+    assert "| algorithm | runs | final | lowest |" in written
+    assert "| demo | 1 | 0.500 | 0.500 |" in written
+    assert "final test RMSE" in (tmp_path / "tables" / "target.tex").read_text()
+    assert "is at most the target" in (tmp_path / "tables" / "target.md").read_text()
+    (row,) = csv.DictReader((tmp_path / "tables" / "runs.csv").read_text().splitlines())
+    assert (row["final"], row["lowest"]) == ("0.5", "0.5")
+    write_tables([group], tmp_path / "worst", "holdout_rmse_worst_client")
+    assert "| demo | 1 | 0.300 | 0.300 |" in (tmp_path / "worst" / "holdout_rmse_worst_client.md").read_text()
+    assert "test_rmse.png" in {file.name for file in write_figures([group], tmp_path / "figures")}
+    axes = score_figure(group.study, group.measure("holdout_rmse_spread")).axes[0]
+    assert axes.get_ylabel() == "spread of hold-out RMSE over clients"
+    assert [text.get_text() for text in axes.get_yticklabels() if "%" in text.get_text()] == []
+    assert clients_figure(group.study, 0).axes[0].get_ylabel() == "hold-out RMSE"
+    assert [axis.get_ylabel() for axis in curves_figure(record).axes] == ["RMSE", "loss"]
 
 
 def test_events(groups: list[Group], tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from written_folders import RMSE, metric, write_run, write_study
 
 from fedgg.analysis.collect import RunCollection
+from fedgg.core.metrics import METRICS
 from fedgg.errors import UserError
 from fedgg.runfolder.archive_file import archive_of, records_in
-from fedgg.runfolder.measure import ACCURACY, LARGEST_VALUE, Measure, first_score, three_digits
+from fedgg.runfolder.measure import ACCURACY, LARGEST_VALUE, SHARES, Measure, first_score, three_digits
 from fedgg.runfolder.read import read_run, read_study
 from fedgg.runfolder.record_types import RunRecord
 
@@ -113,9 +114,15 @@ def test_a_round_names_its_primary_metric_first() -> None:
     assert first_score({"round": 1, "test_accuracy": None, "test_loss": 1.0}) is None
     measure, value = first_score({"round": 1, "test_rmse": 0.5, "test_loss": 1.0}) or (ACCURACY, 0.0)
     assert (measure.title, measure.percent, value) == ("test RMSE", False, 0.5)
+    personal = first_score({"round": 1, "personal_accuracy": 0.5, "personal_accuracy_by_client": {}}) or (ACCURACY, 0.0)
+    assert (personal[0].title, personal[1]) == ("personal accuracy", 0.5)
     final = first_score({"status": "finished", "final_test_top5": 0.5, "highest_test_top5": 0.6}, "final_")
     assert final is not None
     assert (final[0].title, final[0].percent, final[1]) == ("test top-5 accuracy", True, 0.5)
+
+
+def test_metrics_of_the_library_are_known_without_a_folder() -> None:
+    assert {name for name, kind in METRICS.items() if kind.percent} == SHARES
 
 
 # Folders --------------------------------------------------------------------------------------------------------------
@@ -175,5 +182,5 @@ def test_a_wrong_name_is_answered_with_those_there_are(tmp_path: Path) -> None:
     study = read_study(write_study(tmp_path, {"A": [[0.5]]}, reference="A", metrics=[RMSE]))
     assert study.measure().key == "test_rmse"
     assert study.measure("test_loss").key == "test_loss"
-    with pytest.raises(UserError, match="have not recorded 'test_mae': choose from test_rmse, test_loss, train_loss"):
+    with pytest.raises(UserError, match="do not record 'test_mae': choose from test_rmse, test_loss, train_loss"):
         study.measure("test_mae")
