@@ -14,13 +14,15 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fedgg.data import registered_name
 from fedgg.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fedgg.data.dataset import Dataset
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,18 @@ class PublishedFile:
     sha256: str
     size: int  # bytes
     members: Mapping[str, str] = field(default_factory=dict)  # MD5 of the files within an archive, where known
+
+
+class PublishedCopy(Protocol):
+    """A published data set on this machine."""
+
+    @property
+    def path(self) -> Path: ...
+    def is_original(self) -> bool | None:
+        """Whether the bytes are the publisher's; None where the files have no checksum on record."""
+
+    def read(self) -> Dataset:
+        """The content, checked against the published numbers."""
 
 
 @dataclass(frozen=True)

@@ -60,10 +60,10 @@ def load_hugging_face(
         x_test, y_test = [x[at] for at in np.flatnonzero(held)], y[held]
         x, y = [x[at] for at in np.flatnonzero(~held)], y[~held]
         owners = None if owners is None else owners[~held]
-    x_train, x_test = _stacked(x, x_test, columns.are_images, source)
+    inputs = _stacked(x, x_test, columns.are_images, source)
     short = Path(name).expanduser().absolute().name  # in titles and file names
     names = columns.class_names() if targets == "classes" else None
-    return from_arrays(x_train, y, x_test, y_test, name=short, classes=names, clients=owners, targets=targets)
+    return from_arrays(inputs[0], y, inputs[1], y_test, name=short, classes=names, clients=owners, targets=targets)
 
 
 def _opened(name: str, config: str, revision: str) -> Mapping[str, Any]:

@@ -134,7 +134,8 @@ def _split_images(
     by_writer: Mapping[str, tuple[Images, Labels]],
 ) -> tuple[dict[str, tuple[Images, Labels]], dict[str, tuple[Images, Labels]]]:
     """Drawn, since a writer's images come in the order of the form: digits first."""
-    train, test = {}, {}
+    train: dict[str, tuple[Images, Labels]] = {}
+    test: dict[str, tuple[Images, Labels]] = {}
     for number, (writer, (images, labels)) in enumerate(sorted(by_writer.items())):
         order = stream(0, "femnist split", number).permutation(len(labels))
         count = max(1, round(TEST_SHARE * len(labels)))
