@@ -13,7 +13,7 @@ import importlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast, get_type_hints
 
 from fedgg.errors import UserError
 
@@ -51,6 +51,8 @@ def suggestion(word: str, choices: Iterable[str], section: str = "") -> str:
     similar = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     similar = similar or difflib.get_close_matches(word.lower().replace("-", ""), choices, n=1, cutoff=0.5)
     within = f"{section}." if section else ""
+    if variants := [choice for choice in choices if choice.startswith(f"{word.lower()}-")]:  # of one data set
+        return f"choose from {', '.join(variants)}"
     if similar:
         return f"did you mean {within + similar[0]!r}?"
     return f"choose from {', '.join(within + choice for choice in choices)}"
@@ -114,10 +116,26 @@ def accepted_settings(part: Any) -> dict[str, inspect.Parameter]:
 
 
 def described_parameters(part: Any) -> dict[str, tuple[str, str]]:
-    """Of every such parameter the default and the meaning that `setting` declares, as text; empty if there is none."""
-    declared = {field.name: field.metadata.get("about") for field in fields(part)} if is_dataclass(part) else {}
+    """Of every such parameter the default and the meaning, as text; empty if there is none.
+
+    The meaning is what `setting` declares, or the text of `Annotated[type, text]` in a function.
+    """
+    declared: Mapping[str, str | None]
+    if is_dataclass(part):
+        declared = {field.name: field.metadata.get("about") for field in fields(part)}
+    else:
+        declared = _annotated(part)
     defaults = {name: one.default for name, one in accepted_settings(part).items()} | getattr(part, "defaults", {})
     return {
         name: ("" if default in (None, inspect.Parameter.empty) else str(default), declared.get(name) or "")
         for name, default in defaults.items()
     }
+
+
+def _annotated(function: Any) -> dict[str, str]:
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, AttributeError):  # a user's annotations need not be importable
+        return {}
+    notes = {name: getattr(hint, "__metadata__", ("",))[0] for name, hint in hints.items()}
+    return {name: note for name, note in notes.items() if isinstance(note, str) and note}

@@ -7,13 +7,16 @@ of data files, and its other parameters are keys of the section [data]. A split 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedgg.registry import ARRAYS_IN_FILE, HUGGING_FACE, Registry
 
 if TYPE_CHECKING:
+    from fedgg.data.catalog import PublishedCopy
     from fedgg.data.dataset import Dataset
+
+EMNIST_SPLITS = ("balanced", "byclass", "bymerge", "digits", "letters")
 
 DATASETS: Registry[Callable[..., Dataset]] = Registry(
     "data set",
@@ -24,15 +27,24 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
         "svhn": "fedgg.data.readers:load_svhn",
         "mnist": "fedgg.data.mnist_family:load_mnist",
         "fashion-mnist": "fedgg.data.mnist_family:load_fashion_mnist",
-        **{
-            f"emnist-{split}": f"fedgg.data.mnist_family:load_emnist_{split}"
-            for split in ("balanced", "byclass", "bymerge", "digits", "letters")
-        },
+        **{f"emnist-{split}": f"fedgg.data.mnist_family:load_emnist_{split}" for split in EMNIST_SPLITS},
         "tiny-imagenet": "fedgg.data.tiny_imagenet:load_tiny_imagenet",
         "femnist": "fedgg.data.natural_clients:load_femnist",
         "shakespeare": "fedgg.data.natural_clients:load_shakespeare",
         "hf:NAME": "fedgg.data.hugging_face:load_hugging_face",
         "npz:FILE": "fedgg.data.user_arrays:load_npz",
+    },
+    code="FUNCTION",
+)
+
+_IDX_FILES = ("mnist", "fashion-mnist", *(f"emnist-{split}" for split in EMNIST_SPLITS))
+# Functions that find the copies of a published data set in a folder, for `fedgg data check`.
+COPIES: Registry[Callable[..., Sequence[PublishedCopy]]] = Registry(
+    "published data set",
+    {
+        **dict.fromkeys(_IDX_FILES, "fedgg.data.mnist_family:find_idx_copies"),
+        "tiny-imagenet": "fedgg.data.tiny_imagenet:find_tiny_imagenet",
+        "shakespeare": "fedgg.data.natural_clients:find_shakespeare",
     },
     code="FUNCTION",
 )

@@ -7,20 +7,22 @@ Stanford publishes no checksum of Tiny-ImageNet: the one below is what several p
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fedgg.data import registered_name
 from fedgg.errors import UserError
+from fedgg.registry import suggestion
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fedgg.data.dataset import Dataset
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,18 @@ class PublishedFile:
     sha256: str
     size: int  # bytes
     members: Mapping[str, str] = field(default_factory=dict)  # MD5 of the files within an archive, where known
+
+
+class PublishedCopy(Protocol):
+    """A published data set on this machine."""
+
+    @property
+    def path(self) -> Path: ...
+    def is_original(self) -> bool | None:
+        """Whether the bytes are the publisher's; None where the files have no checksum on record."""
+
+    def read(self) -> Dataset:
+        """The content, checked against the published numbers."""
 
 
 @dataclass(frozen=True)
@@ -287,6 +301,7 @@ _PUBLISHED = (CIFAR10, CIFAR100, SVHN, MNIST, FASHION_MNIST, *EMNIST.values(), T
 PUBLICATIONS: Mapping[str, Publication] = {published.name: published for published in _PUBLISHED}
 
 NOT_FETCHED = {
+    "digits": "they are a part of scikit-learn",
     "femnist": "run data/femnist/preprocess.sh of LEAF, or set data.source = 'hf:flwrlabs/femnist' and data.client = "
     "'writer_id'",
     "hf:NAME": "the package `datasets` downloads it when it is first used",
@@ -298,9 +313,7 @@ def find_publication(name: str, publications: Mapping[str, Publication] = PUBLIC
     if name not in publications:
         if registered_name(name) in NOT_FETCHED:
             raise UserError(f"{name!r} is not published as files: {NOT_FETCHED[registered_name(name)]}")
-        near = difflib.get_close_matches(name.lower(), publications, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise UserError(f"{name!r} is not published as files: {hint}choose from {', '.join(publications)}")
+        raise UserError(f"{name!r} is not published as files: {suggestion(name, publications)}")
     return publications[name]
 
 

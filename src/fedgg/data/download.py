@@ -16,12 +16,9 @@ import urllib3
 from filelock import FileLock
 from torch import Tensor
 
-from fedgg.data import DATASETS, readers, registered_name
+from fedgg.data import COPIES, DATASETS, readers, registered_name
 from fedgg.data.catalog import PUBLICATIONS, Publication, PublishedFile, count_gaps, find_publication
 from fedgg.data.dataset import Dataset, load, unknown_data_set
-from fedgg.data.mnist_family import find_idx_copies
-from fedgg.data.natural_clients import find_shakespeare
-from fedgg.data.tiny_imagenet import find_tiny_imagenet
 from fedgg.errors import UserError
 from fedgg.files import check_in_place, open_in_place
 
@@ -215,8 +212,7 @@ def _check_source(name: str, folder: Path) -> Finding:
 
 def _check_copies(folder: Path, publication: Publication, strict: bool) -> Iterator[Finding]:
     """Of the data sets whose readers verify the number of examples of each class themselves."""
-    finders = {"tiny-imagenet": find_tiny_imagenet, "shakespeare": find_shakespeare}
-    for copy in finders.get(publication.name, find_idx_copies)(folder, publication):
+    for copy in COPIES[publication.name](folder, publication):
         try:
             summary, original = _summary(copy.read()), copy.is_original()
         except UserError as error:

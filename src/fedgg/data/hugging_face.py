@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,14 @@ _CHUNK = 1000  # images decoded at a time
 
 def load_hugging_face(
     name: str,
-    config: str = "",
-    train: str = "train",
-    test: str = "",
-    input: str = "",
-    label: str = "",
-    client: str = "",
-    size: int = 0,
-    revision: str = "",
+    config: Annotated[str, "its configuration, where it has several"] = "",
+    train: Annotated[str, "the split to train on"] = "train",
+    test: Annotated[str, "the split to test on; test, or a tenth of the training examples, by default"] = "",
+    input: Annotated[str, "the column of inputs; that of images by default"] = "",
+    label: Annotated[str, "the column of labels; that of classes by default"] = "",
+    client: Annotated[str, "the column that names clients, for the split given"] = "",
+    size: Annotated[int, "images are resized to size x size pixels; 0: they are not"] = 0,
+    revision: Annotated[str, "a branch, tag or commit"] = "",
     targets: Targets = "classes",
 ) -> Dataset:
     """A data set of the Hugging Face Hub or of a folder, by the package `datasets`; tried with folders, not the Hub.
@@ -60,10 +60,10 @@ def load_hugging_face(
         x_test, y_test = [x[at] for at in np.flatnonzero(held)], y[held]
         x, y = [x[at] for at in np.flatnonzero(~held)], y[~held]
         owners = None if owners is None else owners[~held]
-    x_train, x_test = _stacked(x, x_test, columns.are_images, source)
+    inputs = _stacked(x, x_test, columns.are_images, source)
     short = Path(name).expanduser().absolute().name  # in titles and file names
     names = columns.class_names() if targets == "classes" else None
-    return from_arrays(x_train, y, x_test, y_test, name=short, classes=names, clients=owners, targets=targets)
+    return from_arrays(inputs[0], y, inputs[1], y_test, name=short, classes=names, clients=owners, targets=targets)
 
 
 def _opened(name: str, config: str, revision: str) -> Mapping[str, Any]:

@@ -177,7 +177,7 @@ class IdxCopy:
         return arrays
 
     @contextmanager
-    def _opened(self, stem: str) -> Iterator[IO[bytes]]:
+    def _opened(self, stem: str) -> Iterator[IO[bytes] | gzip.GzipFile]:
         """The unpacked content of one file. Archives are read in memory: nothing they name is ever written."""
         if self.path.is_file():
             with (
@@ -209,7 +209,7 @@ class IdxCopy:
         return arrays
 
 
-def _idx_array(file: IO[bytes], shape: tuple[int, ...], where: str) -> NDArray[np.uint8]:
+def _idx_array(file: IO[bytes] | gzip.GzipFile, shape: tuple[int, ...], where: str) -> NDArray[np.uint8]:
     """The bytes of one IDX file: two zeros, 8 for bytes, the number of sides, the sides, the values."""
     head = file.read(4 + 4 * len(shape))
     if len(head) < 4 + 4 * len(shape) or head[:4] != bytes((0, 0, 8, len(shape))):

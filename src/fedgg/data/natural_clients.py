@@ -8,7 +8,7 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ TEST_SHARE = 0.1  # of each writer's images, LEAF's default
 _STEPS = ("rem_user_data", "sampled_data", "all_data")  # LEAF's folders before its own split, the last step first
 
 
-def load_femnist(folder: str | Path, writers: int = 0) -> Dataset:
+def load_femnist(folder: str | Path, writers: Annotated[int, "how many, the first by name; 0: all"] = 0) -> Dataset:
     """FEMNIST, handwritten characters 1x28x28 in 62 classes by writer; LEAF's files, not tried against the publisher.
 
     From the JSON files that LEAF's data/femnist/preprocess.sh writes: `train` and `test`, or its last step before
@@ -134,7 +134,8 @@ def _split_images(
     by_writer: Mapping[str, tuple[Images, Labels]],
 ) -> tuple[dict[str, tuple[Images, Labels]], dict[str, tuple[Images, Labels]]]:
     """Drawn, since a writer's images come in the order of the form: digits first."""
-    train, test = {}, {}
+    train: dict[str, tuple[Images, Labels]] = {}
+    test: dict[str, tuple[Images, Labels]] = {}
     for number, (writer, (images, labels)) in enumerate(sorted(by_writer.items())):
         order = stream(0, "femnist split", number).permutation(len(labels))
         count = max(1, round(TEST_SHARE * len(labels)))
@@ -159,7 +160,10 @@ TEST_LINES = 0.2  # of a role's lines, its last ones
 
 
 def load_shakespeare(
-    folder: str | Path, length: int = 80, roles: int = 0, publication: Publication = SHAKESPEARE
+    folder: str | Path,
+    length: Annotated[int, "characters of a sequence"] = 80,
+    roles: Annotated[int, "how many, those with the most text; 0: all"] = 0,
+    publication: Publication = SHAKESPEARE,
 ) -> Dataset:
     """Shakespeare by role, 12,490 sequences of 80 characters for the task next_token; a download of 1.1 MB.
 

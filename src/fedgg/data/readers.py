@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -93,7 +93,11 @@ def load_cifar10(folder: str | Path, publication: Publication = CIFAR10) -> Data
     return _load(Path(folder), publication, "fine")
 
 
-def load_cifar100(folder: str | Path, labels: str = "fine", publication: Publication = CIFAR100) -> Dataset:
+def load_cifar100(
+    folder: str | Path,
+    labels: Annotated[str, "fine, or coarse: the 20 superclasses"] = "fine",
+    publication: Publication = CIFAR100,
+) -> Dataset:
     """CIFAR-100, 60,000 images 3x32x32 in 100 classes; a download of 169 MB.
 
     From `folder` or one level below, with its 100 "fine" classes or its 20 "coarse" ones.

@@ -279,7 +279,10 @@ def test_pooch_stays_silent_and_as_it_was(server: Server, tmp_path: Path, capfd:
     assert pooch.get_logger().level == level
 
 
-@pytest.mark.parametrize(("name", "hint"), [("cifar-10", "did you mean cifar10"), ("digits", "choose from cifar10")])
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("cifar-10", "did you mean .cifar10."), ("digits", "part of scikit-learn"), ("zzz", "choose from cifar10")],
+)
 def test_names_without_files(name: str, hint: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=hint):
         fetch(name, tmp_path)

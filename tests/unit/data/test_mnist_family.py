@@ -95,8 +95,8 @@ def test_names_with_a_dot(tmp_path: Path) -> None:
 
 def test_keras_arrays(tmp_path: Path) -> None:
     content = arrays(10)
-    keys = ("x_train", "y_train", "x_test", "y_test")
-    np.savez(tmp_path / "mnist.npz", **dict(zip(keys, (a.astype(np.uint8) for a in content.values()), strict=True)))
+    x_train, y_train, x_test, y_test = (array.astype(np.uint8) for array in content.values())
+    np.savez(tmp_path / "mnist.npz", x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
     published = small(MNIST, {"mnist.npz": (tmp_path / "mnist.npz").read_bytes()})
     assert_content(load_mnist(tmp_path, published), content)
     with pytest.raises(UserError, match=r"mnist\.npz: SHA-256 .* is not the publisher's"):

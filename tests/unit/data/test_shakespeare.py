@@ -45,7 +45,7 @@ def long_play() -> str:
     draw = np.random.default_rng(0)
     letters = list("abcdefg hIJ,.")
     blocks = []
-    for turn in range(60):
+    for turn in range(64):  # so that a fifth of the lines is not a whole number
         lines = ["".join(draw.choice(letters, 1 + int(draw.integers(9, 30)))) for _ in range(1 + turn % 3)]
         blocks.append(f"ROLE {turn % 3}:\n" + "\n".join(lines) + "\n")
     return "\n".join([*blocks, "BRIEF:\nNo.\n"])
@@ -144,7 +144,7 @@ def test_a_run_by_role_on_next_characters(tmp_path: Path, monkeypatch: pytest.Mo
     assert experiment.data.normalise == "none"
     (finding,) = check("shakespeare", tmp_path, True, {"shakespeare": publication})
     assert finding.ok
-    assert "20 training and 4 test examples 80, 26 classes, 2 clients; the publisher's own bytes" in finding.what
+    assert "24 training and 6 test examples 80, 26 classes, 3 clients; the publisher's own bytes" in finding.what
     result = fedgg.run(experiment, data_folder=tmp_path)
     assert result.experiment.split.clients == 3
     with pytest.raises(UserError, match=r"those of shakespeare are tokens: set task\.name = 'next_token'"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,8 @@ def test_npz_by_name(tmp_path: Path) -> None:
         ("SVHN", "svhn"),
         ("digit", "digits"),
         ("mine.npz", "npz:mine.npz"),
+        ("MNIST", "mnist"),
+        ("tinyimagenet", "tiny-imagenet"),
     ],
 )
 def test_an_unknown_name_meets_its_neighbour(name: str, hint: str) -> None:
@@ -48,6 +51,14 @@ def test_a_name_like_nothing_lists_what_there_is() -> None:
         load("zzz")
     assert "did you mean" not in str(caught.value)
     assert all(name in str(caught.value) for name in DATASETS)
+
+
+@pytest.mark.parametrize("attempt", [load, fetch])
+def test_a_name_that_several_begin_with_lists_them(attempt: Callable[[str, Path], object], tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match="choose from emnist-balanced, emnist-byclass, emnist-bymerge, emnist-digits, em"
+    ):
+        attempt("EMNIST", tmp_path)
 
 
 def test_npz_without_a_file() -> None:

@@ -19,7 +19,7 @@ from fedgg.data import SPLITS
 from fedgg.engines import ENGINES
 from fedgg.errors import UserError
 from fedgg.lab.build import build
-from fedgg.lab.config import Experiment, load_experiment
+from fedgg.lab.config import Experiment, described_settings, load_experiment
 from fedgg.lab.federated_data import load_data
 from fedgg.lab.name_resolution import check_parts
 from fedgg.lab.observer import Observer
@@ -121,6 +121,8 @@ def test_settings_of_registered_data_sets() -> None:
         with pytest.raises(UserError) as caught:
             Experiment(data=settings)
         assert words in str(caught.value)
+    described = {key: row for key, *row in described_settings()}
+    assert described["data.length"] == ["80", "shakespeare: characters of a sequence"]
     with pytest.raises(UserError, match=r"data\.labels = 1: must be text"):
         check_parts(Experiment(data={"source": "cifar100", "labels": 1}))
     with pytest.raises(UserError, match="unknown data set 'cifar'"):
