@@ -50,7 +50,7 @@ def main() -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"test accuracy {100 * run.test_accuracy[-1]:.1f}%")
     print(f"{run.summary['parameters']:,} of {total:,} parameters travel, {run.summary['bytes'] / 1e6:.1f} MB in all")
-    print(f"largest checkpoint {checkpoint / 1e6:.1f} MB, peak memory of the process {peak:.0f} MB")
+    print(f"largest checkpoint {checkpoint / 1e3:.0f} kB, peak memory of the process {peak:.0f} MB")
 
 
 if __name__ == "__main__":
