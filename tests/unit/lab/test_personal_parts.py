@@ -413,3 +413,27 @@ def test_personal_state_is_marked_by_its_name() -> None:
     built = federation(personal__method="fedbn")
     state = by_library(built)[-1]
     assert all(name.startswith(KEPT) for rows in state.memory.values() for name in rows)
+
+
+def test_frozen_parameters_are_in_no_row_and_no_checkpoint(tmp_path: Path) -> None:
+    """Adapters beside a large frozen layer: rows, bytes, client state and checkpoints are of the adapters alone."""
+
+    def adapted() -> nn.Module:
+        torch.manual_seed(1)
+        module = nn.Sequential(nn.Flatten(), nn.Linear(64, 600), nn.Tanh(), nn.Linear(600, 2), nn.Linear(2, 10))
+        module[1].requires_grad_(False)
+        return module
+
+    trained = 600 * 2 + 2 + 2 * 10 + 10
+    for engine, changes in (("fused", {}), ("stacked", {"personal.parameters": ["4.*"]})):
+        chosen = small(engine, rounds=2).changed({"split.clients": 8, **changes})
+        finished = run(chosen, model=adapted, out=tmp_path / engine)
+        shared = trained - (30 if changes else 0)
+        assert finished.summary["parameters"] == shared
+        assert finished.rounds[0]["bytes_up"] == 2 * 8 * shared * len(finished.rounds[0]["clients"])  # and variates
+        assert torch.equal(finished.weights["1.weight"], adapted().double().state_dict()["1.weight"])
+        assert torch.equal(finished.model().get_parameter("module.1.weight"), finished.weights["1.weight"])
+        files = list((tmp_path / engine / "checkpoint").iterdir())
+        assert max(file.stat().st_size for file in files) < 8 * 600 * 64
+    with pytest.raises(UserError, match="'1\\.\\*' matches no trainable parameter"):
+        run(small("loop", personal__parameters=["1.*"]), model=adapted)
