@@ -17,6 +17,7 @@ EXTRAS = {
     "ray": "flower",
     "psutil": "bench",
     "tensorboard": "tensorboard",
+    "optuna": "tune",
 }
 
 
