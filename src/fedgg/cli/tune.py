@@ -82,7 +82,7 @@ def tune(
     reference = next(iter(variants)) if algorithm else base.reference
     study = Study(base.base.changed(changed), variants, trial_seeds, reference)
     chosen = Search(study, spaces(_merged(file_space, _space(space or [])), variants), **choices)
-    folder = out or Path("runs") / f"{file.stem if file else 'tune'}-{study.hash()[:6]}"
+    folder = out or Path("runs") / f"{file.stem if file else 'tune'}-{chosen.hash()[:6]}"
     seeds_shown = f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
     say(f"{described(study.base)}, {seeds_shown}; {chosen.trials} trials of each of {len(study.variants)} algorithms")
     processes = jobs or processes_for(study.base.engine.device)
@@ -144,8 +144,9 @@ class SearchProgress(Observer):
         self.task = bar.add_task(counted(trials, "trial"), total=trials, news="", within="")
 
     def on_start(self, run: str, rounds_done: int, rounds: int) -> None:
+        """Also of trials that an earlier call has finished."""
         self.rounds = rounds
-        self.bar.update(self.task, within=run)
+        self.bar.update(self.task, within=run, advance=1 if rounds_done == rounds else 0)
 
     def on_round(self, run: str, record: dict[str, Any]) -> None:
         self.heartbeat(f"{run}: round {record['round']} of {self.rounds}")

@@ -168,6 +168,10 @@ class Search:
         changes = {**self.study.variants[label], **settings, "name": label, "seed": seed}
         return self.study.base.changed({"data.holdout": self.holdout, **changes})
 
+    def hash(self) -> str:
+        """Identity of the whole search, for a folder of its own; more trials belong to the same."""
+        return hashlib.sha256(" ".join(f"{label} {self.identity(label)}" for label in self.space).encode()).hexdigest()
+
     def identity(self, label: str, handed_in: str = "") -> str:
         """Of everything that decides the trials of a label, but for how many there are; `handed_in`: of objects."""
         space = {key: repr(one) for key, one in self.space[label].items()}

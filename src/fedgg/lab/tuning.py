@@ -128,6 +128,8 @@ def run_search(
             for label in search.space:
                 earlier = [trial for trial in journal.trials if trial.algorithm == label]
                 if len(earlier) >= number:
+                    rounds = search.experiment(label, search.study.seeds[0], {}).rounds
+                    observer.on_start(_name(search, label, number), rounds, rounds)
                     continue
                 proposed = _proposed(search, label, earlier)
                 trial = _play(search, label, number, proposed, engine_of, federation_of, observer)
@@ -157,7 +159,10 @@ def _play(
     experiments = [search.experiment(label, seed, settings) for seed in search.study.seeds]
     name, scores = _name(search, label, number), dict[int, float]()
     with arithmetic(experiments[0]):
-        federations = [federation_of(experiment) for experiment in experiments]
+        try:
+            federations = [federation_of(experiment) for experiment in experiments]
+        except UserError as error:
+            raise UserError(f"{name}, {settings}: {error}") from error
         states, engine = [begin(federation) for federation in federations], engine_of(federations[0])
         rounds = min(federation.last_round for federation in federations)
         observer.on_start(name, 0, rounds)

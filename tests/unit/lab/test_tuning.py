@@ -149,6 +149,13 @@ def test_another_search_and_damage_are_refused(tmp_path: Path) -> None:
         small(out=tmp_path, trials=1)
 
 
+@pytest.mark.slow
+def test_the_number_of_processes_does_not_change_the_trials(tmp_path: Path) -> None:
+    here = small(variants=["fedprox"], trials=3)
+    base = fedgg.Experiment(**SMALL, engine={"name": "workers"})
+    assert fedgg.tune(["fedprox"], base, trials=3, processes=2).trials == here.trials
+
+
 def test_trials_that_diverge_are_not_chosen() -> None:
     result = small(variants=["fedavg"], trials=6, space={"local.lr": [1e30, 0.1]})
     states = {trial.settings["local.lr"]: trial.state for trial in result.trials}
@@ -217,6 +224,11 @@ def test_a_search_file(tmp_path: Path) -> None:
     file.write_text(file.read_text() + "\n[spce]\n")
     with pytest.raises(fedgg.UserError, match=r"unknown key 'spce'; a study has .*space"):
         read_search(file)
+
+
+def test_a_setting_with_which_no_federation_can_be_built_is_named() -> None:
+    with pytest.raises(fedgg.UserError, match=r"FedAvg, trial 1 of 7, {.*'local.batch': 5000}: local.batch = 5000 is"):
+        small(variants=["fedavg"], space={"local.batch": [5000]})
 
 
 def test_own_data_and_model() -> None:
