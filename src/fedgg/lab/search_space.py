@@ -153,6 +153,8 @@ class Search:
         if type(self.trials) is not int or self.trials < 1:
             raise UserError(f"trials = {self.trials!r}: give a whole number from 1")
         for label, space in self.space.items():
+            if fixed := [key for key in ("seed", "name", "data.holdout") if key in space]:
+                raise UserError(f"space of {label}: {fixed[0]} is the same in all trials; leave it out")
             for key, one in space.items():
                 for value in one.ends:  # all mistakes before the first trial
                     try:

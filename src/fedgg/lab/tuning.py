@@ -121,9 +121,7 @@ def run_search(
     if search.study.base.data.holdout == 0:
         observer.on_notice("", f"data.holdout = {HOLDOUT:g} in the trials, which are scored on what clients hold out")
     with _journal(search, folder, given) as journal, ExitStack() as pools:
-        engine_of = _engines(pools, processes)
-
-        federation_of = _builder(given, data_folder)
+        engine_of, federation_of = _engines(pools, processes), _builder(given, data_folder)
         for number in range(1, search.trials + 1):
             for label in search.space:
                 earlier = [trial for trial in journal.trials if trial.algorithm == label]
@@ -161,6 +159,8 @@ def _play(
     with arithmetic(experiments[0]):
         try:
             federations = [federation_of(experiment) for experiment in experiments]
+            if not all(federation.tested for federation in federations):
+                raise UserError(f"no client has an example to hold out at data.holdout = {search.holdout:g}: take more")
         except UserError as error:
             raise UserError(f"{name}, {settings}: {error}") from error
         states, engine = [begin(federation) for federation in federations], engine_of(federations[0])

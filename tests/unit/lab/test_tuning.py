@@ -205,6 +205,7 @@ def test_spaces_for_all_and_for_one() -> None:
         ({"sampler": "tpee"}, "did you mean 'tpe'"),
         ({"pruner": "best"}, "choose from median, hyperband, none"),
         ({"trials": 0}, "trials = 0"),
+        ({"space": {"seed": [1, 2]}}, "seed is the same in all trials"),
     ],
 )
 def test_mistakes_before_the_first_trial(options: dict[str, Any], complaint: str) -> None:
@@ -229,6 +230,13 @@ def test_a_search_file(tmp_path: Path) -> None:
 def test_a_setting_with_which_no_federation_can_be_built_is_named() -> None:
     with pytest.raises(fedgg.UserError, match=r"FedAvg, trial 1 of 7, {.*'local.batch': 5000}: local.batch = 5000 is"):
         small(variants=["fedavg"], space={"local.batch": [5000]})
+
+
+def test_clients_too_small_to_hold_out_an_example() -> None:
+    x, y = np.eye(8), np.arange(8) % 2
+    base = {**SMALL, "split": {"scheme": "iid", "clients": 8, "min_examples": 1}, "local": {"batch": 1}}
+    with pytest.raises(fedgg.UserError, match=r"no client has an example to hold out at data\.holdout = 0\.01"):
+        fedgg.tune(["fedavg"], {**base, "data": {"holdout": 0.01}}, trials=1, data=(x, y, x, y))
 
 
 def test_own_data_and_model() -> None:
