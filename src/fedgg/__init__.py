@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         FedSGD,
         FedYogi,
     )
-    from fedgg.compare_and_sweep import StudyResult, compare, sweep
+    from fedgg.compare_and_sweep import StudyResult, TuningResult, compare, sweep, tune
     from fedgg.core.algorithm import Algorithm, Batch, Client, Number, Server, setting
     from fedgg.core.random_choices import Work
     from fedgg.core.tensor_rows import Rows, dot, length
@@ -65,7 +65,7 @@ __version__ = "0.1.0"
 OLDEST_NUMPY = (2, 0)
 _RENAMED = {"Site": "Client", "Hub": "Server"}
 _HOMES = {
-    "fedgg.compare_and_sweep": ("StudyResult", "compare", "sweep"),
+    "fedgg.compare_and_sweep": ("StudyResult", "TuningResult", "compare", "sweep", "tune"),
     "fedgg.core.algorithm": ("Algorithm", "Batch", "Server", "Number", "Client", "setting"),
     "fedgg.core.random_choices": ("Work",),
     "fedgg.core.tensor_rows": ("Rows", "dot", "length"),
@@ -162,6 +162,7 @@ __all__ = [
     "SplitConfig",
     "Study",
     "StudyResult",
+    "TuningResult",
     "UserError",
     "Work",
     "__version__",
@@ -173,6 +174,7 @@ __all__ = [
     "setting",
     "sweep",
     "trust",
+    "tune",
 ]
 
 # Everything that has no other home is an algorithm.

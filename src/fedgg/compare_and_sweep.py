@@ -1,4 +1,4 @@
-"""`compare` and `sweep` from Python: what the commands of these names do, also with objects of your own."""
+"""`compare`, `sweep` and `tune` from Python: what the commands of these names do, also with objects of your own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,12 @@ from fedgg.lab.parallel_runs import run_here
 from fedgg.lab.run_processes import Given, Job
 from fedgg.lab.run_result import Run
 from fedgg.lab.runner import with_names
-from fedgg.lab.study import check_labels
+from fedgg.lab.search_space import Pruner, Range, Sampler, Search, spaces
+from fedgg.lab.study import Study, check_labels
 from fedgg.lab.study import grid as combinations
 from fedgg.lab.study_folder import Index, listed, place_of
 from fedgg.lab.task_and_metrics import MetricGiven, Objective
+from fedgg.lab.tuning import METRIC, SearchTrial, best_of, final_study, run_search
 from fedgg.report.tables import Table, as_markdown, comparison_tables, write_study_tables
 from fedgg.runfolder.locks import writing_pages
 from fedgg.runfolder.read import read_study
@@ -88,6 +90,70 @@ class StudyResult:
 
     def __str__(self) -> str:
         return f"{self.answer}\n\n{as_markdown(self.tables[0])}"
+
+    def _repr_markdown_(self) -> str:
+        """For notebooks."""
+        return str(self)
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """The trials of a search, and the settings it chose; `print` shows the table."""
+
+    folder: Path | None
+    search: Search = field(repr=False)
+    trials: list[SearchTrial] = field(repr=False)
+
+    @property
+    def best(self) -> dict[str, SearchTrial]:
+        """By label, the finished trial with the highest hold-out accuracy; `.settings` are what was chosen."""
+        return best_of(self.search, self.trials)
+
+    @property
+    def study(self) -> Study:
+        """The chosen settings with seeds that no trial had; its variants, base and seeds are arguments of compare."""
+        return final_study(self.search, self.trials)
+
+    @property
+    def table(self) -> Table:
+        """One row for each algorithm."""
+        rows, best = [], self.best
+        for label in self.search.space:
+            states = [trial.state for trial in self.trials if trial.algorithm == label]
+            count = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+            score = f"{100 * (best[label].score or 0.0):.2f}" if label in best else "none finished"
+            rows.append((label, score, best[label].shown_settings if label in best else "", count))
+        seeds = ", ".join(map(str, self.search.study.seeds))
+        note = (
+            f"Chosen by the {METRIC} on the {100 * self.search.holdout:g}% of their examples that clients held out "
+            f"(seeds {seeds}), of {self.search.trials} trials for each algorithm; the test set was not evaluated."
+        )
+        return Table(
+            "tuned settings", ("algorithm", f"hold-out {METRIC} %", "settings", "trials"), tuple(rows), (note,)
+        )
+
+    def write_figure(self) -> str:
+        """Draw the scores over each setting into the folder; where the figure is, or why there is none."""
+        if self.folder is None:
+            return "no figure: the trials were not kept"
+        try:
+            from fedgg.report.figure_style import save
+            from fedgg.report.run_figures import TrialPanel, trials_figure
+        except ImportError as error:
+            if (without_extra := missing_extra(error)) is None:
+                raise
+            return f"no figure: {without_extra}"
+        panels = []
+        for label, space in self.search.space.items():
+            scored = [trial for trial in self.trials if trial.algorithm == label and trial.scores]
+            for key, one in space.items():
+                values = [(trial.settings[key], trial.last_score, trial.state == "finished") for trial in scored]
+                log, choices = (one.log, ()) if isinstance(one, Range) else (False, one.values)
+                panels.append(TrialPanel(label, key, log, choices, values))
+        return f"figure: {save(trials_figure(panels), self.folder / 'trials.png')}"
+
+    def __str__(self) -> str:
+        return as_markdown(self.table)
 
     def _repr_markdown_(self) -> str:
         """For notebooks."""
@@ -205,6 +271,69 @@ def sweep(
         data_folder=data_folder,
         observer=observer,
     )
+
+
+def tune(
+    variants: Mapping[str, Variant] | Iterable[Variant],
+    experiment: Experiment | dict[str, Any] | None = None,
+    *,
+    space: Mapping[str, Any] | None = None,
+    trials: int = 20,
+    sampler: Sampler = "tpe",
+    pruner: Pruner = "median",
+    seeds: Iterable[int] = (0,),
+    fresh_seeds: Iterable[int] = (),
+    model: ModelGiven | None = None,
+    data: DataGiven | None = None,
+    out: str | os.PathLike[str] | None = None,
+    data_folder: Path | None = None,
+    processes: int = 1,
+    observer: Observer | None = None,
+) -> TuningResult:
+    """Search for the settings of every variant with which clients' hold-out examples are predicted best.
+
+    Variants, `model` and `data` are as in `compare`; an algorithm that is not the library's is named as FILE.py:CLASS.
+    Every variant has the same number of `trials`. `space` has dotted keys, with {"low": 0.001, "high": 1.0, "log":
+    True} or a list of values, and tables of such keys by label; by default the learning rate and what algorithms
+    declare. `seeds` are those of every trial, `fresh_seeds` those of `result.study`, which no trial may have. With
+    `out` finished trials are kept, and the search continues where it was stopped. Of the observer `on_start`,
+    `on_client`, `on_round` and, after every trial, `on_notice` are called.
+    """
+    base = Experiment(**experiment) if isinstance(experiment, dict) else experiment or Experiment()
+    labelled = {label: _settings_of(label, variant) for label, variant in _labelled(variants).items()}
+    shared = None if data is None else dataset_of(data).to(chosen_device(base))
+    if data is not None:  # clients that come with the data are the split
+        split = with_given_clients(with_names(base, None, data, None), data, data_folder).split
+        base = base.changed({"split.scheme": split.scheme, "split.clients": split.clients})
+    study = Study(base, labelled, _whole(seeds), next(iter(labelled), ""))
+    search = Search(study, spaces(space or {}, labelled), trials, sampler, pruner, _whole(fresh_seeds))
+    folder = None if out is None else Path(out)
+    trials_run = run_search(
+        search,
+        folder,
+        observer=observer or Observer(),
+        processes=processes,
+        given=Given(model, shared),
+        data_folder=data_folder,
+    )
+    result = TuningResult(folder, search, trials_run)
+    if folder is not None and observer is not None:
+        observer.on_notice("", result.write_figure())
+    return result
+
+
+def _settings_of(label: str, variant: Variant) -> dict[str, Any]:
+    """A variant by dotted keys; of an algorithm the settings that are not its defaults, which are searched."""
+    if isinstance(variant, Mapping):
+        return flat(dict(variant))
+    if isinstance(variant, str) and ":" in variant:  # FILE.py:CLASS
+        return {"algorithm.name": variant}
+    algorithm = given_algorithm(variant)
+    name = with_names(Experiment(), None, None, algorithm).algorithm.name
+    if name.startswith("python:"):
+        raise UserError(f"{label}: trials name their algorithm, and this one has no name: give it as FILE.py:CLASS")
+    values = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if getattr(algorithm, f.name) != f.default}
+    return {"algorithm.name": name, **{f"algorithm.{key}": value for key, value in values.items()}}
 
 
 def _whole(seeds: Any) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ EXTRAS = {
     "ray": "flower",
     "psutil": "bench",
     "tensorboard": "tensorboard",
+    "optuna": "tune",
 }
 
 

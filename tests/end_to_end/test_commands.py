@@ -35,6 +35,7 @@ COMMANDS = (
     ["resume"],
     ["compare"],
     ["sweep"],
+    ["tune"],
     ["reproduce"],
     ["report"],
     ["watch"],
@@ -191,6 +192,46 @@ def test_sweep() -> None:
     assert {path.name for path in Path("grid").iterdir() if path.is_dir()} == {"mu=0", "mu=0.1"}
     assert "mu=0.1" in Path("grid/accuracy.csv").read_text()
     assert "Sweep over mu on digits" in Path("grid/report.html").read_text(encoding="utf-8")
+
+
+def test_tune_stopped_and_continued_then_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna", reason="needs the extra `tune`")
+    from fedgg.cli.tune import SearchProgress
+    from fedgg.lab.study import load_study
+
+    space = ["--space", "local.lr=0.01..1:log", "--space", "fedprox@algorithm.mu=0.01,0.1"]
+    search = ["--algorithm", "fedavg", "--algorithm", "fedprox", "--trials", "2", "--rounds", "2", *QUICK, *space]
+    rounds_played: list[str] = []
+
+    def stop(self: SearchProgress, run: str, record: dict[str, Any]) -> None:
+        rounds_played.append(run)
+        if len(rounds_played) == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SearchProgress, "on_round", stop)
+        fedgg_("tune", *search, "--out", "tuned", code=130)
+    assert rounds_played[-1] == "fedprox, trial 1 of 2"
+    assert len(Path("tuned/trials.jsonl").read_text().splitlines()) == 1
+    text = fedgg_("tune", *search, "--out", "tuned")
+    assert "fedgg compare tuned/winners.toml" in text
+    assert Path("tuned/trials.png").read_bytes().startswith(PNG)
+    trials = [json.loads(line) for line in Path("tuned/trials.jsonl").read_text().splitlines()]
+    assert [trial["algorithm"] for trial in trials] == ["fedavg", "fedprox"] * 2
+    assert {trial["settings"]["algorithm.mu"] for trial in trials[1::2]} <= {0.01, 0.1}
+    study = load_study(Path("tuned/winners.toml"))
+    assert study.seeds == (1, 2, 3)
+    final = fedgg.run(study.experiment("fedprox", 1))
+    assert final.experiment.algorithm.settings["mu"] in (0.01, 0.1)
+
+
+@pytest.mark.slow
+def test_the_winners_of_a_search_are_compared() -> None:
+    pytest.importorskip("optuna", reason="needs the extra `tune`")
+    fedgg_("tune", "--algorithm", "fedavg", "--trials", "1", "--rounds", "1", *QUICK, "--out", "tuned")
+    text = fedgg_("compare", "tuned/winners.toml", "--out", "final")
+    assert "fedavg" in text
+    assert sorted(path.name for path in Path("final/fedavg").iterdir()) == ["seed-1", "seed-2", "seed-3"]
 
 
 def test_report() -> None:

@@ -30,9 +30,14 @@ class FedACG(Algorithm):
 
     when: ClassVar[str] = "few of many clients take part in a round; no client state, no extra traffic"
 
-    momentum: Number = setting(0.85, "server momentum, also of the look-ahead", "Kim et al. 2024: 0.85")
+    momentum: Number = setting(
+        0.85, "server momentum, also of the look-ahead", "Kim et al. 2024: 0.85", search=(0.5, 0.95)
+    )
     mu: Number = setting(
-        1e-3, "weight of the proximal term around the sent model", "the authors' code, which leaves out the 1/2"
+        1e-3,
+        "weight of the proximal term around the sent model",
+        "the authors' code, which leaves out the 1/2",
+        search=(1e-4, 0.1),
     )
 
     def neutral(self) -> FedACG:

@@ -24,8 +24,10 @@ class FedAvgM(Algorithm):
 
     when: ClassVar[str] = "few clients a round, so that updates vary from round to round; no extra traffic"
 
-    momentum: Number = setting(0.9, "server momentum beta", "Hsu et al. 2019, Sec. 4.3: the setting shown throughout")
-    server_lr: Number = setting(1.0, "server learning rate", "Hsu et al. 2019: 1")
+    momentum: Number = setting(
+        0.9, "server momentum beta", "Hsu et al. 2019, Sec. 4.3: the setting shown throughout", search=(0.5, 0.99)
+    )
+    server_lr: Number = setting(1.0, "server learning rate", "Hsu et al. 2019: 1", search=(0.1, 2.0))
 
     def neutral(self) -> FedAvgM:
         return replace(self, momentum=0.0, server_lr=1.0)

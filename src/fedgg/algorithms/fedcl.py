@@ -30,7 +30,9 @@ class FedCL(Algorithm):
     when: ClassVar[str] = "the server has a few examples of its own (data.proxy); no client state"
     needs_proxy: ClassVar[bool] = True
 
-    lam: Number = setting(1.0, "weight of the penalty", "ours: the paper tunes it; 0.1 to 100 do not hurt on digits")
+    lam: Number = setting(
+        1.0, "weight of the penalty", "ours: the paper tunes it; 0.1 to 100 do not hurt on digits", search=(0.1, 100.0)
+    )
 
     def neutral(self) -> FedCL:
         return replace(self, lam=0.0)

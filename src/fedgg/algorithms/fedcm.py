@@ -42,7 +42,9 @@ class FedCM(Algorithm):
 
     when: ClassVar[str] = "few of many clients take part in a round; no client state, 1.5 times the traffic"
 
-    alpha: Number = setting(0.1, "share of the client's gradient, above 0", "Xu et al. 2021: 0.1", positive=True)
+    alpha: Number = setting(
+        0.1, "share of the client's gradient, above 0", "Xu et al. 2021: 0.1", positive=True, search=(0.05, 0.5)
+    )
 
     def neutral(self) -> FedCM:
         return replace(self, alpha=1.0)

@@ -36,7 +36,9 @@ class FedCurv(Algorithm):
     when: ClassVar[str] = "clients forget each other's classes, and three times the traffic is acceptable"
     look_passes: ClassVar[float] = 3.0  # the gradient of each example, once a round
 
-    lam: Number = setting(1.0, "weight of the penalty", "ours: the paper tunes it; 0.01 to 10 do not hurt on digits")
+    lam: Number = setting(
+        1.0, "weight of the penalty", "ours: the paper tunes it; 0.01 to 10 do not hurt on digits", search=(0.01, 10.0)
+    )
 
     def neutral(self) -> FedCurv:
         return replace(self, lam=0.0)

@@ -40,7 +40,11 @@ class FedDyn(Algorithm):
     when: ClassVar[str] = "the same clients take part often: it ends at the optimum, with no extra traffic"
 
     alpha: Number = setting(
-        0.01, "weight of the dynamic regulariser", "Acar et al. 2021: 0.01; they tried 0.001 to 0.1", positive=True
+        0.01,
+        "weight of the dynamic regulariser",
+        "Acar et al. 2021: 0.01; they tried 0.001 to 0.1",
+        positive=True,
+        search=(1e-3, 1.0),
     )
     mean: Literal["share", "uniform"] = setting(
         "share", "how clients are weighted", "the same weights as in the other algorithms; the paper: uniform"

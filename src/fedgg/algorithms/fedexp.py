@@ -37,6 +37,7 @@ class FedExP(Algorithm):
         "the authors' code: 0.001 for CIFAR, 0.1 for EMNIST",
         positive=True,
         may_be_infinite=True,
+        search=(1e-4, 0.1),
     )
 
     def neutral(self) -> FedExP:

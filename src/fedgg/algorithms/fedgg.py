@@ -32,7 +32,9 @@ class FedGG(Algorithm):
 
     when: ClassVar[str] = "labels are skewed and traffic is expensive: clients store a model, no extra traffic"
 
-    mu: Number = setting(0.01, "factor of the adaptive weight (Eq. 10)", "paper, Sec. 4.2: best of 0.001 to 1")
+    mu: Number = setting(
+        0.01, "factor of the adaptive weight (Eq. 10)", "paper, Sec. 4.2: best of 0.001 to 1", search=(1e-3, 1.0)
+    )
     lam: Number = setting(5e-8, "the fixed weight lambda, used when weight is fixed", "paper, Sec. 4.4: the best")
     weight: Literal["adaptive", "fixed"] = setting("adaptive", "which of the two weights", "paper: adaptive")
     gradient: Literal["exact", "printed"] = setting(

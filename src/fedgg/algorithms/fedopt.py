@@ -44,10 +44,10 @@ class FedAdam(Algorithm):
 
     when: ClassVar[str] = "parameters need very different step sizes (embeddings, rare classes); tune server_lr"
 
-    server_lr: Number = setting(0.01, "server learning rate", SERVER_LR)
+    server_lr: Number = setting(0.01, "server learning rate", SERVER_LR, search=(1e-3, 1.0))
     beta1: Number = setting(0.9, "decay rate of the server's mean of updates", BETA1)
     beta2: Number = setting(0.99, "decay rate of the server's mean of squared updates", BETA2)
-    tau: Number = setting(1e-3, "adaptivity: added to the root of v", TAU, positive=True)
+    tau: Number = setting(1e-3, "adaptivity: added to the root of v", TAU, positive=True, search=(1e-5, 0.1))
 
     def neutral(self) -> FedAdam:
         return replace(self, server_lr=2.0, beta1=0.0, beta2=1.0, tau=1.0)
@@ -67,10 +67,10 @@ class FedYogi(Algorithm):
 
     when: ClassVar[str] = "as FedAdam, if large updates are rare: its step size recovers more slowly after one"
 
-    server_lr: Number = setting(0.01, "server learning rate", SERVER_LR)
+    server_lr: Number = setting(0.01, "server learning rate", SERVER_LR, search=(1e-3, 1.0))
     beta1: Number = setting(0.9, "decay rate of the server's mean of updates", BETA1)
     beta2: Number = setting(0.99, "1 - beta2 is the rate at which v follows the squared updates", BETA2)
-    tau: Number = setting(1e-3, "adaptivity: added to the root of v", TAU, positive=True)
+    tau: Number = setting(1e-3, "adaptivity: added to the root of v", TAU, positive=True, search=(1e-5, 0.1))
 
     def neutral(self) -> FedYogi:
         return replace(self, server_lr=2.0, beta1=0.0, beta2=1.0, tau=1.0)
@@ -90,9 +90,9 @@ class FedAdagrad(Algorithm):
 
     when: ClassVar[str] = "some parameters are rarely updated (sparse inputs), training is short; tune server_lr"
 
-    server_lr: Number = setting(0.1, "server learning rate", SERVER_LR)
+    server_lr: Number = setting(0.1, "server learning rate", SERVER_LR, search=(1e-3, 1.0))
     beta1: Number = setting(0.0, "decay rate of the server's mean of updates", BETA1)
-    tau: Number = setting(1e-3, "adaptivity: added to the root of v", TAU, positive=True)
+    tau: Number = setting(1e-3, "adaptivity: added to the root of v", TAU, positive=True, search=(1e-5, 0.1))
 
     def neutral(self) -> FedAdagrad:
         return replace(self, server_lr=2.0**51, beta1=0.0, tau=2.0**50)

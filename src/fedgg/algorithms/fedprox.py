@@ -20,7 +20,9 @@ class FedProx(Algorithm):
 
     when: ClassVar[str] = "clients drift far in long local training; a large mu slows all clients down"
 
-    mu: Number = setting(0.01, "weight of the proximal term", "the FedGG paper's setting; Li et al. tried 0.001 to 1")
+    mu: Number = setting(
+        0.01, "weight of the proximal term", "the FedGG paper's setting; Li et al. tried 0.001 to 1", search=(1e-3, 1.0)
+    )
 
     def neutral(self) -> FedProx:
         return replace(self, mu=0.0)

@@ -40,7 +40,10 @@ class MOON(Algorithm):
     needs_representation: ClassVar[bool] = True
 
     mu: Number = setting(
-        1.0, "weight of the contrast", "Li et al. 2021: of 0.1 to 10 the best on CIFAR-100; 5 on CIFAR-10"
+        1.0,
+        "weight of the contrast",
+        "Li et al. 2021: of 0.1 to 10 the best on CIFAR-100; 5 on CIFAR-10",
+        search=(0.1, 10.0),
     )
     temperature: Number = setting(
         0.5, "tau: similarities are divided by it", "Li et al. 2021, Sec. 4.1: 0.5", positive=True

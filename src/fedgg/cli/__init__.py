@@ -12,7 +12,7 @@ import click
 import typer
 
 from fedgg import __version__, check_numpy
-from fedgg.cli import bench, check, compare_and_sweep, data, flower, listing, report, reproduce, run
+from fedgg.cli import bench, check, compare_and_sweep, data, flower, listing, report, reproduce, run, tune
 from fedgg.cli.terminal import OutputLost, close_output, complain, confirm, prepare_output, say
 from fedgg.errors import UserError, missing_extra
 from fedgg.lab.trusted_code import ask_with
@@ -30,6 +30,7 @@ app.command("run")(run.run)
 app.command("resume")(run.resume)
 app.command("compare")(compare_and_sweep.compare)
 app.command("sweep")(compare_and_sweep.sweep)
+app.command("tune")(tune.tune)
 app.command("reproduce")(reproduce.reproduce)
 app.command("report")(report.report)
 app.command("watch")(report.watch)

@@ -28,14 +28,23 @@ Number = float | Tensor  # a hyper-parameter: one value, or one for each row [K,
 Weighing = Literal["examples", "clients"]  # how clients count in the problem that is solved
 
 
-def setting(default: Any, about: str, origin: str, *, positive: bool = False, may_be_infinite: bool = False) -> Any:
+def setting(
+    default: Any,
+    about: str,
+    origin: str,
+    *,
+    positive: bool = False,
+    may_be_infinite: bool = False,
+    search: tuple[float, float] | None = None,
+) -> Any:
     """A hyper-parameter of an algorithm or aggregation rule, with its meaning and the source of its default.
 
     `fedgg list` shows both. Numbers are zero or more and finite; `positive`: zero is refused too, because something is
-    divided by it; `may_be_infinite`: infinity has a meaning.
+    divided by it; `may_be_infinite`: infinity has a meaning. `search`: the range in which `fedgg tune` looks for it, on
+    a logarithmic scale where it spans a factor of ten.
     """
-    metadata = {"about": about, "origin": origin, "positive": positive, "may_be_infinite": may_be_infinite}
-    return field(default=default, metadata=metadata)
+    limits = {"positive": positive, "may_be_infinite": may_be_infinite}
+    return field(default=default, metadata={"about": about, "origin": origin, **limits, "search": search})
 
 
 def what_it_must_be(value: Any, kind: Any, limits: Mapping[str, Any] | None = None) -> str | None:

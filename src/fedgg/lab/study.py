@@ -110,10 +110,14 @@ def _shown(value: Any) -> str:
 
 def load_study(path: Path) -> Study:
     """A TOML file: `seeds`, `reference`, `[experiment]`, and `[variants.LABEL]` tables of dotted keys."""
-    content = read_toml(path)
+    return study_in(read_toml(path), path)
+
+
+def study_in(content: Mapping[str, Any], path: Path, *others: str) -> Study:
+    """The study in the content of a file; `others` are keys that have been read already."""
     known = {"seeds", "reference", "experiment", "variants"}
     if unknown := sorted(content.keys() - known):
-        raise UserError(f"{path}: unknown key {unknown[0]!r}; a study has {', '.join(sorted(known))}")
+        raise UserError(f"{path}: unknown key {unknown[0]!r}; a study has {', '.join(sorted({*known, *others}))}")
     for key in ("experiment", "variants"):
         if not isinstance(content.get(key, {}), dict):
             raise UserError(f"{path}: {key} must be a table, got {content[key]!r}")

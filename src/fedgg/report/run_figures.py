@@ -1,16 +1,16 @@
-"""Figures of runs: curves of scores and losses, diagnostics, clients, sweeps. Matplotlib without its global state."""
+"""Figures of runs: curves of scores and losses, diagnostics, clients, sweeps, trials. Without Matplotlib's global state."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FormatStrFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
 from fedgg.analysis.chart_data import HISTORIES, SweepGrid, client_columns, client_measures
 from fedgg.analysis.compare import Spread, spread
@@ -241,6 +241,58 @@ def sweep_figure(study: StudyRecord, grid: SweepGrid, measure: Measure | None = 
     axes.set_xticks(range(len(across)), [shortened(value, 14) for value in across])
     axes.set_xlabel(shortened(keys[-1], 40))
     axes.set_title(f"final {measure.title}, mean over seeds", loc="left", fontsize=8, color="#555555")
+    return figure
+
+
+@dataclass(frozen=True)
+class TrialPanel:
+    """The trials of an algorithm over one of its settings."""
+
+    label: str
+    key: str
+    log: bool
+    choices: Sequence[Any]  # of a setting that has no range; otherwise empty
+    trials: Sequence[tuple[Any, float, bool]]  # value, score, whether it finished
+
+
+MOST_PANELS = 60  # in the figure of a search
+
+
+@styled
+def trials_figure(panels: Sequence[TrialPanel]) -> Figure:
+    """Hold-out accuracy over each setting that was searched, one row of panels for each algorithm."""
+    panels = panels[:MOST_PANELS]
+    rows = {
+        label: [panel for panel in panels if panel.label == label] for label in dict.fromkeys(p.label for p in panels)
+    }
+    columns = max((len(row) for row in rows.values()), default=1)
+    figure = blank(3.2 * columns + 0.6, 2.3 * max(len(rows), 1) + 0.4)
+    grid = figure.subplots(max(len(rows), 1), columns, squeeze=False, sharey=True)
+    for axes in grid.flat:
+        axes.set_visible(False)
+    for at, (label, row) in enumerate(rows.items()):
+        for axes, panel in zip(grid[at], row, strict=False):
+            axes.set_visible(True)
+            values = [panel.choices.index(one[0]) if panel.choices else one[0] for one in panel.trials]
+            for finished, marker in ((True, "o"), (False, "x")):
+                chosen = [place for place, trial in enumerate(panel.trials) if trial[2] == finished]
+                scores = [panel.trials[place][1] for place in chosen]
+                axes.plot(
+                    [values[place] for place in chosen], scores, marker, color=COLOURS[2], markersize=4, alpha=0.8
+                )
+            if panel.log:
+                axes.set_xscale("log")
+                axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+                axes.xaxis.set_minor_formatter(NullFormatter())
+            if panel.choices:
+                axes.set_xticks(range(len(panel.choices)), [shortened(str(one), 12) for one in panel.choices])
+                axes.set_xlim(-0.5, len(panel.choices) - 0.5)
+            axes.set_xlabel(panel.key)
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        first_axes = grid[at][0]
+        first_axes.set_ylabel("hold-out accuracy")
+        first_axes.set_title(shortened(label, 40), loc="left")
+    figure.suptitle("points: finished trials, crosses: pruned or diverged ones", fontsize=8, color="#555555")
     return figure
 
 

@@ -49,8 +49,10 @@ def test_runs_and_comparisons_need_no_extra(bare: dict[str, str], tmp_path: Path
 
 @pytest.mark.parametrize(
     ("words", "extra"),
-    [(("data", "fetch", "svhn"), "data"), (("bench",), "bench")],
-    ids=["data", "bench"],
+    [(("data", "fetch", "svhn"), "data"), (("bench",), "bench"), (("tune", "--out", "{folder}/tuned"), "tune")],
+    ids=["data", "bench", "tune"],
 )
 def test_a_missing_extra_is_named(bare: dict[str, str], tmp_path: Path, words: tuple[str, ...], extra: str) -> None:
+    words = tuple(word.format(folder=tmp_path) for word in words)
     assert f"pip install 'fedgg[{extra}]'" in fedgg(bare | {"FEDGG_DATA": str(tmp_path)}, *words, code=2)
+    assert not (tmp_path / "tuned").exists()

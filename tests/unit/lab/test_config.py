@@ -165,17 +165,17 @@ def test_threads_are_part_of_a_runs_identity_unless_workers_have_one_each() -> N
         (
             {"local.clip": 3},
             (
-                "[local] has epochs, batch, ",
+                "[local] has epochs, steps, part, batch, ",
                 "elsewhere: 'privacy.clip' (length that no client's message",
                 "'robust.clip'",
             ),
         ),
         (
-            {"server.lr": 3},
+            {"server.momentum": 3},
             (
-                "[server] has cohort, ",
-                "elsewhere: 'algorithm.server_lr' of fedavgm, fedadagrad, fedadam, fedyogi",
-                "'local.lr' (learning rate",
+                "[server] has cohort, lr, ",
+                "elsewhere: 'algorithm.momentum' of fedavgm, fedacg",
+                "'local.momentum' (of SGD",
             ),
         ),
         ({"server.server_lr": 3}, ("elsewhere: 'algorithm.server_lr' of fedavgm, fedadagrad, fedadam, fedyogi",)),
@@ -205,7 +205,7 @@ def test_mistakes_in_one_line(changes: dict[str, Any], words: tuple[str, ...]) -
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize(("key", "wrong"), [("local.clip", "privacy.clip"), ("server.lr", "local.lr")])
+@pytest.mark.parametrize(("key", "wrong"), [("local.clip", "privacy.clip"), ("server.momentum", "local.momentum")])
 def test_a_key_of_another_section_is_not_what_was_meant(key: str, wrong: str) -> None:
     """It has the same last word and another meaning."""
     with pytest.raises(UserError) as caught:

@@ -59,7 +59,7 @@ def test_fedsgd_is_gradient_descent_under_torchs_schedulers(schedule: dict[str, 
     start = build(chosen, data=(x, y, x, y)).net.start
     torch.nn.utils.vector_to_parameters(start[0], module.parameters())
     optimiser = torch.optim.SGD(module.parameters(), lr=lr * server_lr)
-    schedulers = torch.optim.lr_scheduler
+    schedulers: Any = torch.optim.lr_scheduler
     reference: Any = {
         "cosine": lambda: schedulers.CosineAnnealingLR(optimiser, rounds, eta_min=0.1 * lr * server_lr),
         "linear": lambda: schedulers.LinearLR(optimiser, 1.0, 0.0, rounds),

@@ -1,0 +1,376 @@
+"""Search for settings (`fedgg tune`): the same number of trials for every algorithm, proposed by Optuna.
+
+A trial is a run without a folder, scored on the examples that clients hold out (`data.holdout`); the test set is not
+evaluated. Every finished trial is a line of trials.jsonl, and Optuna's studies are made anew from the lines. What trial
+k of an algorithm tries depends on the seed, the algorithm, k and its earlier trials only, so that a search that was
+killed ends as it would have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import tomli_w
+import torch
+
+from fedgg.core.evaluation import Score
+from fedgg.core.random_choices import torch_seed
+from fedgg.data.dataset import Dataset
+from fedgg.engines import Engine, Fused, Workers
+from fedgg.errors import UserError, missing_extra
+from fedgg.files import parse_lines, read_bytes, read_json, write_json, write_text, writing_to
+from fedgg.lab.build import Federation, build, chosen_device
+from fedgg.lab.config import FOLLOW_THE_DATA, Experiment
+from fedgg.lab.engine_setup import arithmetic
+from fedgg.lab.federated_data import load_data, with_given_clients
+from fedgg.lab.name_resolution import build_engine
+from fedgg.lab.observer import Observer
+from fedgg.lab.one_round import Diverged, begin, close_before_looking, next_job, train
+from fedgg.lab.run_processes import Given
+from fedgg.lab.runner import make_workers, with_names
+from fedgg.lab.search_space import HOLDOUT, Search
+from fedgg.lab.study import Study
+from fedgg.runfolder.checksums import KEY, LineChecksums, append_checked, with_checksum, without_checksum
+from fedgg.runfolder.locks import InUse, LockFile
+
+if TYPE_CHECKING:
+    import optuna
+
+METRIC = "accuracy"  # of the hold-out examples; higher is better
+STARTUP = 5  # trials of an algorithm that are drawn at random, and not pruned by the median
+TRIALS, INDEX, STUDY, LOCK = "trials.jsonl", "tuning.json", "winners.toml", "tuning.lock"
+RESTORE = "put the file back, or choose another folder"
+NOTHING_GIVEN = Given()
+
+
+@dataclass(frozen=True)
+class SearchTrial:
+    """One setting of an algorithm that was tried."""
+
+    algorithm: str  # the label
+    number: int  # from 1
+    settings: dict[str, Any]
+    scores: dict[int, float]  # hold-out accuracy by round, the mean over the seeds
+    state: Literal["finished", "pruned", "diverged"]
+    why: str = ""
+    pruner_state: dict[str, Any] = field(default_factory=dict)  # what Hyperband has noted of it
+
+    @property
+    def last_score(self) -> float:
+        """After the last round that was evaluated."""
+        return self.scores[max(self.scores)]
+
+    @property
+    def score(self) -> float | None:
+        """After the last round; None where the trial did not finish."""
+        return self.last_score if self.state == "finished" else None
+
+    @property
+    def shown_settings(self) -> str:
+        values = {key: f"{one:.4g}" if isinstance(one, float) else str(one) for key, one in self.settings.items()}
+        return ", ".join(f"{key} = {value}" for key, value in values.items())
+
+    def sentence(self) -> str:
+        if self.score is not None:
+            return f"hold-out {METRIC} {100 * self.score:.2f}% ({self.shown_settings})"
+        last = f" after round {max(self.scores)}" if self.state == "pruned" else ""
+        return f"{self.state}{last}{f': {self.why}' if self.why else ''} ({self.shown_settings})"
+
+
+def best_of(search: Search, trials: Sequence[SearchTrial]) -> dict[str, SearchTrial]:
+    """By label, the finished trial with the highest hold-out accuracy, of equal ones the first."""
+    finished = {
+        label: [trial for trial in trials if trial.algorithm == label and trial.score is not None]
+        for label in search.space
+    }
+    return {label: max(ended, key=lambda trial: trial.score or 0.0) for label, ended in finished.items() if ended}
+
+
+def final_study(search: Search, trials: Sequence[SearchTrial]) -> Study:
+    """The chosen settings with seeds that no trial had; of `data.holdout` what the experiment says, not the trials."""
+    study = search.study
+    variants = {label: {**study.variants[label], **best.settings} for label, best in best_of(search, trials).items()}
+    if not variants:
+        raise UserError("no trial finished, so there is nothing to choose from: search smaller learning rates")
+    reference = study.reference if study.reference in variants else next(iter(variants))
+    return Study(study.base, variants, search.fresh_seeds, reference)
+
+
+def run_search(
+    search: Search,
+    folder: Path | None,
+    *,
+    observer: Observer,
+    processes: int = 1,
+    given: Given = NOTHING_GIVEN,
+    data_folder: Path | None = None,
+    command: str | None = None,
+) -> list[SearchTrial]:
+    """Run the trials that are missing in the folder, in turns of the algorithms, and write the final study."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise missing_extra(error) or error from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    if search.study.base.data.holdout == 0:
+        observer.on_notice("", f"data.holdout = {HOLDOUT:g} in the trials, which are scored on what clients hold out")
+    with _journal(search, folder, given) as journal, ExitStack() as pools:
+        engine_of, federation_of = _engines(pools, processes), _builder(given, data_folder)
+        for number in range(1, search.trials + 1):
+            for label in search.space:
+                earlier = [trial for trial in journal.trials if trial.algorithm == label]
+                if len(earlier) >= number:
+                    rounds = search.experiment(label, search.study.seeds[0], {}).rounds
+                    observer.on_start(_name(search, label, number), rounds, rounds)
+                    continue
+                proposed = _proposed(search, label, earlier)
+                trial = _play(search, label, number, proposed, engine_of, federation_of, observer)
+                trial = replace(trial, pruner_state=dict(proposed.study.trials[-1].system_attrs))
+                journal.add(trial)
+                observer.on_notice(_name(search, label, number), trial.sentence())
+    trials = [trial for trial in journal.trials if trial.algorithm in search.space and trial.number <= search.trials]
+    for label in search.space.keys() - best_of(search, trials).keys():
+        observer.on_notice("", f"no trial of {label} finished: it is left out of the final study")
+    if folder is not None and given == NOTHING_GIVEN:  # objects from Python have no name in a file
+        with writing_to(folder):
+            write_text(folder / STUDY, _study_file(search, final_study(search, trials), command))
+    return trials
+
+
+def _play(
+    search: Search,
+    label: str,
+    number: int,
+    proposed: optuna.trial.Trial,
+    engine_of: Callable[[Federation], Engine],
+    federation_of: Callable[[Experiment], Federation],
+    observer: Observer,
+) -> SearchTrial:
+    """One trial: all its seeds in step, so that it can be pruned by the mean of their scores."""
+    settings = proposed.params
+    experiments = [search.experiment(label, seed, settings) for seed in search.study.seeds]
+    name, scores = _name(search, label, number), dict[int, float]()
+    with arithmetic(experiments[0]):
+        try:
+            federations = [federation_of(experiment) for experiment in experiments]
+            if not all(federation.tested for federation in federations):
+                raise UserError(f"no client has an example to hold out at data.holdout = {search.holdout:g}: take more")
+        except UserError as error:
+            raise UserError(f"{name}, {settings}: {error}") from error
+        states, engine = [begin(federation) for federation in federations], engine_of(federations[0])
+        rounds = min(federation.last_round for federation in federations)
+        observer.on_start(name, 0, rounds)
+        for round_ in range(1, rounds + 1):
+            values, losses = list[float](), list[float]()
+            try:
+                for place, federation in enumerate(federations):
+                    job = next_job(federation, states[place])
+                    ends = train(job, engine, partial(observer.on_client, name))
+                    closed = close_before_looking(federation, states[place], job, ends, 0.0)
+                    states[place] = closed.state
+                    losses += [float(end.loss) for end in closed.played.kept.values()]
+                    if looks := [look for look in closed.looks if look.client is not None]:
+                        values.append(_mean(engine.score(looks), round_))
+            except Diverged as end:
+                return SearchTrial(label, number, settings, scores, "diverged", str(end))
+            record: dict[str, Any] = {"round": round_, "train_loss": math.fsum(losses) / len(losses), "lost": []}
+            if values:
+                scores[round_] = math.fsum(values) / len(values)
+                record[f"holdout_{METRIC}"] = scores[round_]
+                proposed.report(scores[round_], round_)
+            observer.on_round(name, record)
+            if values and round_ < rounds and proposed.should_prune():
+                return SearchTrial(label, number, settings, scores, "pruned")
+    return SearchTrial(label, number, settings, scores, "finished")
+
+
+def _name(search: Search, label: str, number: int) -> str:
+    return f"{label}, trial {number} of {search.trials}"
+
+
+def _mean(scores: list[Score], round_: int) -> float:
+    """The accuracy on all hold-out examples; Diverged where a loss is not finite."""
+    if not all(math.isfinite(score.loss) for score in scores):
+        raise Diverged(f"the hold-out loss is not finite after round {round_}", [])
+    return sum(score.accuracy * score.examples for score in scores) / sum(score.examples for score in scores)
+
+
+def _builder(given: Given, data_folder: Path | None) -> Callable[[Experiment], Federation]:
+    """Builds the federations of trials; all have one copy of their data."""
+
+    @cache
+    def data_set(source: str, device: torch.device) -> Dataset:
+        return load_data(source, data_folder).to(device)
+
+    def federation_of(experiment: Experiment) -> Federation:
+        experiment = with_given_clients(with_names(experiment, given.model, given.data, None), given.data, data_folder)
+        data = data_set(experiment.data.source, chosen_device(experiment)) if given.data is None else given.data
+        return build(experiment, model=given.model, data=data)
+
+    return federation_of
+
+
+def _engines(pools: ExitStack, processes: int) -> Callable[[Federation], Engine]:
+    """The engine of a trial; one pool of workers serves all trials. On a CPU the bits are the same for any number."""
+    pool: list[Workers] = []
+
+    def engine_of(federation: Federation) -> Engine:
+        if federation.engine != "workers":
+            return build_engine(federation.engine, federation.experiment.engine)
+        if processes == 1 and federation.experiment.engine.name == "auto":
+            return Fused()
+        if not pool:
+            pool.append(pools.enter_context(make_workers(federation.experiment.engine, processes)))
+        return pool[0]
+
+    return engine_of
+
+
+# Optuna --------------------------------------------------------------------------------------------------------------
+
+
+def _proposed(search: Search, label: str, earlier: Sequence[SearchTrial]) -> optuna.trial.Trial:
+    """The next trial of an algorithm, by a study and a sampler of its own: see the module's docstring."""
+    import optuna
+    from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
+    from optuna.samplers import RandomSampler, TPESampler
+    from optuna.trial import TrialState, create_trial
+
+    rounds = search.experiment(label, search.study.seeds[0], {}).rounds
+    pruners: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
+        "median": partial(MedianPruner, n_startup_trials=STARTUP, n_warmup_steps=max(1, rounds // 5)),
+        "hyperband": partial(HyperbandPruner, min_resource=max(1, rounds // 10), max_resource=rounds),
+        "none": NopPruner,
+    }
+    seed = torch_seed(search.study.base.seed, f"tuning {label}", len(earlier)) % 2**32
+    tpe = partial(TPESampler, n_startup_trials=STARTUP, multivariate=False)
+    sampler = tpe(seed=seed) if search.sampler == "tpe" else RandomSampler(seed=seed)
+    study = optuna.create_study(
+        study_name=label, direction="maximize", sampler=sampler, pruner=pruners[search.pruner]()
+    )
+    space = {key: one.distribution() for key, one in search.space[label].items()}
+    for trial in earlier:
+        state = TrialState.COMPLETE if trial.state == "finished" else TrialState.PRUNED
+        study.add_trial(
+            create_trial(
+                state=state,
+                value=trial.last_score if trial.state != "diverged" else None,
+                params=trial.settings,
+                distributions=space,
+                # Without values, a trial that diverged ranks below all others.
+                intermediate_values={} if trial.state == "diverged" else trial.scores,
+                system_attrs=trial.pruner_state,
+            )
+        )
+    return study.ask(space)
+
+
+# The folder ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Journal:
+    file: Path | None
+    check: Callable[[], None]
+    trials: list[SearchTrial] = field(default_factory=list)
+
+    def add(self, trial: SearchTrial) -> None:
+        if self.file is not None:
+            with writing_to(self.file.parent):
+                append_checked(self.file, asdict(trial), self.check)
+        self.trials.append(trial)
+
+
+@contextmanager
+def _journal(search: Search, folder: Path | None, given: Given) -> Iterator[_Journal]:
+    """The finished trials of the folder, which no other process works in meanwhile."""
+    if folder is None:
+        yield _Journal(None, lambda: None)
+        return
+    lock = LockFile(folder / LOCK)
+    with writing_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not lock.acquire():
+            raise InUse(f"another process is searching in {folder}: wait for it, or stop it")
+    try:
+        model = getattr(given.model, "__qualname__", type(given.model))
+        handed_in = f"{getattr(given.data, 'fingerprint', '')} {model}"
+        identities = {label: search.identity(label, handed_in) for label in search.space}
+        known = _identities(folder / INDEX)
+        for label, identity in identities.items():
+            if known.get(label, identity) != identity:
+                raise UserError(
+                    f"{folder} holds another search for {label!r} (other settings, space, seeds, sampler or pruner): "
+                    f"choose another folder (--out, or out= in Python)"
+                )
+        trials = _finished(folder / TRIALS)
+        if unknown := [trial.algorithm for trial in trials if trial.algorithm not in known]:
+            raise UserError(f"{folder / INDEX} does not list {unknown[0]!r}, of which {TRIALS} has trials: {RESTORE}")
+        with writing_to(folder):
+            write_json(folder / INDEX, with_checksum({"format": 1, "searches": known | identities}))
+        yield _Journal(folder / TRIALS, lock.check, trials)
+    finally:
+        lock.release()
+
+
+def _identities(file: Path) -> dict[str, str]:
+    try:
+        content = without_checksum(read_json(file), required=True)
+        return {str(label): str(identity) for label, identity in content["searches"].items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise UserError(f"{file} cannot be read: {error}; {RESTORE}") from error
+
+
+def _finished(file: Path) -> list[SearchTrial]:
+    """A last line torn by a kill is left out; other damage is a UserError."""
+    if not file.exists():
+        return []
+    try:
+        content = read_bytes(file)
+        whole = content[: content.rfind(b"\n") + 1]
+        checksums = LineChecksums(required=True)
+        checksums.check_all(whole)
+        if checksums.complaint is not None:
+            raise ValueError(checksums.complaint)
+        trials, counts = list[SearchTrial](), dict[str, int]()
+        for _, record in parse_lines(whole):
+            if isinstance(record, ValueError):
+                raise record
+            record.pop(KEY)
+            trial = SearchTrial(**{**record, "scores": {int(key): value for key, value in record["scores"].items()}})
+            counts[trial.algorithm] = counts.get(trial.algorithm, 0) + 1
+            if trial.number != counts[trial.algorithm]:
+                raise ValueError(f"trial {trial.number} of {trial.algorithm} where {counts[trial.algorithm]} belongs")
+            trials.append(trial)
+        return trials
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{file} is damaged: {error}; {RESTORE}") from error
+
+
+def _study_file(search: Search, study: Study, command: str | None) -> str:
+    """The final study as TOML, for `fedgg compare`."""
+    experiment = study.base.model_dump(mode="json", exclude_none=True)
+    for key in FOLLOW_THE_DATA:
+        section, _, name = key.partition(".")
+        if name not in getattr(study.base, section).model_fields_set:
+            del experiment[section][name]
+    content = {
+        "seeds": list(study.seeds),
+        "reference": study.reference,
+        "experiment": experiment,
+        "variants": study.variants,
+    }
+    comments = [
+        f"# Settings chosen by hold-out {METRIC}, {search.trials} trials for each algorithm; no trial had these seeds.",
+        *([f"# Written by: {command}"] if command else []),
+        f"# To run it: fedgg compare {STUDY}",
+    ]
+    return "\n".join([*comments, "", tomli_w.dumps(content)])
