@@ -22,7 +22,7 @@ from fedgg.lab.build import ModelGiven, chosen_device
 from fedgg.lab.config import Experiment
 from fedgg.lab.federated_data import DataGiven, dataset_of, with_given_clients
 from fedgg.lab.name_resolution import build_algorithm, check_needs, given_algorithm
-from fedgg.lab.observer import Observer
+from fedgg.lab.observer import Observer, Observers
 from fedgg.lab.parallel_runs import run_here
 from fedgg.lab.run_processes import Given, Job
 from fedgg.lab.run_result import Run
@@ -96,7 +96,7 @@ def compare(
     data: DataGiven | None = None,
     out: str | os.PathLike[str] | None = None,
     data_folder: Path | None = None,
-    observer: Observer | None = None,
+    observer: Observer | Sequence[Observer] | None = None,
 ) -> StudyResult:
     """Run every variant with every seed on the same splits; finished runs in `out` are kept, interrupted ones resumed.
 
@@ -104,10 +104,11 @@ def compare(
     of `experiment`. In a mapping the keys are the labels; in a list an algorithm's label is the name of its class. The
     first variant is the reference, unless `reference` names another.
     `model` and `data` are as in `run`, the same for all. With `out` every run is kept, and tables, figures and
-    `report.html` are written next to them, as by `fedgg compare`. `observer` is called as the runs proceed;
-    `fedgg.PrintObserver()` prints when one starts or ends. On a GPU runs are trained as one stack where they can be.
+    `report.html` are written next to them, as by `fedgg compare`. `observer`, or each of several, is called as the runs
+    proceed; `fedgg.PrintObserver()` prints when one starts or ends. On a GPU runs are trained as one stack where they
+    can be.
     """
-    observer = observer or Observer()
+    observer = Observers(observer) if isinstance(observer, Sequence) else observer or Observer()
     base = Experiment(**experiment) if isinstance(experiment, dict) else experiment or Experiment()
     if not isinstance(base, Experiment):
         raise UserError(f"experiment must be a fedgg.Experiment, or a dict of its sections, got {experiment!r}")
@@ -167,7 +168,7 @@ def sweep(
     data: DataGiven | None = None,
     out: str | os.PathLike[str] | None = None,
     data_folder: Path | None = None,
-    observer: Observer | None = None,
+    observer: Observer | Sequence[Observer] | None = None,
 ) -> StudyResult:
     """Run every combination of the settings in `grid`; the first combination is the reference.
 

@@ -17,6 +17,8 @@ EXTRAS = {
     "ray": "flower",
     "psutil": "bench",
     "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
 }
 
 

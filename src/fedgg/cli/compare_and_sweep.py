@@ -41,6 +41,7 @@ def compare(
     data_folder: options.DataFolderOption = None,
     out: options.OutOption = None,
     trust: options.TrustOption = None,
+    track: options.TrackOption = None,
 ) -> None:
     """Compare algorithms on the same splits, with a verdict on each difference over the seeds.
 
@@ -69,7 +70,7 @@ def compare(
         options.seeds(seeds) if seeds else chosen.seeds,
         next(iter(variants)) if algorithm else chosen.reference,
     )
-    _run(chosen, out or _folder(study.stem if study else "compare", chosen), jobs, data_folder)
+    _run(chosen, out or _folder(study.stem if study else "compare", chosen), jobs, data_folder, track)
 
 
 def sweep(
@@ -88,6 +89,7 @@ def sweep(
     data_folder: options.DataFolderOption = None,
     out: options.OutOption = None,
     trust: options.TrustOption = None,
+    track: options.TrackOption = None,
 ) -> None:
     """Run every combination of some settings; the first combination is the reference of the table.
 
@@ -121,7 +123,7 @@ def sweep(
     classes = [str(name) for key in ("algorithm.name", "model.name") for name in axes.get(key, [])]
     variants = study.grid(axes, short_names(classes))
     chosen = study.Study(base, variants, options.seeds(seeds) if seeds else (base.seed,), next(iter(variants)))
-    _run(chosen, out or _folder("sweep", chosen), jobs, data_folder)
+    _run(chosen, out or _folder("sweep", chosen), jobs, data_folder, track)
 
 
 def _folder(name: str, study: Study) -> Path:
@@ -146,7 +148,7 @@ def _describe(study: Study) -> str:
     return f"{described(study.base, swept)}, {seeds}"
 
 
-def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None) -> None:
+def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None, track: list[str] | None) -> None:
     from fedgg.lab.study import run_study
 
     say(_describe(study))
@@ -159,6 +161,8 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None)
         lambda observer: run_study(
             study, folder, processes=processes, observer=observer, data_folder=data_folder, command=called_as()
         ),
+        track,
+        folder,
     )
     with writing_pages(folder, note):
         _show(folder)

@@ -91,6 +91,10 @@ TrustOption = Annotated[
     list[str] | None,
     typer.Option("--trust", help="FILE.py or PACKAGE whose code the experiment may run; may be repeated."),
 ]
+TrackOption = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="Also send rounds to tensorboard, wandb or mlflow; may be repeated."),
+]
 JobsOption = Annotated[int | None, typer.Option(help="Runs at a time; by default one for each core.", min=1)]
 
 

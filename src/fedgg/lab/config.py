@@ -35,6 +35,7 @@ from fedgg.lab.config_sections import (
     ScheduleConfig,
     ServerConfig,
     SplitConfig,
+    StopConfig,
 )
 from fedgg.registry import NAMED_PARTS, accepted_settings
 from fedgg.runfolder.record_types import flat
@@ -73,6 +74,7 @@ class Experiment(ConfigSection):
     )
     robust: RobustConfig | None = Field(None, description="robust aggregation; off unless robust.rule is set")
     attack: AttackConfig | None = Field(None, description="clients that attack; off unless attack.kind is set")
+    stop: StopConfig | None = Field(None, description="early stopping; off unless stop.metric is set")
 
     def __init__(self, **fields: Any) -> None:
         """A rule or kind of "none" leaves its section out: beside others on an axis of a sweep, for instance."""
@@ -93,6 +95,16 @@ class Experiment(ConfigSection):
             )
         if self.attack is not None and self.clients_are_known and self.attack.clients > self.split.clients:
             raise ValueError(f"attack.clients = {self.attack.clients} but there are only {self.split.clients} clients")
+        if self.stop is not None:
+            if self.stop.metric.startswith("holdout_") and not self.data.holdout:
+                raise ValueError(
+                    f"stop.metric = {self.stop.metric!r} needs clients that hold examples out: data.holdout"
+                )
+            if self.server.evaluate_every >= self.rounds:
+                raise ValueError(
+                    f"stop cannot end the run: server.evaluate_every = {self.server.evaluate_every}, so that the only "
+                    f"evaluation is at its end (rounds = {self.rounds}); set a smaller one"
+                )
         # A NaN differs from itself, TOML has no None, and its dates are text in JSON: none of them would come back.
         for section in ("model", "algorithm", "optimiser", "schedule", "split", "robust"):
             part: PartConfig | None = getattr(self, section)
@@ -165,6 +177,7 @@ class Experiment(ConfigSection):
         excluded: dict[str, Any] = {"name": True, "engine": HANDS, "server": {"checkpoint_every", "memory_limit_mb"}}
         if path:
             excluded["privacy"] = {"epsilon_limit"}  # it says how far the path is followed, as the rounds do
+            excluded["stop"] = True
             schedule = self.schedule.name  # one of user code may read the number of rounds
             if schedule in SCHEDULES and "rounds" not in accepted_settings(SCHEDULES[schedule]):
                 excluded["rounds"] = True

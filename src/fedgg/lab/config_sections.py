@@ -17,7 +17,7 @@ from fedgg.data.partition import OFFERED_TO_REGISTERED
 from fedgg.engines import ENGINES
 from fedgg.engines.base import Precision
 from fedgg.models import MODELS
-from fedgg.registry import Registry, accepted_settings, described_parameters, names_code
+from fedgg.registry import Registry, accepted_settings, described_parameters, names_code, suggestion
 
 
 class ConfigSection(BaseModel):
@@ -160,8 +160,38 @@ class AttackConfig(ConfigSection):
         return "nan" if isinstance(kind, float) and kind != kind else kind
 
 
-OFF_UNLESS_THERE = ("privacy", "robust", "attack")
-SWITCHES = {"robust": "rule", "attack": "kind"}  # the key whose "none" switches a section off
+SCORES = {"test_accuracy": True, "test_loss": False, "holdout_accuracy": True, "train_loss": False}  # higher is better
+
+
+class StopConfig(ConfigSection):
+    """Early stopping: the run ends after an evaluation at which a score has reached a target, or has not improved for
+    some evaluations."""
+
+    metric: str = Field(
+        description="test_accuracy, test_loss (server's test set), holdout_accuracy (clients' held-out examples) or "
+        "train_loss; none: no such section",
+        examples=[*SCORES],
+    )
+    patience: int | None = Field(None, ge=1, description="evaluations without improvement after which the run ends")
+    min_delta: float = Field(0.0, ge=0, description="an improvement is larger than this")
+    target: float | None = Field(None, description="the run ends when the score is this good; accuracies from 0 to 1")
+
+    @field_validator("metric")
+    @classmethod
+    def _is_recorded(cls, metric: str) -> str:
+        if metric not in SCORES:
+            raise ValueError(suggestion(metric, SCORES))
+        return metric
+
+    @model_validator(mode="after")
+    def _can_stop(self) -> StopConfig:
+        if self.patience is None and self.target is None:
+            raise ValueError("stop needs stop.patience or stop.target: set one of them")
+        return self
+
+
+OFF_UNLESS_THERE = ("privacy", "robust", "attack", "stop")
+SWITCHES = {"robust": "rule", "attack": "kind", "stop": "metric"}  # the key whose "none" switches a section off
 
 
 class DataConfig(ConfigSection):

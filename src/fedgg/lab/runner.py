@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from fedgg.lab.config_sections import EngineConfig
 from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.federated_data import DataGiven, with_given_clients
 from fedgg.lab.name_resolution import build_engine, given_algorithm
-from fedgg.lab.observer import Observer
+from fedgg.lab.observer import Observer, Observers
 from fedgg.lab.one_round import State, close_before_looking, next_job, train
 from fedgg.lab.round_record import record_of
 from fedgg.lab.run_result import Run
@@ -38,13 +39,13 @@ def run(
     algorithm: Algorithm | type[Algorithm] | str | None = None,
     out: str | os.PathLike[str] | None = None,
     data_folder: Path | None = None,
-    observer: Observer | None = None,
+    observer: Observer | Sequence[Observer] | None = None,
 ) -> Run:
     """Run an experiment, or resume it if `out` already holds a part of it.
 
     `model` (a module, or a callable that returns one), `data` (x_train, y_train, x_test, y_test) and `algorithm`
     replace those that the experiment names. A fifth array in `data` gives the client of each training example, and is
-    the split then. Without `out` nothing is written. `observer` is called as the run proceeds.
+    the split then. Without `out` nothing is written. `observer`, or each of several, is called as the run proceeds.
     """
     if isinstance(experiment, dict):
         experiment = Experiment(**experiment)
@@ -56,6 +57,8 @@ def run(
         experiment = with_given_clients(experiment, data, data_folder)
     build_it = partial(build, experiment, model=model, data=data, algorithm=instance, data_folder=data_folder)
     folder = Path(out) if out is not None else None
+    if isinstance(observer, Sequence):
+        observer = Observers(observer)
     with (
         arithmetic(experiment),
         opened(build_it, experiment, folder, observer or Observer(), experiment.name) as session,

@@ -15,9 +15,9 @@ LONGEST_TEXT = 10_000  # characters
 LARGEST_NUMBER = 1e300  # beyond it, the difference of two numbers may be infinite, and a plot fails
 LARGEST_COUNT = 2**53  # beyond it, whole numbers are not exact in JavaScript or in a float
 SECTIONS = ("data", "split", "model", "algorithm", "local", "optimiser", "schedule", "server", "engine")
-OPTIONAL_SECTIONS = ("privacy", "robust", "attack")
+OPTIONAL_SECTIONS = ("privacy", "robust", "attack", "stop")
 UNSET = ("model.start", "server.cohort", "optimiser.clip_norm", "engine.workers")  # None where they are not set
-STATUSES = ("finished", "diverged", "spent", "stopped")
+STATUSES = ("finished", "diverged", "spent", "stopped_early", "stopped")
 
 Spec = Mapping[str, tuple[Callable[[Any], bool], str]]
 
