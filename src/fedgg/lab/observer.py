@@ -109,7 +109,7 @@ class _Row:
     """A run as `ProgressObserver` shows it."""
 
     rounds: int
-    done: int = 0
+    rounds_done: int = 0
     text: str = ""
     clients: str = ""
     has_ended: bool = False
@@ -148,7 +148,7 @@ class ProgressObserver(Observer):
 
     def on_round(self, run: str, record: dict[str, Any]) -> None:
         row = self._rows[run]
-        row.done, row.clients = record["round"], ""
+        row.rounds_done, row.clients = record["round"], ""
         accuracy, loss = record.get("test_accuracy"), record.get("train_loss")
         texts = [
             "" if accuracy is None else f"test accuracy {100 * accuracy:.1f}%",
@@ -189,11 +189,11 @@ class ProgressObserver(Observer):
             else:
                 self._display.update(HTML(self._table()))
             return
-        done, rounds = (sum(getattr(row, key) for row in self._rows.values()) for key in ("done", "rounds"))
+        rounds_done = sum(row.rounds_done for row in self._rows.values())
+        rounds = sum(row.rounds for row in self._rows.values())
         row = self._rows[run]
-        self._print(
-            f"{done} of {rounds} rounds; " + ", ".join(filter(None, [run, row.text, row.clients])), passing=True
-        )
+        texts = ", ".join(filter(None, [run, row.text, row.clients]))
+        self._print(f"{rounds_done} of {rounds} rounds; {texts}", passing=True)
 
     def _print(self, text: str, *, passing: bool = False) -> None:
         """A line on standard error; on a terminal one that passes is replaced by the next."""
@@ -205,8 +205,9 @@ class ProgressObserver(Observer):
 
     def _table(self) -> str:
         rows = [
-            f"<tr><td>{escape(run or 'run')}</td><td><progress value='{row.done}' max='{row.rounds}'></progress></td>"
-            f"<td>{row.done}/{row.rounds}</td><td>{escape(row.text)}</td><td>{escape(row.clients)}</td></tr>"
+            f"<tr><td>{escape(run or 'run')}</td>"
+            f"<td><progress value='{row.rounds_done}' max='{row.rounds}'></progress></td>"
+            f"<td>{row.rounds_done}/{row.rounds}</td><td>{escape(row.text)}</td><td>{escape(row.clients)}</td></tr>"
             for run, row in self._rows.items()
         ]
         notices = "".join(f"<div>{escape(notice)}</div>" for notice in list(self._notices.values())[-MAX_NOTICES:])

@@ -15,7 +15,7 @@ INSTALL = "pip install 'fedgg[tensorboard]'"
 
 def scalars_of(line: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a line of rounds.jsonl: scores and losses, bytes, diagnostics and seconds."""
-    numbers = {key: line.get(key) for key in SCALARS}
+    numbers: dict[str, Any] = {key: line.get(key) for key in SCALARS}
     numbers |= {f"diagnostics/{name}": value for name, value in (line.get("readings") or {}).items()}
     numbers |= {f"seconds/{name}": value for name, value in (line.get("seconds") or {}).items()}
     return {key: float(value) for key, value in numbers.items() if is_number(value)}

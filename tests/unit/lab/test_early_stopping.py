@@ -44,20 +44,20 @@ def test_patience_as_keras_counts_it(
     scores: list[float | None], patience: int, min_delta: float, metric: str, every: int
 ) -> None:
     """A counter that an improvement by more than min_delta over the best sets back to zero."""
-    better = (lambda a, b: a - min_delta > b) if metric == "test_accuracy" else (lambda a, b: a + min_delta < b)
+    sign = 1 if metric == "test_accuracy" else -1
     best: float | None = None
     wait, expected = 0, None
     for number, score in enumerate(scores, start=1):
         wait += 1
-        if score is not None and (best is None or better(score, best)):
+        if score is not None and (best is None or sign * score - min_delta > sign * best):
             best, wait = score, 0
         if wait >= patience:
             expected = number * every
             break
     experiment = Experiment(
         rounds=1000,
-        server={"evaluate_every": every},  # type: ignore[arg-type]
-        stop={"metric": metric, "patience": patience, "min_delta": min_delta},  # type: ignore[arg-type]
+        server={"evaluate_every": every},
+        stop={"metric": metric, "patience": patience, "min_delta": min_delta},
     )
     lines = records(scores, metric, every)
     first = next((n for n in range(1, len(lines) + 1) if early_stop(experiment, lines[:n]) is not None), None)
@@ -66,7 +66,7 @@ def test_patience_as_keras_counts_it(
 
 def test_targets_in_both_directions() -> None:
     def stops(metric: str, target: float, scores: list[float | None]) -> str | None:
-        return early_stop(Experiment(stop={"metric": metric, "target": target}), records(scores, metric))  # type: ignore[arg-type]
+        return early_stop(Experiment(stop={"metric": metric, "target": target}), records(scores, metric))
 
     assert stops("test_accuracy", 0.8, [0.5, 0.79, None]) is None
     reason = "test_accuracy 0.8 after round 3 has reached stop.target = 0.8"
@@ -80,7 +80,7 @@ def test_an_evaluation_at_the_end_of_a_shorter_run_does_not_count() -> None:
     experiment = Experiment(
         rounds=20,
         server={"evaluate_every": 2},
-        stop={"metric": "test_accuracy", "patience": 2},  # type: ignore[arg-type]
+        stop={"metric": "test_accuracy", "patience": 2},
     )
     lines = [{"round": n, "test_accuracy": 0.5} for n in (2, 4, 5)]
     assert early_stop(experiment, lines) is None

@@ -20,10 +20,10 @@ from fedgg.runfolder.tensorboard_events import scalars_of
 SMALL = Experiment(
     name="FedGG, small",
     rounds=3,
-    split={"clients": 3},  # type: ignore[arg-type]
-    model={"name": "linear"},  # type: ignore[arg-type]
-    data={"holdout": 0.2},  # type: ignore[arg-type]
-    local={"epochs": 1},  # type: ignore[arg-type]
+    split={"clients": 3},
+    model={"name": "linear"},
+    data={"holdout": 0.2},
+    local={"epochs": 1},
 )
 
 
