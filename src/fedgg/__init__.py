@@ -54,11 +54,13 @@ if TYPE_CHECKING:
         ScheduleConfig,
         ServerConfig,
         SplitConfig,
+        StopConfig,
     )
-    from fedgg.lab.observer import Observer, PrintObserver
+    from fedgg.lab.observer import Observer, PrintObserver, ProgressObserver
     from fedgg.lab.run_result import Run
     from fedgg.lab.runner import run
     from fedgg.lab.study import Study, run_study
+    from fedgg.lab.trackers import MLflowTracker, TensorBoardTracker, Tracker, WandbTracker
     from fedgg.lab.trusted_code import trust
 
 __version__ = "0.1.0"
@@ -84,11 +86,13 @@ _HOMES = {
         "ScheduleConfig",
         "ServerConfig",
         "SplitConfig",
+        "StopConfig",
     ),
-    "fedgg.lab.observer": ("Observer", "PrintObserver"),
+    "fedgg.lab.observer": ("Observer", "PrintObserver", "ProgressObserver"),
     "fedgg.lab.run_result": ("Run",),
     "fedgg.lab.runner": ("run",),
     "fedgg.lab.study": ("Study", "run_study"),
+    "fedgg.lab.trackers": ("MLflowTracker", "TensorBoardTracker", "Tracker", "WandbTracker"),
     "fedgg.lab.trusted_code": ("trust",),
 }
 
@@ -146,6 +150,7 @@ __all__ = [
     "FedSGD",
     "FedYogi",
     "LocalConfig",
+    "MLflowTracker",
     "ModelConfig",
     "Number",
     "Observer",
@@ -153,6 +158,7 @@ __all__ = [
     "PersonalConfig",
     "PrintObserver",
     "PrivacyConfig",
+    "ProgressObserver",
     "RobustConfig",
     "Rows",
     "Run",
@@ -160,10 +166,14 @@ __all__ = [
     "Server",
     "ServerConfig",
     "SplitConfig",
+    "StopConfig",
     "Study",
     "StudyResult",
+    "TensorBoardTracker",
+    "Tracker",
     "TuningResult",
     "UserError",
+    "WandbTracker",
     "Work",
     "__version__",
     "compare",

@@ -24,7 +24,7 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import chosen_device
 from fedgg.lab.federated_data import DataGiven, dataset_of, targets_of, with_given_clients
 from fedgg.lab.name_resolution import build_algorithm, check_needs, given_algorithm
-from fedgg.lab.observer import Observer
+from fedgg.lab.observer import Observer, Observers
 from fedgg.lab.parallel_runs import run_here
 from fedgg.lab.run_processes import Given, Job
 from fedgg.lab.run_result import Run
@@ -34,7 +34,7 @@ from fedgg.lab.study import Study, check_labels
 from fedgg.lab.study import grid as combinations
 from fedgg.lab.study_folder import Index, listed, place_of
 from fedgg.lab.task_and_metrics import MetricGiven, Objective
-from fedgg.lab.tuning import METRIC, SearchTrial, best_of, final_study, run_search
+from fedgg.lab.tuning import SearchTrial, best_of, final_study, measure_of, run_search
 from fedgg.report.tables import Table, as_markdown, comparison_tables, write_study_tables
 from fedgg.runfolder.locks import writing_pages
 from fedgg.runfolder.read import read_study
@@ -106,7 +106,7 @@ class TuningResult:
 
     @property
     def best(self) -> dict[str, SearchTrial]:
-        """By label, the finished trial with the highest hold-out accuracy; `.settings` are what was chosen."""
+        """By label, the finished trial with the best score on hold-out examples; `.settings` are what was chosen."""
         return best_of(self.search, self.trials)
 
     @property
@@ -117,19 +117,22 @@ class TuningResult:
     @property
     def table(self) -> Table:
         """One row for each algorithm."""
-        rows, best = [], self.best
+        rows, best, measure = [], self.best, measure_of(self.search)
         for label in self.search.space:
             states = [trial.state for trial in self.trials if trial.algorithm == label]
             count = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-            score = f"{100 * (best[label].score or 0.0):.2f}" if label in best else "none finished"
+            score = measure.number(best[label].last_score, 2) if label in best else "none finished"
             rows.append((label, score, best[label].shown_settings if label in best else "", count))
         seeds = ", ".join(map(str, self.search.study.seeds))
         note = (
-            f"Chosen by the {METRIC} on the {100 * self.search.holdout:g}% of their examples that clients held out "
+            f"Chosen by the {measure.title} on the {100 * self.search.holdout:g}% of their examples that clients held out "
             f"(seeds {seeds}), of {self.search.trials} trials for each algorithm; the test set was not evaluated."
         )
         return Table(
-            "tuned settings", ("algorithm", f"hold-out {METRIC} %", "settings", "trials"), tuple(rows), (note,)
+            "tuned settings",
+            ("algorithm", f"{measure.title}{measure.unit}", "settings", "trials"),
+            tuple(rows),
+            (note,),
         )
 
     def write_figure(self) -> str:
@@ -150,7 +153,7 @@ class TuningResult:
                 values = [(trial.settings[key], trial.last_score, trial.state == "finished") for trial in scored]
                 log, choices = (one.log, ()) if isinstance(one, Range) else (False, one.values)
                 panels.append(TrialPanel(label, key, log, choices, values))
-        return f"figure: {save(trials_figure(panels), self.folder / 'trials.png')}"
+        return f"figure: {save(trials_figure(panels, measure_of(self.search)), self.folder / 'trials.png')}"
 
     def __str__(self) -> str:
         return as_markdown(self.table)
@@ -172,7 +175,7 @@ def compare(
     metrics: Sequence[MetricGiven] | None = None,
     out: str | os.PathLike[str] | None = None,
     data_folder: Path | None = None,
-    observer: Observer | None = None,
+    observer: Observer | Sequence[Observer] | None = None,
 ) -> StudyResult:
     """Run every variant with every seed on the same splits; finished runs in `out` are kept, interrupted ones resumed.
 
@@ -180,10 +183,11 @@ def compare(
     of `experiment`. In a mapping the keys are the labels; in a list an algorithm's label is the name of its class. The
     first variant is the reference, unless `reference` names another.
     `model`, `data`, `loss` and `metrics` are as in `run`, the same for all. With `out` every run is kept, and tables,
-    figures and `report.html` are written next to them, as by `fedgg compare`. `observer` is called as the runs proceed;
-    `fedgg.PrintObserver()` prints when one starts or ends. On a GPU runs are trained as one stack where they can be.
+    figures and `report.html` are written next to them, as by `fedgg compare`. `observer`, or each of several, is called
+    as the runs proceed; `fedgg.PrintObserver()` prints when one starts or ends. On a GPU runs are trained as one stack
+    where they can be.
     """
-    observer = observer or Observer()
+    observer = Observers(observer) if isinstance(observer, Sequence) else observer or Observer()
     base = Experiment(**experiment) if isinstance(experiment, dict) else experiment or Experiment()
     if not isinstance(base, Experiment):
         raise UserError(f"experiment must be a fedgg.Experiment, or a dict of its sections, got {experiment!r}")
@@ -247,7 +251,7 @@ def sweep(
     metrics: Sequence[MetricGiven] | None = None,
     out: str | os.PathLike[str] | None = None,
     data_folder: Path | None = None,
-    observer: Observer | None = None,
+    observer: Observer | Sequence[Observer] | None = None,
 ) -> StudyResult:
     """Run every combination of the settings in `grid`; the first combination is the reference.
 

@@ -20,6 +20,8 @@ EXTRAS = {
     "psutil": "bench",
     "tensorboard": "tensorboard",
     "optuna": "tune",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
 }
 
 

@@ -407,6 +407,31 @@ def test_data_show_takes_the_settings_of_an_experiment() -> None:
     assert "split over 7 clients, 205 to 206 examples each" in text
 
 
+def test_data_show_says_what_is_repeated_or_left_out_and_draws_the_clients_inputs() -> None:
+    text = fedgg_("data", "show", "digits", "--scheme", "dirichlet_repeated", "--beta", "0.1")
+    assert re.search(r"\d+ of 1437 training examples are held by no client", text)
+    assert re.search(r"\d+ of 1437 training examples are held more than once, at most \d times", text)
+    text = fedgg_("data", "show", "digits", "--scheme", "iid", "--set", "split.feature_noise=0.2", "--out", "noise")
+    assert "are held" not in text
+    assert Path("noise/digits-clients.png").read_bytes().startswith(PNG)
+
+
+def test_early_stopping_and_how_to_continue() -> None:
+    stop = ["--set", "stop.metric=test_accuracy", "--set", "stop.target=0.0"]
+    assert "after round 1" in fedgg_("run", "--rounds", "3", "--model", "linear", *stop, "--out", "one")
+    assert json.loads(Path("one/summary.json").read_text())["status"] == "stopped_early"
+    assert "after round 1" in fedgg_("resume", "one")
+    assert "after round 3" in fedgg_("resume", "one", "--without-stop")
+    heard = CliRunner().invoke(fedgg.cli.app, ["resume", "one", "--without-stop"])
+    assert "has no early stopping" in str(heard.exception)
+
+
+def test_tracking_by_tensorboard() -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install 'fedgg[tensorboard]'")
+    fedgg_("run", "--rounds", "1", "--model", "linear", "--track", "tensorboard", "--out", "one")
+    assert len(list(Path("one/tensorboard/run").glob("events.out.tfevents.*"))) == 1
+
+
 def test_quickstart_runs() -> None:
     words = [sys.executable, str(ROOT / "examples" / "quickstart.py")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)

@@ -42,6 +42,7 @@ def compare(
     out: options.OutOption = None,
     metric: options.MetricOption = None,
     trust: options.TrustOption = None,
+    track: options.TrackOption = None,
 ) -> None:
     """Compare algorithms on the same splits, with a verdict on each difference over the seeds.
 
@@ -70,7 +71,7 @@ def compare(
         options.seeds(seeds) if seeds else chosen.seeds,
         next(iter(variants)) if algorithm else chosen.reference,
     )
-    _run(chosen, out or _folder(study.stem if study else "compare", chosen), jobs, data_folder, metric)
+    _run(chosen, out or _folder(study.stem if study else "compare", chosen), jobs, data_folder, metric, track)
 
 
 def sweep(
@@ -90,6 +91,7 @@ def sweep(
     out: options.OutOption = None,
     metric: options.MetricOption = None,
     trust: options.TrustOption = None,
+    track: options.TrackOption = None,
 ) -> None:
     """Run every combination of some settings; the first combination is the reference of the table.
 
@@ -123,7 +125,7 @@ def sweep(
     classes = [str(name) for key in ("algorithm.name", "model.name") for name in axes.get(key, [])]
     variants = study.grid(axes, short_names(classes))
     chosen = study.Study(base, variants, options.seeds(seeds) if seeds else (base.seed,), next(iter(variants)))
-    _run(chosen, out or _folder("sweep", chosen), jobs, data_folder, metric)
+    _run(chosen, out or _folder("sweep", chosen), jobs, data_folder, metric, track)
 
 
 def _folder(name: str, study: Study) -> Path:
@@ -148,7 +150,14 @@ def _describe(study: Study) -> str:
     return f"{described(study.base, swept)}, {seeds}"
 
 
-def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None, metric: str | None) -> None:
+def _run(
+    study: Study,
+    folder: Path,
+    jobs: int | None,
+    data_folder: Path | None,
+    metric: str | None,
+    track: list[str] | None,
+) -> None:
     from fedgg.lab.study import run_study
 
     if metric is not None and not (folder / "study.json").exists():  # runs of other calls may record other measures
@@ -163,6 +172,8 @@ def _run(study: Study, folder: Path, jobs: int | None, data_folder: Path | None,
         lambda observer: run_study(
             study, folder, processes=processes, observer=observer, data_folder=data_folder, command=called_as()
         ),
+        track,
+        folder,
     )
     with writing_pages(folder, note):
         _show(folder, metric)

@@ -159,7 +159,7 @@ def show(
             if len(dataset.shape) == 3:
                 picture, title = out / f"{dataset.name}-clients.png", f"{title}, inputs of the clients"
                 client_of = np.repeat(np.arange(chosen.clients), split.sizes)
-                clients = [f"client {client}" for client in names or range(chosen.clients)]
+                rows = [f"client {client}" for client in names or range(chosen.clients)]
                 held = inputs[np.concatenate(split.indices)]
-                save(samples_figure(held, client_of, clients, title, kind="clients"), picture)
+                save(samples_figure(held, client_of, rows, title, kind="clients"), picture)
                 say(f"inputs of the clients: {picture}")

@@ -263,8 +263,8 @@ def _difference(kind: type[Algorithm]) -> str:
 
 
 def _optional_sections() -> Table:
-    from fedgg.lab.config_sections import AttackConfig, PrivacyConfig, RobustConfig
+    from fedgg.lab.config_sections import AttackConfig, PrivacyConfig, RobustConfig, StopConfig
 
-    sections = {"privacy": PrivacyConfig, "robust": RobustConfig, "attack": AttackConfig}
+    sections = {"privacy": PrivacyConfig, "robust": RobustConfig, "attack": AttackConfig, "stop": StopConfig}
     rows = tuple((f"[{name}]", " ".join((kind.__doc__ or "").split())) for name, kind in sections.items())
     return Table("with any algorithm; off unless a key of the section is set", ("section", "what it does"), rows)

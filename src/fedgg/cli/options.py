@@ -98,6 +98,10 @@ MetricOption = Annotated[
         "first metric of the runs, on the test set."
     ),
 ]
+TrackOption = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="Also send rounds to tensorboard, wandb or mlflow; may be repeated."),
+]
 JobsOption = Annotated[int | None, typer.Option(help="Runs at a time; by default one for each core.", min=1)]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.progress import Progress, TaskID
 
 from fedgg.cli.terminal import Heartbeat, counted, ending, news, note, progress, say, shown_epsilon, shown_score
 from fedgg.errors import missing_extra
-from fedgg.lab.observer import Observer
+from fedgg.lab.observer import Observer, Observers
 from fedgg.runfolder.measure import Measure
 
 MAX_LINES = 5  # on dropped clients, at the end of a run
@@ -138,14 +139,37 @@ class StudyProgress(Observer):
         self.bar.update(self.overall, completed=sum(self.rounds_done.values()))
 
 
-def show_progress(runs: int, rounds: int, work: Callable[[Observer], None]) -> None:
+@contextmanager
+def tracked(observer: Observer, names: Sequence[str] | None, folder: Path) -> Iterator[Observer]:
+    """The observer together with the trackers of `--track`, which write to the folder if they write files."""
+    if not names:
+        yield observer
+        return
+    from fedgg.lab.trackers import trackers
+
+    chosen = trackers(names, folder, note)
+    try:
+        yield Observers([observer, *chosen])
+    finally:
+        for tracker in chosen:
+            tracker.close()
+
+
+def show_progress(
+    runs: int,
+    rounds: int,
+    work: Callable[[Observer], None],
+    track: Sequence[str] | None = None,
+    folder: Path = Path(),
+) -> None:
     """Call `work` with an observer that shows progress; Ctrl-C ends it with a note and exit code 130.
 
-    `rounds` are those of all runs together.
+    `rounds` are those of all runs together; `track` and `folder` as in `tracked`.
     """
     with progress() as bar:
         try:
-            work(StudyProgress(bar, runs, rounds))
+            with tracked(StudyProgress(bar, runs, rounds), track, folder) as observer:
+                work(observer)
         except KeyboardInterrupt:
             bar.stop()
             note("stopped; run the same command again to continue: finished rounds are kept")

@@ -10,7 +10,7 @@ import typer
 
 from fedgg.cli import options
 from fedgg.cli.options import folder_name, refuse_a_study
-from fedgg.cli.progress import RunProgress, show_summary
+from fedgg.cli.progress import RunProgress, show_summary, tracked
 from fedgg.cli.terminal import described, note, progress, say
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def run(
     data_folder: options.DataFolderOption = None,
     out: options.OutOption = None,
     trust: options.TrustOption = None,
+    track: options.TrackOption = None,
 ) -> None:
     """Run one experiment, or resume it if the folder holds an unfinished run of it.
 
@@ -41,7 +42,7 @@ def run(
     - `fedgg run --rounds 20`
     - `fedgg run --algorithm scaffold:correction=exact --beta 0.1 --seed 3`
     - `fedgg run --data cifar10 --model cnn --set data.augment=crop_flip --out runs/cifar`
-    - `fedgg run my.toml --set local.lr=0.05`
+    - `fedgg run my.toml --set local.lr=0.05 --track wandb`
     """
     from fedgg.lab.config import Experiment, load_experiment
     from fedgg.lab.federated_data import with_given_clients
@@ -56,7 +57,7 @@ def run(
     if seed is not None:
         changed["seed"] = seed
     chosen = with_given_clients(base.changed(changed), data_folder=data_folder)
-    _run(chosen, out or Path("runs") / folder_name(chosen), data_folder)
+    _run(chosen, out or Path("runs") / folder_name(chosen), data_folder, track)
 
 
 def resume(
@@ -65,8 +66,10 @@ def resume(
     epsilon_limit: Annotated[
         float | None, typer.Option(help="A larger privacy.epsilon_limit than at the start.")
     ] = None,
+    without_stop: Annotated[bool, typer.Option("--without-stop", help="Leave out [stop], early stopping.")] = False,
     data_folder: options.DataFolderOption = None,
     trust: options.TrustOption = None,
+    track: options.TrackOption = None,
 ) -> None:
     """Resume a run that was stopped or killed; the result has the same bits as without the interruption.
 
@@ -75,6 +78,7 @@ def resume(
     - `fedgg resume runs/cifar`
     - `fedgg resume runs/cifar --rounds 200`
     - `fedgg resume runs/private --epsilon-limit 8`
+    - `fedgg resume runs/stopped --without-stop`
     """
     from fedgg.errors import UserError
     from fedgg.lab.store import Store
@@ -93,6 +97,10 @@ def resume(
         if experiment.privacy is None:
             raise UserError(f"{folder} is not a private run: omit --epsilon-limit")
         experiment = experiment.changed({"privacy.epsilon_limit": epsilon_limit})
+    if without_stop:
+        if experiment.stop is None:
+            raise UserError(f"{folder} has no early stopping: omit --without-stop")
+        experiment = experiment.changed({"stop": None})
     parts = (experiment.model.name, experiment.data.source, experiment.algorithm.name)
     if any(part.startswith("python:") for part in parts):
         raise UserError(
@@ -102,9 +110,11 @@ def resume(
     if (folder / "federation").is_dir():
         from fedgg.cli.flower import resume_up
 
+        if track:
+            raise UserError(f"{folder} holds a federation: `fedgg flower up` cannot track; omit --track")
         resume_up(experiment, folder, data_folder)
         return
-    _run(experiment, folder, data_folder)
+    _run(experiment, folder, data_folder, track)
 
 
 def _check_code_is_the_same(experiment: Experiment, folder: Path) -> None:
@@ -117,7 +127,7 @@ def _check_code_is_the_same(experiment: Experiment, folder: Path) -> None:
         check_trusted(code, doubt_about(code, Store(folder).code_files().get(part)))
 
 
-def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None:
+def _run(experiment: Experiment, folder: Path, data_folder: Path | None, track: list[str] | None) -> None:
     from fedgg.lab.name_resolution import check_code
     from fedgg.lab.runner import run as run_experiment
 
@@ -126,7 +136,8 @@ def _run(experiment: Experiment, folder: Path, data_folder: Path | None) -> None
     with progress() as bar:
         observer = RunProgress(bar, experiment.rounds)
         try:
-            finished = run_experiment(experiment, out=folder, data_folder=data_folder, observer=observer)
+            with tracked(observer, track, folder) as watched:
+                finished = run_experiment(experiment, out=folder, data_folder=data_folder, observer=watched)
         except KeyboardInterrupt:
             bar.stop()
             note(f"stopped; resume with: fedgg resume {folder}")

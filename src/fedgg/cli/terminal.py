@@ -229,7 +229,7 @@ class Heartbeat:
 
 def ending(summary: dict[str, Any]) -> str | None:
     """The reason if a run ended before its last round, otherwise None."""
-    word = {"diverged": "diverged", "spent": "stopped"}.get(summary["status"])
+    word = {"diverged": "diverged", "spent": "stopped", "stopped_early": "stopped"}.get(summary["status"])
     return None if word is None else f"{word} after {counted(summary['rounds_done'], 'round')}: {summary['why']}"
 
 

@@ -60,7 +60,7 @@ class Partition:
 
 def partition(
     scheme: str,
-    labels: Indices,
+    labels: NDArray[Any],
     clients: int,
     seed: int,
     *,
@@ -72,6 +72,7 @@ def partition(
 ) -> Partition:
     """Split the examples over the clients by a registered scheme, or by the user's `function`.
 
+    `labels` are the targets, of any type and shape: splits that go by labels refuse those that are not classes.
     A split that is drawn is drawn again until every client has `min_examples`. Without `allow_empty` a client has at
     least one example. Settings that the scheme has no parameter for are ignored.
     """

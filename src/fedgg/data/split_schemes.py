@@ -121,7 +121,8 @@ def quantity(
     mass = weights.sum()
     if not (np.isfinite(mass) and mass > 0):
         return None
-    return _dealt(rng.permutation(examples), _cut(weights / mass, examples))
+    cuts = (np.cumsum(weights / mass)[:-1] * examples).astype(np.int64)
+    return _dealt(rng.permutation(examples), np.diff(cuts, prepend=0, append=examples))
 
 
 def k_labels(labels: Indices, clients: int, rng: np.random.Generator, labels_per_client: int = 2) -> Indices:
@@ -235,12 +236,6 @@ def _even(examples: int, parts: int) -> Indices:
     return examples // parts + (np.arange(parts) < examples % parts)
 
 
-def _cut(shares: NDArray[np.float64], examples: int) -> Indices:
-    """Sizes of these shares, which sum to one."""
-    cuts = (np.cumsum(shares)[:-1] * examples).astype(np.int64)
-    return np.diff(cuts, prepend=0, append=examples)
-
-
 def _dealt(order: Indices, sizes: Indices) -> Indices:
     """The owner of each example, when consecutive stretches of `order` go to one part after the other."""
     owners = np.empty(len(order), dtype=np.int64)
@@ -271,7 +266,8 @@ def _dirichlet(
         mass = proportions.sum()
         if not (np.isfinite(mass) and mass > 0):
             return None
-        sizes = _cut(proportions / mass, len(pool))
+        cuts = (np.cumsum(proportions / mass)[:-1] * len(pool)).astype(np.int64)
+        sizes = np.diff(cuts, prepend=0, append=len(pool))
         owners[rng.permutation(pool)] = np.repeat(np.arange(clients), sizes)
         held += sizes
     return owners

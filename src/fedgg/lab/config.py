@@ -17,6 +17,7 @@ from pydantic_core import PydanticUndefined
 from fedgg import files
 from fedgg.core.metrics import METRICS
 from fedgg.core.optimisers import SCHEDULES
+from fedgg.core.tasks import TASKS
 from fedgg.errors import UserError
 from fedgg.lab.config_errors import one_line, section_in
 from fedgg.lab.config_sections import (
@@ -37,10 +38,12 @@ from fedgg.lab.config_sections import (
     ScheduleConfig,
     ServerConfig,
     SplitConfig,
+    StopConfig,
     TaskConfig,
 )
-from fedgg.registry import NAMED_PARTS, accepted_settings, names_code
+from fedgg.registry import NAMED_PARTS, accepted_settings, names_code, suggestion
 from fedgg.runfolder.record_types import flat
+from fedgg.runfolder.validation import PLACES
 
 LARGEST = {"fp32": 3.4028234663852886e38, "fp64": sys.float_info.max}
 FOLLOW_THE_DATA = ("data.normalise", "split.clients")  # where they are not set, whichever data those will be
@@ -109,6 +112,8 @@ class Experiment(ConfigSection):
                 raise ValueError(METRICS.suggestion(name))
         return names
 
+    stop: StopConfig | None = Field(None, description="early stopping; off unless stop.metric is set")
+
     def __init__(self, **fields: Any) -> None:
         """A rule or kind of "none" leaves its section out: beside others on an axis of a sweep, for instance."""
         for name, switch in SWITCHES.items():
@@ -133,6 +138,22 @@ class Experiment(ConfigSection):
             raise ValueError(f"{section} needs examples to score clients' models on: set data.holdout = 0.2")
         if self.clients_are_known and self.split.unseen >= self.split.clients:
             raise ValueError(f"split.unseen = {self.split.unseen} leaves none of {self.split.clients} clients to train")
+        if self.stop is not None:
+            where, _, metric = self.stop.metric.partition("_")
+            task = TASKS[self.task.name].metrics if self.task.name in TASKS else ()
+            recorded = [name.rpartition(":")[2] for name in (*(self.metrics or task), "loss")]
+            if metric not in recorded or where not in (*PLACES, "train"):
+                scores = ["train_loss", *(f"{place}_{name}" for name in recorded for place in ("test", "holdout"))]
+                raise ValueError(f"stop.metric = {self.stop.metric!r}: {suggestion(self.stop.metric, scores)}")
+            if where == "holdout" and not self.data.holdout:
+                raise ValueError(
+                    f"stop.metric = {self.stop.metric!r} needs clients that hold examples out: data.holdout"
+                )
+            if self.server.evaluate_every >= self.rounds:
+                raise ValueError(
+                    f"stop cannot end the run: server.evaluate_every = {self.server.evaluate_every}, so that the only "
+                    f"evaluation is at its end (rounds = {self.rounds}); set a smaller one"
+                )
         # A NaN differs from itself, TOML has no None, and its dates are text in JSON: none of them would come back.
         for section in (
             "data",
@@ -230,7 +251,7 @@ class Experiment(ConfigSection):
             if all(name in SCHEDULES and "rounds" not in accepted_settings(SCHEDULES[name]) for name in schedules):
                 excluded["rounds"] = True
             excluded["server"] = excluded["server"] | {"evaluate_every"}
-            excluded["metrics"] = True
+            excluded["metrics"] = excluded["stop"] = True
         content = self.model_dump(mode="json", exclude=excluded)
         # Settings younger than the first run folders are left out where they change nothing.
         content = {key: value for key, value in content.items() if key not in OFF_UNLESS_THERE or value is not None}

@@ -161,6 +161,26 @@ class AttackConfig(ConfigSection):
         return "nan" if isinstance(kind, float) and kind != kind else kind
 
 
+class StopConfig(ConfigSection):
+    """Early stopping: the run ends after an evaluation at which a score has reached a target, or has not improved for
+    some evaluations."""
+
+    metric: str = Field(
+        description="test_accuracy, test_loss or another metric on the server's test set, holdout_accuracy and others "
+        "on the clients' held-out examples, or train_loss; none: no such section",
+        examples=["holdout_accuracy", "test_loss", "train_loss"],
+    )
+    patience: int | None = Field(None, ge=1, description="evaluations without improvement after which the run ends")
+    min_delta: float = Field(0.0, ge=0, description="an improvement is larger than this")
+    target: float | None = Field(None, description="the run ends when the score is this good; accuracies from 0 to 1")
+
+    @model_validator(mode="after")
+    def _can_stop(self) -> StopConfig:
+        if self.patience is None and self.target is None:
+            raise ValueError("stop needs stop.patience or stop.target: set one of them")
+        return self
+
+
 PersonalMethod = Literal["fedper", "fedrep", "fedbn", "lg_fedavg", "ditto", "local"]
 
 
@@ -208,9 +228,9 @@ class PersonalConfig(ConfigSection):
         return self
 
 
-OFF_UNLESS_THERE = ("privacy", "robust", "attack", "personal")
+OFF_UNLESS_THERE = ("privacy", "robust", "attack", "personal", "stop")
 # The key whose "none" switches a section off.
-SWITCHES = {"robust": "rule", "attack": "kind", "personal": "method"}
+SWITCHES = {"robust": "rule", "attack": "kind", "personal": "method", "stop": "metric"}
 
 
 class DataConfig(PartConfig):

@@ -22,6 +22,7 @@ from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint
 from fedgg.lab.config import Experiment
 from fedgg.lab.one_round import State, begin
 from fedgg.lab.provenance import versions_of
+from fedgg.lab.round_record import early_stop
 from fedgg.lab.store import RESTORE, ChangedConfig, Store
 from fedgg.runfolder import checksums
 from fedgg.runfolder.checksums import HISTORY, LineChecksums, Manifest, checkpoints_in, known_checksums
@@ -192,8 +193,8 @@ def _cut_history(store: Store, rounds: int) -> list[dict[str, Any]]:
 def _update_settings(store: Store, federation: Federation) -> list[str]:
     """Write changed settings, such as more rounds; a finished run with rounds to do is then no longer finished.
 
-    Nor is one whose privacy allows more rounds by a better accountant than that of its time. Returns a sentence for
-    each file that had to be written again.
+    Nor is one whose privacy allows more rounds by a better accountant than that of its time, nor one that had stopped
+    early and would not by the new settings. Returns a sentence for each file that had to be written again.
     """
     experiment, known = federation.experiment, known_checksums(store.folder)
     store.manifest, notices = known, []
@@ -216,6 +217,8 @@ def _update_settings(store: Store, federation: Federation) -> list[str]:
         if changed:
             _write_config(store, experiment.to_toml().encode())
         ended = summary and summary["status"] in ("finished", "spent")
+        if summary and summary["status"] == "stopped_early":
+            ended = changed and early_stop(experiment, federation.net.metrics, store.history().rounds) is None
         if summary and ended and summary["rounds_done"] < (experiment.rounds if changed else federation.last_round):
             (store.folder / "summary.json").unlink()
     return notices

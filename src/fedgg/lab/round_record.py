@@ -10,8 +10,10 @@ from typing import Any
 
 from fedgg.aggregation import Budget
 from fedgg.core.evaluation import Score
+from fedgg.core.metrics import Metric
 from fedgg.core.tensor_rows import message_bytes
 from fedgg.lab.build import Federation
+from fedgg.lab.config import Experiment
 from fedgg.lab.one_round import Closed, Diverged
 
 
@@ -145,15 +147,49 @@ def _final_scores_of_clients(metric: str, rounds: list[dict[str, Any]]) -> dict[
     }
 
 
-def summary_of(federation: Federation, rounds: list[dict[str, Any]], why: str | None) -> dict[str, Any]:
-    """The content of summary.json; `why` is the reason of a run that diverged."""
+def early_stop(experiment: Experiment, metrics: Iterable[Metric], rounds: list[dict[str, Any]]) -> str | None:
+    """Why the run ends after these rounds, by its section [stop]; None if it does not.
+
+    A function of the recorded rounds, so that a resumed run ends after the same round. An evaluation that took place
+    because a run of fewer rounds ended there does not count.
+    """
+    stop = experiment.stop
+    if stop is None:
+        return None
+    every = experiment.server.evaluate_every
+    name = stop.metric.partition("_")[2]
+    sign = 1.0 if any(metric.name == name and metric.higher_is_better for metric in metrics) else -1.0
+    best, best_round, waited = -math.inf, 0, 0
+    for record in rounds:
+        if record["round"] % every:
+            continue
+        score = record.get(stop.metric)
+        value = -math.inf if score is None else sign * score
+        if stop.target is not None and score is not None and value >= sign * stop.target:
+            return f"{stop.metric} {score:.6g} after round {record['round']} has reached stop.target = {stop.target:g}"
+        waited += 1
+        if value > best + stop.min_delta or (best_round == 0 and score is not None):
+            best, best_round, waited = value, record["round"], 0
+        if stop.patience is not None and waited >= stop.patience:
+            by = f" by more than {stop.min_delta:g}" if stop.min_delta else ""
+            since = f"since round {best_round} ({sign * best:.6g})" if best_round else "since the start"
+            return f"{stop.metric} has not improved{by} {since}, for stop.patience = {stop.patience} evaluations"
+    return None
+
+
+def summary_of(
+    federation: Federation, rounds: list[dict[str, Any]], why: str | None, stopped: str | None = None
+) -> dict[str, Any]:
+    """The content of summary.json; `why` is the reason of a run that diverged, `stopped` of one that stopped early."""
     primary = federation.net.metrics[0]
     key, best_is = f"test_{primary.name}", "highest" if primary.higher_is_better else "lowest"
     scored = [record for record in rounds if record.get(key) is not None]
     best = (max if primary.higher_is_better else min)(scored, key=lambda record: record[key], default=None)
     budget, done = federation.aggregation.budget, len(rounds)
     status = "finished" if why is None else "diverged"
-    if why is None and budget is not None and budget.limit is not None and done < federation.experiment.rounds:
+    if why is None and stopped is not None and done < federation.last_round:
+        status, why = "stopped_early", stopped
+    elif why is None and budget is not None and budget.limit is not None and done < federation.experiment.rounds:
         status, why = (
             "spent",
             f"round {done + 1} would raise epsilon to {budget.epsilon(done + 1):.2f}, over privacy.epsilon_limit = "

@@ -34,7 +34,7 @@ from fedgg.lab.one_round import (
 )
 from fedgg.lab.preflight_checks import rehearse
 from fedgg.lab.resume import resume
-from fedgg.lab.round_record import NamedOnce, by_reason, client_name, record_of, summary_of
+from fedgg.lab.round_record import NamedOnce, by_reason, client_name, early_stop, record_of, summary_of
 from fedgg.lab.run_result import (
     Inputs,
     Run,
@@ -80,12 +80,15 @@ def opened(
             if store is not None:
                 store.create(federation, inputs.to_json())
             state, rounds, ended = begin(federation), [], None
+        observer.on_experiment(label, experiment)
         observer.on_start(label, state.rounds_done, experiment.rounds)
         session = Session(
             experiment, federation, inputs, store, observer, label, state, rounds, state.rounds_done, ended
         )
         if ended is not None and ended["status"] == "diverged":
             session.diverged = ended["why"]  # the same numbers would come again
+        if experiment.stop is not None:
+            session.stopped = early_stop(experiment, federation.net.metrics, rounds)
         try:
             yield session
         except BaseException:
@@ -112,6 +115,7 @@ class Session:
     saved: int  # rounds done at the last checkpoint
     ended: dict[str, Any] | None  # the summary of a run that had ended when it was opened
     diverged: str | None = None
+    stopped: str | None = None  # why the run ends early (`[stop]`)
     closed: Closed | None = None  # a round that has been aggregated but not evaluated
     lost: NamedOnce = field(default_factory=NamedOnce)
     whole: bool = field(init=False, default=True)  # whether state and history are of the same round
@@ -121,7 +125,8 @@ class Session:
 
     @property
     def over(self) -> bool:
-        return self.diverged is not None or self.state.rounds_done >= self.federation.last_round
+        ended = self.diverged is not None or self.stopped is not None
+        return ended or self.state.rounds_done >= self.federation.last_round
 
     def aggregate(self, job: RoundJob, ends: Ends, seconds: float) -> tuple[Look, ...] | None:
         """The evaluations that are due of the new model; None if the run has diverged and is over."""
@@ -160,6 +165,8 @@ class Session:
         if self.store:
             self.store.append(record)
         self.whole = True
+        if self.experiment.stop is not None:
+            self.stopped = early_stop(self.experiment, self.federation.net.metrics, self.rounds)
         if self.state.rounds_done % self.experiment.server.checkpoint_every == 0 or self.over:
             self._save()
         self.observer.on_round(self.label, record)
@@ -183,7 +190,7 @@ class Session:
 
     def finish(self) -> Run:
         weights, unsaved = final_tensors(self.federation.net, self.state.server)
-        summary = summary_of(self.federation, self.rounds, self.diverged)
+        summary = summary_of(self.federation, self.rounds, self.diverged, self.stopped)
         if self.ended is not None and self._is_written(self.ended, summary, unsaved):
             summary = self.ended  # what was recorded stands, epsilon by an older accountant included
         elif self.store:

@@ -23,7 +23,7 @@ from fedgg.lab.config_sections import EngineConfig
 from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.federated_data import DataGiven, with_given_clients
 from fedgg.lab.name_resolution import build_engine, given_algorithm
-from fedgg.lab.observer import Observer
+from fedgg.lab.observer import Observer, Observers
 from fedgg.lab.one_round import State, close_before_looking, next_job, train
 from fedgg.lab.round_record import record_of
 from fedgg.lab.run_result import Run
@@ -43,7 +43,7 @@ def run(
     metrics: Sequence[MetricGiven] | None = None,
     out: str | os.PathLike[str] | None = None,
     data_folder: Path | None = None,
-    observer: Observer | None = None,
+    observer: Observer | Sequence[Observer] | None = None,
 ) -> Run:
     """Run an experiment, or resume it if `out` already holds a part of it.
 
@@ -51,7 +51,7 @@ def run(
     replace those that the experiment names. A fifth array in `data` gives the client of each training example, and is
     the split then. `loss` is a function of outputs and targets that returns the loss of each example, in place of the
     task; `metrics` are names, functions that return a number for each example, or `fedgg.Metric` objects.
-    Without `out` nothing is written. `observer` is called as the run proceeds.
+    Without `out` nothing is written. `observer`, or each of several, is called as the run proceeds.
     """
     if isinstance(experiment, dict):
         experiment = Experiment(**experiment)
@@ -65,6 +65,8 @@ def run(
     parts: dict[str, Any] = {"model": model, "data": data, "algorithm": instance, "objective": objective}
     build_it = partial(build, experiment, **parts, data_folder=data_folder)
     folder = Path(out) if out is not None else None
+    if isinstance(observer, Sequence):
+        observer = Observers(observer)
     with (
         arithmetic(experiment),
         opened(build_it, experiment, folder, observer or Observer(), experiment.name) as session,

@@ -21,14 +21,16 @@ import torch
 
 from fedgg.core.evaluation import Score
 from fedgg.core.random_choices import torch_seed
+from fedgg.core.tasks import Targets
 from fedgg.data.dataset import Dataset
 from fedgg.engines import Engine, Fused, Workers
 from fedgg.errors import UserError, missing_extra
 from fedgg.files import parse_lines, read_bytes, read_json, write_json, write_text, writing_to
-from fedgg.lab.build import Federation, build, chosen_device
+from fedgg.lab.build import Federation, build
 from fedgg.lab.config import FOLLOW_THE_DATA, Experiment
-from fedgg.lab.engine_setup import arithmetic
-from fedgg.lab.federated_data import load_data, with_given_clients
+from fedgg.lab.config_sections import DataConfig
+from fedgg.lab.engine_setup import arithmetic, chosen_device
+from fedgg.lab.federated_data import load_data, targets_of, with_given_clients
 from fedgg.lab.name_resolution import build_engine
 from fedgg.lab.observer import Observer
 from fedgg.lab.one_round import Diverged, begin, close_before_looking, next_job, train
@@ -36,13 +38,14 @@ from fedgg.lab.run_processes import Given
 from fedgg.lab.runner import make_workers, with_names
 from fedgg.lab.search_space import HOLDOUT, Search
 from fedgg.lab.study import Study
+from fedgg.lab.task_and_metrics import metrics_of, task_of
 from fedgg.runfolder.checksums import KEY, LineChecksums, append_checked, with_checksum, without_checksum
 from fedgg.runfolder.locks import InUse, LockFile
+from fedgg.runfolder.measure import Measure
 
 if TYPE_CHECKING:
     import optuna
 
-METRIC = "accuracy"  # of the hold-out examples; higher is better
 STARTUP = 5  # trials of an algorithm that are drawn at random, and not pruned by the median
 TRIALS, INDEX, STUDY, LOCK = "trials.jsonl", "tuning.json", "winners.toml", "tuning.lock"
 RESTORE = "put the file back, or choose another folder"
@@ -56,7 +59,7 @@ class SearchTrial:
     algorithm: str  # the label
     number: int  # from 1
     settings: dict[str, Any]
-    scores: dict[int, float]  # hold-out accuracy by round, the mean over the seeds
+    scores: dict[int, float]  # of the hold-out examples by round, the mean over the seeds
     state: Literal["finished", "pruned", "diverged"]
     why: str = ""
     pruner_state: dict[str, Any] = field(default_factory=dict)  # what Hyperband has noted of it
@@ -76,20 +79,32 @@ class SearchTrial:
         values = {key: f"{one:.4g}" if isinstance(one, float) else str(one) for key, one in self.settings.items()}
         return ", ".join(f"{key} = {value}" for key, value in values.items())
 
-    def sentence(self) -> str:
+    def sentence(self, measure: Measure) -> str:
         if self.score is not None:
-            return f"hold-out {METRIC} {100 * self.score:.2f}% ({self.shown_settings})"
+            return f"{measure.title} {measure.number(self.score, 2)}{measure.unit} ({self.shown_settings})"
         last = f" after round {max(self.scores)}" if self.state == "pruned" else ""
         return f"{self.state}{last}{f': {self.why}' if self.why else ''} ({self.shown_settings})"
 
 
+def measure_of(search: Search) -> Measure:
+    """What trials are compared by: the experiment's first metric on clients' hold-out examples.
+
+    Of the global model, or of personal models where the experiment has them.
+    """
+    base = search.study.base
+    metric = metrics_of(base, task_of(base))[0]
+    where = "holdout" if base.personal is None else "personal"
+    return Measure(metric.name, where, metric.higher_is_better, metric.percent)
+
+
 def best_of(search: Search, trials: Sequence[SearchTrial]) -> dict[str, SearchTrial]:
-    """By label, the finished trial with the highest hold-out accuracy, of equal ones the first."""
+    """By label, the finished trial with the best score on hold-out examples, of equal ones the first."""
     finished = {
         label: [trial for trial in trials if trial.algorithm == label and trial.score is not None]
         for label in search.space
     }
-    return {label: max(ended, key=lambda trial: trial.score or 0.0) for label, ended in finished.items() if ended}
+    best = max if measure_of(search).higher_is_better else min
+    return {label: best(ended, key=lambda trial: trial.last_score) for label, ended in finished.items() if ended}
 
 
 def final_study(search: Search, trials: Sequence[SearchTrial]) -> Study:
@@ -133,7 +148,7 @@ def run_search(
                 trial = _play(search, label, number, proposed, engine_of, federation_of, observer)
                 trial = replace(trial, pruner_state=dict(proposed.study.trials[-1].system_attrs))
                 journal.add(trial)
-                observer.on_notice(_name(search, label, number), trial.sentence())
+                observer.on_notice(_name(search, label, number), trial.sentence(measure_of(search)))
     trials = [trial for trial in journal.trials if trial.algorithm in search.space and trial.number <= search.trials]
     for label in search.space.keys() - best_of(search, trials).keys():
         observer.on_notice("", f"no trial of {label} finished: it is left out of the final study")
@@ -155,7 +170,8 @@ def _play(
     """One trial: all its seeds in step, so that it can be pruned by the mean of their scores."""
     settings = proposed.params
     experiments = [search.experiment(label, seed, settings) for seed in search.study.seeds]
-    name, scores = _name(search, label, number), dict[int, float]()
+    name, scores, measure = _name(search, label, number), dict[int, float](), measure_of(search)
+    model = "personal" if measure.where == "personal" else "global"
     with arithmetic(experiments[0]):
         try:
             federations = [federation_of(experiment) for experiment in experiments]
@@ -175,14 +191,14 @@ def _play(
                     closed = close_before_looking(federation, states[place], job, ends, 0.0)
                     states[place] = closed.state
                     losses += [float(end.loss) for end in closed.played.kept.values()]
-                    if looks := [look for look in closed.looks if look.client is not None]:
-                        values.append(_mean(engine.score(looks), round_))
+                    if looks := [look for look in closed.looks if look.client is not None and look.model == model]:
+                        values.append(_mean(engine.score(looks), measure.metric, round_))
             except Diverged as end:
                 return SearchTrial(label, number, settings, scores, "diverged", str(end))
             record: dict[str, Any] = {"round": round_, "train_loss": math.fsum(losses) / len(losses), "lost": []}
             if values:
                 scores[round_] = math.fsum(values) / len(values)
-                record[f"holdout_{METRIC}"] = scores[round_]
+                record[measure.key] = scores[round_]
                 proposed.report(scores[round_], round_)
             observer.on_round(name, record)
             if values and round_ < rounds and proposed.should_prune():
@@ -194,23 +210,29 @@ def _name(search: Search, label: str, number: int) -> str:
     return f"{label}, trial {number} of {search.trials}"
 
 
-def _mean(scores: list[Score], round_: int) -> float:
-    """The accuracy on all hold-out examples; Diverged where a loss is not finite."""
+def _mean(scores: list[Score], metric: str, round_: int) -> float:
+    """Over clients by their hold-out examples, those left out for which it is not defined; Diverged where a loss is
+    not finite."""
     if not all(math.isfinite(score.loss) for score in scores):
         raise Diverged(f"the hold-out loss is not finite after round {round_}", [])
-    return sum(score.accuracy * score.examples for score in scores) / sum(score.examples for score in scores)
+    defined = [score for score in scores if math.isfinite(score.values[metric])]
+    if not defined:
+        raise UserError(f"{metric} is not defined on the hold-out examples of any client: search by another metric")
+    return sum(score.values[metric] * score.examples for score in defined) / sum(score.examples for score in defined)
 
 
 def _builder(given: Given, data_folder: Path | None) -> Callable[[Experiment], Federation]:
     """Builds the federations of trials; all have one copy of their data."""
 
     @cache
-    def data_set(source: str, device: torch.device) -> Dataset:
-        return load_data(source, data_folder).to(device)
+    def data_set(config: DataConfig, targets: Targets, device: torch.device) -> Dataset:
+        return load_data(config, data_folder, targets).to(device)
 
     def federation_of(experiment: Experiment) -> Federation:
         experiment = with_given_clients(with_names(experiment, given.model, given.data, None), given.data, data_folder)
-        data = data_set(experiment.data.source, chosen_device(experiment)) if given.data is None else given.data
+        data = given.data
+        if data is None:
+            data = data_set(experiment.data.data_set, targets_of(experiment), chosen_device(experiment))
         return build(experiment, model=given.model, data=data)
 
     return federation_of
@@ -252,7 +274,10 @@ def _proposed(search: Search, label: str, earlier: Sequence[SearchTrial]) -> opt
     tpe = partial(TPESampler, n_startup_trials=STARTUP, multivariate=False)
     sampler = tpe(seed=seed) if search.sampler == "tpe" else RandomSampler(seed=seed)
     study = optuna.create_study(
-        study_name=label, direction="maximize", sampler=sampler, pruner=pruners[search.pruner]()
+        study_name=label,
+        direction="maximize" if measure_of(search).higher_is_better else "minimize",
+        sampler=sampler,
+        pruner=pruners[search.pruner](),
     )
     space = {key: one.distribution() for key, one in search.space[label].items()}
     for trial in earlier:
@@ -369,7 +394,7 @@ def _study_file(search: Search, study: Study, command: str | None) -> str:
         "variants": study.variants,
     }
     comments = [
-        f"# Settings chosen by hold-out {METRIC}, {search.trials} trials for each algorithm; no trial had these seeds.",
+        f"# Settings chosen by {measure_of(search).title}, {search.trials} trials for each algorithm; no trial had these seeds.",
         *([f"# Written by: {command}"] if command else []),
         f"# To run it: fedgg compare {STUDY}",
     ]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -21,25 +19,22 @@ from fedgg.report.run_figures import clients_by_label, clients_figure, diagnosti
 from fedgg.report.tables import Table, as_csv, as_latex, as_markdown, runs_table, score_table, target_table
 from fedgg.runfolder.measure import Measure
 from fedgg.runfolder.record_types import RunRecord, StudyRecord
-from fedgg.runfolder.validation import BY_CLASS
-
-TRAFFIC = ("bytes_up", "bytes_down")
-INSTALL = "pip install 'fedgg[tensorboard]'"
+from fedgg.runfolder.tensorboard_events import event_classes, safe_name, scalars_of
 
 
 def check_tensorboard(folder: Path) -> None:
     """UserError if the package is not installed, or the folder already contains events."""
-    _writer()
+    event_classes("--tensorboard")
     if folder.exists() and next(folder.rglob("events.out.tfevents.*"), None) is not None:
         raise UserError(f"{folder} already contains event files, and TensorBoard would show both: give an empty folder")
 
 
 def write_events(groups: Sequence[Group], folder: Path, doing: Callable[[str], None] = lambda what: None) -> int:
     """Write a folder of events for each run, with the round as the step; the number of runs."""
-    file_writer, event, summary = _writer()
+    file_writer, event, summary = event_classes("--tensorboard")
     count = 0
     for number, group in enumerate(groups, start=1):
-        safe = {label: _safe(label) for label in group.study.labels}
+        safe = {label: safe_name(label) for label in group.study.labels}
         if len(set(safe.values())) < len(safe):  # labels that differ in other characters only
             safe = {label: f"{name}-{at}" for at, (label, name) in enumerate(safe.items(), start=1)}
         for label, by_seed in group.study.runs.items():
@@ -67,32 +62,9 @@ def scalars(record: RunRecord) -> Iterator[tuple[float, int, dict[str, float]]]:
     passed = 0.0
     for line in record.rounds:
         passed += sum((line.get("seconds") or {}).values())
-        numbers: dict[str, Any] = {key: measure.at(line) for key, measure in record.measures.items()}
-        numbers |= {key: line.get(key) for key in TRAFFIC}
-        numbers |= {
-            f"{key}/{name}": value
-            for key in line
-            if key.endswith(BY_CLASS)
-            for name, value in (line[key] or {}).items()
-        }
-        numbers |= {f"diagnostics/{name}": value for name, value in (line.get("readings") or {}).items()}
-        numbers |= {f"seconds/{name}": value for name, value in (line.get("seconds") or {}).items()}
+        numbers = {key: measure.at(line) for key, measure in record.measures.items()} | scalars_of(line)
         values = {key: six_digits(value) for key, value in numbers.items()}
         yield passed, line["round"], {key: value for key, value in values.items() if value is not None}
-
-
-def _writer() -> tuple[Any, Any, Any]:
-    try:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    except ImportError as error:
-        raise UserError(f"--tensorboard needs the package tensorboard ({error}): {INSTALL}") from error
-    return EventFileWriter, Event, Summary
-
-
-def _safe(label: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.=_-]+", "-", label).strip("-.") or "row"
 
 
 FORMS = {"md": as_markdown, "tex": as_latex, "csv": as_csv}

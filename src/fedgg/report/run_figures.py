@@ -1,4 +1,4 @@
-"""Figures of runs: curves of scores and losses, diagnostics, clients, sweeps, trials. Without Matplotlib's global state."""
+"""Figures of runs: curves, diagnostics, clients, sweeps, trials. Matplotlib without its global state."""
 
 from __future__ import annotations
 
@@ -259,8 +259,8 @@ MOST_PANELS = 60  # in the figure of a search
 
 
 @styled
-def trials_figure(panels: Sequence[TrialPanel]) -> Figure:
-    """Hold-out accuracy over each setting that was searched, one row of panels for each algorithm."""
+def trials_figure(panels: Sequence[TrialPanel], measure: Measure) -> Figure:
+    """The trials' scores over each setting that was searched, one row of panels for each algorithm."""
     panels = panels[:MOST_PANELS]
     rows = {
         label: [panel for panel in panels if panel.label == label] for label in dict.fromkeys(p.label for p in panels)
@@ -288,9 +288,10 @@ def trials_figure(panels: Sequence[TrialPanel]) -> Figure:
                 axes.set_xticks(range(len(panel.choices)), [shortened(str(one), 12) for one in panel.choices])
                 axes.set_xlim(-0.5, len(panel.choices) - 0.5)
             axes.set_xlabel(panel.key)
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+            if measure.percent:
+                axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         first_axes = grid[at][0]
-        first_axes.set_ylabel("hold-out accuracy")
+        first_axes.set_ylabel(measure.title)
         first_axes.set_title(shortened(label, 40), loc="left")
     figure.suptitle("points: finished trials, crosses: pruned or diverged ones", fontsize=8, color="#555555")
     return figure

@@ -33,7 +33,7 @@ FORMAT = 1
 EXACT = ("test_accuracy", "holdout_accuracy", "personal_accuracy", "unseen_accuracy", "bytes_up", "bytes_down")
 ROUNDED = ("test_loss", "train_loss")
 MOST_ROUNDS = 1_000_000  # of one run
-_ENDED = ("finished", "diverged", "spent")
+_ENDED = ("finished", "diverged", "spent", "stopped_early")
 _PER_RUN = ("format", "experiment", "model")  # keys of versions.json that are not conditions
 
 

@@ -89,7 +89,7 @@ class RunRecord:
 
     @cached_property
     def status(self) -> str:
-        """The status in the summary ("finished", "diverged", "spent", "stopped"); "unfinished" until there is one.
+        """The status in the summary ("finished", "diverged", "spent", "stopped_early"); "unfinished" without one.
 
         A run with a fault that damages its numbers is "damaged" instead, unless it diverged.
         """
@@ -103,8 +103,8 @@ class RunRecord:
 
     @property
     def complete(self) -> bool:
-        """Whether it has all its rounds, or all that its privacy budget allows."""
-        return self.status in ("finished", "spent")
+        """Whether it has all its rounds, or all that its privacy budget or early stopping allows."""
+        return self.status in ("finished", "spent", "stopped_early")
 
     @property
     def sound(self) -> bool:

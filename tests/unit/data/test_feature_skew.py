@@ -103,21 +103,15 @@ def test_runs_of_a_study_share_the_inputs() -> None:
     assert with_feature_skew(data, [np.arange(0, 41), np.arange(41, 60)], 0.1, 0.0, 0) is not first
 
 
-@pytest.mark.parametrize(
-    ("dtype", "shape", "skew", "words"),
-    [
-        (torch.float32, (12,), {"rotation": 10.0}, "needs images [C, H, W], but examples of made have shape (12,)"),
-    ],
-)
-def test_inputs_that_cannot_be_changed_are_refused(
-    dtype: torch.dtype, shape: tuple[int, ...], skew: dict[str, float], words: str
-) -> None:
+def test_inputs_that_cannot_be_changed_are_refused() -> None:
+    table = images(torch.float32, (12,))
     with pytest.raises(UserError) as caught:
-        with_feature_skew(images(dtype, shape), [np.arange(60)], **({"noise": 0.0, "rotation": 0.0, "seed": 0} | skew))
-    assert words in str(caught.value)
+        with_feature_skew(table, [np.arange(60)], noise=0.1, rotation=10.0, seed=0)
+    assert "needs images [C, H, W], but examples of made have shape (12,)" in str(caught.value)
+    assert with_feature_skew(table, [np.arange(60)], noise=0.1, rotation=0.0, seed=0).shape == (12,)
 
 
-SKEWED = {
+SKEWED: dict[str, Any] = {
     "seed": 2,
     "rounds": 2,
     "data": {"holdout": 0.2, "proxy": 30},
@@ -127,7 +121,7 @@ SKEWED = {
 
 
 def test_hold_out_is_changed_as_the_client_and_the_servers_examples_are_not() -> None:
-    experiment = Experiment(**SKEWED)  # type: ignore[arg-type]
+    experiment = Experiment(**SKEWED)
     feed = build(experiment).feed
     held = holdings(experiment, split_of(experiment, DIGITS))
     clients = [np.union1d(train, out) for train, out in zip(held.clients, held.held_out, strict=True)]
@@ -154,7 +148,7 @@ def test_every_engine_trains_on_the_same_inputs() -> None:
 
 def test_flowers_files_have_the_same_inputs(tmp_path: Path) -> None:
     data_files = pytest.importorskip("fedgg.flower.data_files", reason="needs the extra flower")
-    experiment = Experiment(**SKEWED)  # type: ignore[arg-type]
+    experiment = Experiment(**SKEWED)
     feed = build(experiment).feed
     data_files.divide(experiment, tmp_path)
     server = data_files.read_server_file(tmp_path / "server.npz", experiment)
@@ -168,7 +162,7 @@ def test_flowers_files_have_the_same_inputs(tmp_path: Path) -> None:
 
 
 def test_without_feature_skew_an_experiment_is_the_same_as_before() -> None:
-    plain, off = Experiment(), Experiment(split={"feature_noise": 0.0, "feature_rotation": 0.0})  # type: ignore[arg-type]
+    plain, off = Experiment(), Experiment(split={"feature_noise": 0.0, "feature_rotation": 0.0})
     assert plain.hash() == off.hash()
     assert plain.trajectory() == "6c85a70c1891d0b9266d77d975e59192aed58bcfafb9665a5830da71b2f11594"
     for key in ("feature_noise", "feature_rotation"):

@@ -61,6 +61,28 @@ def test_clients_over_messages_take_the_reference_steps_and_resume(case: StepCas
     assert_weights_as_reference(case, finished.weights)
 
 
+@pytest.mark.parametrize(
+    "split",
+    [
+        {
+            "split__scheme": "k_labels",
+            "split__labels_per_client": 3,
+            "split__feature_noise": 0.2,
+            "split__feature_rotation": 90.0,
+        },
+        {"split__scheme": "dirichlet_repeated", "split__beta": 0.2},
+    ],
+    ids=["feature skew", "repetition"],
+)
+def test_splits_and_early_stopping(split: dict[str, Any], tmp_path: Path) -> None:
+    stop = {"stop__metric": "holdout_accuracy", "stop__patience": 1, "stop__min_delta": 0.5}
+    experiment = small(data__holdout=0.2, data__proxy=20, rounds=5, **split, **stop)
+    finished = Federation(experiment, tmp_path).run()
+    same(finished, fedgg.run(experiment))
+    assert finished.status == "stopped_early"
+    assert len(finished.rounds) < 5
+
+
 @pytest.mark.parametrize("policy", ["average", "local", "frozen"])
 @pytest.mark.parametrize("name", ["fedgg", "fedcurv"])
 def test_every_treatment_of_buffers(policy: str, name: str, tmp_path: Path) -> None:

@@ -200,6 +200,7 @@ class LocalFederation:
 
     def run(self) -> dict[str, Any]:
         """Start all processes and supervise them until the run has a summary; all of them have ended afterwards."""
+        self.observer.on_experiment(self.experiment.name, self.experiment)
         self.observer.on_start(self.experiment.name, self.progress.rounds.count, self.experiment.rounds)
         if not hiding_available(self.paths.nodes):
             self._notice("this system has no mount namespaces: file permissions alone protect nodes' data")

@@ -39,7 +39,7 @@ function events(group) {
     const add = (event, details = "", time = "") => rows.push([`${run.label}, seed ${run.seed}`, event, details, time]);
     const last = run.round.at(-1) ?? 0;
     if (run.status === "diverged") add(`diverged after round ${last}`, run.why ?? "");
-    if (run.status === "spent") add(`stopped after round ${last}`, run.why ?? "");
+    if (run.status === "spent" || run.status === "stopped_early") add(`stopped after round ${last}`, run.why ?? "");
     for (const fault of run.faults) add(run.status === "damaged" ? unendedWords(run) : "incomplete folder", fault);
     if (!isComplete(run) && !["diverged", "damaged"].includes(run.status))
       add(`unfinished: round ${last} of ${run.planned_rounds ?? "?"}`);

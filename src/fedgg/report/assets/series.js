@@ -66,9 +66,9 @@ function together(curves) {
     });
 }
 
-/** Whether a run has all its rounds, or all that its privacy budget allows. */
+/** Whether a run has all its rounds, or all that its privacy budget or early stopping allows. */
 function isComplete(run) {
-  return run.status === "finished" || run.status === "spent";
+  return ["finished", "spent", "stopped_early"].includes(run.status);
 }
 
 /** The status of a run that is neither complete nor diverged. */
