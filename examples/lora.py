@@ -39,6 +39,7 @@ EXPERIMENT = fedgg.Experiment(
     optimiser={"name": "adamw"},
     local={"epochs": 5, "batch": 8, "lr": 0.01},
     server={"cohort": 10},
+    engine={"name": "fused"},  # one process, whose memory is measured
 )
 
 

@@ -174,8 +174,8 @@ def test_threads_are_part_of_a_runs_identity_unless_workers_have_one_each() -> N
             {"server.momentum": 3},
             (
                 "[server] has cohort, lr, ",
-                "elsewhere: 'algorithm.momentum' of fedavgm, fedacg",
-                "'local.momentum' (of SGD",
+                "elsewhere: 'local.momentum' (of SGD)",
+                "'algorithm.momentum' of fedavgm, fedacg",
             ),
         ),
         ({"server.server_lr": 3}, ("elsewhere: 'algorithm.server_lr' of fedavgm, fedadagrad, fedadam, fedyogi",)),
