@@ -34,6 +34,5 @@ run = fedgg.run(
     data=(x_train, answers[:1500], x_test, answers[1500:]),
     algorithm=fedgg.FedGG(mu=0.1),
 )
-print(
-    f"accuracy {run.rounds[-1]['test_accuracy']:.3f}; first answers {run.predict(x_test)[:5]}, right {answers[1500:1505]}"
-)
+print(f"accuracy {run.rounds[-1]['test_accuracy']:.3f}")
+print(f"first answers {run.predict(x_test)[:5]}, right {answers[1500:1505]}")

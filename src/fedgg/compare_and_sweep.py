@@ -125,8 +125,8 @@ class TuningResult:
             rows.append((label, score, best[label].shown_settings if label in best else "", count))
         seeds = ", ".join(map(str, self.search.study.seeds))
         note = (
-            f"Chosen by the {measure.title} on the {100 * self.search.holdout:g}% of their examples that clients held out "
-            f"(seeds {seeds}), of {self.search.trials} trials for each algorithm; the test set was not evaluated."
+            f"Chosen by the {measure.title} on the {100 * self.search.holdout:g}% of their examples that clients held "
+            f"out (seeds {seeds}), of {self.search.trials} trials for each algorithm; the test set was not evaluated."
         )
         return Table(
             "tuned settings",

@@ -394,7 +394,8 @@ def _study_file(search: Search, study: Study, command: str | None) -> str:
         "variants": study.variants,
     }
     comments = [
-        f"# Settings chosen by {measure_of(search).title}, {search.trials} trials for each algorithm; no trial had these seeds.",
+        f"# Settings chosen by {measure_of(search).title}, {search.trials} trials for each algorithm.",
+        "# No trial had these seeds.",
         *([f"# Written by: {command}"] if command else []),
         f"# To run it: fedgg compare {STUDY}",
     ]
