@@ -42,21 +42,17 @@ if TYPE_CHECKING:
     from fedgg.lab.config import Experiment
     from fedgg.lab.config_sections import (
         AlgorithmConfig,
-        AttackConfig,
         DataConfig,
         EngineConfig,
         LocalConfig,
         ModelConfig,
         OptimiserConfig,
-        PersonalConfig,
-        PrivacyConfig,
-        RobustConfig,
         ScheduleConfig,
         ServerConfig,
         SplitConfig,
-        StopConfig,
     )
     from fedgg.lab.observer import Observer, PrintObserver, ProgressObserver
+    from fedgg.lab.optional_sections import AttackConfig, PersonalConfig, PrivacyConfig, RobustConfig, StopConfig
     from fedgg.lab.run_result import Run
     from fedgg.lab.runner import run
     from fedgg.lab.study import Study, run_study

@@ -24,9 +24,9 @@ from safetensors.torch import save
 from fedgg.data.readers import load_cifar10, load_svhn
 from fedgg.data.user_arrays import load_npz
 from fedgg.errors import UserError
-from fedgg.lab.build import load_start
 from fedgg.lab.config import Experiment
 from fedgg.lab.name_resolution import build_model
+from fedgg.lab.weight_files import load_start
 
 files = pytest.importorskip("fedgg.flower.data_files", reason="a client's file is read by the extra `flower`")
 

@@ -263,7 +263,7 @@ def _difference(kind: type[Algorithm]) -> str:
 
 
 def _optional_sections() -> Table:
-    from fedgg.lab.config_sections import AttackConfig, PrivacyConfig, RobustConfig, StopConfig
+    from fedgg.lab.optional_sections import AttackConfig, PrivacyConfig, RobustConfig, StopConfig
 
     sections = {"privacy": PrivacyConfig, "robust": RobustConfig, "attack": AttackConfig, "stop": StopConfig}
     rows = tuple((f"[{name}]", " ".join((kind.__doc__ or "").split())) for name, kind in sections.items())

@@ -48,11 +48,11 @@ def tally(net: Net, w: Tensor, buffers: Rows, x: Tensor, y: Tensor) -> Tally:
 
 def tally_of_outputs(net: Net, outputs: Tensor, y: Tensor) -> Tally:
     """The same of outputs that have been computed."""
-    losses, weights = net.criterion(outputs, y).double(), net.task.weights(y)
-    scored = net.task.scored(outputs, y)
+    losses = net.criterion(outputs, y).double()
+    if not net.task.examples_differ:
+        return Tally(losses.sum(), len(y), len(y), tuple(metric.sums(outputs, y) for metric in net.metrics))
+    weights, scored = net.task.weights(y), net.task.scored(outputs, y)
     sums = tuple(metric.sums(*scored) for metric in net.metrics)
-    if weights is None:
-        return Tally(losses.sum(), len(y), len(y), sums)
     return Tally((losses * weights).sum(), weights.sum(), len(y), sums)
 
 
@@ -70,9 +70,8 @@ def total(metrics: Sequence[Metric], tallies: Sequence[Tally]) -> Score:
         combine: Callable[[list[Tensor]], Any] = torch.cat if metric.gathers else sum
         sums = {name: combine([chunk[name] for chunk in chunks]) for name in (chunks[0] if chunks else ())}
         values[metric.name] = metric.value(sums) if chunks else math.nan
-        classes = metric.by_class(sums) if chunks else None
-        if classes is not None:
-            by_class[metric.name] = classes
+        if metric.of_classes and chunks:
+            by_class[metric.name] = metric.by_class(sums)
     return Score(mean_loss, sum(part.examples for part in tallies), values, by_class)
 
 
@@ -127,8 +126,9 @@ class Probe:
         return torch.cat([self.net.fisher(w[k : k + 1], self.buffers, self.examples(k)) for k in range(len(w))])
 
     def _loss(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        weights = self.net.task.weights(y)
-        mask = torch.ones_like(row[:1, :1]).expand(1, len(x)) if weights is None else weights.to(row.dtype)[None]
+        mask = torch.ones_like(row[:1, :1]).expand(1, len(x))
+        if self.net.task.examples_differ:
+            mask = self.net.task.weights(y).to(row.dtype)[None]
         return self.net.bind(self.buffers, train=False).loss(row, x[None], y[None], mask)
 
     def _means(self, measure: Callable[[Tensor, Tensor, Tensor], Tensor], w: Tensor) -> Tensor:
@@ -137,8 +137,7 @@ class Probe:
     def _mean(self, measure: Callable[[Tensor, Tensor, Tensor], Tensor], row: Tensor, k: int) -> Tensor:
         total, seen = row.new_zeros(len(row), 1), 0
         for x, y in self.examples(k):
-            weights = self.net.task.weights(y)
-            count = len(x) if weights is None else int(weights.sum())
+            count = int(self.net.task.weights(y).sum()) if self.net.task.examples_differ else len(x)
             total = total + count * measure(row, x, y)
             seen += count
         return total / max(seen, 1)

@@ -28,6 +28,7 @@ class Metric:
     higher_is_better: ClassVar[bool] = True
     percent: ClassVar[bool] = False  # whether it is a share, shown times 100
     gathers: ClassVar[bool] = False  # whether the sums of chunks are concatenated instead of added
+    of_classes: ClassVar[bool] = False  # whether classes have values of their own
     needs: ClassVar[tuple[Targets, ...]] = ("classes", "tokens", "labels", "values", "any")  # targets it is defined for
 
     name: str
@@ -40,9 +41,9 @@ class Metric:
         """NaN where it is not defined, as the recall of no examples."""
         raise NotImplementedError
 
-    def by_class(self, sums: Sums) -> list[float] | None:
+    def by_class(self, sums: Sums) -> list[float]:
         """The values of the classes, where it has them."""
-        return None
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Accuracy(Metric):
         return {"right": right.sum().double(), "count": torch.tensor(float(len(targets)), dtype=torch.float64)}
 
     def value(self, sums: Sums) -> float:
-        return _ratio(sums["right"], sums["count"])
+        return float(sums["right"]) / max(float(sums["count"]), 1)
 
 
 class Top5(Accuracy):
@@ -110,6 +111,7 @@ class _OfClasses(Metric):
     """From how often each class (or label) is predicted, true, and both."""
 
     percent = True
+    of_classes = True
     needs = ("classes", "tokens", "labels")
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Sums:
@@ -123,7 +125,7 @@ class _OfClasses(Metric):
 
     def value(self, sums: Sums) -> float:
         """The mean over the classes for which it is defined."""
-        defined = [value for value in self.by_class(sums) or [] if not math.isnan(value)]
+        defined = [value for value in self.by_class(sums) if not math.isnan(value)]
         return math.fsum(defined) / len(defined) if defined else math.nan
 
 
@@ -190,6 +192,7 @@ class AUROC(Metric):
 
     percent = True
     gathers = True
+    of_classes = True
     needs = ("classes", "labels")
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Sums:

@@ -123,6 +123,10 @@ class Net:
         self.personal: PersonalPart | None = None  # what stays with the clients, where something does
         self._training: bool | None = None
 
+    def set_task(self, task: Task, metrics: tuple[Metric, ...]) -> None:
+        """Another task than classification, or other metrics than accuracy."""
+        self.task, self.metrics, self.criterion = task, metrics, task.losses
+
     def examine(self, x: Tensor, outputs_wanted: int, y: Tensor | None = None) -> None:
         """Run two examples through the module: are its outputs right, does it draw random numbers, change buffers?
 
@@ -145,7 +149,10 @@ class Net:
                     f"{title} takes floating point inputs, and the data are whole numbers: convert them to float32"
                 ) from error
             raise UserError(f"{title} cannot take examples of shape {shape}: {reason}{_hint(shape, reason)}") from error
-        self._check_outputs(outputs, x.new_zeros(len(x), dtype=torch.int64) if y is None else y, outputs_wanted)
+        if y is None:
+            y = x.new_zeros(len(x), dtype=torch.int64)
+        if self.criterion is not cross_entropy or getattr(outputs, "shape", ()) != (len(x), outputs_wanted):
+            self._check_outputs(outputs, y, outputs_wanted)
         self.moving = tuple(name for name in buffers if differs(self.start_buffers[name], buffers[name]))
         self.keeps_statistics = bool(self.moving)
         fails_on_one: dict[bool, bool] = {}  # batch statistics of a single value do not exist: PyTorch refuses them
@@ -188,8 +195,6 @@ class Net:
                 f"{title} returned {tuple(outputs.shape)} for {len(y)} examples; the task {task} with "
                 f"{outputs_wanted} output{'s' if outputs_wanted > 1 else ''} needs {list(shape)}"
             )
-        if self.criterion is cross_entropy:
-            return
         try:
             losses: Any = self.criterion(outputs, y)
         except Exception as error:  # a user's function may raise anything

@@ -32,18 +32,19 @@ cross_entropy: Criterion = partial(F.cross_entropy, reduction="none")
 
 @dataclass(frozen=True)
 class Task:
-    """Interface: `losses`, the loss of each example; `weights`, how much each counts, where that differs."""
+    """Interface: `losses`, the loss of each example; where these differ, `weights` and `scored` too."""
 
     targets: ClassVar[Targets] = "any"
     metrics: ClassVar[tuple[str, ...]] = ("loss",)  # the default ones, the primary one first
+    examples_differ: ClassVar[bool] = False  # whether examples have weights, and rows to be scored, of their own
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Of outputs `[N, ...]` and targets `[N, ...]`: the loss of each example, `[N]`."""
         raise NotImplementedError
 
-    def weights(self, targets: Tensor) -> Tensor | None:
-        """How much each example counts, `[N]`; None: all the same."""
-        return None
+    def weights(self, targets: Tensor) -> Tensor:
+        """How much each example counts, `[N]`."""
+        return torch.ones(len(targets), device=targets.device)
 
     def scored(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs and targets as metrics are given them, one row for everything that counts."""
@@ -126,6 +127,7 @@ class NextToken(Task):
 
     targets = "tokens"
     metrics = ("accuracy", "perplexity")
+    examples_differ = True
 
     padding: int = -100
 

@@ -150,7 +150,7 @@ class Feed:
     scaling: Scaling
     augmentation: Augmentation
     proxy: random_choices.Positions = field(default_factory=lambda: np.empty(0, np.int64))  # the server's examples
-    weights: Callable[[Tensor], Tensor | None] | None = None  # how much examples count by their targets, if they differ
+    weights: Callable[[Tensor], Tensor] | None = None  # how much examples count by their targets, if they differ
 
     def examples(self, client: int) -> int:
         return len(self.clients[client])
@@ -237,8 +237,8 @@ class Feed:
 
     def _weighted(self, mask: Tensor, y: Tensor) -> Tensor:
         """The weights of the examples that count, `[K, B]`."""
-        weights = None if self.weights is None else self.weights(y.flatten(0, 1))
-        return mask if weights is None else mask * weights.view_as(mask).to(mask.dtype)
+        assert self.weights is not None
+        return mask * self.weights(y.flatten(0, 1)).view_as(mask).to(mask.dtype)
 
     def _gathered(self, where: Tensor, draws: Draws | None, lanes: int, dtype: torch.dtype | None) -> Tensor:
         from fedgg.kernels.images import gather

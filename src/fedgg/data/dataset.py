@@ -37,6 +37,8 @@ class Dataset:
     targets: Targets = "classes"
     parts: tuple[InputPart, ...] = ()  # of several inputs, which lie side by side in the rows of x
     shape: tuple[int, ...] = field(init=False)  # of one example
+    labels: Tensor = field(init=False)  # [N] the class of each training example; 0 for all where they have none
+    label_names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         for split, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
@@ -59,7 +61,11 @@ class Dataset:
                 raise UserError(f"{self.name}: {key}_train and {key}_test hold {what} of different shapes, {shapes}")
             if train.dtype != test.dtype:
                 raise UserError(f"{self.name}: {key}_train is {train.dtype} but {key}_test is {test.dtype}")
+        has_classes = self.y_train.ndim == 1 and not self.y_train.is_floating_point()
+        labels = self.y_train if has_classes else torch.zeros(len(self.y_train), dtype=torch.int64)
         object.__setattr__(self, "shape", tuple(self.x_train.shape[1:]))
+        object.__setattr__(self, "labels", labels)
+        object.__setattr__(self, "label_names", self.classes if has_classes else ("examples",))
 
     def _check_targets(self, key: str, y: Tensor) -> None:
         """UserError where targets are not what `targets` says."""
@@ -92,20 +98,6 @@ class Dataset:
                 outside = smallest if smallest < low else largest
                 what = "0 and 1" if self.targets == "labels" else f"the {above} classes 0 to {above - 1}"
                 raise UserError(f"{title} holds the label {outside}, outside {what}")
-
-    @property
-    def labels(self) -> Tensor:
-        """The class of each training example, `[N]`; 0 for all of them where examples do not have one."""
-        return self.y_train if self.has_classes else torch.zeros(len(self.y_train), dtype=torch.int64)
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        return self.classes if self.has_classes else ("examples",)
-
-    @property
-    def has_classes(self) -> bool:
-        """Whether every example has one class."""
-        return self.y_train.ndim == 1 and not self.y_train.is_floating_point()
 
     @cached_property
     def in_floating_point(self) -> Dataset:

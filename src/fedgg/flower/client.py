@@ -24,7 +24,6 @@ from fedgg.core.local import LocalEnd
 from fedgg.core.model import NeedsFloatingPoint, Net
 from fedgg.core.random_choices import Work
 from fedgg.core.server import healthy
-from fedgg.core.tasks import Task
 from fedgg.core.tensor_rows import Rows
 from fedgg.data.batch_preparation import Feed, targets_on
 from fedgg.engines import RoundJob
@@ -210,7 +209,7 @@ def _trainer_from_file(experiment_file: Path, client: int, data: Path, modified:
         except NeedsFloatingPoint:
             feed = replace(feed, x=feed.x.float(), x_test=feed.x_test.float())
             net = examined_net(experiment, algorithm, shape, classes, _sample(feed), parts=file.parts)
-    if type(net.task).weights is not Task.weights:
+    if net.task.examples_differ:
         feed = replace(feed, weights=net.task.weights)
     local = experiment.local
     work = algorithm.work(Work(local.epochs, local.batch, local.steps, local.part))

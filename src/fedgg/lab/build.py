@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,36 +13,33 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedgg.core.algorithm import Algorithm, arithmetic_beside_fedavg
-from fedgg.core.buffers import not_finite
 from fedgg.core.layout import InputPart
 from fedgg.core.model import NeedsFloatingPoint, Net, head_of
 from fedgg.core.random_choices import Work
-from fedgg.core.tasks import Task
-from fedgg.data.batch_preparation import CHUNK, Feed, Scaling, scaling, targets_on
+from fedgg.data.batch_preparation import CHUNK, Feed, scaling, targets_on
 from fedgg.data.dataset import Dataset
 from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.errors import UserError
 from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation, aggregation_of
 from fedgg.lab.config import Experiment
-from fedgg.lab.config_sections import OptimiserConfig, ScheduleConfig
+from fedgg.lab.config_sections import OptimiserConfig, ScheduleConfig, TaskConfig
+from fedgg.lab.data_notices import (
+    check_batches,
+    check_single_examples,
+    check_single_scores,
+    notices_on_data,
+    try_the_largest_inputs,
+)
 from fedgg.lab.engine_setup import DTYPES, Choice, choose, chosen_device
 from fedgg.lab.federated_data import DataGiven, Origin, WholeData, data_of, holdings, split_of
 from fedgg.lab.local_optimiser import check_optimiser, server_rates
-from fedgg.lab.name_resolution import (
-    build_algorithm,
-    build_model,
-    check_needs,
-    engine_class,
-    load_weights,
-    read_tensors,
-    split_function,
-)
+from fedgg.lab.name_resolution import build_algorithm, build_model, check_needs, engine_class
 from fedgg.lab.personal_parts import personal_settings, unseen_clients, with_personal_parts
 from fedgg.lab.task_and_metrics import NAMED_OBJECTIVE, Objective, metrics_of, task_of
-from fedgg.registry import accepted_settings, names_code
+from fedgg.lab.weight_files import load_start
+from fedgg.registry import names_code
 
 ModelGiven = nn.Module | Callable[..., nn.Module]
-LARGE_INPUTS = 30.0  # root mean square of a feature, above which a usual learning rate may be too much
 
 
 @dataclass(frozen=True)
@@ -167,8 +163,8 @@ def _build(
         engine_reason=engine_reason,
     )
     if federation.net.embeds:
-        _try_the_largest_inputs(federation.net.module, dataset, feed.scaling)
-    notices = _notices_on_data(experiment, dataset, feed.scaling, federation.net.embeds)
+        try_the_largest_inputs(federation.net.module, dataset, feed.scaling)
+    notices = notices_on_data(experiment, dataset, feed.scaling, federation.net.embeds)
     return replace(federation, notices=(*notices, *federation.notices))
 
 
@@ -190,10 +186,10 @@ def assemble(
     unseen = unseen_clients(experiment, feed) if experiment.split.unseen else []
     examined = examine(experiment, algorithm, sizes, origin, (x[:2], y[:2]), model, objective, unseen)
     net, work, notices = examined.net, examined.work, [*examined.notices_on_batches]
-    if type(net.task).weights is not Task.weights:
+    if net.task.examples_differ:
         feed = replace(feed, weights=net.task.weights)
     if net.needs_two_in_evaluation:
-        _check_single_scores(feed, origin.client_names)
+        check_single_scores(feed, origin.client_names)
     if net.freezes:
         notices.append(
             "model.statistics = 'frozen': normalisation layers use their starting statistics, in training as in "
@@ -258,10 +254,10 @@ def examine(
         check_optimiser(experiment, algorithm)
     local = experiment.local
     work = algorithm.work(Work(local.epochs, local.batch, local.steps, local.part))
-    notices = _check_batches(experiment, work, sizes, origin.client_names) if min(sizes) < (work.batch or 1) else []
+    notices = check_batches(experiment, work, sizes, origin.client_names) if min(sizes) < (work.batch or 1) else []
     net = examined_net(experiment, algorithm, shape, len(origin.classes), sample, model, objective, origin.parts)
     if net.needs_two_examples:
-        _check_single_examples(work, sizes, origin.client_names)
+        check_single_examples(work, sizes, origin.client_names)
     aggregation, on_aggregation = PLAIN_AGGREGATION, list[str]()
     if experiment.privacy is not None or experiment.robust is not None or experiment.attack is not None:
         training = np.setdiff1d(np.flatnonzero(sizes), unseen)
@@ -290,9 +286,10 @@ def examined_net(
     # As module.to(device, dtype), which would make complex constants real: these keep their type.
     module._apply(lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype))
     products = torch.bfloat16 if engine.precision == "bf16" else None
-    task = task_of(experiment, objective.loss)
-    metrics = metrics_of(experiment, task, objective.metrics)
-    net = Net(module, task, metrics, frozen_statistics=config.statistics == "frozen", products=products)
+    net = Net(module, frozen_statistics=config.statistics == "frozen", products=products)
+    if experiment.task != TaskConfig() or experiment.metrics or objective != NAMED_OBJECTIVE:
+        task = task_of(experiment, objective.loss)
+        net.set_task(task, metrics_of(experiment, task, objective.metrics))
     net.parts = parts
     net.examine(sample[0], classes, sample[1])
     if algorithm.needs_representation:
@@ -301,134 +298,3 @@ def examined_net(
         net = with_personal_parts(experiment, algorithm, net, sample[0])
     # Engines of user code get the model that the reference engine has.
     return net if engine.name == "loop" or names_code(engine.name) else fused_net(net)
-
-
-def load_start(module: nn.Module, path: Path) -> None:
-    """Replace the module's weights by those of a safetensors file."""
-    try:
-        tensors = read_tensors(path)
-        trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-        constants = {name: tensor.cpu().clone() for name, tensor in module.state_dict().items() if name not in trained}
-        load_weights(module, tensors, path)
-        for name, tensor in tensors.items():
-            usual = constants.get(name, torch.zeros_like(tensor))  # a constant may be infinite
-            if not_finite({name: usual}, {name: tensor}):
-                raise UserError(f"{path}: {name} holds NaN or infinity")
-    except UserError as error:
-        raise UserError(f"model.start: {error}") from error
-
-
-# Checks and notices --------------------------------------------------------------------------------------------------
-
-
-def _check_batches(experiment: Experiment, work: Work, sizes: list[int], names: Sequence[str] | None) -> list[str]:
-    """Notices on clients that are empty or smaller than a batch; UserError where all are, or small ones are refused."""
-    empty = sizes.count(0)
-    notices = [f"{empty} of {len(sizes)} clients hold no examples and never take part"] if empty else []
-    if work.batch is None:
-        return notices
-    small = [client for client, size in enumerate(sizes) if 0 < size < work.batch]
-    if len(small) + empty == len(sizes):
-        raise UserError(
-            f"local.batch = {work.batch} is larger than every client (the largest holds {max(sizes)} examples): "
-            f"take a smaller batch or fewer clients"
-        )
-    if small and experiment.local.small_clients == "refuse":
-        first = small[0]
-        raise UserError(
-            f"local.batch = {work.batch} is larger than client {names[first] if names else first}, which holds "
-            f"{sizes[first]} examples: take a smaller batch, a larger split.min_examples, or local.small_clients = "
-            f"'whole'"
-        )
-    if small:
-        fewer = f"{len(small)} of {len(sizes)} clients hold less than a batch of {work.batch}"
-        notices.append(f"{fewer}: they train on all they have")
-    return notices
-
-
-def _check_single_examples(work: Work, sizes: list[int], names: Sequence[str] | None) -> None:
-    """UserError where a client's last batch has one example, of a model that cannot take that."""
-    for client, size in enumerate(sizes):
-        last = size if work.batch is None else (size - 1) % work.batch + 1
-        if size and last == 1 and work.steps(size) >= (1 if work.batch is None else -(-size // work.batch)):
-            raise UserError(
-                f"client {names[client] if names else client} holds {size} examples, so its last batch has one, which "
-                f"the model cannot take (batch statistics need two): take another local.batch, a larger "
-                f"split.min_examples or model.statistics = 'frozen'"
-            )
-
-
-def _check_single_scores(feed: Feed, names: Sequence[str] | None) -> None:
-    """UserError where a model that cannot take one example would be scored on one."""
-    sizes = {"the test set": len(feed.x_test)}
-    for client, held_out in enumerate(feed.held_out):
-        sizes[f"the hold-out of client {names[client] if names else client}"] = len(held_out)
-    for examples, size in sizes.items():
-        if size % CHUNK == 1:
-            raise UserError(
-                f"{examples} has {size} examples and is scored {CHUNK} at a time, so that the last one is alone, which "
-                f"the model cannot take in evaluation mode: leave one out"
-            )
-
-
-def _try_the_largest_inputs(module: nn.Module, dataset: Dataset, scaling: Scaling) -> None:
-    """UserError where an Embedding has no row for a token id, which the first examples need not have.
-
-    On the CPU, where that is an error one can recover from.
-    """
-    chosen = []
-    for x in (dataset.x_train, dataset.x_test):
-        chosen += [x[int(x.flatten(1).amin(1).argmin())], x[int(x.flatten(1).amax(1).argmax())]]
-    extremes, cpu = torch.stack(chosen).cpu(), torch.device("cpu")
-    try:
-        with torch.no_grad():
-            copy.deepcopy(module).to(cpu).eval()(scaling.to(cpu)(extremes))
-    except IndexError as error:
-        raise UserError(
-            f"{type(module).__name__} cannot take all examples: {error}; the inputs lie between {extremes.min():g} and "
-            f"{extremes.max():g}, and token ids must be less than the size of their Embedding"
-        ) from error
-    except Exception:
-        return  # a module made for another device, for instance: it is tried where it trains
-
-
-def _notices_on_data(experiment: Experiment, dataset: Dataset, scaling: Scaling, embeds: bool) -> list[str]:
-    """What may surprise in the data, their split and their scale; `embeds`: whether the model has an Embedding."""
-    engine, split, notices = experiment.engine, experiment.split, list[str]()
-    if engine.threads != engine.threads_in_use:
-        notices.append(
-            f"engine.threads = {engine.threads} has no effect under engine 'workers': each of its processes has one"
-        )
-    counts = dataset.labels.bincount(minlength=len(dataset.label_names)).tolist()
-    empty = [name for name, count in zip(dataset.label_names, counts, strict=True) if not count]
-    if empty:
-        notices.append(f"no training example has the class {', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''}")
-    if dataset.owners is not None and split.scheme not in ("given", "domains"):
-        notices.append(
-            "the data name the client of each example, and are split anew: split.scheme = 'given' keeps their clients"
-        )
-    if ":" in experiment.data.source:  # the user's own arrays, which by default are not scaled
-        notices += _notices_on_scale(experiment, dataset, scaling, embeds)
-    accepted, default = accepted_settings(split_function(split)), type(split)().scheme_settings
-    notices += [
-        f"split.{key} = {value} has no effect under split.scheme = {split.scheme!r}"
-        for key, value in split.scheme_settings.items()
-        if key not in accepted and value != default.get(key)
-    ]
-    return notices
-
-
-def _notices_on_scale(experiment: Experiment, dataset: Dataset, scaling: Scaling, embeds: bool) -> list[str]:
-    """How to have inputs scaled that are large, and that token ids must not be."""
-    if bool((scaling.shift != 0).any() or (scaling.scale != 1).any()):
-        whole = embeds and all(bool((x == x.round()).all()) for x in dataset.x_train.split(8192))
-        scaled = f"data.normalise = {experiment.data.normalise!r} scales them before the model sees them"
-        return [f"the inputs are whole numbers, and {scaled}: token ids need data.normalise = 'none'"] if whole else []
-    mean, deviation = dataset.moments
-    largest = float((mean.square() + deviation.square()).sqrt().max())
-    if embeds or largest < LARGE_INPUTS:
-        return []
-    return [
-        f"the inputs reach the model as they are, with a root mean square of up to {largest:.3g} in a feature: "
-        f"data.normalise = 'standard' would give each feature mean 0 and deviation 1"
-    ]

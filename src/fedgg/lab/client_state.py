@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgg.core.tensor_rows import Rows
+from fedgg.core.tensor_rows import Rows, identity
 from fedgg.errors import UserError
 from fedgg.files import open_in_place, open_new, sync_folder, writing_to
 
@@ -282,11 +282,6 @@ class RowsOnDisk(Mapping[int, Rows]):
 
     def __or__(self, rows: Mapping[int, Rows]) -> RowsOnDisk:
         return RowsOnDisk(self.shelf, self.shelf.put(self.places, rows)) if rows else self
-
-
-def identity(rows: Rows) -> tuple[Any, ...]:
-    """The same for rows made of the very same tensors: FedGG's clients all remember the model they received."""
-    return tuple((name, t.data_ptr(), t.dtype, tuple(t.shape), tuple(t.stride())) for name, t in rows.items())
 
 
 def _moved(now: Places, then: Places) -> NDArray[np.bool_]:

@@ -21,10 +21,7 @@ from fedgg.core.tasks import TASKS
 from fedgg.errors import UserError
 from fedgg.lab.config_errors import one_line, section_in
 from fedgg.lab.config_sections import (
-    OFF_UNLESS_THERE,
-    SWITCHES,
     AlgorithmConfig,
-    AttackConfig,
     ConfigSection,
     DataConfig,
     EngineConfig,
@@ -32,14 +29,19 @@ from fedgg.lab.config_sections import (
     ModelConfig,
     OptimiserConfig,
     PartConfig,
-    PersonalConfig,
-    PrivacyConfig,
-    RobustConfig,
     ScheduleConfig,
     ServerConfig,
     SplitConfig,
-    StopConfig,
     TaskConfig,
+)
+from fedgg.lab.optional_sections import (
+    OFF_UNLESS_THERE,
+    SWITCHES,
+    AttackConfig,
+    PersonalConfig,
+    PrivacyConfig,
+    RobustConfig,
+    StopConfig,
 )
 from fedgg.registry import NAMED_PARTS, accepted_settings, names_code, suggestion
 from fedgg.runfolder.record_types import flat
@@ -136,7 +138,7 @@ class Experiment(ConfigSection):
         if (self.personal is not None or self.split.unseen) and not self.data.holdout:
             section = "personal" if self.personal is not None else "split.unseen"
             raise ValueError(f"{section} needs examples to score clients' models on: set data.holdout = 0.2")
-        if self.clients_are_known and self.split.unseen >= self.split.clients:
+        if self.split.unseen and self.clients_are_known and self.split.unseen >= self.split.clients:
             raise ValueError(f"split.unseen = {self.split.unseen} leaves none of {self.split.clients} clients to train")
         if self.stop is not None:
             where, _, metric = self.stop.metric.partition("_")

@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_origin, get_type_hints
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS
@@ -29,10 +29,10 @@ from fedgg.data.partition import OFFERED
 from fedgg.engines import ENGINES, Engine
 from fedgg.engines.import_user_file import PREFIX, module_of
 from fedgg.errors import UserError
-from fedgg.files import check_regular
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_errors import elsewhere
-from fedgg.lab.config_sections import DataConfig, EngineConfig, RobustConfig, SplitConfig
+from fedgg.lab.config_sections import DataConfig, EngineConfig, SplitConfig
+from fedgg.lab.optional_sections import RobustConfig
 from fedgg.lab.trusted_code import HANDED_IN, Code, check_trusted, code_at
 from fedgg.models import MODELS
 from fedgg.registry import NAMED_PARTS, Registry, accepted_settings, names_code, nearest
@@ -385,30 +385,3 @@ def build_model(
     if not isinstance(module, nn.Module):
         raise UserError(f"model {title} is a {type(module).__name__}, not a torch.nn.Module")
     return module
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The content of a safetensors file."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        check_regular(path)
-        return load_file(path)
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}") from None
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"{path} is not a readable safetensors file: {error}") from error
-
-
-def load_weights(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    """Replace the module's weights by those of a file, which must be of the same names and shapes."""
-    expected = module.state_dict()
-    missing, foreign = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
-    if missing or foreign:
-        raise UserError(f"{path} does not fit the model: missing {missing[:3]}, unknown {foreign[:3]}")
-    for name, tensor in expected.items():
-        if tensor.shape != tensors[name].shape:
-            shapes = f"{tuple(tensors[name].shape)}, the model needs {tuple(tensor.shape)}"
-            raise UserError(f"{path}: {name} has shape {shapes}")
-    module.load_state_dict(tensors)

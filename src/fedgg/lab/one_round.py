@@ -27,13 +27,13 @@ from fedgg.core.server import (
     largest,
     spoilt,
 )
-from fedgg.core.tensor_rows import Rows, check, check_sparse
+from fedgg.core.tensor_rows import Rows, check, check_sparse, identity
 from fedgg.engines import Engine, RoundJob
 from fedgg.engines.base import ClientData, Look, Scorer, personal_job, with_personal_models
 from fedgg.errors import UserError
 from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation
 from fedgg.lab.build import Federation, Population
-from fedgg.lab.client_state import FILES, ClientRows, Places, RowsOnDisk, Shelf, identity
+from fedgg.lab.client_state import FILES, ClientRows, Places, RowsOnDisk, Shelf
 from fedgg.lab.config_sections import ServerConfig
 from fedgg.lab.local_optimiser import optimiser_of
 from fedgg.lab.personal_parts import personal_looks

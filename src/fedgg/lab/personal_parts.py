@@ -24,7 +24,7 @@ from fedgg.engines.base import Look, RoundJob
 from fedgg.engines.loop import trained_personal_tensors
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
-from fedgg.lab.config_sections import PersonalConfig
+from fedgg.lab.optional_sections import PersonalConfig
 
 if TYPE_CHECKING:
     from fedgg.lab.build import Federation

@@ -31,12 +31,13 @@ from fedgg.lab.build import Federation, ModelGiven
 from fedgg.lab.checkpoint import BadCheckpoint, read_checkpoint
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import DTYPES
-from fedgg.lab.name_resolution import build_model, load_weights, read_tensors
+from fedgg.lab.name_resolution import build_model
 from fedgg.lab.one_round import State
 from fedgg.lab.personal_parts import personal_model, with_personal_parts
 from fedgg.lab.provenance import fingerprint
 from fedgg.lab.store import Store
 from fedgg.lab.task_and_metrics import task_of
+from fedgg.lab.weight_files import load_weights, read_tensors
 from fedgg.registry import names_code
 from fedgg.runfolder.checksums import checkpoints_in
 from fedgg.runfolder.record_types import unknown_measure

@@ -54,7 +54,7 @@ def metrics_of(experiment: Experiment, task: Task, given: Sequence[MetricGiven] 
     """The metrics that the experiment names, or those of its task; objects handed in from Python take their place."""
     metrics: list[Metric] = []
     for one in given or experiment.metrics or task.metrics:
-        metric = _metric(one)
+        metric = METRICS[one](one) if isinstance(one, str) and one in METRICS else _metric(one)
         if task.targets not in (*metric.needs, "any"):
             fitting = ", ".join(name for name, kind in METRICS.items() if task.targets in kind.needs)
             raise UserError(
@@ -67,10 +67,9 @@ def metrics_of(experiment: Experiment, task: Task, given: Sequence[MetricGiven] 
 
 
 def _metric(given: MetricGiven) -> Metric:
-    """From a registered name, user code, a class, an object, or a function that gives a number for each example."""
-    if isinstance(given, str) and given in METRICS:
-        return METRICS[given](given)
-    METRICS.check(given) if isinstance(given, str) else None
+    """From user code, a class, an object, or a function that gives a number for each example."""
+    if isinstance(given, str):
+        METRICS.check(given)
     part: Any = part_named(METRICS, given) if isinstance(given, str) else given
     if isinstance(part, Metric):
         metric = part

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from fedgg.algorithms import FedGG, FedProx
 from fedgg.errors import UserError
-from fedgg.lab.build import build, load_start
+from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.name_resolution import algorithm_class, build_algorithm, build_model, find_object, given_algorithm
 from fedgg.lab.runner import run
 from fedgg.lab.trusted_code import trust
+from fedgg.lab.weight_files import load_start
 
 
 def test_algorithms_by_name() -> None:

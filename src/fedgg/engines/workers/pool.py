@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from fedgg.child_process import child_process, fork_server_modules
 from fedgg.engines.workers.process import Done, PackedObject, TorchSettings, Unreadable, pack, receive, send, unpack
-from fedgg.engines.workers.tasks import Task
+from fedgg.engines.workers.tasks import WorkerTask
 from fedgg.errors import UserError
 
 try:
@@ -52,7 +52,7 @@ class Ticket:
 
     rank: tuple[int, ...]
     number: int
-    task: Task = field(compare=False)
+    task: WorkerTask = field(compare=False)
     needs: tuple[int, ...] = field(compare=False)  # numbers of shared objects, in the order to be sent
     owner: Any = field(compare=False)
     notice: Callable[[str], None] = field(compare=False)

@@ -20,7 +20,7 @@ Key = int | tuple[int, int]  # a client, or a look and a chunk
 Rank = tuple[int, ...]  # the smallest is done first
 
 
-class Task(Protocol):
+class WorkerTask(Protocol):
     """An independent and reproducible task: run again, it gives the same bits."""
 
     def do(self) -> object: ...
@@ -130,7 +130,7 @@ class OpenRequest:
         work = self.shared
         return (work.algorithm, work.net, work.data) if isinstance(work, RoundJob) else (work[0].net, work[0].data)
 
-    def tasks(self) -> Iterator[tuple[Key, Rank, Task]]:
+    def tasks(self) -> Iterator[tuple[Key, Rank, WorkerTask]]:
         """Scoring goes before training, so that rounds are recorded early; clients with many steps go first."""
         job = self.request.work
         if isinstance(self.shared, RoundJob):
