@@ -219,11 +219,9 @@ def _area(scores: Tensor, true: Tensor) -> float:
     positives, negatives = int(true.sum()), int((~true).sum())
     if not positives or not negatives:
         return math.nan
-    from scipy.stats import rankdata  # its import takes a second
-
-    ranks = rankdata(scores.cpu().numpy())  # equal scores have their mean rank
-    above = ranks[true.cpu().numpy()].sum() - positives * (positives + 1) / 2
-    return float(above / (positives * negatives))
+    _, places, counts = torch.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (counts.cumsum(0) - (counts - 1) / 2).double()[places]  # equal scores have their mean rank
+    return float((ranks[true].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
 
 def _ratio(total: Tensor, count: Tensor) -> float:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fedgg.data import registered_name
 from fedgg.errors import UserError
+from fedgg.files import open_regular
 from fedgg.registry import suggestion
 
 if TYPE_CHECKING:
@@ -319,7 +320,7 @@ def find_publication(name: str, publications: Mapping[str, Publication] = PUBLIC
 
 def file_hash(path: Path, kind: str = "sha256") -> str:
     """The checksum of a file in hexadecimal digits."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, kind).hexdigest()
 
 

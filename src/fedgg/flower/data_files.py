@@ -26,7 +26,7 @@ from fedgg.core.tasks import Targets
 from fedgg.data.batch_preparation import Scaling, scaling
 from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
-from fedgg.files import open_regular, write_atomically, writing_to
+from fedgg.files import open_regular, parse_json, write_atomically, writing_to
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import DTYPES
 from fedgg.lab.federated_data import Positions, WholeData, data_of, holdings, split_of, targets_of, with_given_clients
@@ -196,7 +196,7 @@ def _examples(
 def _parts(path: Path, arrays: Arrays) -> tuple[InputPart, ...]:
     """The parts of several inputs, if the file has them."""
     try:
-        described = json.loads(str(arrays.get("parts", "[]")))
+        described = parse_json(str(arrays.get("parts", "[]")))
         return tuple(InputPart(key, tuple(shape), getattr(torch, dtype)) for key, shape, dtype in described)
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: the array parts is not what fedgg wrote ({error})") from error

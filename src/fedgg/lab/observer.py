@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedgg.runfolder.measure import first_score
 
 if TYPE_CHECKING:
-    from fedgg.runfolder.measure import first_score
-from fedgg.lab.config import Experiment
+    from fedgg.lab.config import Experiment
 
 MAX_NOTICES = 5  # below the table of a notebook
 SECONDS_BETWEEN_UPDATES = {"notebook": 0.2, "terminal": 0.2, "log": 10.0}
