@@ -37,8 +37,13 @@ if TYPE_CHECKING:
     )
     from fedgg.compare_and_sweep import StudyResult, TuningResult, compare, sweep, tune
     from fedgg.core.algorithm import Algorithm, Batch, Client, Number, Server, setting
+    from fedgg.core.metrics import Metric
+    from fedgg.core.optimisers import Optimiser
     from fedgg.core.random_choices import Work
+    from fedgg.core.server import Collector
+    from fedgg.core.tasks import Task
     from fedgg.core.tensor_rows import Rows, dot, length
+    from fedgg.engines.base import RoundJob
     from fedgg.lab.config import Experiment
     from fedgg.lab.config_sections import (
         AlgorithmConfig,
@@ -50,6 +55,7 @@ if TYPE_CHECKING:
         ScheduleConfig,
         ServerConfig,
         SplitConfig,
+        TaskConfig,
     )
     from fedgg.lab.observer import Observer, PrintObserver, ProgressObserver
     from fedgg.lab.optional_sections import AttackConfig, PersonalConfig, PrivacyConfig, RobustConfig, StopConfig
@@ -65,7 +71,12 @@ _RENAMED = {"Site": "Client", "Hub": "Server"}
 _HOMES = {
     "fedgg.compare_and_sweep": ("StudyResult", "TuningResult", "compare", "sweep", "tune"),
     "fedgg.core.algorithm": ("Algorithm", "Batch", "Server", "Number", "Client", "setting"),
+    "fedgg.core.metrics": ("Metric",),
+    "fedgg.core.optimisers": ("Optimiser",),
     "fedgg.core.random_choices": ("Work",),
+    "fedgg.core.server": ("Collector",),
+    "fedgg.core.tasks": ("Task",),
+    "fedgg.engines.base": ("RoundJob",),
     "fedgg.core.tensor_rows": ("Rows", "dot", "length"),
     "fedgg.lab.config": ("Experiment",),
     "fedgg.lab.config_sections": (
@@ -82,6 +93,7 @@ _HOMES = {
         "ScheduleConfig",
         "ServerConfig",
         "SplitConfig",
+        "TaskConfig",
         "StopConfig",
     ),
     "fedgg.lab.observer": ("Observer", "PrintObserver", "ProgressObserver"),
@@ -127,6 +139,7 @@ __all__ = [
     "AttackConfig",
     "Batch",
     "Client",
+    "Collector",
     "DataConfig",
     "EngineConfig",
     "Experiment",
@@ -147,15 +160,18 @@ __all__ = [
     "FedYogi",
     "LocalConfig",
     "MLflowTracker",
+    "Metric",
     "ModelConfig",
     "Number",
     "Observer",
+    "Optimiser",
     "OptimiserConfig",
     "PersonalConfig",
     "PrintObserver",
     "PrivacyConfig",
     "ProgressObserver",
     "RobustConfig",
+    "RoundJob",
     "Rows",
     "Run",
     "ScheduleConfig",
@@ -165,6 +181,8 @@ __all__ = [
     "StopConfig",
     "Study",
     "StudyResult",
+    "Task",
+    "TaskConfig",
     "TensorBoardTracker",
     "Tracker",
     "TuningResult",
@@ -174,6 +192,7 @@ __all__ = [
     "__version__",
     "compare",
     "dot",
+    "fedgg.algorithms",
     "length",
     "run",
     "run_study",

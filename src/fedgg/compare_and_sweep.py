@@ -33,7 +33,7 @@ from fedgg.lab.search_space import Pruner, Range, Sampler, Search, spaces
 from fedgg.lab.study import Study, check_labels
 from fedgg.lab.study import grid as combinations
 from fedgg.lab.study_folder import Index, listed, place_of
-from fedgg.lab.task_and_metrics import MetricGiven, Objective
+from fedgg.lab.task_and_metrics import NAMED_OBJECTIVE, MetricGiven, objective_of
 from fedgg.lab.tuning import SearchTrial, best_of, final_study, measure_of, run_search
 from fedgg.report.tables import Table, as_markdown, comparison_tables, write_study_tables
 from fedgg.runfolder.locks import writing_pages
@@ -194,8 +194,9 @@ def compare(
     labelled, chosen_seeds = _labelled(variants), _whole(seeds)
     labels, chosen = tuple(labelled), reference or next(iter(labelled), "")
     check_labels(labels, chosen_seeds, chosen)
-    objective = Objective(loss, None if metrics is None else tuple(metrics))
-    base = with_names(base, None, None, None, objective)
+    objective = objective_of(loss, metrics)
+    if objective != NAMED_OBJECTIVE:
+        base = with_names(base, None, None, None, objective)
     shared = None if data is None else dataset_of(data, targets=targets_of(base)).to(chosen_device(base))
     parts = {label: _parts(base, label, variant, model, data, data_folder) for label, variant in labelled.items()}
     home: AbstractContextManager[str | os.PathLike[str]] = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgg.core.tasks import Targets
+from fedgg.errors import UserError
 from fedgg.registry import Registry
 
 Sums = Mapping[str, Tensor]
@@ -31,7 +32,7 @@ class Metric:
     of_classes: ClassVar[bool] = False  # whether classes have values of their own
     needs: ClassVar[tuple[Targets, ...]] = ("classes", "tokens", "labels", "values", "any")  # targets it is defined for
 
-    name: str
+    name: str = ""  # by default that of the class
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Sums:
         """Of outputs `[N, ...]` and targets `[N, ...]`: tensors of any shape, the same for every chunk."""
@@ -53,7 +54,7 @@ class Mean(Metric):
     Attributes of the function may say more: `function.higher_is_better = False`, `function.percent = True`.
     """
 
-    function: Callable[[Tensor, Tensor], Tensor]
+    function: Callable[[Tensor, Tensor], Tensor] = field(default=lambda outputs, targets: outputs)
 
     def __post_init__(self) -> None:
         for attribute in ("higher_is_better", "percent"):
@@ -62,6 +63,11 @@ class Mean(Metric):
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Sums:
         each = self.function(outputs, targets)
+        if not isinstance(each, Tensor) or each.shape != targets.shape[:1]:
+            got = list(each.shape) if isinstance(each, Tensor) else type(each).__name__
+            raise UserError(
+                f"the metric {self.name} returned {got} for {len(targets)} examples: return one number each"
+            )
         return {"sum": each.double().sum(), "count": torch.tensor(float(len(each)), dtype=torch.float64)}
 
     def value(self, sums: Sums) -> float:
@@ -257,3 +263,21 @@ METRICS: Registry[type[Metric]] = Registry(
     },
     code="CLASS",
 )
+
+
+def check_metric(metric: Metric, outputs: Tensor, targets: Tensor) -> None:
+    """UserError where a metric is not defined for outputs and targets of these shapes."""
+    has_classes = outputs.ndim == 2 and targets.ndim == 1
+    has_labels = "labels" in metric.needs and outputs.shape == targets.shape
+    if "classes" in metric.needs and "values" not in metric.needs and not has_classes and not has_labels:
+        raise UserError(
+            f"the metric {metric.name} needs outputs [N, classes] and targets [N], got {list(outputs.shape)} and "
+            f"{list(targets.shape)}: name the task beside your loss (task.name = 'next_token', for instance), or give "
+            f"a metric of your own"
+        )
+    sums = metric.sums(outputs, targets)
+    if not isinstance(sums, Mapping) or not all(isinstance(value, Tensor) for value in sums.values()):
+        raise UserError(f"the metric {metric.name}: sums() must return a dict of tensors")
+    value = metric.value(sums)
+    if not isinstance(value, float):
+        raise UserError(f"the metric {metric.name}: value() must return a float, got {type(value).__name__}")

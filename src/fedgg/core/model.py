@@ -19,14 +19,17 @@ from torch.func import functional_call
 from fedgg.core.buffers import differs
 from fedgg.core.forward import CountedMasks, Forward, RowsForward
 from fedgg.core.layout import InputPart, Layout, unpacked
-from fedgg.core.metrics import Accuracy, Metric
+from fedgg.core.metrics import Accuracy, Metric, check_metric
 from fedgg.core.random_choices import unchanged_generators
-from fedgg.core.tasks import CLASSIFICATION, Task, cross_entropy
+from fedgg.core.tasks import CLASSIFICATION, Task, cross_entropy, task_name
 from fedgg.core.tensor_rows import Rows
 from fedgg.errors import UserError
 
 if TYPE_CHECKING:
     from fedgg.core.personal import PersonalPart
+
+
+DEFAULT_METRICS: tuple[Metric, ...] = (Accuracy("accuracy"),)
 
 
 class NeedsFloatingPoint(UserError):
@@ -86,7 +89,7 @@ class Net:
         self,
         module: nn.Module,
         task: Task = CLASSIFICATION,
-        metrics: tuple[Metric, ...] = (Accuracy("accuracy"),),
+        metrics: tuple[Metric, ...] = DEFAULT_METRICS,
         *,
         frozen_statistics: bool = False,
         products: torch.dtype | None = None,
@@ -151,7 +154,8 @@ class Net:
             raise UserError(f"{title} cannot take examples of shape {shape}: {reason}{_hint(shape, reason)}") from error
         if y is None:
             y = x.new_zeros(len(x), dtype=torch.int64)
-        if self.criterion is not cross_entropy or getattr(outputs, "shape", ()) != (len(x), outputs_wanted):
+        is_usual = self.criterion is cross_entropy and self.metrics == DEFAULT_METRICS
+        if not is_usual or getattr(outputs, "shape", ()) != (len(x), outputs_wanted):
             self._check_outputs(outputs, y, outputs_wanted)
         self.moving = tuple(name for name in buffers if differs(self.start_buffers[name], buffers[name]))
         self.keeps_statistics = bool(self.moving)
@@ -182,7 +186,7 @@ class Net:
 
     def _check_outputs(self, outputs: Any, y: Tensor, outputs_wanted: int) -> None:
         """UserError where outputs do not have the shape that the task needs, or an example does not have one loss."""
-        title, task = type(self.module).__name__, type(self.task).__name__
+        title = type(self.module).__name__
         shape = self.task.output_shape(y, outputs_wanted)
         if not isinstance(outputs, Tensor):
             needed = "" if shape is None else f" [{', '.join(['N', *map(str, shape[1:])])}]"
@@ -191,23 +195,38 @@ class Net:
                 f"wrap it so that forward() returns the outputs{needed}"
             )
         if shape is not None and outputs.shape != shape and not (shape[1:] == (1,) and outputs.shape == shape[:1]):
+            turned = len(shape) == 3 and outputs.shape == (shape[0], shape[2], shape[1])
             raise UserError(
-                f"{title} returned {tuple(outputs.shape)} for {len(y)} examples; the task {task} with "
+                f"{title} returned {tuple(outputs.shape)} for {len(y)} examples; the task {task_name(self.task)} with "
                 f"{outputs_wanted} output{'s' if outputs_wanted > 1 else ''} needs {list(shape)}"
+                f"{': return outputs.transpose(1, 2)' if turned else ''}"
             )
-        try:
-            losses: Any = self.criterion(outputs, y)
-        except Exception as error:  # a user's function may raise anything
-            raise UserError(
-                f"the loss cannot take outputs {list(outputs.shape)} and targets {list(y.shape)} ({y.dtype}): "
-                f"{type(error).__name__}: {error}"
-            ) from error
+        given = f"outputs {list(outputs.shape)} and targets {list(y.shape)} ({y.dtype})"
+        with torch.enable_grad():
+            leaf = outputs.detach().requires_grad_(outputs.is_floating_point())
+            try:
+                losses: Any = self.criterion(leaf, y)
+            except Exception as error:  # a user's function may raise anything
+                reason = " ".join(str(error).split())
+                raise UserError(f"the loss cannot take {given}: {type(error).__name__}: {reason}") from error
         if not isinstance(losses, Tensor) or losses.shape != (len(y),):
             got = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise UserError(
                 f"the loss returned {got} for {len(y)} examples: return the loss of each example, [{len(y)}] "
                 f"(reduction='none', and a mean over further dimensions)"
             )
+        if not losses.requires_grad:
+            raise UserError("the loss has no gradient with respect to the outputs: compute it from them, undetached")
+        for metric in self.metrics:
+            try:
+                check_metric(metric, *self.task.scored(outputs, y))
+            except UserError:
+                raise
+            except Exception as error:  # a user's function may raise anything
+                reason = " ".join(str(error).split())
+                raise UserError(
+                    f"the metric {metric.name} cannot take {given}: {type(error).__name__}: {reason}"
+                ) from error
 
     def _run(self, x: Tensor, buffers: Rows, *, train: bool, w: Tensor | None = None) -> tuple[Any, bool, bool]:
         """Outputs of a batch; whether they took numbers from torch's generators, and in training from F.dropout."""

@@ -13,7 +13,7 @@ number of tokens, so that every token counts the same.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -159,12 +159,38 @@ class NextToken(Task):
 
 @dataclass(frozen=True)
 class OwnLoss(Task):
-    """A function of the user's: outputs `[N, ...]` and targets `[N, ...]` to the loss of each example, `[N]`."""
+    """A function of the user's: outputs `[N, ...]` and targets `[N, ...]` to the loss of each example, `[N]`.
+
+    Everything else is that of `task`, where the function takes the place of the loss of a task.
+    """
 
     function: Criterion
+    task: Task = Task()
+    targets: Targets = field(init=False)  # type: ignore[misc]
+    metrics: tuple[str, ...] = field(init=False)  # type: ignore[misc]
+    examples_differ: bool = field(init=False)  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        for name in ("targets", "metrics", "examples_differ"):
+            object.__setattr__(self, name, getattr(self.task, name))
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.function(outputs, targets)
+
+    def weights(self, targets: Tensor) -> Tensor:
+        return self.task.weights(targets)
+
+    def scored(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return self.task.scored(outputs, targets)
+
+    def output_shape(self, targets: Tensor, outputs: int) -> tuple[int, ...] | None:
+        return self.task.output_shape(targets, outputs)
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        return self.task.predictions(outputs)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        return self.task.probabilities(outputs)
 
 
 CLASSIFICATION = Classification()
@@ -173,3 +199,10 @@ TASKS: Registry[type[Task]] = Registry(
     {"classification": Classification, "multilabel": MultiLabel, "regression": Regression, "next_token": NextToken},
     code="FUNCTION",
 )
+
+
+def task_name(task: Task) -> str:
+    """For messages: the registered name, or that of the function that is the loss."""
+    if isinstance(task, OwnLoss):
+        return f"with the loss {getattr(task.function, '__name__', 'handed in')}"
+    return next((name for name, kind in TASKS.items() if kind is type(task)), type(task).__name__)

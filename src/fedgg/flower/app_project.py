@@ -200,6 +200,8 @@ def with_full_paths(experiment: Experiment) -> Experiment:
             settings = config.model_dump(exclude={last}, exclude_none=True) if isinstance(config, PartConfig) else {}
             changes |= {f"{section}.{setting}": value for setting, value in settings.items()}
             changes[key] = _with_full_path(names[section])
+    if (experiment.task.loss or "").rpartition(":")[0].endswith(".py"):
+        changes["task.loss"] = _with_full_path(str(experiment.task.loss))
     if any(name.rpartition(":")[0].endswith(".py") for name in experiment.metrics):
         changes["metrics"] = [_with_full_path(name) for name in experiment.metrics]
     if experiment.model.start is not None:

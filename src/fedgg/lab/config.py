@@ -48,10 +48,14 @@ from fedgg.runfolder.record_types import flat
 from fedgg.runfolder.validation import PLACES
 
 LARGEST = {"fp32": 3.4028234663852886e38, "fp64": sys.float_info.max}
-FOLLOW_THE_DATA = ("data.normalise", "split.clients")  # where they are not set, whichever data those will be
+FOLLOW_THE_DATA = (
+    "data.normalise",
+    "split.scheme",
+    "split.clients",
+)  # where they are not set, whichever data those will be
 # Keys of a section that remain where its part gets another name.
 REMAINING = {
-    "task": (),
+    "task": ("loss",),
     "algorithm": (),
     "model": ("start", "statistics"),
     "optimiser": ("clip_norm", "state"),

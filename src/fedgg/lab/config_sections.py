@@ -144,9 +144,10 @@ class TaskConfig(PartConfig):
     """What is learnt: the targets of examples, and the loss."""
 
     registry = TASKS
-    not_settings = ("function",)
+    not_settings = ("function", "task")
 
     name: str = Field("classification", description=TASKS.choices())
+    loss: str | None = Field(None, description="FILE.py:FUNCTION in place of the loss of the task")
 
 
 class ModelConfig(PartConfig):

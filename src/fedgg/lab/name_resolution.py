@@ -89,6 +89,8 @@ def named_parts(experiment: Experiment) -> dict[str, str]:
         config = getattr(experiment, section)
         if config is not None:
             names[section] = getattr(config, key)
+    if experiment.task.loss is not None:
+        names["task.loss"] = experiment.task.loss
     return names | {f"metrics[{place}]": name for place, name in enumerate(experiment.metrics)}
 
 

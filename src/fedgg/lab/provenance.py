@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 import fedgg
+from fedgg.core.metrics import Mean, Metric
 from fedgg.core.tasks import OwnLoss
 from fedgg.lab.build import Federation
 from fedgg.lab.name_resolution import engine_class, used_code
@@ -34,6 +35,7 @@ def versions_of(federation: Federation) -> dict[str, Any]:
     code = {"algorithm": code_of(federation.algorithm), "model": code_of(net.module)}
     for part, user_code in (
         ("task", code_of(net.task.function) if isinstance(net.task, OwnLoss) else None),
+        ("metrics", _code_of_metrics(net.metrics)),
         ("robust", code_of(federation.aggregation.collector)),
         ("engine", code_of(engine_class(federation.engine))),
     ):
@@ -66,6 +68,11 @@ def versions_of(federation: Federation) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "engine": engine,
     }
+
+
+def _code_of_metrics(metrics: Sequence[Metric]) -> str | None:
+    codes = [code_of(metric.function if isinstance(metric, Mean) else metric) for metric in metrics]
+    return fingerprint(" ".join(filter(None, codes))) if any(codes) else None
 
 
 def fingerprint(text: str) -> str:

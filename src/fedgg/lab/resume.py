@@ -83,6 +83,12 @@ def _check_same(store: Store, federation: Federation, now: dict[str, Any]) -> li
     if of_user and then.get("structure") not in (None, now["structure"]) and then["torch"] == now["torch"]:
         raise UserError(f"{folder} was started with a model of other layers: choose another folder")
     code_then = then.get("code", {})
+    for part, word in (("task", "loss"), ("metrics", "metrics")):
+        if now["code"].get(part) and code_then.get(part) not in (None, now["code"][part]):
+            raise UserError(
+                f"the code of the {word} has changed since the run in {folder} began, and its rounds so far are of the "
+                f"old code: choose another folder"
+            )
     changed_code = [
         f"the code of the {part} has changed since this run began, and its rounds so far are of the old code: choose "
         f"another folder to start over"

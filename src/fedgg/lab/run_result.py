@@ -197,8 +197,13 @@ class Run:
     def model(self) -> nn.Module:
         """The trained model, a new copy in evaluation mode on the CPU, which takes inputs as the data had them.
 
+        UserError where parts of it are personal, so that there is no whole global model: see `personal_model`.
+
         Their scaling (`data.normalise`) is inside, as the buffers `shift` and `scale`; `.module` is the bare module.
         """
+        personal = self.experiment.personal
+        if personal is not None and personal.method != "ditto":
+            raise UserError("parts of the models are personal, and there is no global one: take run.personal_model(3)")
         return RawInputModel(self._module(), self.inputs).eval()
 
     def personal_model(self, client: int) -> nn.Module:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.algorithm import Algorithm
-from fedgg.core.tasks import Criterion
+from fedgg.core.tasks import TASKS, Criterion
 from fedgg.engines import Engine, Workers
 from fedgg.engines.base import Scorer, personal_job, score_here, with_personal_models
 from fedgg.engines.workers.engine import TooManyDeaths
@@ -28,7 +28,7 @@ from fedgg.lab.one_round import State, close_before_looking, next_job, train
 from fedgg.lab.round_record import record_of
 from fedgg.lab.run_result import Run
 from fedgg.lab.run_session import Session, opened
-from fedgg.lab.task_and_metrics import NAMED_OBJECTIVE, MetricGiven, Objective
+from fedgg.lab.task_and_metrics import NAMED_OBJECTIVE, MetricGiven, Objective, objective_of
 
 FEWER_WORKERS = "set a smaller engine.workers, or engine.lost_clients = 'leave_out' to drop such clients"
 
@@ -57,7 +57,7 @@ def run(
         experiment = Experiment(**experiment)
     experiment = experiment or Experiment()
     instance = given_algorithm(algorithm) if algorithm is not None else None
-    objective = Objective(loss, None if metrics is None else tuple(metrics))
+    objective = objective_of(loss, metrics)
     if model is not None or data is not None or instance is not None or objective != NAMED_OBJECTIVE:
         experiment = with_names(experiment, model, data, instance, objective)
     if experiment.split.scheme == "given":
@@ -160,7 +160,8 @@ def with_names(
         changes["algorithm.name"] = names[0] if names else f"python:{type(algorithm).__qualname__}"
         changes |= {f"algorithm.{key}": value for key, value in vars(algorithm).items()}
     if objective.loss is not None:
-        changes["task.name"] = f"python:{name_of_part(objective.loss)}"
+        is_named = experiment.task.name in TASKS and experiment.task.name != "classification"  # the default
+        changes["task.loss" if is_named else "task.name"] = f"python:{name_of_part(objective.loss)}"
     if objective.metrics is not None:
         changes["metrics"] = [
             one if isinstance(one, str) else f"python:{name_of_part(one)}" for one in objective.metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedgg.core.metrics import METRICS, Mean, Metric
@@ -12,7 +12,6 @@ from fedgg.core.tasks import TASKS, Criterion, OwnLoss, Task
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.name_resolution import part_named
-from fedgg.registry import accepted_settings
 
 MetricGiven = str | Metric | type[Metric] | Callable[..., Any]
 
@@ -28,26 +27,31 @@ class Objective:
 NAMED_OBJECTIVE = Objective()
 
 
+def objective_of(loss: Any, metrics: Any) -> Objective:
+    """Checked; one metric may stand for a list of one."""
+    if loss is not None and (not callable(loss) or isinstance(loss, type)):
+        raise UserError(f"loss must be a function of outputs and targets, got {loss!r}; names go into task.loss")
+    if metrics is None:
+        return NAMED_OBJECTIVE if loss is None else Objective(loss)
+    return Objective(loss, tuple(metrics) if isinstance(metrics, list | tuple) else (metrics,))
+
+
 def task_of(experiment: Experiment, loss: Criterion | None = None) -> Task:
     """The task that the experiment names; `loss`, a function handed in from Python, takes its place."""
     config = experiment.task
-    if loss is None and config.name in TASKS:
-        kind = TASKS[config.name]
-        try:
-            return kind(**config.settings)
-        except TypeError:
-            accepted = ", ".join(accepted_settings(kind)) or "none"
-            unknown = next(iter(config.settings.keys() - accepted_settings(kind).keys()), "")
-            raise UserError(f"the task {config.name} has no setting {unknown!r}: its settings are {accepted}") from None
-    function: Any = part_named(TASKS, config.name) if loss is None else loss
-    if isinstance(function, Task):
-        return function
+    is_named = config.name in TASKS
+    task = TASKS[config.name](**config.settings) if is_named else Task()
+    if is_named and config.loss is None:
+        return task
+    function: Any = loss
+    if function is None:
+        function = part_named(TASKS, (config.loss or "") if is_named else config.name)
     if not callable(function) or isinstance(function, type):
         raise UserError(
-            f"task.name = {config.name!r} must be a function of outputs [N, ...] and targets [N, ...] that returns the "
-            f"loss of each example, [N]"
+            f"{config.loss or config.name} must be a function of outputs [N, ...] and targets [N, ...] that returns "
+            f"the loss of each example, [N]"
         )
-    return OwnLoss(function)
+    return OwnLoss(function, task)
 
 
 def metrics_of(experiment: Experiment, task: Task, given: Sequence[MetricGiven] | None = None) -> tuple[Metric, ...]:
@@ -74,7 +78,7 @@ def _metric(given: MetricGiven) -> Metric:
     if isinstance(part, Metric):
         metric = part
     elif isinstance(part, type) and issubclass(part, Metric):
-        metric = part(part.__name__.lower())
+        metric = part()
     elif callable(part) and not isinstance(part, type):
         metric = Mean(getattr(part, "__name__", type(part).__name__), part)
     else:
@@ -82,6 +86,8 @@ def _metric(given: MetricGiven) -> Metric:
             f"the metric {given!r} must be a function of outputs [N, ...] and targets [N, ...] that returns a number "
             f"for each example, [N], or a class that extends fedgg.Metric"
         )
+    if not metric.name:
+        metric = replace(metric, name=re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(metric).__name__).lower())
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", metric.name):
         raise UserError(f"a metric is named {metric.name!r}: name it with letters, digits and _, as f2_score")
     return metric

@@ -105,7 +105,7 @@ def trust_named(settings: Mapping[str, Any]) -> None:
     """The same for code that the user typed as the value of a setting; a mistake in it is reported where it is used."""
     metrics = settings.get("metrics") or ()
     metrics = metrics.split(",") if isinstance(metrics, str) else metrics
-    for name in (*map(settings.get, NAMED_PARTS), *metrics):
+    for name in (*map(settings.get, (*NAMED_PARTS, "task.loss")), *metrics):
         if isinstance(name, str) and names_code(name):
             with suppress(UserError):
                 trust(name.rpartition(":")[0])

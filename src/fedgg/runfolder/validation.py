@@ -28,7 +28,14 @@ SECTIONS = (
     "engine",
 )
 OPTIONAL_SECTIONS = ("privacy", "robust", "attack", "personal", "stop")
-UNSET = ("model.start", "local.steps", "server.cohort", "optimiser.clip_norm", "engine.workers")  # None by default
+UNSET = (
+    "task.loss",
+    "model.start",
+    "local.steps",
+    "server.cohort",
+    "optimiser.clip_norm",
+    "engine.workers",
+)  # None by default
 STATUSES = ("finished", "diverged", "spent", "stopped_early", "stopped")
 PLACES = ("test", "holdout", "personal", "unseen")  # where a metric is measured: `test_accuracy`, ...
 BY_CLIENT, BY_CLASS = "_by_client", "_by_class"  # end the keys of a round that have a value for each of them

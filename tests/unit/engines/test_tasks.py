@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedgg
+from fedgg.core.tasks import NextToken
 from fedgg.lab.build import build
 from fedgg.lab.runner import with_names
 from fedgg.lab.task_and_metrics import Objective
@@ -48,8 +49,21 @@ def tokens_model() -> nn.Module:
     return nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7))
 
 
+class Turned(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2)
+
+
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs[:, 0] - targets).abs()
+
+
+def all_outputs(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs
+
+
+def one_number(outputs: Tensor, targets: Tensor) -> Any:
+    return 1.0
 
 
 def mean_of_tokens(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -168,22 +182,69 @@ def test_primary_metric_in_the_summary() -> None:
     assert run.rounds[-1]["test_loss"] == pytest.approx(curve[-1] ** 2)
 
 
-def test_another_loss_is_another_experiment(tmp_path: Path) -> None:
-    played("own loss", out=tmp_path)
+@pytest.mark.parametrize("changed", ["loss", "metric"])
+def test_a_resume_with_other_code_of_the_same_name_is_refused(changed: str, tmp_path: Path) -> None:
+    codes = {"loss": "(outputs[:, 0] - targets).abs()", "metric": "(outputs[:, 0] - targets).square()"}
 
-    def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs[:, 0] - targets).square()
+    def play(factor: int) -> None:
+        parts: dict[str, Any] = {}
+        for name, code in codes.items():
+            file = tmp_path / f"{name}.py"
+            scale = factor if name == changed else 1
+            file.write_text(f"def {name}(outputs, targets):\n    return {scale} * {code}\n")
+            parts[name] = f"{file}:{name}"
+            fedgg.trust(file)
+        settings = {"task.name": parts["loss"], "metrics": [parts["metric"]], "rounds": 1 + factor}
+        data = (TABLE, VALUE, TABLE, VALUE)
+        fedgg.run(fedgg.Experiment(**BASE).changed(settings), model=lambda: linear(1), data=data, out=tmp_path / "run")
 
-    torch.manual_seed(0)
-    with pytest.raises(fedgg.UserError, match="task"):
-        fedgg.run(
-            fedgg.Experiment(**BASE),
-            model=lambda: linear(1),
-            data=(TABLE, VALUE, TABLE, VALUE),
-            loss=absolute_error,
-            metrics=["mae"],
-            out=tmp_path,
-        )
+    play(1)
+    with pytest.raises(fedgg.UserError, match=f"the code of the {changed}s? has changed since the run"):
+        play(2)
+
+
+def test_a_loss_in_place_of_that_of_a_task_keeps_its_metrics_and_weights() -> None:
+    """The task's own loss, given as a function: the same numbers."""
+    own = NextToken().losses
+    settings = fedgg.Experiment(**BASE).changed({"task.name": "next_token"})
+    data = (TOKENS, NEXT, TOKENS, NEXT)
+    run = fedgg.run(settings, model=tokens_model, data=data, loss=lambda outputs, targets: own(outputs, targets))
+    expected = played("next token").rounds[-1]
+    assert {key: run.rounds[-1][key] for key in ("test_accuracy", "test_perplexity", "test_loss")} == {
+        key: expected[key] for key in ("test_accuracy", "test_perplexity", "test_loss")
+    }
+    assert run.experiment.task.name == "next_token"
+
+
+def test_clients_that_come_with_the_data_in_a_comparison() -> None:
+    clients = np.array(["north", "south", "west"])[np.arange(60) % 3]
+    data = (TABLE, VALUE, TABLE, VALUE, clients)
+    settings = {key: value for key, value in BASE.items() if key not in ("split", "algorithm")}
+    result = fedgg.compare(["fedavg"], settings, seeds=[0], model=lambda: linear(1), data=data, loss=absolute_error)
+    assert (
+        result.record.runs["FedAvg"][0].config["split"] | {"scheme": "given", "clients": 3}
+        == (result.record.runs["FedAvg"][0].config["split"])
+    )
+
+
+class TokenError(fedgg.Metric):
+    higher_is_better = False
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        wrong = (outputs.argmax(-1) != targets).double()
+        return {"wrong": wrong.sum(), "count": torch.tensor(float(wrong.numel()), dtype=torch.float64)}
+
+    def value(self, sums: Any) -> float:
+        return float(sums["wrong"] / sums["count"])
+
+
+@pytest.mark.parametrize("given", [TokenError, TokenError(), TokenError("token_error")])
+def test_a_metric_as_a_class(given: Any) -> None:
+    settings = fedgg.Experiment(**BASE).changed({"task.name": "next_token"})
+    data = (TOKENS, NEXT, TOKENS, NEXT)
+    run = fedgg.run(settings, model=tokens_model, data=data, metrics=[given, "accuracy"])
+    assert run.rounds[-1]["test_token_error"] == pytest.approx(1 - run.rounds[-1]["test_accuracy"])
+    assert "lowest_test_token_error" in run.summary
 
 
 @pytest.mark.parametrize(
@@ -196,7 +257,21 @@ def test_another_loss_is_another_experiment(tmp_path: Path) -> None:
         ({"metrics": ["top5", "top5"]}, {}, "two metrics have the name 'top5'"),
         ({}, {"loss": lambda o, t: F.cross_entropy(o, t)}, r"the loss returned \[\] for 2 examples"),
         ({}, {"loss": lambda o, t: o.no_such}, "the loss cannot take outputs"),
+        ({}, {"loss": lambda o, t: F.cross_entropy(o.detach(), t, reduction="none")}, "the loss has no gradient"),
+        ({}, {"loss": "focal"}, "loss must be a function of outputs and targets, got 'focal'"),
         ({}, {"metrics": [3]}, "the metric 3 must be a function"),
+        ({}, {"metrics": [all_outputs]}, "returned \\[2, 2\\] for 2 examples: return one number each"),
+        ({}, {"metrics": [one_number]}, "returned float for 2 examples"),
+        (
+            {},
+            {"x": TOKENS, "y": NEXT, "model": tokens_model, "loss": NextToken().losses, "metrics": "accuracy"},
+            r"accuracy needs outputs \[N, classes\] and targets \[N\], got \[2, 6, 7\]",
+        ),
+        (
+            {"task.name": "next_token"},
+            {"x": TOKENS, "y": NEXT, "model": lambda: nn.Sequential(tokens_model(), Turned())},
+            r"returned \(2, 7, 6\) .*the task next_token.*return outputs.transpose\(1, 2\)",
+        ),
         ({"split.scheme": "dirichlet", "task.name": "regression"}, {"y": VALUE}, "class"),
         ({"data.normalise": "standard"}, {"x": {"a": TOKENS, "b": TOKENS}}, "several inputs need 'none'"),
     ],
