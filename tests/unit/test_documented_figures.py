@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import scipy.stats
 from benchmark_scripts import script
 
 from fedgg.errors import UserError
@@ -173,3 +175,44 @@ def test_steps_beside_fedavg() -> None:
         ratios = [f"{line['to_fedavg']:.2f}" for line in lines if line["algorithm"] != "FedAvg"]
         assert f"| {label}, {lines[0]['parameters']:,} | {' | '.join(ratios)} |" in ENGINES
     assert record["conditions"]["code"]["commit"][:7] in ENGINES
+
+
+# Building blocks -----------------------------------------------------------------------------------------------------
+
+BLOCKS = json.loads((HOME / "results" / "building-blocks.json").read_text(encoding="utf-8"))
+
+
+def _personal_table() -> str:
+    accuracy = BLOCKS["personal"]["accuracy"]
+    reference = accuracy["fedavg holdout"]
+    lines = ["| method | accuracy % | minus FedAvg's global model |", "| --- | --- | --- |"]
+    titles = {"fedavg holdout": "FedAvg, the global model", "fedper": "FedPer", "fedrep": "FedRep", "ditto": "Ditto"}
+    for method, title in {**titles, "local": "local training"}.items():
+        values = [100 * value for value in accuracy[method]]
+        differences = [value - 100 * other for value, other in zip(values, reference, strict=True)]
+        half = scipy.stats.t.ppf(0.975, 2) * statistics.stdev(differences) / len(differences) ** 0.5
+        shown = "" if method == "fedavg holdout" else f"{statistics.mean(differences):+.1f} ± {half:.1f}"
+        lines.append(f"| {title} | {statistics.mean(values):.1f} ± {statistics.stdev(values):.1f} | {shown} |")
+    return "\n".join(lines)
+
+
+def _shakespeare_table() -> str:
+    lines = [
+        "| model, clients' optimiser | rounds | accuracy % after 100 | at the end | perplexity | seconds a round |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for run in BLOCKS["shakespeare"]["runs"].values():
+        accuracy = {int(number): 100 * value for number, value in run["test_accuracy"].items()}
+        cells = (run["title"], run["rounds"], f"{accuracy[100]:.1f}", f"{accuracy[run['rounds']]:.1f}")
+        lines.append("| " + " | ".join(map(str, (*cells, run["test_perplexity"], run["seconds_a_round"]))) + " |")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "table"),
+    [("personal.md", "personal", _personal_table), ("tasks.md", "shakespeare", _shakespeare_table)],
+)
+def test_building_blocks(page: str, name: str, table: Callable[[], str]) -> None:
+    text = (HOME / "docs" / page).read_text(encoding="utf-8")
+    shown = text.partition(f"<!-- {name}: begin (this is generated) -->")[2].partition(f"<!-- {name}: end -->")[0]
+    assert shown.strip() == table().strip()

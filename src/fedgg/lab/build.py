@@ -36,7 +36,7 @@ from fedgg.lab.local_optimiser import check_optimiser, server_rates
 from fedgg.lab.name_resolution import build_algorithm, build_model, check_needs, engine_class
 from fedgg.lab.personal_parts import personal_settings, unseen_clients, with_personal_parts
 from fedgg.lab.task_and_metrics import NAMED_OBJECTIVE, Objective, metrics_of, task_of
-from fedgg.lab.weight_files import load_start
+from fedgg.lab.weight_files import load_start, share_frozen
 from fedgg.registry import names_code
 
 ModelGiven = nn.Module | Callable[..., nn.Module]
@@ -285,6 +285,8 @@ def examined_net(
     device, dtype = chosen_device(experiment), DTYPES[engine.precision]
     # As module.to(device, dtype), which would make complex constants real: these keep their type.
     module._apply(lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype))
+    if any(not parameter.requires_grad for parameter in module.parameters()):
+        share_frozen(module)
     products = torch.bfloat16 if engine.precision == "bf16" else None
     net = Net(module, frozen_statistics=config.statistics == "frozen", products=products)
     if experiment.task != TaskConfig() or experiment.metrics or objective != NAMED_OBJECTIVE:

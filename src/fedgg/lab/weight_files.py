@@ -1,9 +1,12 @@
-"""Weights in safetensors files: read, checked against a module, and loaded into it."""
+"""Weights of a module: from safetensors files, checked and loaded; frozen ones shared between runs."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
+from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -52,3 +55,18 @@ def load_start(module: nn.Module, path: Path) -> None:
                 raise UserError(f"{path}: {name} holds NaN or infinity")
     except UserError as error:
         raise UserError(f"model.start: {error}") from error
+
+
+_frozen: WeakValueDictionary[tuple[str, str], nn.Parameter] = WeakValueDictionary()  # by device and content
+
+
+def share_frozen(module: nn.Module) -> None:
+    """Parameters that are not trained use the memory of those with the same values in modules of this process."""
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            continue
+        digest = hashlib.sha256(f"{parameter.dtype}{tuple(parameter.shape)}{parameter.stride()}".encode())
+        digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().astype(np.uint8).data)
+        same = _frozen.setdefault((str(parameter.device), digest.hexdigest()), parameter)
+        if same is not parameter:
+            parameter.data = same.data

@@ -17,7 +17,7 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.name_resolution import algorithm_class, build_algorithm, build_model, find_object, given_algorithm
 from fedgg.lab.runner import run
 from fedgg.lab.trusted_code import trust
-from fedgg.lab.weight_files import load_start
+from fedgg.lab.weight_files import load_start, share_frozen
 
 
 def test_algorithms_by_name() -> None:
@@ -234,3 +234,22 @@ def test_a_failure_of_the_library_is_not_blamed_on_the_model(monkeypatch: pytest
     monkeypatch.setattr("fedgg.core.random_choices.torch_seed", broken)
     with pytest.raises(TypeError, match="right_shift"):
         build_model("mlp", {}, (3,), 2, 0)
+
+
+def test_frozen_parameters_of_runs_of_a_process_share_their_memory() -> None:
+    def half_frozen() -> nn.Module:
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(4, 50), nn.Linear(50, 3))
+        module[0].requires_grad_(False)
+        return module
+
+    first, second = (half_frozen() for _ in range(2))
+    for module in (first, second):
+        share_frozen(module)
+    assert first[0].weight.data_ptr() == second[0].weight.data_ptr()
+    assert first[1].weight.data_ptr() != second[1].weight.data_ptr()
+    with torch.no_grad():
+        other = half_frozen()
+        other[0].weight += 1
+    share_frozen(other)
+    assert not torch.equal(other[0].weight, first[0].weight)
