@@ -243,13 +243,14 @@ def test_frozen_parameters_of_runs_of_a_process_share_their_memory() -> None:
         module[0].requires_grad_(False)
         return module
 
-    first, second = (half_frozen() for _ in range(2))
-    for module in (first, second):
-        share_frozen(module)
-    assert first[0].weight.data_ptr() == second[0].weight.data_ptr()
-    assert first[1].weight.data_ptr() != second[1].weight.data_ptr()
+    def place(module: nn.Module, layer: int) -> int:
+        return module.get_parameter(f"{layer}.weight").data_ptr()
+
+    first, second, other = (half_frozen() for _ in range(3))
     with torch.no_grad():
-        other = half_frozen()
-        other[0].weight += 1
-    share_frozen(other)
-    assert not torch.equal(other[0].weight, first[0].weight)
+        other.get_parameter("0.weight").add_(1)
+    for module in (first, second, other):
+        share_frozen(module)
+    assert place(first, 0) == place(second, 0)
+    assert place(first, 1) != place(second, 1)
+    assert place(first, 0) != place(other, 0)
