@@ -101,6 +101,21 @@ def test_ten_kills_under_attack(tmp_path: Path) -> None:
     kill_and_resume(tmp_path, rounds=20, kills=10, seed=3)
 
 
+PARTS = {
+    "adamw": "optimiser.name=adamw optimiser.state=kept schedule.name=cosine local.part=0.5 server.lr=0.9",
+    "fedrep": "personal.method=fedrep data.holdout=0.2 metrics=f1,accuracy split.unseen=1",
+    "ditto": "personal.method=ditto data.holdout=0.2 stop.metric=holdout_accuracy stop.patience=12",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_ten_kills_with_other_parts(tmp_path: Path, parts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = [word for setting in parts.split() for word in ("--set", setting)]
+    monkeypatch.setattr(sys.modules[__name__], "RUN", [*RUN, "--algorithm", "fedavg", *settings])
+    kill_and_resume(tmp_path, rounds=20, kills=10, seed=5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], IN_A_FILE, [*IN_A_FILE, "--set", "server.checkpoint_every=3"]])
 def test_a_hundred_kills(tmp_path: Path, more: list[str]) -> None:

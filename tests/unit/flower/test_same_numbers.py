@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from in_process_grid import Federation, same, small
 from step_cases import CASES, StepCase, assert_weights_as_reference
@@ -136,6 +137,54 @@ def test_constants_that_do_not_travel_and_one_that_changes_later(policy: str, tm
 def test_other_settings(changes: dict[str, Any], tmp_path: Path) -> None:
     experiment = small(**changes)
     same(Federation(experiment, tmp_path).run(), fedgg.run(experiment))
+
+
+TWO_INPUTS = """
+import torch
+from torch import nn
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(7, 3), nn.Linear(3 + 5, 2)
+
+    def forward(self, table, tokens):
+        return self.head(torch.cat([self.embedding(tokens).mean(1), table], 1))
+"""
+
+
+@pytest.mark.parametrize("task", ["regression", "next_token", "multilabel", "two inputs"])
+def test_tasks(task: str, tmp_path: Path) -> None:
+    """Targets, whole numbers and several inputs go through the data files; metrics come back from the clients."""
+    numbers = np.random.default_rng(0)
+    table, tokens = numbers.normal(size=(80, 5)), numbers.integers(0, 7, (80, 6))
+    x, y = {
+        "regression": (table, table[:, 0] * 2),
+        "next_token": (tokens, np.roll(tokens, -1, 1)),
+        "multilabel": (table, (table[:, :3] > 0).astype(int)),
+        "two inputs": ({".table": table, ".tokens": tokens}, tokens[:, 0] % 2),
+    }[task]
+    inputs = x if isinstance(x, dict) else {"": x}
+    arrays = {f"x_{part}{name}": values for part in ("train", "test") for name, values in inputs.items()}
+    np.savez(tmp_path / "arrays.npz", y_train=y, y_test=y, **arrays)
+    (tmp_path / "two_inputs.py").write_text(TWO_INPUTS)
+    model: dict[str, Any] = {"next_token": {"model__name": "char_lstm", "model__hidden": 8}}.get(task, {})
+    if task == "two inputs":
+        fedgg.trust(tmp_path / "two_inputs.py")
+        model = {"model__name": f"{tmp_path / 'two_inputs.py'}:TwoInputs"}
+    experiment = small(
+        data__source=f"npz:{tmp_path / 'arrays.npz'}",
+        data__normalise="none",
+        data__holdout=0.2,
+        local__batch=8,
+        local__lr=0.01,
+        split__scheme="iid",
+        task__name="classification" if task == "two inputs" else task,
+        **model,
+    )
+    finished = Federation(experiment, tmp_path / "federation").run()
+    same(finished, fedgg.run(experiment))
+    assert any(key.startswith("holdout_") for key in finished.rounds[-1])
 
 
 def test_bytes_on_the_wire_are_the_simulators(tmp_path: Path) -> None:

@@ -433,7 +433,7 @@ def test_frozen_parameters_are_in_no_row_and_no_checkpoint(tmp_path: Path) -> No
         assert finished.rounds[0]["bytes_up"] == 2 * 8 * shared * len(finished.rounds[0]["clients"])  # and variates
         assert torch.equal(finished.weights["1.weight"], adapted().double().state_dict()["1.weight"])
         if changes:
-            with pytest.raises(UserError, match="take run.personal_model"):
+            with pytest.raises(UserError, match=r"take run\.personal_model"):
                 finished.model()
         else:
             assert torch.equal(finished.model().get_parameter("module.1.weight"), finished.weights["1.weight"])
