@@ -257,5 +257,5 @@ METRICS: Registry[type[Metric]] = Registry(
         "mae": MAE,
         "loss": Loss,
     },
-    code="CLASS",
+    code="NAME",
 )

@@ -13,7 +13,7 @@ number of tokens, so that every token counts the same.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -129,7 +129,7 @@ class NextToken(Task):
     metrics = ("accuracy", "perplexity")
     examples_differ = True
 
-    padding: int = -100
+    padding: int = field(default=-100, metadata={"about": "the token that is padding, beside negative ones"})
 
     def counts(self, targets: Tensor) -> Tensor:
         """Which targets are not padding."""
