@@ -352,7 +352,14 @@ def test_list_names_everything() -> None:
 
 def test_data_show_and_check() -> None:
     fedgg_("data", "show", "digits", "--beta", "0.1", "--out", "pictures")
-    for name in ("digits-split.png", "digits-samples.png"):
+    fedgg_("data", "show", "digits", "--scheme", "iid", "--seed", "1", "--clients", "4", "--out", "pictures")
+    names = {
+        "digits-samples.png",
+        "digits-split-dirichlet-beta=0.1-seed=0.png",
+        "digits-split-iid-clients=4-seed=1.png",
+    }
+    assert {path.name for path in Path("pictures").iterdir()} == names
+    for name in names:
         assert (Path("pictures") / name).read_bytes().startswith(PNG)
     assert "1,437" in fedgg_("data", "check", "digits")
 

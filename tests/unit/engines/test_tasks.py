@@ -208,6 +208,14 @@ def test_refused_in_one_line(changes: dict[str, Any], arguments: dict[str, Any],
     assert "\n" not in str(caught.value)
 
 
+def test_a_setting_of_a_loss_in_a_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("def loss(outputs, targets):\n    return outputs.square().mean(1)\n")
+    fedgg.trust(file)
+    with pytest.raises(fedgg.UserError, match=r"task\.scale: a loss of your own has no settings; leave it out"):
+        build(fedgg.Experiment(**BASE, task={"name": f"{file}:loss", "scale": 2.0}), data=(TABLE, TABLE, TABLE, TABLE))
+
+
 def test_whole_numbers_reach_a_model_that_takes_them_and_are_converted_for_others() -> None:
     kept = played("next token")
     assert kept.inputs.whole
