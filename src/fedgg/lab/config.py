@@ -142,10 +142,10 @@ class Experiment(ConfigSection):
             raise ValueError(f"split.unseen = {self.split.unseen} leaves none of {self.split.clients} clients to train")
         if self.stop is not None:
             place, task = self.stop.metric.partition("_")[0], TASKS.get(self.task.name, Task)
-            names = [name.rpartition(":")[2] for name in self.metrics or task.metrics]
-            names += [name.lower() for name in names if name not in METRICS]  # as a metric is named after its class
+            names = [name for name in self.metrics or task.metrics if name in METRICS]
+            has_others = len(names) < len(self.metrics)  # of user code, whose names are known when it is loaded
             scores = ["test_loss", "train_loss", *(f"{where}_{name}" for where in PLACES for name in names)]
-            if self.stop.metric not in scores:
+            if self.stop.metric not in scores and not (has_others and place in PLACES):
                 raise ValueError(f"stop.metric = {self.stop.metric!r}: {suggestion(self.stop.metric, scores)}")
             lacking = {
                 "test": "a whole global model: stop by personal_ scores" if self.has_personal_parts else "",
