@@ -40,8 +40,6 @@ def task_of(experiment: Experiment, loss: Criterion | None = None) -> Task:
             unknown = next(iter(config.settings.keys() - accepted_settings(kind).keys()), "")
             raise UserError(f"the task {config.name} has no setting {unknown!r}: its settings are {accepted}") from None
     function: Any = part_named(TASKS, config.name) if loss is None else loss
-    if config.settings:
-        raise UserError(f"task.{next(iter(config.settings))}: a loss of your own has no settings; leave it out")
     if isinstance(function, Task):
         return function
     if not callable(function) or isinstance(function, type):
