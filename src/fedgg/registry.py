@@ -1,9 +1,9 @@
 """Parts of an experiment by name: one `Registry` for each kind, beside the parts themselves.
 
-`fedgg.algorithms.ALGORITHMS`, `fedgg.core.optimisers.OPTIMISERS` and `SCHEDULES`, `fedgg.models.MODELS`,
-`fedgg.data.DATASETS`, `fedgg.data.SPLITS`, `fedgg.aggregation.RULES` and `fedgg.engines.ENGINES`. Help texts, error
-messages and the lists in docs/parts.md are generated from them. A part is imported when it is first used, so that
-`fedgg --help` does not import torch.
+`fedgg.algorithms.ALGORITHMS`, `fedgg.core.optimisers.OPTIMISERS` and `SCHEDULES`, `fedgg.core.tasks.TASKS`,
+`fedgg.core.metrics.METRICS`, `fedgg.models.MODELS`, `fedgg.data.DATASETS`, `fedgg.data.SPLITS`,
+`fedgg.aggregation.RULES` and `fedgg.engines.ENGINES`. Help texts, error messages and the lists in docs/parts.md are
+generated from them. A part is imported when it is first used, so that `fedgg --help` does not import torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import importlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, Generic, TypeVar, cast, get_type_hints
+from typing import Any, Generic, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from fedgg.errors import UserError
 
@@ -68,7 +68,8 @@ class Registry(Mapping[str, Part], Generic[Part]):
     """From names to classes or functions; an entry is the object itself, or "module:name", imported when it is used."""
 
     def __init__(self, kind: str, entries: Mapping[str, Part | str], code: str):
-        """`kind`: what an entry is called in messages; `code`: what a FILE.py must define to be used in its place."""
+        """`kind`: what an entry is called in messages; `code`: what a FILE.py must define to be used in its place,
+        CLASS, FUNCTION, or NAME for either of them."""
         self.kind = kind
         self.code = code
         self._entries = dict(entries)
@@ -93,14 +94,14 @@ class Registry(Mapping[str, Part], Generic[Part]):
 
     def choices(self, *others: str) -> str:
         """What the setting may be, for help texts; `others` are values beside the registered names."""
-        return f"{', '.join([*others, *self])}, FILE.py:{self.code} or MODULE:{self.code}"
+        either = " of a function or class" if self.code == "NAME" else ""
+        return f"{', '.join([*others, *self])}, FILE.py:{self.code} or MODULE:{self.code}{either}"
 
     def suggestion(self, name: str, *others: str) -> str:
         """What may have been meant by a name that is not here."""
         if name.endswith(".py"):
-            return (
-                f"name the {self.code.lower()} too, as in {name}:{'MyClass' if self.code == 'CLASS' else 'my_function'}"
-            )
+            code = "function or class" if self.code == "NAME" else self.code.lower()
+            return f"name the {code} too, as in {name}:{'MyClass' if self.code == 'CLASS' else 'my_function'}"
         return suggestion(name, [*others, *self])
 
     def check(self, name: str) -> None:
@@ -118,7 +119,8 @@ def accepted_settings(part: Any) -> dict[str, inspect.Parameter]:
 def described_parameters(part: Any) -> dict[str, tuple[str, str]]:
     """Of every such parameter the default and the meaning, as text; empty if there is none.
 
-    The meaning is what `setting` declares, or the text of `Annotated[type, text]` in a function.
+    The meaning is what `setting` declares, or the text of `Annotated[type, text]` in a function, with the choices of a
+    `Literal`.
     """
     declared: Mapping[str, str | None]
     if is_dataclass(part):
@@ -137,5 +139,10 @@ def _annotated(function: Any) -> dict[str, str]:
         hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError):  # a user's annotations need not be importable
         return {}
-    notes = {name: getattr(hint, "__metadata__", ("",))[0] for name, hint in hints.items()}
-    return {name: note for name, note in notes.items() if isinstance(note, str) and note}
+    meanings = {}
+    for name, hint in hints.items():
+        note, kind = getattr(hint, "__metadata__", ("",))[0], getattr(hint, "__origin__", None)
+        if isinstance(note, str) and note:
+            choices = f" (one of {', '.join(map(str, get_args(kind)))})" if get_origin(kind) is Literal else ""
+            meanings[name] = note + choices
+    return meanings

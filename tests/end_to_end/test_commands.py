@@ -352,7 +352,14 @@ def test_list_names_everything() -> None:
 
 def test_data_show_and_check() -> None:
     fedgg_("data", "show", "digits", "--beta", "0.1", "--out", "pictures")
-    for name in ("digits-split.png", "digits-samples.png"):
+    fedgg_("data", "show", "digits", "--scheme", "iid", "--seed", "1", "--clients", "4", "--out", "pictures")
+    names = {
+        "digits-samples.png",
+        "digits-split-dirichlet-beta=0.1-seed=0.png",
+        "digits-split-iid-clients=4-seed=1.png",
+    }
+    assert {path.name for path in Path("pictures").iterdir()} == names
+    for name in names:
         assert (Path("pictures") / name).read_bytes().startswith(PNG)
     assert "1,437" in fedgg_("data", "check", "digits")
 
@@ -432,8 +439,17 @@ def test_tracking_by_tensorboard() -> None:
     assert len(list(Path("one/tensorboard/run").glob("events.out.tfevents.*"))) == 1
 
 
-def test_quickstart_runs() -> None:
-    words = [sys.executable, str(ROOT / "examples" / "quickstart.py")]
+EXAMPLES = {
+    "quickstart": "finished: test accuracy",
+    "regression": "RMSE 0.",
+    "multilabel": "macro-F1 0.9",
+    "two_inputs": "accuracy 0.8",
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_run(name: str) -> None:
+    words = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("finished: test accuracy")
+    assert done.stdout.startswith(EXAMPLES[name])

@@ -9,7 +9,9 @@ from pathlib import Path
 import fedgg
 from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS
+from fedgg.core.metrics import METRICS
 from fedgg.core.optimisers import OPTIMISERS, SCHEDULES
+from fedgg.core.tasks import TASKS
 from fedgg.data import DATASETS, SPLITS
 from fedgg.engines import ENGINES
 from fedgg.models import MODELS
@@ -22,6 +24,8 @@ REGISTRIES: dict[str, tuple[str, Iterable[str]]] = {
     "data set": ("data/__init__.py", DATASETS),
     "model": ("models/__init__.py", MODELS),
     "split": ("data/__init__.py", SPLITS),
+    "task": ("core/tasks.py", TASKS),
+    "metric": ("core/metrics.py", METRICS),
     "aggregation rule": ("aggregation/__init__.py", RULES),
     "engine": ("engines/__init__.py", ENGINES),
     "client optimiser": ("core/optimisers.py", OPTIMISERS),
@@ -65,6 +69,11 @@ def test_each_registry_is_where_the_table_says() -> None:
         text = (HOME / path).read_text()
         for name in registry:
             assert f'"{name}"' in text or change == "algorithm", (change, name)
+
+
+def test_the_first_rows_are_the_parts_that_user_code_may_replace() -> None:
+    assert set(list(rows())[:10]) == REGISTRIES.keys()
+    assert "For the first ten" in TEXT
 
 
 def test_every_package_is_described() -> None:

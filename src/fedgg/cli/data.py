@@ -100,6 +100,8 @@ def show(
 ) -> None:
     """Draw samples of a data set and its split over clients (the paper's Fig. 1), the same that `fedgg run` uses.
 
+    Figures have the name of the data set and, of the split, of its settings that are not the defaults.
+
     Examples:
 
     - `fedgg data show digits --beta 0.1`
@@ -109,7 +111,7 @@ def show(
     """
     import numpy as np
 
-    from fedgg.files import writing_to
+    from fedgg.files import file_name, writing_to
     from fedgg.lab.config import Experiment
     from fedgg.lab.federated_data import WholeData, data_of, holdings, split_of, with_given_clients
     from fedgg.lab.trusted_code import trust_named
@@ -133,9 +135,13 @@ def show(
     counts = split.counts(labels, len(dataset.label_names))
     with writing_to(out):
         out.mkdir(parents=True, exist_ok=True)
-        picture = out / f"{dataset.name}-split.png"
         is_drawn = chosen.scheme != "given" or chosen.settings.get("choose") == "random"
         seed_text = f", seed {experiment.seed}" if is_drawn else ""
+        changed = chosen.model_dump(exclude={"scheme"}, exclude_defaults=True) | {"seed": experiment.seed}
+        words = [f"{key}={value}" for key, value in experiment.data.settings.items()]
+        data_name = "-".join([dataset.name, *map(file_name, words)])
+        split_name = "-".join(map(file_name, [chosen.scheme, *(f"{key}={value}" for key, value in changed.items())]))
+        picture = out / f"{data_name}-split-{split_name}.png"
         title = f"{dataset.name}: {split_words(chosen.model_dump())}{seed_text}"
         save(split_figure(counts, dataset.label_names, title, names), picture)
         say(f"split over {chosen.clients} clients, {min(split.sizes)} to {max(split.sizes)} examples each: {picture}")
@@ -148,16 +154,13 @@ def show(
             sizes = [f"{client} {size}" for client, size in zip(names, split.sizes, strict=True)]
             say(f"{', '.join(sizes[:MAX_NAMES])}{' ...' if len(sizes) > MAX_NAMES else ''}")
         if len(dataset.shape) == 3:
-            picture = out / f"{dataset.name}-samples.png"
-            save(
-                samples_figure(dataset.x_train.numpy(), labels, dataset.classes, f"{dataset.name}, training set"),
-                picture,
-            )
+            picture, title_of_samples = out / f"{data_name}-samples.png", f"{dataset.name}, training set"
+            save(samples_figure(dataset.x_train.numpy(), labels, dataset.label_names, title_of_samples), picture)
             say(f"samples: {picture}")
         if chosen.feature_noise or chosen.feature_rotation:
             inputs = holdings(experiment, split).skewed_inputs(experiment, dataset).x_train.numpy()
             if len(dataset.shape) == 3:
-                picture, title = out / f"{dataset.name}-clients.png", f"{title}, inputs of the clients"
+                picture, title = out / f"{data_name}-clients-{split_name}.png", f"{title}, inputs of the clients"
                 client_of = np.repeat(np.arange(chosen.clients), split.sizes)
                 rows = [f"client {client}" for client in names or range(chosen.clients)]
                 held = inputs[np.concatenate(split.indices)]

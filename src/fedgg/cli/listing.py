@@ -1,8 +1,9 @@
-"""`fedgg list`: what is available; one algorithm in full with its measured costs, or another part with its settings."""
+"""`fedgg list`: what is available; the parts of one kind; one algorithm with its measured costs, or another part."""
 
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -147,24 +148,80 @@ def show_part(name: str) -> None:
         if rows:
             title = f"[{section_name}]: settings of {name}"
             print_table(Table(title, ("key", "default", "meaning"), tuple(rows)), numbers=False)
-        say(f"To run it: fedgg run --set {setting}={name}")
+        say(f"To run it: fedgg run {' '.join(f'--set {one}' for one in (*_NEEDED.get(name, ()), f'{setting}={name}'))}")
+
+
+_BY_ROLE = ("data.source=shakespeare", "split.scheme=given")
+_OF_TEXT = (*_BY_ROLE, "task.name=next_token")
+_OF_IMAGES = ("data.source=cifar10",)  # the embedded digits have 8 x 8 pixels
+_OF_YOURS = ("data.source=npz:FILE",)  # a file whose targets, or clients, are those that the part is for
+_WITHOUT_CLASSES = (*_OF_YOURS, "split.scheme=iid")  # the default split goes by classes
+# Parts that need other settings than the default ones, to run at all.
+_NEEDED = {
+    "cnn": _OF_IMAGES,
+    "vgg16": _OF_IMAGES,
+    "char_lstm": _OF_TEXT,
+    "transformer": _OF_TEXT,
+    "shakespeare": ("split.scheme=given", "task.name=next_token", "model.name=char_lstm"),
+    "multilabel": _WITHOUT_CLASSES,
+    "regression": _WITHOUT_CLASSES,
+    "next_token": (*_BY_ROLE, "model.name=char_lstm"),
+    "label_accuracy": (*_WITHOUT_CLASSES, "task.name=multilabel"),
+    "rmse": (*_WITHOUT_CLASSES, "task.name=regression"),
+    "mae": (*_WITHOUT_CLASSES, "task.name=regression"),
+    "domains": _OF_YOURS,
+    "given": _OF_YOURS,
+    "streams": ("engine.device=cuda",),
+}
+
+
+def show_kind(title: str) -> None:
+    """Print the parts of one kind, and the settings of their section."""
+    from fedgg.algorithms import ALGORITHMS
+    from fedgg.lab.config import described_settings
+
+    if title == "algorithms":
+        print_table(_algorithm_table(ALGORITHMS), numbers=False)
+        print_table(_cost_table(ALGORITHMS), numbers=False)
+        return
+    setting, registry = _registries()[title]
+    print_table(_part_table(title, setting, registry), numbers=False)
+    section = setting.partition(".")[0]
+    settings = tuple(row for row in described_settings() if row[0].partition(".")[0] == section)
+    print_table(Table("settings", ("key", "default", "meaning"), settings), numbers=False)
+    say("`fedgg list NAME` shows one in full.")
+
+
+def _kinds() -> dict[str, str]:
+    """By every name that a kind of parts may be asked for by, reduced to letters without the plural's s: its title."""
+    names: dict[str, tuple[str, ...]] = {"algorithms": ("algorithms",)}
+    for title, (setting, _) in _registries().items():
+        names[title] = (title, title.split()[-1], setting.partition(".")[0])
+    return {_reduced(name): title for title, several in names.items() for name in several if name != "sets"}
+
+
+def _reduced(name: str) -> str:
+    return re.sub("[^a-z]", "", name.lower()).removesuffix("s")
 
 
 def list_parts(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Show this one in full: a name from the list, or FILE.py:CLASS or MODULE:CLASS of an algorithm."
+            help="Show this one in full: a name from the list, a kind such as `metrics`, or FILE.py:CLASS or "
+            "MODULE:CLASS of an algorithm."
         ),
     ] = None,
 ) -> None:
     """Show every setting of an experiment and every registered part.
 
-    Parts are algorithms, aggregation rules, models, data sets, splits and engines.
+    Parts are algorithms, aggregation rules, client optimisers, learning-rate schedules, tasks, metrics, models,
+    data sets, splits and engines.
 
     Examples:
 
     - `fedgg list`
+    - `fedgg list metrics`
     - `fedgg list scaffold`
     - `fedgg list median`
     """
@@ -177,8 +234,11 @@ def list_parts(
         elif name.lower() in ALGORITHMS or names_code(name) or name.endswith(".py"):
             trust_named({"algorithm.name": name})
             show_algorithm(name.lower() if name.lower() in ALGORITHMS else name)
+        elif _reduced(name) in (kinds := _kinds()):
+            show_kind(kinds[_reduced(name)])
         else:
-            raise UserError(f"unknown algorithm or part {name!r}{nearest(name, [*ALGORITHMS, *parts])}")
+            choices = [*ALGORITHMS, *parts, "algorithms", *_registries()]
+            raise UserError(f"unknown algorithm or part {name!r}{nearest(name, choices)}")
         return
     from fedgg.lab.config import described_settings
 
@@ -186,11 +246,7 @@ def list_parts(
     print_table(
         Table("an experiment: TOML keys, or --set KEY=VALUE", ("key", "default", "meaning"), settings), numbers=False
     )
-    algorithms = tuple((name, _difference(kind), kind.when) for name, kind in ALGORITHMS.items())
-    notes = ("`fedgg list NAME` shows one in full: paper and equation, settings, costs; of other parts, the settings.",)
-    print_table(
-        Table("algorithms", ("name", "differs from FedAvg", "when to use it"), algorithms, notes), numbers=False
-    )
+    print_table(_algorithm_table(ALGORITHMS), numbers=False)
     print_table(_cost_table(ALGORITHMS), numbers=False)
     for name, kind in ALGORITHMS.items():
         rows = tuple(
@@ -228,10 +284,17 @@ def _registries() -> dict[str, tuple[str, Registry[Any]]]:
 
 def part_tables() -> list[Table]:
     """The registered parts beside the algorithms, with their descriptions."""
-    return [
-        Table(f"{title}: {setting}", ("name", "description"), tuple(registry.descriptions().items()))
-        for title, (setting, registry) in _registries().items()
-    ]
+    return [_part_table(title, setting, registry) for title, (setting, registry) in _registries().items()]
+
+
+def _part_table(title: str, setting: str, registry: Registry[Any]) -> Table:
+    return Table(f"{title}: {setting}", ("name", "description"), tuple(registry.descriptions().items()))
+
+
+def _algorithm_table(algorithms: Mapping[str, type[Algorithm]]) -> Table:
+    rows = tuple((name, _difference(kind), kind.when) for name, kind in algorithms.items())
+    notes = ("`fedgg list NAME` shows one in full: paper and equation, settings, costs; of other parts, the settings.",)
+    return Table("algorithms", ("name", "differs from FedAvg", "when to use it"), rows, notes)
 
 
 def _cost_table(algorithms: Mapping[str, type[Algorithm]]) -> Table:
@@ -263,8 +326,11 @@ def _difference(kind: type[Algorithm]) -> str:
 
 
 def _optional_sections() -> Table:
-    from fedgg.lab.optional_sections import AttackConfig, PrivacyConfig, RobustConfig, StopConfig
+    from fedgg.lab.config import Experiment
+    from fedgg.lab.config_errors import section_in
+    from fedgg.lab.optional_sections import OFF_UNLESS_THERE
 
-    sections = {"privacy": PrivacyConfig, "robust": RobustConfig, "attack": AttackConfig, "stop": StopConfig}
-    rows = tuple((f"[{name}]", " ".join((kind.__doc__ or "").split())) for name, kind in sections.items())
+    rows = tuple(
+        (f"[{name}]", first_line(section_in(Experiment.model_fields[name].annotation))) for name in OFF_UNLESS_THERE
+    )
     return Table("with any algorithm; off unless a key of the section is set", ("section", "what it does"), rows)

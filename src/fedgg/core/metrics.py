@@ -261,7 +261,7 @@ METRICS: Registry[type[Metric]] = Registry(
         "mae": MAE,
         "loss": Loss,
     },
-    code="CLASS",
+    code="NAME",
 )
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import ClassVar, Self
+from dataclasses import dataclass, field, fields
+from typing import Annotated, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -117,9 +117,9 @@ class Adam(Optimiser):
     }
     decoupled: ClassVar[bool] = False  # whether weight decay acts on the weights instead of the gradient
 
-    beta1: Tensor
-    beta2: Tensor
-    epsilon: Tensor
+    beta1: Tensor = field(metadata={"about": "decay of the mean of gradients"})
+    beta2: Tensor = field(metadata={"about": "decay of the mean of squared gradients"})
+    epsilon: Tensor = field(metadata={"about": "added to the root of the mean square"})
 
     def start(self, w: Tensor) -> Rows:
         return {"first": torch.zeros_like(w), "second": torch.zeros_like(w), "count": w.new_zeros(len(w), 1)}
@@ -180,6 +180,8 @@ def kept_state(memory: Rows) -> tuple[Rows, Rows]:
 
 # Learning-rate schedules: factors on `local.lr` or `server.lr`, by round, counted from 0 -----------------------------
 
+LastFactor = Annotated[float, "the factor after the last round"]
+
 
 def constant(round_: int) -> float:
     """The same learning rate in every round."""
@@ -191,17 +193,17 @@ def exponential(round_: int, lr_decay: float = 1.0) -> float:
     return lr_decay**round_
 
 
-def step(round_: int, lr_decay: float = 1.0, every: int = 10) -> float:
+def step(round_: int, lr_decay: float = 1.0, every: Annotated[int, "rounds between two decays"] = 10) -> float:
     """Multiplied by lr_decay after every `every` rounds."""
     return lr_decay ** (round_ // every)
 
 
-def cosine(round_: int, rounds: int, end: float = 0.0) -> float:
+def cosine(round_: int, rounds: int, end: LastFactor = 0.0) -> float:
     """Half a cosine over all rounds, from 1 to `end`."""
     return end + (1 - end) * 0.5 * (1 + math.cos(math.pi * round_ / rounds))
 
 
-def linear(round_: int, rounds: int, end: float = 0.0) -> float:
+def linear(round_: int, rounds: int, end: LastFactor = 0.0) -> float:
     """A straight line over all rounds, from 1 to `end`."""
     return 1 - (1 - end) * round_ / rounds
 

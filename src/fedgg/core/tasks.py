@@ -129,7 +129,7 @@ class NextToken(Task):
     metrics = ("accuracy", "perplexity")
     examples_differ = True
 
-    padding: int = -100
+    padding: int = field(default=-100, metadata={"about": "the token that is padding, beside negative ones"})
 
     def counts(self, targets: Tensor) -> Tensor:
         """Which targets are not padding."""

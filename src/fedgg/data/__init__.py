@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from fedgg.data.catalog import PublishedCopy
     from fedgg.data.dataset import Dataset
 
-EMNIST_SPLITS = ("balanced", "byclass", "bymerge", "digits", "letters")
-
 DATASETS: Registry[Callable[..., Dataset]] = Registry(
     "data set",
     {
@@ -27,7 +25,11 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
         "svhn": "fedgg.data.readers:load_svhn",
         "mnist": "fedgg.data.mnist_family:load_mnist",
         "fashion-mnist": "fedgg.data.mnist_family:load_fashion_mnist",
-        **{f"emnist-{split}": f"fedgg.data.mnist_family:load_emnist_{split}" for split in EMNIST_SPLITS},
+        "emnist-balanced": "fedgg.data.mnist_family:load_emnist_balanced",
+        "emnist-byclass": "fedgg.data.mnist_family:load_emnist_byclass",
+        "emnist-bymerge": "fedgg.data.mnist_family:load_emnist_bymerge",
+        "emnist-digits": "fedgg.data.mnist_family:load_emnist_digits",
+        "emnist-letters": "fedgg.data.mnist_family:load_emnist_letters",
         "tiny-imagenet": "fedgg.data.tiny_imagenet:load_tiny_imagenet",
         "femnist": "fedgg.data.natural_clients:load_femnist",
         "shakespeare": "fedgg.data.natural_clients:load_shakespeare",
@@ -37,7 +39,7 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
     code="FUNCTION",
 )
 
-_IDX_FILES = ("mnist", "fashion-mnist", *(f"emnist-{split}" for split in EMNIST_SPLITS))
+_IDX_FILES = ("mnist", "fashion-mnist", *(name for name in DATASETS if name.startswith("emnist-")))
 # Functions that find the copies of a published data set in a folder, for `fedgg data check`.
 COPIES: Registry[Callable[..., Sequence[PublishedCopy]]] = Registry(
     "published data set",

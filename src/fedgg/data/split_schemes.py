@@ -9,7 +9,7 @@ for none, or a list with the example numbers of each client, where an example ma
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,7 +104,10 @@ def quantity(
     clients: int,
     rng: np.random.Generator,
     beta: float = 0.5,
-    sizes: Literal["dirichlet", "linear", "square", "exponential"] = "dirichlet",
+    sizes: Annotated[
+        Literal["dirichlet", "linear", "square", "exponential"],
+        "how the sizes of the clients are chosen",
+    ] = "dirichlet",
 ) -> Indices | None:
     """Shuffled; clients differ in size only: by Dirichlet(beta) (NIID-Bench), or linear, square, exponential.
 
@@ -125,7 +128,12 @@ def quantity(
     return _dealt(rng.permutation(examples), np.diff(cuts, prepend=0, append=examples))
 
 
-def k_labels(labels: Indices, clients: int, rng: np.random.Generator, labels_per_client: int = 2) -> Indices:
+def k_labels(
+    labels: Indices,
+    clients: int,
+    rng: np.random.Generator,
+    labels_per_client: Annotated[int, "how many different labels a client has"] = 2,
+) -> Indices:
     """Each client has `labels_per_client` labels; a label's examples go evenly to those who have it (NIID-Bench #C=k).
 
     Client i has the label i modulo their number, and others drawn at random; first those that no client has, where
@@ -177,7 +185,10 @@ def given(
     owners: Indices | None,
     rng: np.random.Generator,
     min_examples: int,
-    choose: Literal["all", "largest", "random"] = "all",
+    choose: Annotated[
+        Literal["all", "largest", "random"],
+        "which clients of the data: all, or split.clients of them",
+    ] = "all",
 ) -> Indices:
     """The clients that the data name: an array `clients` beside y_train has the client of each example.
 

@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 from fedgg import files
 from fedgg.core.metrics import METRICS
 from fedgg.core.optimisers import SCHEDULES
-from fedgg.core.tasks import TASKS
+from fedgg.core.tasks import TASKS, Task
 from fedgg.errors import UserError
 from fedgg.lab.config_errors import one_line, section_in
 from fedgg.lab.config_sections import (
@@ -144,17 +144,23 @@ class Experiment(ConfigSection):
             raise ValueError(f"{section} needs examples to score clients' models on: set data.holdout = 0.2")
         if self.split.unseen and self.clients_are_known and self.split.unseen >= self.split.clients:
             raise ValueError(f"split.unseen = {self.split.unseen} leaves none of {self.split.clients} clients to train")
+        if names_code(self.task.name) and self.task.settings:
+            raise ValueError(f"task.{next(iter(self.task.settings))}: a loss of your own has no settings; leave it out")
         if self.stop is not None:
-            where, _, metric = self.stop.metric.partition("_")
-            task = TASKS[self.task.name].metrics if self.task.name in TASKS else ()
-            recorded = [name.rpartition(":")[2] for name in (*(self.metrics or task), "loss")]
-            if metric not in recorded or where not in (*PLACES, "train"):
-                scores = ["train_loss", *(f"{place}_{name}" for name in recorded for place in ("test", "holdout"))]
+            place, task = self.stop.metric.partition("_")[0], TASKS.get(self.task.name, Task)
+            names = [name for name in self.metrics or task.metrics if name in METRICS]
+            has_others = len(names) < len(self.metrics)  # of user code, whose names are known when it is loaded
+            scores = ["test_loss", "train_loss", *(f"{where}_{name}" for where in PLACES for name in names)]
+            if self.stop.metric not in scores and not (has_others and place in PLACES):
                 raise ValueError(f"stop.metric = {self.stop.metric!r}: {suggestion(self.stop.metric, scores)}")
-            if where == "holdout" and not self.data.holdout:
-                raise ValueError(
-                    f"stop.metric = {self.stop.metric!r} needs clients that hold examples out: data.holdout"
-                )
+            lacking = {
+                "test": "a whole global model: stop by personal_ scores" if self.has_personal_parts else "",
+                "holdout": "clients that hold examples out: data.holdout" if not self.data.holdout else "",
+                "personal": "personal models: [personal]" if self.personal is None else "",
+                "unseen": "clients that never train: split.unseen" if not self.split.unseen else "",
+            }
+            if reason := lacking.get(place) or (lacking["test"] if place == "holdout" else ""):
+                raise ValueError(f"stop.metric = {self.stop.metric!r} needs {reason}")
             if self.server.evaluate_every >= self.rounds:
                 raise ValueError(
                     f"stop cannot end the run: server.evaluate_every = {self.server.evaluate_every}, so that the only "
@@ -206,6 +212,11 @@ class Experiment(ConfigSection):
         if cohort is not None and self.clients_are_known and cohort > self.split.clients:
             raise ValueError(f"server.cohort = {cohort} but there are only {self.split.clients} clients")
         return self
+
+    @property
+    def has_personal_parts(self) -> bool:
+        """Whether parts of the model stay with the clients, so that there is no whole global model to score."""
+        return self.personal is not None and self.personal.method != "ditto"
 
     @property
     def clients_are_known(self) -> bool:

@@ -62,16 +62,20 @@ class PartConfig(ConfigSection):
     @classmethod
     def undeclared_settings(cls) -> dict[str, tuple[str, str]]:
         """Parameters of the registered parts that are keys without being declared here: default, and meaning."""
-        rows: dict[str, tuple[str, str]] = {}
+        meanings: dict[str, dict[str, list[str]]] = {}  # by key: each meaning with the parts that declare it
+        defaults: dict[str, str] = {}
         allowed = cls.registry if cls.model_config.get("extra") == "allow" else None
         for name, part in (allowed or {}).items():
             for key, (default, about) in described_parameters(part).items():
                 if key not in cls.model_fields and key not in cls.not_settings:
-                    _, others = rows.get(key, ("", ""))
-                    rows[key] = (
-                        default,
-                        f"{others}; {f'{name}: {about}' if about else f'of {name}'}".removeprefix("; "),
-                    )
+                    meanings.setdefault(key, {}).setdefault(about, []).append(name)
+                    defaults[key] = default
+        rows = {}
+        for key, abouts in meanings.items():
+            texts = [
+                f"{', '.join(names)}: {about}" if about else f"of {', '.join(names)}" for about, names in abouts.items()
+            ]
+            rows[key] = (defaults[key], "; ".join(texts))
         return rows
 
 

@@ -95,8 +95,8 @@ class StopConfig(ConfigSection):
     some evaluations."""
 
     metric: str = Field(
-        description="test_accuracy, test_loss or another metric on the server's test set, holdout_accuracy and others "
-        "on the clients' held-out examples, or train_loss; none: no such section",
+        description="a score of rounds.jsonl: test_, holdout_, personal_ or unseen_ with one of the run's metrics, as "
+        "holdout_accuracy or test_rmse, or test_loss or train_loss; none: no such section",
         examples=["holdout_accuracy", "test_loss", "train_loss"],
     )
     patience: int | None = Field(None, ge=1, description="evaluations without improvement after which the run ends")

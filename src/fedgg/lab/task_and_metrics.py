@@ -67,6 +67,9 @@ def metrics_of(experiment: Experiment, task: Task, given: Sequence[MetricGiven] 
         if metric.name in [other.name for other in metrics]:
             raise UserError(f"two metrics have the name {metric.name!r}: leave one out, or name it otherwise")
         metrics.append(metric)
+    names = [metric.name for metric in metrics]
+    if experiment.stop is not None and experiment.stop.metric.partition("_")[2] not in (*names, "loss"):
+        raise UserError(f"stop.metric = {experiment.stop.metric!r}: the metrics are {', '.join(names)}")
     return tuple(metrics)
 
 

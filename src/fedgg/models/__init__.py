@@ -24,7 +24,7 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "char_lstm": "fedgg.models.char_lstm:char_lstm",
         "transformer": "fedgg.models.transformers:transformer",
     },
-    code="CLASS",
+    code="NAME",
 )
 
 IMAGE_MODELS = ("cnn", "vgg16", "resnet18", "resnet20", "vit")  # which take examples [H, W] as images of one channel

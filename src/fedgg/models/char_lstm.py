@@ -6,7 +6,7 @@ classes (the next token is the class) unless `vocabulary` says otherwise, as for
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,16 +15,18 @@ from torch import Tensor, nn
 from fedgg.models import check_choice, check_positive, number_of_tokens, sequence_length
 
 Predict = Literal["every", "last"]
+Outputs = Annotated[Predict, "outputs for every token (task next_token), or for the last one (classification)"]
+Vocabulary = Annotated[int, "number of different tokens; 0: as many as classes"]
 
 
 def char_lstm(
     shape: tuple[int, ...],
     classes: int,
-    predict: Predict = "every",
-    vocabulary: int = 0,
-    embedding: int = 8,
-    hidden: int = 256,
-    layers: int = 2,
+    predict: Outputs = "every",
+    vocabulary: Vocabulary = 0,
+    embedding: Annotated[int, "size of the embedding of a token"] = 8,
+    hidden: Annotated[int, "units of an LSTM layer"] = 256,
+    layers: Annotated[int, "number of LSTM layers"] = 2,
 ) -> nn.Module:
     """Characters by an embedding of 8 and two LSTM layers of 256: the Shakespeare model of McMahan et al. 2017.
 

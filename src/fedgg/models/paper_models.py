@@ -8,12 +8,14 @@ start from a normal distribution of variance 2 / (9 * channels out).
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import nn
 
 from fedgg.errors import UserError
 from fedgg.models import check_choice, check_dropout, image_shape
+
+Projection = Annotated[int, "size of a projection head before the last layer; 0: none"]
 
 
 def ending(features: int, classes: int, projection: int) -> list[nn.Module]:
@@ -31,7 +33,12 @@ def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
-def mlp(shape: tuple[int, ...], classes: int, hidden: int = 512, projection: int = 0) -> nn.Module:
+def mlp(
+    shape: tuple[int, ...],
+    classes: int,
+    hidden: Annotated[int, "units of the hidden layer"] = 512,
+    projection: Projection = 0,
+) -> nn.Module:
     """One hidden layer with ReLU: the paper's "three-layer MLP", which counts input, hidden and output."""
     if hidden < 1:
         raise UserError(f"the mlp needs a hidden layer of at least one unit, got hidden = {hidden}")
@@ -39,7 +46,7 @@ def mlp(shape: tuple[int, ...], classes: int, hidden: int = 512, projection: int
     return nn.Sequential(*body, *ending(hidden, classes, projection))
 
 
-def cnn(shape: tuple[int, ...], classes: int, projection: int = 0) -> nn.Module:
+def cnn(shape: tuple[int, ...], classes: int, projection: Projection = 0) -> nn.Module:
     """5x5 convolutions of 6 and 16 channels with max-pools, then 120 and 84: the paper's for CIFAR-10."""
     channels, height, width = image_shape(shape, "the cnn", 16, "mlp")
     rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
@@ -65,9 +72,11 @@ CHANNELS = (64, 64, "pool", 128, 128, "pool", 256, 256, 256, "pool", 512, 512, 5
 def vgg16(
     shape: tuple[int, ...],
     classes: int,
-    batch_norm: bool = False,
-    classifier: Literal["hidden", "linear"] = "hidden",
-    dropout: float = 0.5,
+    batch_norm: Annotated[bool, "whether BatchNorm follows each convolution"] = False,
+    classifier: Annotated[
+        Literal["hidden", "linear"], "two hidden layers of 512 with dropout, or one layer"
+    ] = "hidden",
+    dropout: Annotated[float, "before the hidden layers of the classifier"] = 0.5,
 ) -> nn.Module:
     """Thirteen 3x3 convolutions with or without BatchNorm, then a classifier: the paper's for CIFAR-100."""
     incoming, height, across = image_shape(shape, "vgg16", 32, "cnn or mlp")

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,16 +24,20 @@ from torch import Tensor, nn
 from fedgg.models import check_choice, check_divides, check_positive, image_shape
 
 Norm = Callable[[int], nn.Module]  # of so many channels
+NormName = Annotated[Literal["group", "batch"], "GroupNorm or BatchNorm"]
+Groups = Annotated[int, "groups of GroupNorm; they divide width"]
+Stem = Annotated[Literal["cifar", "imagenet"], "a 3x3 convolution, or a 7x7 one of stride 2 and a max-pool"]
+Width = Annotated[int, "channels of the first stage"]
 SMALLEST = {"cifar": 8, "imagenet": 32}  # pixels a side: fewer would be a single pixel before the last stage
 
 
 def resnet18(
     shape: tuple[int, ...],
     classes: int,
-    norm: Literal["group", "batch"] = "group",
-    groups: int = 2,
-    stem: Literal["cifar", "imagenet"] = "cifar",
-    width: int = 64,
+    norm: NormName = "group",
+    groups: Groups = 2,
+    stem: Stem = "cifar",
+    width: Width = 64,
 ) -> nn.Module:
     """ResNet-18 with GroupNorm or BatchNorm; its first layer for images of CIFAR's or of ImageNet's size."""
     return _resnet("resnet18", shape, classes, norm, groups, stem, [width, 2 * width, 4 * width, 8 * width], 2, "B")
@@ -42,11 +46,11 @@ def resnet18(
 def resnet20(
     shape: tuple[int, ...],
     classes: int,
-    norm: Literal["group", "batch"] = "group",
-    groups: int = 2,
-    stem: Literal["cifar", "imagenet"] = "cifar",
-    shortcut: Literal["A", "B"] = "A",
-    width: int = 16,
+    norm: NormName = "group",
+    groups: Groups = 2,
+    stem: Stem = "cifar",
+    shortcut: Annotated[Literal["A", "B"], "zeros as further channels, or a 1x1 convolution"] = "A",
+    width: Width = 16,
 ) -> nn.Module:
     """ResNet-20, the residual network of 0.27 million parameters for CIFAR-10, with GroupNorm or BatchNorm."""
     return _resnet("resnet20", shape, classes, norm, groups, stem, [width, 2 * width, 4 * width], 3, shortcut)

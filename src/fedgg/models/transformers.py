@@ -10,7 +10,7 @@ The decoder takes whole-number tokens `[N, T]`, see `char_lstm`.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,12 @@ from fedgg.models import (
     number_of_tokens,
     sequence_length,
 )
-from fedgg.models.char_lstm import Predict
+from fedgg.models.char_lstm import Outputs, Predict, Vocabulary
+
+Layers = Annotated[int, "number of blocks"]
+Width = Annotated[int, "size of the representation of a token or patch"]
+Heads = Annotated[int, "attention heads of a block; they divide width"]
+Dropout = Annotated[float, "on embeddings and on what a block adds"]
 
 
 class TransformerBlock(nn.Module):
@@ -73,12 +78,12 @@ def check_blocks(model: str, layers: int, width: int, heads: int, dropout: float
 def vit(
     shape: tuple[int, ...],
     classes: int,
-    patch: int = 4,
-    layers: int = 4,
-    width: int = 128,
-    heads: int = 4,
-    pool: Literal["mean", "token"] = "mean",
-    dropout: float = 0.0,
+    patch: Annotated[int, "height and width of a patch in pixels"] = 4,
+    layers: Layers = 4,
+    width: Width = 128,
+    heads: Heads = 4,
+    pool: Annotated[Literal["mean", "token"], "the classifier reads the mean over patches, or a class token"] = "mean",
+    dropout: Dropout = 0.0,
 ) -> nn.Module:
     """A vision transformer of 4 pre-norm blocks of width 128 on patches of 4 x 4 pixels.
 
@@ -130,13 +135,13 @@ class VisionTransformer(nn.Module):
 def transformer(
     shape: tuple[int, ...],
     classes: int,
-    predict: Predict = "every",
-    vocabulary: int = 0,
-    layers: int = 4,
-    width: int = 128,
-    heads: int = 4,
-    dropout: float = 0.0,
-    tied: bool = False,
+    predict: Outputs = "every",
+    vocabulary: Vocabulary = 0,
+    layers: Layers = 4,
+    width: Width = 128,
+    heads: Heads = 4,
+    dropout: Dropout = 0.0,
+    tied: Annotated[bool, "whether the output layer has the weights of the embedding"] = False,
 ) -> nn.Module:
     """A causal transformer of 4 pre-norm blocks of width 128 with learned positions, 0.8 million parameters in them.
 

@@ -20,6 +20,8 @@ from fedgg.files import file_name
 from fedgg.report.figure_style import blank, styled
 from fedgg.runfolder.record_types import Floats, Ints, StudyRecord
 
+WITHOUT_CLASSES = ("examples",)  # in the place of classes in partition.json, where targets are not classes
+
 
 def split_figures(study: StudyRecord) -> Iterator[tuple[str, Figure]]:
     """Each split of a study with its file name: `split-seed-N`, and `split-seed-N-2-LABEL` for that of another row."""
@@ -155,6 +157,9 @@ def _class_ticks(axes: Axes, classes: Sequence[str], room: float) -> None:
         slant = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks([*shown], [names[label] for label in shown], fontsize=8 if room > 0.15 or step > 1 else 6, **slant)
     axes.set_xlabel("class")
+    if tuple(classes) == WITHOUT_CLASSES:
+        axes.set_xticks([])
+        axes.set_xlabel("examples (the data have no classes)")
 
 
 def _total_bars(axes: Axes, totals: Ints) -> None:

@@ -6,25 +6,27 @@ import io
 import re
 import sys
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
-from fedgg.aggregation import RULES
 from fedgg.algorithms import ALGORITHMS, MOON, SCAFFOLD, FedACG, FedAdam, FedAvg, FedCL, FedCM, FedCurv, FedDyn, FedGG
 from fedgg.check.cost import Cost, cost_of
 from fedgg.cli import terminal
-from fedgg.cli.listing import list_parts
-from fedgg.data import DATASETS, SPLITS
-from fedgg.engines import ENGINES, Loop
+from fedgg.cli.listing import _registries, list_parts
+from fedgg.data import DATASETS
+from fedgg.data.readers import load_digits
+from fedgg.engines import Loop
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
+from fedgg.lab.federated_data import with_given_clients
 from fedgg.lab.one_round import begin
 from fedgg.lab.runner import play_round
-from fedgg.models import MODELS
 from fedgg.registry import Registry
 
 
@@ -117,12 +119,87 @@ def test_an_algorithm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         told("fedag", monkeypatch)
 
 
-@pytest.mark.parametrize("registry", [RULES, MODELS, DATASETS, SPLITS, ENGINES], ids=lambda registry: registry.kind)
-def test_one_part_in_full(registry: Registry[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, description in registry.descriptions().items():
-        text = " ".join(told(name, monkeypatch).split())
-        assert f"{name}: {registry.kind} {description}" in text
-        assert f"={name}" in text
+def test_one_part_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    for _, registry in _registries().values():
+        for name, description in registry.descriptions().items():
+            text = " ".join(told(name, monkeypatch).split())
+            assert f"{name}: {registry.kind} {description}" in text
+            assert f"={name}" in text
+            assert "not documented" not in text, name
+
+
+def test_help_names_every_kind_of_parts() -> None:
+    text = " ".join((list_parts.__doc__ or "").split())
+    assert [title for title in ("algorithms", *_registries()) if title not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("algorithms", "algorithms"),
+        ("metrics", "metrics"),
+        ("task", "tasks"),
+        ("Models", "models"),
+        ("data sets", "data sets"),
+        ("datasets", "data sets"),
+        ("data", "data sets"),
+        ("splits", "splits"),
+        ("optimisers", "client optimisers"),
+        ("learning-rate schedules", "learning-rate schedules"),
+        ("rules", "aggregation rules"),
+        ("engines", "engines"),
+    ],
+)
+def test_a_kind_of_parts(name: str, title: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = told(name, monkeypatch)
+    parts: Registry[Any] = ALGORITHMS if title == "algorithms" else _registries()[title][1]
+    assert text.startswith(title)
+    assert [part for part in parts if not re.search(rf"^ +{part} ", text, re.M)] == []
+
+
+cached_digits = cache(load_digits)
+
+
+def fitting_data(part: str, changes: dict[str, Any]) -> Any:
+    """The data of the advised command, arrays in the place of files."""
+    rng = np.random.default_rng(0)
+    values = {"multilabel": rng.integers(0, 2, (1000, 3)), "regression": rng.normal(size=1000)}
+    owners = np.arange(1000) % 10
+    match changes.get("data.source", "digits"):
+        case "digits":
+            return cached_digits()
+        case "cifar10":
+            return (
+                rng.normal(size=(1000, 3, 32, 32)),
+                np.arange(1000) % 10,
+                rng.normal(size=(10, 3, 32, 32)),
+                np.arange(10),
+            )
+        case "shakespeare":
+            tokens = rng.integers(0, 65, (1000, 80))
+            return tokens, tokens, tokens[:10], tokens[:10], owners
+        case "npz:FILE":
+            y = values.get(changes.get("task.name", ""), np.arange(1000) % 4)
+            return rng.normal(size=(1000, 5)), y, rng.normal(size=(20, 5)), y[:20], owners
+    raise AssertionError(f"{part} is advised with data of which there are none here")
+
+
+def test_the_advised_commands_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of data sets, which need their files, and of streams, which needs a GPU, as far as settings are checked."""
+    for _, registry in _registries().values():
+        for name in registry:
+            advice = " ".join(told(name, monkeypatch).split()).split("To run it: fedgg run ")
+            for command in advice[1:]:
+                options = re.findall(r"--set ([\w.]+)=(\S+)", command.partition(" learning-rate")[0])
+                assert options, name
+                changes = dict(options)
+                experiment = Experiment().changed(changes)
+                if name in (*DATASETS, "streams") and name != "shakespeare":
+                    continue
+                given = fitting_data(name, changes)
+                if isinstance(given, tuple) and changes.get("split.scheme") not in ("given", "domains"):
+                    given = given[:4]
+                build(with_given_clients(experiment, given), data=given)
 
 
 def test_the_settings_of_one_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -283,6 +283,11 @@ def test_refused_in_one_line(changes: dict[str, Any], arguments: dict[str, Any],
     assert "\n" not in str(caught.value)
 
 
+def test_a_setting_of_a_loss_of_ones_own_is_refused() -> None:
+    with pytest.raises(fedgg.UserError, match=r"task\.scale: a loss of your own has no settings; leave it out"):
+        fedgg.Experiment(**BASE, task={"name": "own.py:loss", "scale": 2.0})
+
+
 def test_whole_numbers_reach_a_model_that_takes_them_and_are_converted_for_others() -> None:
     kept = played("next token")
     assert kept.inputs.whole

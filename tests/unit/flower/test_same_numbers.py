@@ -164,8 +164,10 @@ def test_tasks(task: str, tmp_path: Path) -> None:
         "multilabel": (table, (table[:, :3] > 0).astype(int)),
         "two inputs": ({".table": table, ".tokens": tokens}, tokens[:, 0] % 2),
     }[task]
-    inputs = x if isinstance(x, dict) else {"": x}
-    arrays = {f"x_{part}{name}": values for part in ("train", "test") for name, values in inputs.items()}
+    inputs: dict[str, Any] = x if isinstance(x, dict) else {"": x}
+    arrays: dict[str, Any] = {
+        f"x_{part}{name}": values for part in ("train", "test") for name, values in inputs.items()
+    }
     np.savez(tmp_path / "arrays.npz", y_train=y, y_test=y, **arrays)
     (tmp_path / "two_inputs.py").write_text(TWO_INPUTS)
     model: dict[str, Any] = {"next_token": {"model__name": "char_lstm", "model__hidden": 8}}.get(task, {})

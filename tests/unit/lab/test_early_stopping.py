@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from observers import Callbacks
 
-from fedgg import Experiment, run
+from fedgg import Experiment, run, trust
 from fedgg.core.metrics import METRICS
 from fedgg.errors import UserError
 from fedgg.lab.round_record import early_stop
@@ -188,6 +189,20 @@ def test_a_run_that_stops_early_under_a_privacy_limit_has_not_spent_it() -> None
             {"stop.metric": "holdout_accuracy", "stop.patience": 2},
             "stop.metric = 'holdout_accuracy' needs clients that hold examples out: data.holdout",
         ),
+        # Scores that no round would record: the run would end as if they had not improved.
+        ({"stop.metric": "test_rmse", "stop.patience": 2}, "stop.metric = 'test_rmse': did you mean 'test_loss'?"),
+        ({"stop.metric": "train_accuracy", "stop.patience": 2}, "stop.metric = 'train_accuracy': did you mean"),
+        ({"stop.metric": "holdout_loss", "stop.patience": 2, "data.holdout": 0.2}, "stop.metric = 'holdout_loss': did"),
+        ({"stop.metric": "personal_accuracy", "stop.patience": 2}, "needs personal models: [personal]"),
+        ({"stop.metric": "unseen_accuracy", "stop.patience": 2}, "needs clients that never train: split.unseen"),
+        (
+            {"stop.metric": "test_loss", "stop.patience": 2, "personal.method": "fedper", "data.holdout": 0.2},
+            "needs a whole global model: stop by personal_ scores",
+        ),
+        (
+            {"stop.metric": "holdout_accuracy", "stop.patience": 2, "personal.method": "local", "data.holdout": 0.2},
+            "needs a whole global model: stop by personal_ scores",
+        ),
         (
             {"stop.metric": "test_loss", "stop.patience": 2, "server.evaluate_every": 100},
             "server.evaluate_every = 100, so that the only evaluation is at its end (rounds = 100)",
@@ -199,6 +214,42 @@ def test_what_cannot_work_is_refused(changes: dict[str, Any], words: str) -> Non
         Experiment().changed(changes)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "changes"),
+    [
+        ("test_loss", {}),
+        ("test_rmse", {"task.name": "regression"}),
+        ("holdout_mae", {"task.name": "regression", "data.holdout": 0.2}),
+        ("holdout_loss", {"metrics": ["accuracy", "loss"], "data.holdout": 0.2}),
+        ("test_accuracy", {"personal.method": "ditto", "data.holdout": 0.2}),
+        ("personal_accuracy", {"personal.method": "fedper", "data.holdout": 0.2, "model.name": "mlp"}),
+        ("unseen_accuracy", {"split.unseen": 2, "data.holdout": 0.2}),
+    ],
+)
+def test_a_run_may_stop_by_any_score_that_it_records(metric: str, changes: dict[str, Any]) -> None:
+    target = {"stop.metric": metric, "stop.target": -1e9 if metric.endswith("accuracy") else 1e9}
+    experiment = Experiment(**SMALL).changed({**changes, **target, "split.scheme": "iid"})
+    data = None
+    if "task.name" in changes:
+        x = np.random.default_rng(0).normal(size=(600, 5)).astype(np.float32)
+        data = (x, x[:, 0], x[:50], x[:50, 0])
+    finished = run(experiment, data=data)
+    assert finished.status == "stopped_early"
+    assert len(finished.rounds) == 1
+    assert metric in finished.rounds[0]
+
+
+def test_a_metric_of_user_code_is_named_as_it_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text("import fedgg.core.metrics\nclass Half(fedgg.core.metrics.Accuracy):\n    pass\n")
+    trust("own.py")
+    experiment = Experiment(**SMALL).changed({"metrics": "own.py:Half", "stop.metric": "test_half", "stop.target": 0.0})
+    finished = run(experiment)
+    assert (finished.status, "test_half" in finished.rounds[0]) == ("stopped_early", True)
+    with pytest.raises(UserError, match=r"stop\.metric = 'test_Half': the metrics are half"):
+        run(experiment.changed({"stop.metric": "test_Half"}))
 
 
 def test_stop_says_how_far_a_path_is_followed_and_not_which() -> None:

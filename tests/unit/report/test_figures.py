@@ -10,10 +10,12 @@ from xml.etree import ElementTree
 import matplotlib
 import numpy as np
 import pytest
+import torch
 from matplotlib.image import imread
 from written_folders import write_run, write_study
 
 from fedgg.analysis.labels import shortened
+from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
 from fedgg.report.data_figures import compact, samples_figure, split_figure
 from fedgg.report.figure_style import save
@@ -42,6 +44,15 @@ def study(tmp_path: Path) -> StudyRecord:
     }
     statuses = {(NASTY, 1): "diverged", ("Gone", 1): "diverged"}
     return read_study(write_study(tmp_path / "study", curves, reference="Avg", statuses=statuses))
+
+
+def test_a_split_of_data_without_classes_names_none() -> None:
+    x, y = torch.zeros(6, 2), torch.zeros(6)
+    names = Dataset("own", x, y, x, y, classes=("value",), targets="values").label_names
+    axes = split_figure(np.array([[4], [2]]), names, "").axes[0]
+    assert axes.get_xlabel() == "examples (the data have no classes)"
+    assert [label.get_text() for label in axes.get_xticklabels()] == []
+    assert split_figure(np.array([[4], [2]]), ["cat"], "").axes[0].get_xlabel() == "class"
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(1, 1), (10, 10), (20, 100), (100, 10)])

@@ -34,19 +34,21 @@ function splitSection(view) {
   if (!names().length) return null;
   const split = () => view.group.splits[view.split] ?? view.group.splits[names()[0]];
   const total = (row) => row.reduce((sum, count) => sum + count, 0);
+  const hasClasses = () => split().classes.join() !== "examples"; // that one column is of all examples
   const chart = new Chart({
     name: "Split",
     height: 380,
     fixed: true,
     describe: () =>
-      `Examples of ${split().classes.length} classes at ${split().of} clients. Totals by client: ` +
+      `Examples ${hasClasses() ? `of ${split().classes.length} classes ` : ""}at ${split().of} clients. Totals by client: ` +
       split()
         .counts.slice(0, 20)
         .map((row, at) => `client ${split().clients[at]} ${total(row)}`)
         .join(", ") +
       ".",
     caption: () =>
-      "Training examples per client (rows) and class (columns); a stronger colour means more examples, on a square-root scale. " +
+      `Training examples per client (rows)${hasClasses() ? " and class (columns)" : "; the data have no classes"}; ` +
+      "a stronger colour means more examples, on a square-root scale. " +
       `Split ${String(split().hash ?? "").slice(0, 12)}.` +
       (split().of > split().clients.length
         ? ` ${split().clients.length} of ${split().of} clients, evenly spaced when sorted by size.`
@@ -62,8 +64,9 @@ function splitSection(view) {
         counts,
         { written },
       );
-      trace.hovertemplate = "client %{y}<br>class %{x}<br>%{text} examples<extra></extra>";
-      return { traces: [trace], layout: heatLayout(clients.length, "class", "client (examples)") };
+      const classLine = hasClasses() ? "class %{x}<br>" : "";
+      trace.hovertemplate = `client %{y}<br>${classLine}%{text} examples<extra></extra>`;
+      return { traces: [trace], layout: heatLayout(clients.length, hasClasses() ? "class" : "", "client (examples)") };
     },
     rows: () => ({
       columns: ["client", ...split().classes, "total"],
