@@ -194,7 +194,7 @@ def show_kind(title: str) -> None:
 
 def _kinds() -> dict[str, str]:
     """By every name that a kind of parts may be asked for by, reduced to letters without the plural's s: its title."""
-    names = {"algorithms": ("algorithms",)}
+    names: dict[str, tuple[str, ...]] = {"algorithms": ("algorithms",)}
     for title, (setting, _) in _registries().items():
         names[title] = (title, title.split()[-1], setting.partition(".")[0])
     return {_reduced(name): title for title, several in names.items() for name in several if name != "sets"}
