@@ -113,11 +113,6 @@ def augment(images: Tensor, draws: Draws) -> Tensor:
     return moved * inside[:, None].to(images.dtype)
 
 
-def targets_on(y: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Targets as a run computes with them: floating point ones in its precision."""
-    return y.to(device, dtype) if y.is_floating_point() else y.to(device)
-
-
 CHUNK = 1000  # examples in one batch of an evaluation
 
 

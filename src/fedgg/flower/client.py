@@ -25,7 +25,7 @@ from fedgg.core.model import NeedsFloatingPoint, Net
 from fedgg.core.random_choices import Work
 from fedgg.core.server import healthy
 from fedgg.core.tensor_rows import Rows
-from fedgg.data.batch_preparation import Feed, targets_on
+from fedgg.data.batch_preparation import Feed
 from fedgg.engines import RoundJob
 from fedgg.engines.base import personal_job, with_personal_models
 from fedgg.engines.fused.cpu_step import fused_net
@@ -231,7 +231,7 @@ def _feed(file: ClientFile, client: int, experiment: Experiment) -> Feed:
     count = len(file.train.y)
     return Feed(
         x=x.to(device),
-        y=targets_on(y, device, DTYPES[experiment.engine.precision]),
+        y=y.to(device, DTYPES[experiment.engine.precision] if y.is_floating_point() else y.dtype),
         x_test=x[:0].to(device),
         y_test=y[:0].to(device),
         clients=(*[none] * client, np.arange(count)),

@@ -16,7 +16,7 @@ from fedgg.core.algorithm import Algorithm, arithmetic_beside_fedavg
 from fedgg.core.layout import InputPart
 from fedgg.core.model import NeedsFloatingPoint, Net, head_of
 from fedgg.core.random_choices import Work
-from fedgg.data.batch_preparation import CHUNK, Feed, scaling, targets_on
+from fedgg.data.batch_preparation import CHUNK, Feed, scaling
 from fedgg.data.dataset import Dataset
 from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.errors import UserError
@@ -139,13 +139,14 @@ def _build(
     split = split_of(experiment, dataset)
     held = holdings(experiment, split)
     device, dtype = chosen_device(experiment), DTYPES[experiment.engine.precision]
+    target_type = dtype if dataset.y_train.is_floating_point() else dataset.y_train.dtype
     is_skewed = experiment.split.feature_noise or experiment.split.feature_rotation
     inputs = held.skewed_inputs(experiment, dataset) if is_skewed else dataset
     feed = Feed(
         x=inputs.x_train.to(device),
-        y=targets_on(dataset.y_train, device, dtype),
+        y=dataset.y_train.to(device, target_type),
         x_test=inputs.x_test.to(device),
-        y_test=targets_on(dataset.y_test, device, dtype),
+        y_test=dataset.y_test.to(device, target_type),
         clients=held.clients,
         held_out=held.held_out,
         scaling=scaling(experiment.data.normalise, dataset, dtype, device),

@@ -9,7 +9,7 @@ import torch
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.local import LocalEnd, end_round, open_round
 from fedgg.core.model import NeedsFloatingPoint
-from fedgg.data.batch_preparation import scaling, targets_on
+from fedgg.data.batch_preparation import scaling
 from fedgg.data.feature_skew import check_feature_skew
 from fedgg.engines.loop import open_client
 from fedgg.errors import UserError
@@ -74,7 +74,7 @@ def try_to_build(
     dtype, x, y = DTYPES[here.engine.precision], dataset.x_test[:2].cpu(), dataset.y_test[:2].cpu()
     sizes, origin = [len(client) for client in held.clients], WholeData(dataset, split, held.proxy)
     sample = scaling(here.data.normalise, dataset, dtype)(x) if x.dtype == torch.int64 else x.to(dtype)
-    targets = targets_on(y, torch.device("cpu"), dtype)
+    targets = y.to(dtype if y.is_floating_point() else y.dtype)
     try:
         examine(here, algorithm, sizes, origin, (sample, targets), model, objective)
     except NeedsFloatingPoint:
