@@ -290,6 +290,8 @@ def tune(
     fresh_seeds: Iterable[int] = (),
     model: ModelGiven | None = None,
     data: DataGiven | None = None,
+    loss: Criterion | None = None,
+    metrics: Sequence[MetricGiven] | None = None,
     out: str | os.PathLike[str] | None = None,
     data_folder: Path | None = None,
     processes: int = 1,
@@ -297,28 +299,30 @@ def tune(
 ) -> TuningResult:
     """Search for the settings of every variant with which clients' hold-out examples are predicted best.
 
-    Variants, `model` and `data` are as in `compare`; an algorithm that is not the library's is named as FILE.py:CLASS.
-    Every variant has the same number of `trials`. `space` has dotted keys, with {"low": 0.001, "high": 1.0, "log":
-    True} or a list of values, and tables of such keys by label; by default the learning rate and what algorithms
-    declare. `seeds` are those of every trial, `fresh_seeds` those of `result.study`, which no trial may have. With
-    `out` finished trials are kept, and the search continues where it was stopped. Of the observer `on_start`,
-    `on_client`, `on_round` and, after every trial, `on_notice` are called.
+    Variants, `model`, `data`, `loss` and `metrics` are as in `compare`, and trials go by the first metric; an algorithm
+    that is not the library's is named as FILE.py:CLASS. Every variant has the same number of `trials`. `space` has
+    dotted keys, with {"low": 0.001, "high": 1.0, "log": True} or a list of values, and tables of such keys by label; by
+    default the learning rate and what algorithms declare. `seeds` are those of every trial, `fresh_seeds` those of
+    `result.study`, which no trial may have. With `out` finished trials are kept, and the search continues where it was
+    stopped. Of the observer `on_start`, `on_client`, `on_round` and, after every trial, `on_notice` are called.
     """
     base = Experiment(**experiment) if isinstance(experiment, dict) else experiment or Experiment()
     labelled = {label: _settings_of(label, variant) for label, variant in _labelled(variants).items()}
-    shared = None if data is None else dataset_of(data).to(chosen_device(base))
+    objective = objective_of(loss, metrics)
+    targets = targets_of(with_names(base, None, None, None, objective))
+    shared = None if data is None else dataset_of(data, targets=targets).to(chosen_device(base))
     if data is not None:  # clients that come with the data are the split
-        split = with_given_clients(with_names(base, None, data, None), data, data_folder).split
+        split = with_given_clients(with_names(base, None, data, None, objective), data, data_folder).split
         base = base.changed({"split.scheme": split.scheme, "split.clients": split.clients})
     study = Study(base, labelled, _whole(seeds), next(iter(labelled), ""))
-    search = Search(study, spaces(space or {}, labelled), trials, sampler, pruner, _whole(fresh_seeds))
+    search = Search(study, spaces(space or {}, labelled), trials, sampler, pruner, _whole(fresh_seeds), objective)
     folder = None if out is None else Path(out)
     trials_run = run_search(
         search,
         folder,
         observer=observer or Observer(),
         processes=processes,
-        given=Given(model, shared),
+        given=Given(model, shared, None, objective),
         data_folder=data_folder,
     )
     result = TuningResult(folder, search, trials_run)

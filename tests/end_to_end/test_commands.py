@@ -440,6 +440,29 @@ def test_tracking_by_tensorboard() -> None:
     assert len(list(Path("one/tensorboard/run").glob("events.out.tfevents.*"))) == 1
 
 
+def test_tracking_by_a_class_of_ones_own() -> None:
+    Path("lines.py").write_text(
+        "import fedgg\n"
+        "class Lines(fedgg.Tracker):\n"
+        "    name = 'lines'\n"
+        "    def check(self): pass\n"
+        "    def open(self, run, experiment, rounds_done): return open(self.folder / 'lines.txt', 'w')\n"
+        "    def log(self, tracked, step, values): print(step, values['test_accuracy'], file=tracked)\n"
+        "    def end(self, tracked, status, summary): print(status, file=tracked); tracked.close()\n"
+    )
+    fedgg_("run", "--rounds", "2", "--model", "linear", "--track", "lines.py:Lines", "--out", "one")
+    *rounds, status = Path("one/lines.txt").read_text().splitlines()
+    records = [json.loads(line) for line in Path("one/rounds.jsonl").read_text().splitlines()]
+    assert [line.split() for line in rounds] == [[str(r["round"]), str(r["test_accuracy"])] for r in records]
+    assert status == "finished"
+    for name, complaint in (
+        ("lines.py:fedgg", "must be a class that extends fedgg.Tracker"),
+        ("linse", "unknown tracker"),
+    ):
+        heard = CliRunner().invoke(fedgg.cli.app, ["run", "--rounds", "1", "--track", name, "--out", "two"])
+        assert complaint in str(heard.exception)
+
+
 EXAMPLES = {
     "quickstart": "finished: test accuracy",
     "regression": "RMSE 0.",

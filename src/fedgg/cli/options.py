@@ -100,7 +100,7 @@ MetricOption = Annotated[
 ]
 TrackOption = Annotated[
     list[str] | None,
-    typer.Option("--track", help="Also send rounds to tensorboard, wandb or mlflow; may be repeated."),
+    typer.Option("--track", help="Also send rounds to tensorboard, wandb, mlflow or FILE.py:CLASS; may be repeated."),
 ]
 JobsOption = Annotated[int | None, typer.Option(help="Runs at a time; by default one for each core.", min=1)]
 

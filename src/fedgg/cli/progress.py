@@ -14,6 +14,7 @@ from rich.progress import Progress, TaskID
 from fedgg.cli.terminal import Heartbeat, counted, ending, news, note, progress, say, shown_epsilon, shown_score
 from fedgg.errors import missing_extra
 from fedgg.lab.observer import Observer, Observers
+from fedgg.registry import names_code
 from fedgg.runfolder.measure import Measure
 
 MAX_LINES = 5  # on dropped clients, at the end of a run
@@ -146,7 +147,9 @@ def tracked(observer: Observer, names: Sequence[str] | None, folder: Path) -> It
         yield observer
         return
     from fedgg.lab.trackers import trackers
+    from fedgg.lab.trusted_code import trust
 
+    trust(*(name.rpartition(":")[0] for name in names if names_code(name)))  # as it was typed
     chosen = trackers(names, folder, note)
     try:
         yield Observers([observer, *chosen])

@@ -290,7 +290,8 @@ def examined_net(
         share_frozen(module)
     products = torch.bfloat16 if engine.precision == "bf16" else None
     net = Net(module, frozen_statistics=config.statistics == "frozen", products=products)
-    if experiment.task != TaskConfig() or experiment.metrics or objective != NAMED_OBJECTIVE:
+    is_plain = experiment.task == TaskConfig() and not experiment.metrics and experiment.stop is None
+    if not is_plain or objective != NAMED_OBJECTIVE:
         task = task_of(experiment, objective.loss)
         net.set_task(task, metrics_of(experiment, task, objective.metrics))
     net.parts = parts

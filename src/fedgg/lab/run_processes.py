@@ -25,8 +25,9 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.federated_data import DataGiven
 from fedgg.lab.observer import Observer
+from fedgg.lab.provenance import code_of
 from fedgg.lab.run_session import opened
-from fedgg.lab.runner import run_rounds
+from fedgg.lab.runner import name_of_part, run_rounds
 from fedgg.lab.task_and_metrics import NAMED_OBJECTIVE, Objective
 from fedgg.lab.trusted_code import inherit, trusted_here
 from fedgg.runfolder.locks import InUse
@@ -42,6 +43,14 @@ class Given:
     data: DataGiven | None = None
     algorithm: Algorithm | None = None
     objective: Objective = NAMED_OBJECTIVE
+
+    @property
+    def identity(self) -> str:
+        """The content of the data, the name of the model, and names and code of loss and metrics, as text."""
+        data, model = getattr(self.data, "fingerprint", ""), getattr(self.model, "__qualname__", type(self.model))
+        parts = [part for part in (self.objective.loss, *(self.objective.metrics or ())) if part is not None]
+        codes = [part if isinstance(part, str) else f"{name_of_part(part)} {code_of(part)}" for part in parts]
+        return " ".join([f"{data} {model}", *codes])
 
 
 @dataclass(frozen=True)

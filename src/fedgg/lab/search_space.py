@@ -14,6 +14,7 @@ from fedgg.errors import UserError
 from fedgg.lab.config import Experiment, read_toml
 from fedgg.lab.name_resolution import algorithm_class, check_parts
 from fedgg.lab.study import Study, study_in
+from fedgg.lab.task_and_metrics import NAMED_OBJECTIVE, Objective
 from fedgg.registry import nearest
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ class Search:
     sampler: Sampler = "tpe"
     pruner: Pruner = "median"
     fresh_seeds: tuple[int, ...] = ()  # of the final study; by default those after the largest seed of the trials
+    objective: Objective = NAMED_OBJECTIVE
 
     def __post_init__(self) -> None:
         if not self.fresh_seeds:

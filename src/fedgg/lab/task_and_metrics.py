@@ -12,6 +12,8 @@ from fedgg.core.tasks import TASKS, Criterion, OwnLoss, Task
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.name_resolution import part_named
+from fedgg.registry import suggestion
+from fedgg.runfolder.validation import PLACES
 
 MetricGiven = str | Metric | type[Metric] | Callable[..., Any]
 
@@ -67,9 +69,10 @@ def metrics_of(experiment: Experiment, task: Task, given: Sequence[MetricGiven] 
         if metric.name in [other.name for other in metrics]:
             raise UserError(f"two metrics have the name {metric.name!r}: leave one out, or name it otherwise")
         metrics.append(metric)
-    names = [metric.name for metric in metrics]
-    if experiment.stop is not None and experiment.stop.metric.partition("_")[2] not in (*names, "loss"):
-        raise UserError(f"stop.metric = {experiment.stop.metric!r}: the metrics are {', '.join(names)}")
+    if experiment.stop is not None:
+        scores = ["test_loss", "train_loss", *(f"{where}_{metric.name}" for where in PLACES for metric in metrics)]
+        if experiment.stop.metric not in scores:
+            raise UserError(f"stop.metric = {experiment.stop.metric!r}: {suggestion(experiment.stop.metric, scores)}")
     return tuple(metrics)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedgg.errors import UserError, missing_extra
+from fedgg.lab.name_resolution import part_named
 from fedgg.lab.observer import Observer
 from fedgg.registry import Registry
 from fedgg.runfolder.record_types import flat
@@ -207,9 +208,9 @@ def trackers(names: Iterable[str], folder: Path, warn: Callable[[str], None] = _
     """Trackers by name, which write below the folder of a run or study if they write files."""
     chosen = []
     for name in dict.fromkeys(names):
-        if name not in TRACKERS:
-            raise UserError(f"unknown tracker {name!r}: {TRACKERS.suggestion(name)}")
-        kind = TRACKERS[name]
+        kind = part_named(TRACKERS, name)
+        if not (isinstance(kind, type) and issubclass(kind, Tracker)):
+            raise UserError(f"--track {name}: it must be a class that extends fedgg.Tracker")
         chosen.append(kind(folder / kind.subfolder, warn))
     return chosen
 

@@ -91,8 +91,8 @@ def measure_of(search: Search) -> Measure:
 
     Of the global model, or of personal models where the experiment has them.
     """
-    base = search.study.base
-    metric = metrics_of(base, task_of(base))[0]
+    base, objective = with_names(search.study.base, None, None, None, search.objective), search.objective
+    metric = metrics_of(base, task_of(base, objective.loss), objective.metrics)[0]
     where = "holdout" if base.personal is None else "personal"
     return Measure(metric.name, where, metric.higher_is_better, metric.percent)
 
@@ -229,11 +229,11 @@ def _builder(given: Given, data_folder: Path | None) -> Callable[[Experiment], F
         return load_data(config, data_folder, targets).to(device)
 
     def federation_of(experiment: Experiment) -> Federation:
-        experiment = with_given_clients(with_names(experiment, given.model, given.data, None), given.data, data_folder)
-        data = given.data
+        named = with_names(experiment, given.model, given.data, None, given.objective)
+        experiment, data = with_given_clients(named, given.data, data_folder), given.data
         if data is None:
             data = data_set(experiment.data.data_set, targets_of(experiment), chosen_device(experiment))
-        return build(experiment, model=given.model, data=data)
+        return build(experiment, model=given.model, data=data, objective=given.objective)
 
     return federation_of
 
@@ -324,9 +324,7 @@ def _journal(search: Search, folder: Path | None, given: Given) -> Iterator[_Jou
         if not lock.acquire():
             raise InUse(f"another process is searching in {folder}: wait for it, or stop it")
     try:
-        model = getattr(given.model, "__qualname__", type(given.model))
-        handed_in = f"{getattr(given.data, 'fingerprint', '')} {model}"
-        identities = {label: search.identity(label, handed_in) for label in search.space}
+        identities = {label: search.identity(label, given.identity) for label in search.space}
         known = _identities(folder / INDEX)
         for label, identity in identities.items():
             if known.get(label, identity) != identity:

@@ -208,6 +208,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert summary["final_test_accuracy"] == finished.summary["final_test_accuracy"]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of packages that MLflow uses
 def test_mlflow_in_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = installed("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")

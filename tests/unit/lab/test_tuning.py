@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 import fedgg
 from fedgg.algorithms import ALGORITHMS
@@ -256,3 +256,43 @@ def test_own_data_and_model() -> None:
         **result.best["mine"].settings,
     }
     assert result.best["mine"].settings.keys() == {"local.lr"}, "what the algorithm sets is not searched"
+
+
+def test_a_task_loss_and_metric_of_ones_own(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(200, 5)).astype(np.float32)
+    data = (x, x[:, 0], x[:20], x[:20, 0])
+
+    def huber(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.huber_loss(outputs.squeeze(1), targets, reduction="none")
+
+    def off_by_more_than_one(outputs: Tensor, targets: Tensor) -> Tensor:
+        return ((outputs.squeeze(1) - targets).abs() > 1).float()
+
+    off_by_more_than_one.higher_is_better = False  # type: ignore[attr-defined]
+    settings = {"rounds": 3, "task": {"name": "regression"}, "split": {"clients": 3, "scheme": "iid"}}
+    space: dict[str, Any] = {"local.lr": [0.0001, 0.1], "local.batch": [16]}
+    options: dict[str, Any] = {"space": space, "trials": 4, "sampler": "random", "pruner": "none", "model": linear}
+    by_rmse = fedgg.tune(["fedavg"], settings, data=data, **options)
+    assert "hold-out RMSE" in str(by_rmse)
+    assert by_rmse.best["FedAvg"].settings["local.lr"] == 0.1
+
+    options |= {"loss": huber, "metrics": [off_by_more_than_one], "out": tmp_path / "own"}
+    own = fedgg.tune(["fedavg"], settings, data=data, **options)
+    assert [trial.settings for trial in own.trials] == [trial.settings for trial in by_rmse.trials]
+    best = own.best["FedAvg"]
+    assert best.last_score == min(trial.last_score for trial in own.trials) < max(t.last_score for t in own.trials)
+    alone = fedgg.run(
+        own.search.experiment("FedAvg", 0, best.settings),
+        data=data,
+        model=linear,
+        loss=huber,
+        metrics=[off_by_more_than_one],
+    )
+    assert alone.rounds[-1]["holdout_off_by_more_than_one"] == best.last_score
+    assert fedgg.tune(["fedavg"], settings, data=data, **options).trials == own.trials
+    with pytest.raises(fedgg.UserError, match="holds another search for 'FedAvg'"):
+        fedgg.tune(["fedavg"], settings, data=data, **{**options, "metrics": ["mae"]})
+
+
+def linear() -> nn.Module:
+    return nn.Linear(5, 1)
