@@ -21,17 +21,16 @@ from fedgg.data.dataset import Dataset
 from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.errors import UserError
 from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation, aggregation_of
-from fedgg.lab.config import Experiment
-from fedgg.lab.config_sections import OptimiserConfig, ScheduleConfig, TaskConfig
-from fedgg.lab.data_notices import (
+from fedgg.lab.client_data_checks import (
     check_batches,
     check_single_examples,
     check_single_scores,
-    notices_on_data,
     try_the_largest_inputs,
 )
+from fedgg.lab.config import Experiment
+from fedgg.lab.config_sections import OptimiserConfig, ScheduleConfig, TaskConfig
 from fedgg.lab.engine_setup import DTYPES, Choice, choose, chosen_device
-from fedgg.lab.federated_data import DataGiven, Origin, WholeData, data_of, holdings, split_of
+from fedgg.lab.federated_data import DataGiven, Origin, WholeData, data_of, holdings, notices_on_data, split_of
 from fedgg.lab.local_optimiser import check_optimiser, server_rates
 from fedgg.lab.name_resolution import build_algorithm, build_model, check_needs, engine_class
 from fedgg.lab.personal_parts import personal_settings, unseen_clients, with_personal_parts

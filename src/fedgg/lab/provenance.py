@@ -31,11 +31,15 @@ def versions_of(federation: Federation) -> dict[str, Any]:
     net, experiment, origin = federation.net, federation.experiment, federation.origin
     # Two models from Python may share a name; the shapes of their parameters distinguish them.
     shapes = [f"{name}{tuple(shape)}" for name, shape in zip(net.layout.names, net.layout.shapes, strict=True)]
+    metrics = [
+        {"name": metric.name, "higher_is_better": metric.higher_is_better, "percent": metric.percent}
+        for metric in net.metrics
+    ]
     # Fingerprints of the user code that trains and aggregates; data and split are identified by their content.
     code = {"algorithm": code_of(federation.algorithm), "model": code_of(net.module)}
     for part, user_code in (
         ("task", code_of(net.task.function) if isinstance(net.task, OwnLoss) else None),
-        ("metrics", _code_of_metrics(net.metrics)),
+        ("metrics", _code_of_metrics(net.metrics) if metrics != ACCURACY else None),
         ("robust", code_of(federation.aggregation.collector)),
         ("engine", code_of(engine_class(federation.engine))),
     ):
@@ -44,10 +48,6 @@ def versions_of(federation: Federation) -> dict[str, Any]:
     engine = {"name": federation.engine, "precision": experiment.engine.precision, "reason": federation.choice.reason}
     if origin.keeper == "nodes":
         engine |= {"name": "flower", "reason": "clients train on nodes of their own"}
-    metrics = [
-        {"name": metric.name, "higher_is_better": metric.higher_is_better, "percent": metric.percent}
-        for metric in net.metrics
-    ]
     device, texts = net.start.device, dict(federation.algorithm.diagnostic_texts)
     return {
         "experiment": experiment.trajectory(),

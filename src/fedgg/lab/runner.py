@@ -57,7 +57,7 @@ def run(
         experiment = Experiment(**experiment)
     experiment = experiment or Experiment()
     instance = given_algorithm(algorithm) if algorithm is not None else None
-    objective = objective_of(loss, metrics)
+    objective = NAMED_OBJECTIVE if loss is None and metrics is None else objective_of(loss, metrics)
     if model is not None or data is not None or instance is not None or objective != NAMED_OBJECTIVE:
         experiment = with_names(experiment, model, data, instance, objective)
     if experiment.split.scheme == "given":

@@ -1,4 +1,4 @@
-"""Checks of clients' data against batches and model before anything trains; notices on what may surprise in them."""
+"""Checks of clients' data against batches and model before anything trains, with notices on small clients."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ from fedgg.data.batch_preparation import CHUNK, Feed, Scaling
 from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
-from fedgg.lab.name_resolution import split_function
-from fedgg.registry import accepted_settings
-
-LARGE_INPUTS = 30.0  # root mean square of a feature, above which a usual learning rate may be too much
 
 
 def check_batches(experiment: Experiment, work: Work, sizes: list[int], names: Sequence[str] | None) -> list[str]:
@@ -88,45 +84,3 @@ def try_the_largest_inputs(module: nn.Module, dataset: Dataset, scaling: Scaling
         ) from error
     except Exception:
         return  # a module made for another device, for instance: it is tried where it trains
-
-
-def notices_on_data(experiment: Experiment, dataset: Dataset, scaling: Scaling, embeds: bool) -> list[str]:
-    """What may surprise in the data, their split and their scale; `embeds`: whether the model has an Embedding."""
-    engine, split, notices = experiment.engine, experiment.split, list[str]()
-    if engine.threads != engine.threads_in_use:
-        notices.append(
-            f"engine.threads = {engine.threads} has no effect under engine 'workers': each of its processes has one"
-        )
-    counts = dataset.labels.bincount(minlength=len(dataset.label_names)).tolist()
-    empty = [name for name, count in zip(dataset.label_names, counts, strict=True) if not count]
-    if empty:
-        notices.append(f"no training example has the class {', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''}")
-    if dataset.owners is not None and split.scheme not in ("given", "domains"):
-        notices.append(
-            "the data name the client of each example, and are split anew: split.scheme = 'given' keeps their clients"
-        )
-    if ":" in experiment.data.source:  # the user's own arrays, which by default are not scaled
-        notices += _notices_on_scale(experiment, dataset, scaling, embeds)
-    accepted, default = accepted_settings(split_function(split)), type(split)().scheme_settings
-    notices += [
-        f"split.{key} = {value} has no effect under split.scheme = {split.scheme!r}"
-        for key, value in split.scheme_settings.items()
-        if key not in accepted and value != default.get(key)
-    ]
-    return notices
-
-
-def _notices_on_scale(experiment: Experiment, dataset: Dataset, scaling: Scaling, embeds: bool) -> list[str]:
-    """How to have inputs scaled that are large, and that token ids must not be."""
-    if bool((scaling.shift != 0).any() or (scaling.scale != 1).any()):
-        whole = embeds and all(bool((x == x.round()).all()) for x in dataset.x_train.split(8192))
-        scaled = f"data.normalise = {experiment.data.normalise!r} scales them before the model sees them"
-        return [f"the inputs are whole numbers, and {scaled}: token ids need data.normalise = 'none'"] if whole else []
-    mean, deviation = dataset.moments
-    largest = float((mean.square() + deviation.square()).sqrt().max())
-    if embeds or largest < LARGE_INPUTS:
-        return []
-    return [
-        f"the inputs reach the model as they are, with a root mean square of up to {largest:.3g} in a feature: "
-        f"data.normalise = 'standard' would give each feature mean 0 and deviation 1"
-    ]
