@@ -553,7 +553,6 @@ CAUGHT: list[tuple[type[Algorithm], str]] = [
     (HiddenFirstRun, AGAIN),
     (HiddenServerMomentum, AGAIN),
     (HiddenServerMomentum, "resumed equals uninterrupted, bit for bit"),
-    (HiddenServerMomentum, "resumed equals uninterrupted, bit for bit"),
     (DividesByDrift, "finite at zero gradient"),
     (DividesByUpdate, "finite at zero gradient"),
     (DividesByExamplesLessOne, "a client of one example"),
@@ -564,6 +563,9 @@ CAUGHT: list[tuple[type[Algorithm], str]] = [
     (NotDecorated, "fields are documented settings"),
     (FieldIsAList, "fields are documented settings"),
     (Uphill, "learns real digits"),
+    (WrongNeutral, "clients with AdamW"),
+    (HiddenServerMomentum, "clients with AdamW"),
+    (Uphill, "clients with AdamW"),
     (ForgetsAbsentees, "clients that miss rounds"),
 ]
 

@@ -25,6 +25,7 @@ PROPERTIES: dict[str, Property] = {
     "clients that miss rounds": multi_round_properties.clients_may_miss_rounds,
     "many rounds on quadratics": multi_round_properties.approaches_optimum_of_quadratics,
     "learns real digits": multi_round_properties.learns_digits,
+    "clients with AdamW": multi_round_properties.holds_under_adamw,
     "worker processes agree, bit for bit": multi_round_properties.workers_give_the_same,
 }
 

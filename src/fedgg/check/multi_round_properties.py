@@ -51,8 +51,12 @@ def neutral_is_fedavg(algorithm: Algorithm) -> None:
     _demand_runnable(neutral)
     for cohort, decay in ((None, 0.0), (3, 0.001)):  # with momentum, without and with weight decay beside it
         experiment = digits(algorithm, 3, cohort).changed({"local.weight_decay": decay})
-        ours, fedavg = (_run(build(experiment, algorithm=variant), 3) for variant in (neutral, FedAvg()))
-        demand_equal(ours.server.w, fedavg.server.w, f"the model after three rounds (weight decay {decay:g})")
+        _demand_fedavg(neutral, experiment, f"weight decay {decay:g}")
+
+
+def _demand_fedavg(neutral: Algorithm, experiment: Experiment, setting: str) -> None:
+    ours, fedavg = (_run(build(experiment, algorithm=variant), 3) for variant in (neutral, FedAvg()))
+    demand_equal(ours.server.w, fedavg.server.w, f"the model after three rounds ({setting})")
 
 
 def _demand_runnable(neutral: Algorithm) -> None:
@@ -67,14 +71,18 @@ def _demand_runnable(neutral: Algorithm) -> None:
 
 def resumed_equals_uninterrupted(algorithm: Algorithm) -> None:
     """A checkpoint holds the whole state."""
-    federation = build(digits(algorithm, 4, cohort=3), algorithm=algorithm)
+    _demand_resumable(algorithm, digits(algorithm, 4, cohort=3))
+
+
+def _demand_resumable(algorithm: Algorithm, experiment: Experiment) -> None:
+    federation = build(experiment, algorithm=algorithm)
     uninterrupted = _run(federation, 4)
     halfway = _run(federation, 2)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state.safetensors"
         write_checkpoint(path, halfway, "check")
         restored = read_checkpoint(path, ["check"], torch.device("cpu"))
-    resumed = _run(build(digits(algorithm, 4, cohort=3), algorithm=algorithm), 2, restored)
+    resumed = _run(build(experiment, algorithm=algorithm), 2, restored)
     demand_equal(resumed.server.w, uninterrupted.server.w, "the model after four rounds")
     for name, rows in uninterrupted.server.memory.items():
         demand_equal(resumed.server.memory[name], rows, f"the server's {name}")
@@ -107,10 +115,26 @@ def approaches_optimum_of_quadratics(algorithm: Algorithm) -> None:
             demand(distance < 0.35, f"{setting}: {left}")
 
 
+def holds_under_adamw(algorithm: Algorithm) -> None:
+    """Where clients train by AdamW and keep its state: neutral is FedAvg, resumed is uninterrupted, and it learns."""
+    if reason := algorithm.needs_sgd():
+        raise Skipped(f"it is defined for SGD: {reason}")
+    adamw = {"optimiser.name": "adamw", "optimiser.state": "kept", "local.lr": 0.01, "local.weight_decay": 0.01}
+    neutral = algorithm.neutral()
+    if neutral is not None and not neutral.needs_sgd():
+        _demand_fedavg(neutral, digits(algorithm, 3, cohort=3).changed(adamw), "AdamW")
+    _demand_resumable(algorithm, digits(algorithm, 4, cohort=3).changed(adamw))
+    _demand_learning(algorithm, adamw)
+
+
 def learns_digits(algorithm: Algorithm) -> None:
     """Far better than chance after 12 rounds, or 96 for algorithms with one full-batch step a round."""
+    _demand_learning(algorithm, {})
+
+
+def _demand_learning(algorithm: Algorithm, changes: dict[str, Any]) -> None:
     full_batch = build(digits(algorithm, 12), algorithm=algorithm).work.batch is None
-    federation = build(digits(algorithm, 96 if full_batch else 12), algorithm=algorithm)
+    federation = build(digits(algorithm, 96 if full_batch else 12).changed(changes), algorithm=algorithm)
     state = begin(federation)
     record: dict[str, Any] = {}
     while state.rounds_done < federation.experiment.rounds:
