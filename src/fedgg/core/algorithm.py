@@ -11,7 +11,7 @@ per client is `[K, 1]`; what is returned is a flat dict of tensors; delta = new 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
@@ -201,6 +201,10 @@ class Algorithm:
 
     def fixes_server_step(self) -> str:
         """Why `server.lr` must be 1, if it must: what rests on the length of the server's step. Otherwise empty."""
+        return ""
+
+    def warning(self, examples: Sequence[int]) -> str:
+        """What may go wrong with clients that hold so many examples each, printed before a run. Otherwise empty."""
         return ""
 
     def work(self, work: Work) -> Work:

@@ -197,6 +197,8 @@ def assemble(
         )
     elif net.keeps_statistics is False and experiment.model.statistics != "average":
         notices.append(f"model.statistics = {experiment.model.statistics!r} has no effect: the model keeps none")
+    if warning := algorithm.warning(sizes):
+        notices.append(f"{type(algorithm).__name__}: {warning}")
     if algorithm.step_passes or algorithm.look_passes:
         times = arithmetic_beside_fedavg(algorithm, work.examples_trained(sizes) / sum(sizes))
         notices.append(f"{type(algorithm).__name__} takes about {times:.2f} times FedAvg's arithmetic")
