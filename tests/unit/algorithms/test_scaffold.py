@@ -15,8 +15,8 @@ def test_small_clients_are_warned_of_before_the_first_round(beta: float, warned:
     experiment = fedgg.Experiment(split={"beta": beta, "min_examples": 1}, algorithm={"name": "scaffold"})
     federation = build(experiment)
     smallest, mean = min(federation.examples), sum(federation.examples) / 10
-    assert (smallest < 0.1 * mean) == warned
-    sentence = f"SCAFFOLD: the smallest client holds {smallest} examples, less than a tenth of the mean"
+    assert (smallest < 0.06 * mean) == warned
+    sentence = f"SCAFFOLD: the smallest client holds {smallest} examples, less than 6% of the mean"
     assert any(notice.startswith(sentence) for notice in federation.notices) == warned
     assert not any(
         "smallest client" in text for text in build(experiment.changed({"algorithm.name": "fedavg"})).notices
