@@ -73,8 +73,8 @@ class SCAFFOLD(Algorithm):
         if smallest >= SMALL * mean:
             return ""
         return (
-            f"the smallest client holds {smallest} examples, less than {SMALL:.0%} of the mean: such clients diverged in 2 "
-            f"of 20 runs on CIFAR-10 and destroyed the global model (docs/decisions/0003-scaffold-default.md); "
+            f"the smallest client holds {smallest} examples, less than {SMALL:.0%} of the mean: such clients diverged "
+            f"in 2 of 20 runs on CIFAR-10 and destroyed the global model (docs/decisions/0003-scaffold-default.md); "
             f"split.min_examples = {math.ceil(SAFE * mean)} draws a split without them"
         )
 
