@@ -32,12 +32,13 @@ CHUNK = 1000  # test images in a batch
 
 @dataclass(frozen=True)
 class Settings:
-    """Local training of every client."""
+    """Local training of every client, and the model."""
 
     epochs: int
     batch: int
     lr: float
     momentum: float
+    model: str = "cnn"
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ class Workload:
 
     def model(self) -> nn.Module:
         """The model with the initial weights."""
-        module = cnn()
+        module = MODELS[self.settings.model]()
         module.load_state_dict(self.start)
         return module.to(self.shift.device)
 
@@ -86,6 +87,34 @@ def cnn() -> nn.Module:
         nn.ReLU(),
         nn.Linear(84, 10),
     )
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.GroupNorm(2, outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.GroupNorm(2, outputs)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+def resnet20() -> nn.Module:
+    """ResNet-20 for such images with GroupNorm, as one would write it in PyTorch, without fedgg."""
+    blocks = [
+        ResidualBlock(16 * 2 ** (stage - (place == 0 and stage > 0)), 16 * 2**stage, 1 + (place == 0 and stage > 0))
+        for stage in range(3)
+        for place in range(3)
+    ]
+    stem = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.GroupNorm(2, 16), nn.ReLU()
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"cnn": cnn, "resnet20": resnet20}
 
 
 def raw() -> dict[str, Array]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedgg.bench.bench_kit import Settings, cnn
+from fedgg.bench.bench_kit import MODELS, Settings
 from fedgg.bench.contender_process import (
     ContenderFailed,
     ContenderProcess,
@@ -37,6 +37,9 @@ from fedgg.errors import UserError
 from fedgg.files import replacing, write_json, writing_to
 
 Source = Literal["auto", "cifar10", "stand-in"]
+BenchModel = Literal["cnn", "resnet20"]
+TITLES = {"cnn": "small CNN", "resnet20": "ResNet-20 with GroupNorm"}
+PARTS = {"cnn": 1, "resnet20": 5}  # one image in so many: a round of a larger model takes a quarter of a minute then
 
 # Images per client: drawn once, uniformly from 2,000 to 7,000, and one changed so that the sum is 50,000.
 SIZES = (6725, 5126, 5819, 6486, 4892, 5879, 6169, 3126, 2277, 3501)
@@ -68,26 +71,31 @@ class WorkloadDescription:
     def sentence(self) -> str:
         s = self.settings
         return (
-            f"FedAvg, {len(self.sizes)} clients of {min(self.sizes):,} to {max(self.sizes):,} images, small CNN, "
+            f"FedAvg, {len(self.sizes)} clients of {min(self.sizes):,} to {max(self.sizes):,} images, "
+            f"{TITLES[s.get('model', 'cnn')]}, "
             f"{s['epochs']} local epoch, batch {s['batch']}, SGD lr {s['lr']} momentum {s['momentum']}: "
             f"{self.steps} steps a round"
         )
 
 
 def write_workload(
-    file: Path, source: Source = "auto", folder: Path | None = None, quick: bool = False
+    file: Path,
+    source: Source = "auto",
+    folder: Path | None = None,
+    quick: bool = False,
+    model: BenchModel = "cnn",
 ) -> WorkloadDescription:
     """Write the file; `auto` is CIFAR-10 if it is on this machine, otherwise generated images."""
     root = data_folder(folder)
     real = source == "cifar10" or (source == "auto" and bool(find_copies(root, CIFAR10)))
-    share = QUICK if quick else 1
+    share = PARTS[model] * (QUICK if quick else 1)
     sizes = tuple(size // share for size in SIZES)
-    settings = QUICK_SETTINGS if quick else SETTINGS
+    settings = replace(QUICK_SETTINGS if quick else SETTINGS, model=model)
     dataset = load("cifar10", root) if real else stand_in(sum(sizes), TEST // share)
     members = stream(0, "bench split").permutation(len(dataset.x_train))[: sum(sizes)]
     standard = scaling("standard", dataset, torch.float32)
     with torch_stream(0, "bench model"):
-        start = cnn().state_dict()
+        start = MODELS[model]().state_dict()
     with replacing(file) as sink:
         np.savez(
             sink,
@@ -160,6 +168,7 @@ class BenchOptions:
     source: Source = "auto"
     data_folder: Path | None = None
     quick: bool = False
+    model: BenchModel = "cnn"
 
 
 class BenchDriver:
@@ -182,7 +191,8 @@ class BenchDriver:
     def run(self) -> None:
         with tempfile.TemporaryDirectory(prefix="fedgg-bench-") as scratch, writing_to(self._out):
             file = Path(scratch) / "workload.npz"
-            self._workload = write_workload(file, self._options.source, self._options.data_folder, self._options.quick)
+            options = self._options
+            self._workload = write_workload(file, options.source, options.data_folder, options.quick, options.model)
             finished = False
             try:
                 for contender in self._contenders:

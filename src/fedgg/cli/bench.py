@@ -38,6 +38,9 @@ def bench(
         typer.Option(help="auto: CIFAR-10 if it is on this machine, else generated images of its shape."),
     ] = "auto",
     data_folder: options.DataFolderOption = None,
+    model: Annotated[
+        Literal["cnn", "resnet20"], typer.Option(help="The paper's CNN, or ResNet-20 on a fifth of the images.")
+    ] = "cnn",
     quick: Annotated[bool, typer.Option("--quick", help="A twentieth of the images, to test the setup.")] = False,
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("runs/bench"),
 ) -> None:
@@ -51,6 +54,7 @@ def bench(
     - `fedgg bench --quick`
     - `fedgg bench --repeat 5 --out runs/bench`
     - `fedgg bench --only fedgg --only tight-2`
+    - `fedgg bench --model resnet20 --only fedgg-workers --only pfl`
     - `fedgg bench --device cuda --skip plain-2`
     - `fedgg bench setup` installs the other frameworks, each in its own environment
     """
@@ -75,7 +79,7 @@ def bench(
                 beat(f"{contender.label}: {message or event}")
                 bar.update(task, description=message or event, news=contender.label, advance=int(event == "round"))
 
-        driver = BenchDriver(contenders, BenchOptions(repeat, device, data, data_folder, quick), out, report)
+        driver = BenchDriver(contenders, BenchOptions(repeat, device, data, data_folder, quick, model), out, report)
         # A shell starts background jobs with SIGINT ignored, and `kill` sends SIGTERM: both stop the bench in order.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from fedgg.bench.bench_kit import DriverConnection, cnn, device, members_of, raw, settings_of, start_of
+from fedgg.bench.bench_kit import MODELS, DriverConnection, device, members_of, raw, settings_of, start_of
 from fedgg.core.evaluation import evaluate
 from fedgg.data.user_arrays import KEYS, from_arrays
 from fedgg.lab.build import Federation, build
@@ -43,7 +43,6 @@ def federation_of(engine: dict[str, Any]) -> Federation:
     experiment = Experiment(
         rounds=NEVER,
         split={"scheme": "iid", "clients": len(members)},
-        model={"name": "cnn"},
         algorithm={"name": "fedavg"},
         local={
             "epochs": settings.epochs,
@@ -54,7 +53,7 @@ def federation_of(engine: dict[str, Any]) -> Federation:
         server={"evaluate_every": NEVER, "checkpoint_every": NEVER},
         engine=engine,
     )
-    module = cnn()
+    module = MODELS[settings.model]()
     module.load_state_dict(start_of(arrays))
     x_train, y_train, x_test, y_test = (arrays[name] for name in KEYS)
     dataset = from_arrays(x_train, y_train, x_test, y_test)

@@ -1,19 +1,24 @@
-"""Fused convolution, ReLU and 2 x 2 max-pool on a CPU.
+"""Convolutions and 2 x 2 max-pools in faster forms on a CPU.
 
-The maximum of ReLUs is the ReLU of the maximum: ReLU is applied after the max-pool, to a quarter of the pixels. torch's
-max-pool, which handles one window at a time, is replaced by the elementwise maximum of whole tensors:
+The maximum of ReLUs is the ReLU of the maximum: in an `nn.Sequential`, ReLU is applied after the max-pool, to a quarter
+of the pixels. torch's max-pool, which handles one window at a time, is replaced by the elementwise maximum of whole
+tensors:
 
 pairs   for a convolution with few channels, which leaves most of a vector register unused: two neighbouring outputs are
         the products of one patch with the kernel and with the kernel shifted by a pixel. One convolution of stride 2
         with twice the output channels computes both, and the maximum is taken over the two halves of the channels;
 views   for other convolutions: the maximum of four strided views of the output.
 
-A fused module is used only if `engines.module_equivalence` finds it equal to the original (`engines.fused.cpu_step`).
+Networks without such a max-pool whose convolutions are narrow, such as ResNet-20, compute in the channels-last order
+of memory.
+
+A changed module is used only if `engines.module_equivalence` finds it equal to the original (`engines.fused.cpu_step`).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
 import torch
@@ -25,30 +30,81 @@ from fedgg.engines.module_equivalence import is_plain, shares_parameters
 FEW_IN, FEW_OUT = 4, 8  # channels: twice as many outputs still fit into a vector register of 16 floats
 
 
-def with_fused_pooling(module: nn.Module) -> nn.Module:
-    """An `nn.Sequential` with fused parts under the same names, or the module itself if there is nothing to fuse."""
+NARROW = 1 << 16  # weights of a convolution: torch converts those of wider ones for longer than the order gains
+
+
+def with_faster_layers(module: nn.Module) -> nn.Module:
+    """A module with such layers in place of others, under the same names, or the module itself if there are none."""
     if shares_parameters(module):  # a shared part would have to be replaced in both places
         return module
-    return _fused(module)
+    pooled = _pooled(module)
+    return _channels_last(module) if pooled is module and _is_narrow(module) else pooled
 
 
-def _fused(module: nn.Module) -> nn.Module:
-    if not is_plain(module, nn.Sequential) or None in module._modules.values():
-        return module
-    before = {name: part for name, part in module._modules.items() if part is not None}  # may list a part twice
-    parts = OrderedDict((name, _fused(part)) for name, part in before.items())
-    names = list(parts)
-    for i, name in enumerate(names):
-        preceding = [parts[earlier] for earlier in names[max(i - 2, 0) : i]]
-        if not is_2x2_max_pool(parts[name]):
-            continue
-        if not preceding or not is_plain(preceding[-1], nn.ReLU):
+def _pooled(module: nn.Module) -> nn.Module:
+    parts = _replaced(module, _pooled)
+    if is_plain(module, nn.Sequential):
+        names = list(parts)
+        for i, name in enumerate(names):
+            preceding = [parts[earlier] for earlier in names[max(i - 2, 0) : i]]
+            if not is_2x2_max_pool(parts[name]) or not preceding or not is_plain(preceding[-1], nn.ReLU):
+                continue
+            parts[names[i - 1]], parts[name] = FusedPool(), nn.ReLU()
+            if len(preceding) == 2 and _has_few_channels(preceding[0]):
+                parts[names[i - 2]], parts[names[i - 1]] = FusedConvolutionPool(preceding[0]), nn.Identity()
+    for name, part in parts.items():
+        if is_2x2_max_pool(part):
             parts[name] = FusedPool()
-            continue
-        parts[names[i - 1]], parts[name] = FusedPool(), nn.ReLU()
-        if len(preceding) == 2 and _has_few_channels(preceding[0]):
-            parts[names[i - 2]], parts[names[i - 1]] = FusedConvolutionPool(preceding[0]), nn.Identity()
-    return module if all(parts[name] is before[name] for name in names) else nn.Sequential(parts)
+    return _with_parts(module, parts)
+
+
+def _channels_last(module: nn.Module) -> nn.Module:
+    if isinstance(module, nn.Conv2d):
+        return ChannelsLastConvolution(module) if _is_ordinary(module) else module
+    return _with_parts(module, _replaced(module, _channels_last))
+
+
+def _replaced(module: nn.Module, replace: Callable[[nn.Module], nn.Module]) -> dict[str, nn.Module]:
+    """The parts of a module, each replaced; none of a module that does more than to call its class's `forward`."""
+    if not is_plain(module, type(module)) or None in module._modules.values():
+        return {}
+    return {name: replace(part) for name, part in module._modules.items() if part is not None}
+
+
+def _with_parts(module: nn.Module, parts: Mapping[str, nn.Module]) -> nn.Module:
+    """A copy of the module with these parts, or the module itself if they are its own."""
+    if all(part is module._modules[name] for name, part in parts.items()):
+        return module
+    changed = copy.copy(module)
+    changed._modules = dict(parts)
+    return changed
+
+
+def _is_narrow(module: nn.Module) -> bool:
+    convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+    return len(convolutions) > 1 and all(part.weight.numel() <= NARROW for part in convolutions)
+
+
+def _is_ordinary(part: nn.Module) -> TypeGuard[nn.Conv2d]:
+    return (
+        is_plain(part, nn.Conv2d)
+        and isinstance(part, nn.Conv2d)
+        and part.padding_mode == "zeros"
+        and not isinstance(part.padding, str)
+    )
+
+
+class ChannelsLastConvolution(nn.Module):
+    """A convolution whose inputs and outputs are in channels-last order; shares the convolution's parameters."""
+
+    def __init__(self, convolution: nn.Conv2d):
+        super().__init__()
+        self.weight, self.bias = convolution.weight, convolution.bias
+        self._geometry: Any = (convolution.stride, convolution.padding, convolution.dilation, convolution.groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+        return F.conv2d(x, self.weight, self.bias, *self._geometry)
 
 
 class FusedPool(nn.Module):
@@ -96,12 +152,10 @@ def is_2x2_max_pool(part: nn.Module) -> bool:
 
 def _has_few_channels(part: nn.Module) -> TypeGuard[nn.Conv2d]:
     return (
-        is_plain(part, nn.Conv2d)
-        and isinstance(part, nn.Conv2d)
+        _is_ordinary(part)
         and part.in_channels <= FEW_IN
         and part.out_channels <= FEW_OUT
-        and (part.stride, part.dilation, part.groups, part.padding_mode) == ((1, 1), (1, 1), 1, "zeros")
-        and not isinstance(part.padding, str)
+        and (part.stride, part.dilation, part.groups) == ((1, 1), (1, 1), 1)
     )
 
 

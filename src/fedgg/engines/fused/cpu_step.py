@@ -25,7 +25,7 @@ from fedgg.core.model import Net
 from fedgg.core.optimisers import SGD, Optimiser
 from fedgg.core.tensor_rows import Rows
 from fedgg.engines.fused import per_example_gradients
-from fedgg.engines.fused.conv_pool import with_fused_pooling
+from fedgg.engines.fused.conv_pool import with_faster_layers
 from fedgg.engines.fused.term_analysis import StepTerms, analyse_terms, constant_columns, later_terms, trace_terms
 from fedgg.engines.fused.term_coefficients import as_python_function
 from fedgg.engines.module_equivalence import Trial, agree
@@ -35,7 +35,7 @@ from fedgg.errors import UserError
 class FusedNet(Net):
     """A net for the fused step, created by `fused_net`."""
 
-    row_module: nn.Module  # runs a single row on a CPU: the module itself, or the module with fused pooling
+    row_module: nn.Module  # runs a single row on a CPU: the module itself, or with faster layers
 
     def bind(
         self,
@@ -48,12 +48,18 @@ class FusedNet(Net):
     ) -> FusedForward:
         return FusedForward(self, buffers, train, keys, 0, many, per_row or {})
 
+    def set_mode(self, train: bool) -> None:
+        super().set_mode(train)
+        if self.row_module.training != train:  # its changed parts are copies
+            for part in self.row_module.modules():
+                part.training = part.training if isinstance(part, nn.modules.batchnorm._NormBase) else train
+
     def fisher(self, row: Tensor, buffers: Rows, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         return per_example_gradients.fisher(self, row, buffers, chunks)
 
 
 class FusedForward(Forward):
-    """Runs single rows with fused pooling on a CPU."""
+    """Runs single rows with faster layers on a CPU."""
 
     _net: FusedNet
 
@@ -70,22 +76,22 @@ def fused_net(net: Net) -> FusedNet:
     if isinstance(net, FusedNet):
         return net
     fused: FusedNet = net.facts.setdefault("fused net", FusedNet.__new__(FusedNet))
-    pooled = vars(fused).get("row_module")
+    row_module = vars(fused).get("row_module")
     vars(fused).update(vars(net))
-    fused.row_module = _with_checked_pooling(net) if pooled is None else pooled
+    fused.row_module = _with_checked_layers(net) if row_module is None else row_module
     return fused
 
 
-def _with_checked_pooling(net: Net) -> nn.Module:
-    """The module with fused pooling if that gives equal results, else the module itself."""
-    module = with_fused_pooling(net.module)
+def _with_checked_layers(net: Net) -> nn.Module:
+    """The module with faster layers if it gives equal results, else the module itself."""
+    module = with_faster_layers(net.module)
     if module is net.module or net.start.is_cuda or net.personal is not None:
         return net.module
     trial = Trial.of(net)
     if trial is None:
         return net.module
     candidate = FusedNet.__new__(FusedNet)
-    vars(candidate).update(vars(trial.net), row_module=with_fused_pooling(trial.net.module))
+    vars(candidate).update(vars(trial.net), row_module=with_faster_layers(trial.net.module))
     same = agree(partial(trial.with_buffers, trial.net), partial(trial.with_buffers, candidate), trial.tolerance)
     return module if same else net.module
 
