@@ -29,6 +29,7 @@ def own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     """Neither what the user of this machine trusts nor what a test does is seen by the other; processes inherit it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("FEDGG_CACHE", "off")
         patch.delenv(trust.VARIABLE, raising=False)
         yield
 

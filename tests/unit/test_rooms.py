@@ -152,6 +152,18 @@ print([name for name in ("torch", "sklearn", "scipy") if name in sys.modules])
     assert "sklearn" not in found.stdout
 
 
+def test_what_a_run_does_not_import(tmp_path: Path) -> None:
+    """Packages that take a good part of a short run's time to import, and that it does not use."""
+    code = """
+import sys
+import fedgg
+fedgg.run(fedgg.Experiment(rounds=1, local={"epochs": 1}), out=sys.argv[1])
+print([name for name in ("scipy", "sklearn", "sympy", "matplotlib", "pandas", "torch._dynamo") if name in sys.modules])
+"""
+    words = [sys.executable, "-c", code, str(tmp_path / "run")]
+    assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout.strip() == "[]"
+
+
 def test_an_older_numpy_is_named(tmp_path: Path) -> None:
     """In one line, from the command line and from Python, before anything fails for another reason."""
     info = tmp_path / "numpy-1.26.4.dist-info"

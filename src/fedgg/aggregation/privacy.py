@@ -40,9 +40,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtr
-from scipy.stats import binom
 from torch import Tensor
 
 from fedgg.core.random_choices import stream
@@ -155,6 +152,9 @@ def _spent(budget: Budget, rounds: int) -> tuple[float, str]:
 
 
 def _known_cohorts(rate: float, noise: float, delta: float, rounds: int) -> float:
+    from scipy.optimize import brentq  # in the functions that need it: scipy takes half a second to import
+    from scipy.stats import binom
+
     participations = np.arange(1, rounds + 1)
     probability, mu = binom.pmf(participations, rounds, rate), 2 * np.sqrt(participations) / noise
 
@@ -171,6 +171,8 @@ def _known_cohorts(rate: float, noise: float, delta: float, rounds: int) -> floa
 
 def _gaussian(epsilon: Floats, mu: Floats | float) -> Floats:
     """delta of the Gaussian mechanism whose two means are mu standard deviations apart, for epsilon >= 0."""
+    from scipy.special import log_ndtr, ndtr
+
     curve: Floats = ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu))
     return np.maximum(curve, 0.0)
 

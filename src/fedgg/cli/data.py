@@ -10,7 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from fedgg.cli import options
 from fedgg.cli.terminal import Words, errors, say
-from fedgg.data import DATASETS, SPLITS, TEXTS
+from fedgg.data import DATASETS, NOT_CACHED, SPLITS, TEXTS, registered_name
 from fedgg.errors import UserError
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ def fetch(
     - `fedgg data fetch svhn --data-folder /big/disk`
     """
     from fedgg.data.catalog import data_folder as folder_of
+    from fedgg.data.dataset_cache import describe_cache
     from fedgg.data.download import fetch as fetch_files
 
     folder = folder_of(data_folder)
@@ -63,6 +64,7 @@ def fetch(
             raise typer.Exit(130) from None
     for file in files:
         say(f"{file}: downloaded, checksum verified")
+    say(describe_cache())
 
 
 @app.command()
@@ -76,6 +78,7 @@ def check(
     Example: `fedgg data check cifar10`
     """
     from fedgg.data.catalog import data_folder as folder_of
+    from fedgg.data.dataset_cache import describe_cache
     from fedgg.data.download import check as check_files
 
     findings = check_files(name, folder_of(data_folder), strict)
@@ -84,6 +87,8 @@ def check(
             say(f"{finding.file}: {finding.what}")
     if bad := [finding for finding in findings if not finding.ok]:
         raise UserError("; ".join(f"{finding.file}: {finding.what}" for finding in bad))
+    if registered_name(name) not in NOT_CACHED:
+        say(describe_cache())
 
 
 @app.command()

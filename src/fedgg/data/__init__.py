@@ -52,6 +52,7 @@ COPIES: Registry[Callable[..., Sequence[PublishedCopy]]] = Registry(
 )
 
 NOT_SETTINGS = ("folder", "publication", "path", "name", "targets")  # parameters that are not keys of [data]
+NOT_CACHED = ("digits", "hf:NAME", "npz:FILE")  # read anew by every process: see dataset_cache
 TEXTS = ("shakespeare",)  # tokens, which are not normalised
 
 

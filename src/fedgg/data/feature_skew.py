@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import ndimage
 from torch import Tensor
 
 from fedgg.core.random_choices import stream
@@ -81,6 +80,8 @@ def rotated(images: Tensor, degrees: float) -> Tensor:
     quarters, rest = divmod(degrees, 90)
     if rest == 0 and (quarters % 2 == 0 or images.shape[2] == images.shape[3]):
         return torch.rot90(images, int(quarters), (2, 3))
+    from scipy import ndimage  # here: scipy takes half a second to import
+
     turned = ndimage.rotate(images.double().numpy(), degrees, axes=(3, 2), reshape=False, order=1)
     if not images.is_floating_point():
         turned = turned.round().clip(0, 255)

@@ -29,6 +29,7 @@ from fedgg.data.catalog import (
     places_to_look,
 )
 from fedgg.data.dataset import Dataset
+from fedgg.data.dataset_cache import cached
 from fedgg.errors import UserError
 from fedgg.files import open_regular
 
@@ -90,7 +91,7 @@ def _load(folder: str | Path, publication: Publication) -> Dataset:
     copies = find_idx_copies(Path(folder), publication)
     if not copies:
         raise missing_data(publication, f"{_stems(publication)[0]} (or .gz)", Path(folder))
-    return copies[0].read()
+    return cached(copies[0].path, copies[0].sources(), __file__, (publication,), copies[0].read)
 
 
 def find_idx_copies(folder: Path, publication: Publication) -> list[IdxCopy]:
@@ -142,6 +143,12 @@ class IdxCopy:
         if any(file is None or file.name not in published for file in files):
             return None
         return all(file is not None and file_hash(file) == published[file.name] for file in files)
+
+    def sources(self) -> list[Path]:
+        """The files that `read` reads."""
+        if self.path.is_file():
+            return [self.path]
+        return [_path(self.path, stem) or self.path / stem for stem in _stems(self.publication)]
 
     def read(self) -> Dataset:
         """The content; the number of images of each class must be the published one."""

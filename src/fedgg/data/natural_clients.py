@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedgg.core.random_choices import stream
 from fedgg.data.catalog import SHAKESPEARE, Publication, file_hash, missing_data, places_to_look
 from fedgg.data.dataset import Dataset
+from fedgg.data.dataset_cache import cached
 from fedgg.errors import UserError
 from fedgg.files import MEGABYTE, open_regular, read_bytes
 
@@ -40,7 +41,13 @@ def load_femnist(folder: str | Path, writers: Annotated[int, "how many, the firs
     """
     if writers < 0:
         raise UserError(f"data.writers = {writers}: give a number of writers, or 0 for all of them")
-    base = _leaf_folder(Path(folder))
+    base = leaf_folder(Path(folder))
+    sources = sorted(path for name in ("train", "test", *_STEPS) for path in (base / name).glob("*.json"))
+    return cached(base, sources, __file__, ("femnist", writers), lambda: read_femnist(base, writers))
+
+
+def read_femnist(base: Path, writers: int = 0) -> Dataset:
+    """FEMNIST from the folder that `leaf_folder` found."""
     if (base / "train").is_dir():
         train, test = (_read_leaf(base / part) for part in ("train", "test"))
         train = _first(train, writers)
@@ -66,7 +73,7 @@ def load_femnist(folder: str | Path, writers: Annotated[int, "how many, the firs
     )
 
 
-def _leaf_folder(folder: Path) -> Path:
+def leaf_folder(folder: Path) -> Path:
     try:
         for place in places_to_look(folder):
             for base in (place, place / "data", place / "femnist", place / "femnist" / "data"):
@@ -181,7 +188,8 @@ def load_shakespeare(
     copies = find_shakespeare(Path(folder), publication)
     if not copies:
         raise missing_data(publication, "input.txt", Path(folder))
-    return copies[0].read(length, roles)
+    copy, settings = copies[0], (publication, length, roles)
+    return cached(copy.path, [copy.path], __file__, settings, lambda: copy.read(length, roles))
 
 
 def find_shakespeare(folder: Path, publication: Publication) -> list[ShakespeareCopy]:

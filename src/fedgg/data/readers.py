@@ -6,7 +6,9 @@ import gzip
 import tarfile
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -26,6 +28,7 @@ from fedgg.data.catalog import (
     places_to_look,
 )
 from fedgg.data.dataset import Dataset
+from fedgg.data.dataset_cache import cached
 from fedgg.data.safe_pickle import load_pickle
 from fedgg.errors import UserError
 from fedgg.files import LARGE, open_regular, read_bytes
@@ -116,8 +119,13 @@ def _load(folder: Path, publication: Publication, labels: str) -> Dataset:
             f"{publication.name}: found none of {wanted} in {folder} or one level below; "
             f"run `fedgg data fetch {publication.name}` or say with --data-folder or FEDGG_DATA which folder holds one"
         )
-    copies[0].check_archive()
-    return copies[0].read(labels)
+    copy = copies[0]
+
+    def read() -> Dataset:
+        copy.check_archive()
+        return copy.read(labels)
+
+    return cached(copy.path, copy.sources(labels), __file__, (publication, labels), read)
 
 
 def find_copies(folder: Path, publication: Publication) -> list[Copy]:
@@ -157,6 +165,12 @@ class Copy:
     @property
     def archived(self) -> bool:
         return self.path.is_file()
+
+    def sources(self, labels: str) -> list[Path]:
+        """The files that `read` reads, those with class names also where they are missing."""
+        if self.archived:
+            return [self.path]
+        return [self.path / name for name in (*self.form.train, self.form.test, self.form.names[labels][0])]
 
     def check_archive(self) -> None:
         """Refuse an archive that is not the publisher's; an extracted folder has no checksum of its own."""
@@ -278,9 +292,13 @@ def load_svhn(folder: str | Path) -> Dataset:
                 f"svhn: {name} is not in {folder} or one level below; "
                 "run `fedgg data fetch svhn` or say with --data-folder or FEDGG_DATA which folder holds it"
             )
-    x_train, y_train = read_split(files[TRAIN])
-    x_test, y_test = read_split(files[TEST])
-    return Dataset("svhn", x_train, y_train, x_test, y_test, SVHN.classes, peak=255.0)
+
+    def read() -> Dataset:
+        x_train, y_train = read_split(files[TRAIN])
+        x_test, y_test = read_split(files[TEST])
+        return Dataset("svhn", x_train, y_train, x_test, y_test, SVHN.classes, peak=255.0)
+
+    return cached(files[TRAIN], [files[TRAIN], files[TEST]], __file__, ("svhn",), read)
 
 
 def find_files(folder: Path) -> dict[str, Path]:
@@ -329,9 +347,7 @@ def load_digits() -> Dataset:
     The split is stratified: every class gives its share of the 360 (rounded by largest remainder), drawn from the
     stream (0, "digits split"), class after class. Within both splits the images keep scikit-learn's order.
     """
-    from sklearn.datasets import load_digits as read
-
-    images, labels = read(return_X_y=True)
+    images, labels = _digits_of_sklearn()
     counts = np.bincount(labels)
     share = counts * TEST_IMAGES / len(labels)
     quota = np.floor(share).astype(int)
@@ -346,3 +362,21 @@ def load_digits() -> Dataset:
     y = torch.from_numpy(labels.astype(np.int64))
     test = torch.from_numpy(in_test)
     return Dataset("digits", x[~test], y[~test], x[test], y[test], tuple("0123456789"), peak=16.0)
+
+
+def _digits_of_sklearn() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """`sklearn.datasets.load_digits(return_X_y=True)`, from the file it reads: sklearn takes a second to import."""
+    package = find_spec("sklearn")
+    if package is not None and package.origin is not None:
+        with (
+            suppress(OSError, EOFError, zlib.error, ValueError),
+            open_regular(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz") as packed,
+            gzip.open(packed, "rt", encoding="ascii") as file,
+        ):
+            table = np.loadtxt(file, delimiter=",", ndmin=2)
+            if table.shape == (1797, 65):
+                return table[:, :-1], table[:, -1].astype(np.int64)
+    from sklearn.datasets import load_digits as read
+
+    images, labels = read(return_X_y=True)
+    return images, labels

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +28,7 @@ from fedgg.data.catalog import (
     places_to_look,
 )
 from fedgg.data.dataset import Dataset
+from fedgg.data.dataset_cache import cached
 from fedgg.errors import UserError
 from fedgg.files import MEGABYTE, open_regular, read_bytes
 
@@ -42,7 +46,8 @@ def load_tiny_imagenet(folder: str | Path, publication: Publication = TINY_IMAGE
     copies = find_tiny_imagenet(Path(folder), publication)
     if not copies:
         raise missing_data(publication, f"{FOLDER}/ or {FOLDER}.zip", Path(folder))
-    return copies[0].read()
+    pillow = version("pillow") if find_spec("PIL") else None  # its JPEG library decides on the pixels
+    return cached(copies[0].path, copies[0].sources(), __file__, (publication, pillow), copies[0].read)
 
 
 def find_tiny_imagenet(folder: Path, publication: Publication) -> list[TinyImageNetCopy]:
@@ -67,6 +72,12 @@ class TinyImageNetCopy:
     def is_original(self) -> bool | None:
         """Whether the archive is the publisher's; single files have no checksums on record."""
         return file_hash(self.path) == self.publication.files[0].sha256 if self.path.is_file() else None
+
+    def sources(self) -> list[Path]:
+        """The files that `read` may read: all of the folder."""
+        if self.path.is_file():
+            return [self.path]
+        return sorted(Path(folder, name) for folder, _, names in os.walk(self.path) for name in names)
 
     def read(self) -> Dataset:
         """The content; every class must have the published number of images."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from sklearn.datasets import load_digits as published
 
+from fedgg.data import readers
 from fedgg.data.readers import load_digits
 
 
@@ -38,3 +41,21 @@ def test_every_class_gives_its_share() -> None:
 def test_the_split_never_changes() -> None:
     labels = load_digits().y_test.numpy().astype(np.uint8).tobytes()
     assert hashlib.sha256(labels).hexdigest()[:16] == "d12112560b51109c"
+
+
+def test_the_file_is_read_as_scikit_learn_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directly, and by scikit-learn where the file is not in its place: the same arrays."""
+    images, labels = published(return_X_y=True)
+    arrays = readers._digits_of_sklearn()
+    assert arrays[0].dtype == images.dtype
+    assert arrays[0].tobytes() == images.tobytes()
+    np.testing.assert_array_equal(arrays[1], labels)
+    opened: list[Path] = []
+
+    def missing(path: Path) -> None:
+        opened.append(path)
+        raise FileNotFoundError
+
+    monkeypatch.setattr(readers, "open_regular", missing)
+    assert readers._digits_of_sklearn()[0].tobytes() == images.tobytes()
+    assert opened[0].name == "digits.csv.gz"

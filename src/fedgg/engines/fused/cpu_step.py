@@ -162,7 +162,8 @@ def fused_steps(
         forward.step = number
         leaves = [view.detach().requires_grad_() for view in views]
         loss = forward.loss_with(leaves, batch.x, batch.y, batch.mask)
-        grads = torch.autograd.grad(loss, leaves, torch.ones_like(loss), allow_unused=True, materialize_grads=True)
+        # Without grad_outputs, which are ones for a loss of one element: to compare shapes torch would import sympy.
+        grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         with torch.no_grad():
             sums = optimiser.step(pieces, _cut(grads, len(pieces) == 1), coefficients(number, sums))
             count = batch.mask.sum(1, keepdim=True)
