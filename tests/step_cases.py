@@ -41,6 +41,16 @@ RULES: list[Rule] = [
     {"name": "fedcl", "lam": 5.0},
     {"name": "fedcurv", "lam": 2.0},
     {"name": "moon", "mu": 2.0},
+    {"name": "fedsam", "rho": 0.3},
+    {"name": "mofedsam", "alpha": 0.3},
+    {"name": "fedlesam", "rho": 0.3},
+    {"name": "fedlesam", "direction": "sent"},
+    {"name": "fedwmsam", "rho": 0.3, "adapt": 0.3},
+    {"name": "fedspeed", "alpha": 0.2},
+    {"name": "ghbm", "tau": 1},
+    {"name": "fedhbm", "tau": 2.0},
+    {"name": "fedntd", "beta": 2.0},
+    {"name": "fedlc", "tau": 0.5},
     {"name": "fedgg", "mu": 0.5},
     {"name": "fedgg", "weight": "fixed", "first_step": "epsilon"},
     {"name": "fedgg", "first_step": "relative_push", "scope": "layer", "direction": "sent"},
@@ -109,17 +119,22 @@ def personal(method: str, rule: Rule, model: Callable[[], nn.Module] | None = No
     return case(title, rule, model, personal__method=method, data__holdout=0.2, **changes)
 
 
+FEDSAM: Rule = {"name": "fedsam", "rho": 0.3}
+FEDLESAM: Rule = {"name": "fedlesam", "rho": 0.3}
 FEDAVG, FEDPROX, FEDNOVA, SCAFFOLD, FEDGG = (
     {"name": name} for name in ("fedavg", "fedprox", "fednova", "scaffold", "fedgg")
 )
 CASES = [
     *(case(named(rule), rule) for rule in RULES),
     *(case(f"{named(rule)}, three of six", rule, server__cohort=3) for rule in RULES),
-    *(case(f"{rule['name']}, dropout", rule, with_dropout) for rule in (FEDAVG, FEDGG)),
-    *(case(f"{rule['name']}, batch statistics", rule, with_statistics) for rule in (FEDGG, SCAFFOLD)),
+    *(case(f"{rule['name']}, dropout", rule, with_dropout) for rule in (FEDAVG, FEDGG, FEDSAM, FEDLESAM)),
+    *(case(f"{rule['name']}, batch statistics", rule, with_statistics) for rule in (FEDGG, SCAFFOLD, FEDSAM, FEDLESAM)),
     case("fedgg, own statistics", FEDGG, with_statistics, model__statistics="local", server__cohort=3),
     *(case(f"{name}, pooling", {"name": name}, with_pooling) for name in ("fedgg", "fedcurv", "moon")),
-    case("fedavg, noise", FEDAVG, with_noise),
+    *(case(f"{rule['name']}, pooling", rule, with_pooling) for rule in (FEDSAM, FEDLESAM)),
+    *(case(f"{rule['name']}, noise", rule, with_noise) for rule in (FEDAVG, FEDSAM)),
+    *(case(f"{rule['name']}, clipped", rule, optimiser__clip_norm=0.5) for rule in (FEDSAM, FEDLESAM)),
+    case("fedsam, adamw", FEDSAM, optimiser__name="adamw", optimiser__state="kept", local__lr=0.01),
     *(case(f"{rule['name']}, no momentum", rule, local__momentum=0.0) for rule in (FEDPROX, SCAFFOLD, FEDGG)),
     *(case(f"{r['name']}, plain", r, local__momentum=0.0, local__weight_decay=0.0) for r in (FEDAVG, FEDGG)),
     case(
@@ -141,6 +156,9 @@ PERSONAL = [
     personal("fedper", {"name": "fedcurv", "lam": 2.0}, with_pooling),
     personal("fedper", {"name": "moon", "mu": 2.0}),
     personal("fedrep", FEDGG, server__cohort=3, local__epochs=3, personal__head_epochs=1),
+    personal("fedrep", FEDSAM, server__cohort=3, local__epochs=3, personal__head_epochs=1),
+    personal("fedper", FEDLESAM, split__unseen=1),
+    personal("fedbn", FEDSAM, with_statistics, split__unseen=1, server__cohort=3),
     personal("fedbn", FEDPROX, with_statistics, split__unseen=1, server__cohort=3),
     personal("lg_fedavg", FEDAVG, with_dropout),
     personal("ditto", FEDGG, with_statistics, server__cohort=3),

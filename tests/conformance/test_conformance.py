@@ -20,6 +20,7 @@ from torch import Tensor
 import fedgg
 from fedgg.algorithms import (
     ALGORITHMS,
+    GHBM,
     MOON,
     SCAFFOLD,
     FedACG,
@@ -33,10 +34,18 @@ from fedgg.algorithms import (
     FedDyn,
     FedExP,
     FedGG,
+    FedHBM,
+    FedLC,
+    FedLESAM,
     FedNova,
+    FedNTD,
     FedProx,
+    FedSAM,
     FedSGD,
+    FedSpeed,
+    FedWMSAM,
     FedYogi,
+    MoFedSAM,
 )
 from fedgg.check import PROPERTIES, Broken, Skipped
 from fedgg.core.algorithm import Algorithm, Batch, Client, Number, Server, setting
@@ -73,6 +82,20 @@ SETTINGS: dict[str, Algorithm] = {
     "fedcurv": FedCurv(),
     "moon": MOON(),
     "moon strong": MOON(mu=10.0, temperature=0.2),
+    "fedsam": FedSAM(),
+    "fedsam far": FedSAM(rho=0.3),
+    "mofedsam": MoFedSAM(),
+    "fedlesam": FedLESAM(),
+    "fedlesam sent": FedLESAM(rho=0.5, direction="sent"),
+    "fedwmsam": FedWMSAM(),
+    "fedwmsam fast": FedWMSAM(rho=0.3, alpha=0.4, adapt=0.3),
+    "fedspeed": FedSpeed(),
+    "ghbm": GHBM(),
+    "ghbm short": GHBM(beta=0.5, tau=2),
+    "fedhbm": FedHBM(),
+    "fedntd": FedNTD(),
+    "fedntd warm": FedNTD(beta=2.0, tau=3.0),
+    "fedlc": FedLC(),
     "fedgg": FedGG(),
     "fedgg strong": FedGG(mu=1.0),
     "fedgg fixed": FedGG(weight="fixed", lam=1e-3),
@@ -160,6 +183,32 @@ class InPlaceNotes(Algorithm):
     def steer(self, grad: Tensor, w: Tensor, client: Client) -> Tensor:
         client.notes["anchor"] += 0.001
         return grad
+
+
+@dataclass(frozen=True)
+class InPlaceSecond(Algorithm):
+    """Scales the first gradient where it lies."""
+
+    def second_displacement(self, grad: Tensor, w: Tensor, client: Client) -> Tensor:
+        grad *= 0.1
+        return grad
+
+
+@dataclass(frozen=True)
+class MixesSecond(Algorithm):
+    """Goes uphill by the gradient of all rows together."""
+
+    def second_displacement(self, grad: Tensor, w: Tensor, client: Client) -> Tensor:
+        size: Tensor = 1 + torch.linalg.vector_norm(grad)
+        return 0.1 * grad / size
+
+
+@dataclass(frozen=True)
+class DividesDisplacement(Algorithm):
+    """Goes a fixed distance along the drift, which is zero at first."""
+
+    def displacement(self, client: Client) -> dict[str, Number]:
+        return {"drift": 0.01 / client.inner("drift", "drift").sqrt()}
 
 
 @dataclass(frozen=True)
@@ -532,6 +581,9 @@ CAUGHT: list[tuple[type[Algorithm], str]] = [
     (InPlaceBatch, ALWAYS),
     (InPlaceBroadcast, ALWAYS),
     (InPlaceServerMemory, ALWAYS),
+    (InPlaceSecond, ALWAYS),
+    (MixesSecond, ALONE),
+    (DividesDisplacement, "finite at zero gradient"),
     (MixesGradients, ALONE),
     (MixesLengths, ALONE),
     (MixesLoss, ALONE),
@@ -587,6 +639,7 @@ def test_the_property_catches_what_breaks_it(kind: type[Algorithm], what: str) -
     ("kind", "what", "words"),
     [
         (InPlaceMemory, ALWAYS, r"^finish\(\) changes client\.memory\['count'\]: "),
+        (InPlaceSecond, ALWAYS, r"^second_displacement\(\) changes an argument: "),
         (InPlaceNotes, ALWAYS, r"^steer\(\) assigns client\.notes\['anchor'\]: "),
         (AssignsNotes, ALWAYS, r"^steer\(\) assigns client\.notes\['m'\]: "),
         (AssignsInTerms, ALWAYS, r"^terms\(\) assigns client\.notes\['anchor'\]: "),

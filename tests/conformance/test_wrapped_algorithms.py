@@ -27,7 +27,7 @@ WRAPPERS: dict[str, dict[str, Any]] = {
     "privacy": {"privacy.noise": 0.0, "privacy.clip": 0.5},
     **{rule: {"robust.rule": rule, **SETTINGS.get(rule, {})} for rule in RULES},
 }
-NUMBERS = {"fednova": "worth", "fedcm": "reach"}  # sent beside vectors
+NUMBERS = {"fednova": "worth", "fedcm": "reach", "mofedsam": "reach", "fedwmsam": "reach"}  # sent beside vectors
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)

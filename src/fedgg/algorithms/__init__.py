@@ -11,9 +11,16 @@ from fedgg.algorithms.fedcurv import FedCurv
 from fedgg.algorithms.feddyn import FedDyn
 from fedgg.algorithms.fedexp import FedExP
 from fedgg.algorithms.fedgg import FedGG
+from fedgg.algorithms.fedlc import FedLC
+from fedgg.algorithms.fedlesam import FedLESAM
 from fedgg.algorithms.fednova import FedNova
+from fedgg.algorithms.fedntd import FedNTD
 from fedgg.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedgg.algorithms.fedprox import FedProx
+from fedgg.algorithms.fedsam import FedSAM, MoFedSAM
+from fedgg.algorithms.fedspeed import FedSpeed
+from fedgg.algorithms.fedwmsam import FedWMSAM
+from fedgg.algorithms.ghbm import GHBM, FedHBM
 from fedgg.algorithms.moon import MOON
 from fedgg.algorithms.scaffold import SCAFFOLD
 from fedgg.core.algorithm import Algorithm
@@ -38,6 +45,15 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
         "fedcl": FedCL,
         "fedcurv": FedCurv,
         "moon": MOON,
+        "fedsam": FedSAM,
+        "mofedsam": MoFedSAM,
+        "fedlesam": FedLESAM,
+        "fedwmsam": FedWMSAM,
+        "fedspeed": FedSpeed,
+        "ghbm": GHBM,
+        "fedhbm": FedHBM,
+        "fedntd": FedNTD,
+        "fedlc": FedLC,
         "fedgg": FedGG,
     },
     code="CLASS",
@@ -45,6 +61,7 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
 
 __all__ = [
     "ALGORITHMS",
+    "GHBM",
     "MOON",
     "SCAFFOLD",
     "FedACG",
@@ -58,8 +75,16 @@ __all__ = [
     "FedDyn",
     "FedExP",
     "FedGG",
+    "FedHBM",
+    "FedLC",
+    "FedLESAM",
+    "FedNTD",
     "FedNova",
     "FedProx",
+    "FedSAM",
     "FedSGD",
+    "FedSpeed",
+    "FedWMSAM",
     "FedYogi",
+    "MoFedSAM",
 ]

@@ -28,7 +28,7 @@ EPSILON = 1e-8  # the floor under both lengths in torch.nn.functional.cosine_sim
 
 @dataclass(frozen=True)
 class FedGG(Algorithm):
-    """Differs from FedAvg: the gradient turns a client's drift towards the last global update. Neutral at mu 0."""
+    """Differs from FedAvg: gradients turn the drift towards the last global update. Neutral at mu 0 without a push."""
 
     when: ClassVar[str] = "labels are skewed and traffic is expensive: clients store a model, no extra traffic"
 

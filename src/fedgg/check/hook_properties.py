@@ -58,7 +58,10 @@ def _gap(a: Tensor, b: Tensor) -> float:
 
 
 ROUNDING = 1e-12  # float64, a few steps, another order of summation
-HOOKS = ("broadcast", "send_down", "begin", "loss", "terms", "steer", "nudge", "finish", "diagnostics", "aggregate")
+HOOKS = (
+    *("broadcast", "send_down", "begin", "displacement", "loss", "second_displacement", "terms", "steer", "nudge"),
+    *("finish", "diagnostics", "aggregate"),
+)
 WATCHED = (*HOOKS, "server_memory", "client_memory")
 NAMES = (*WATCHED, "sparse_up", "sparse_down")
 Hook = Callable[..., Any]

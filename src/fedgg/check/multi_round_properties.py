@@ -104,6 +104,8 @@ def clients_may_miss_rounds(algorithm: Algorithm) -> None:
 
 def approaches_optimum_of_quadratics(algorithm: Algorithm) -> None:
     """The optimum named by `solves()`; with and without momentum, with all clients and with half of them."""
+    if algorithm.needs_classes:
+        raise Skipped("it is defined for classification")
     world = Quadratics.draw(disagreement=0.3)
     goal = world.optimum(algorithm.solves())
     for momentum in (0.0, 0.9):

@@ -142,6 +142,21 @@ class Client:
         return self.inner("step", "step").sqrt()
 
 
+def with_vectors(rows: Tensor, factors: Mapping[str, Number], client: Client, hook: str) -> Tensor:
+    """Rows plus factors times the client's vectors by name, one after another.
+
+    UserError, with the name of the hook, for a factor that is not one number a client.
+    """
+    for name, factor in factors.items():
+        if isinstance(factor, Tensor) and factor.ndim == 1:  # it would be taken for one row of parameters
+            raise UserError(
+                f"{hook} gives {name!r} a factor of shape {tuple(factor.shape)}: make it "
+                f"one number a client, [{len(rows)}, 1], as inner products are and `keepdim=True` leaves sums"
+            )
+        rows = rows + factor * client.vector(name)
+    return rows
+
+
 @dataclass(frozen=True)
 class Server:
     """What the server may read."""
@@ -168,6 +183,8 @@ class Algorithm:
     look_passes: ClassVar[float] = 0.0
     needs_representation: ClassVar[bool] = False  # of the model: see `core.model.head_of`
     needs_proxy: ClassVar[bool] = False  # examples at the server: `data.proxy`
+    needs_classes: ClassVar[bool] = False  # of the task: targets that are the numbers of classes
+    needs_steps: ClassVar[bool] = False  # in every step: how many the round has (`client.steps`), not only at its end
     # Sentences that explain values of `diagnostics`, by name; versions.json records them, and the report shows them.
     diagnostic_texts: ClassVar[Mapping[str, str]] = {}
 
@@ -242,16 +259,24 @@ class Algorithm:
         """
         return {}
 
+    def displacement(self, client: Client) -> Mapping[str, Number]:
+        """Where the gradient is taken: at w plus factors of vectors by name, as in `terms`; by default at w itself.
+
+        `loss` is given that point; `client.w`, `steer`, weight decay and the step itself stay at w.
+        """
+        return {}
+
+    def second_displacement(self, grad: Tensor, w: Tensor, client: Client) -> Tensor | None:
+        """`[K, P]`: the gradient is taken a second time, at w plus this, and the first one is dropped. None: once.
+
+        `grad` is the first gradient. Both passes see the same batch and the same dropout masks; the recorded loss and
+        the statistics of normalisation layers are those of the first.
+        """
+        return None
+
     def steer(self, grad: Tensor, w: Tensor, client: Client) -> Tensor:
         """The gradient that goes into the optimiser; to be overridden where it is not a sum of such terms."""
-        for name, factor in self.terms(client).items():
-            if isinstance(factor, Tensor) and factor.ndim == 1:  # it would be taken for one row of parameters
-                raise UserError(
-                    f"{type(self).__name__}.terms() gives {name!r} a factor of shape {tuple(factor.shape)}: make it "
-                    f"one number a client, [{len(w)}, 1], as inner products are and `keepdim=True` leaves sums"
-                )
-            grad = grad + factor * client.vector(name)
-        return grad
+        return with_vectors(grad, self.terms(client), client, f"{type(self).__name__}.terms()")
 
     def nudge(self, move: Tensor, w: Tensor, client: Client) -> Tensor:
         """The step that comes out of the optimiser, `w_new - w`."""

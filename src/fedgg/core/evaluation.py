@@ -125,6 +125,21 @@ class Probe:
             )
         return torch.cat([self.net.fisher(w[k : k + 1], self.buffers, self.examples(k)) for k in range(len(w))])
 
+    def class_counts(self, w: Tensor) -> Tensor:
+        """How many examples of each class each row has, `[K, classes]`: as many classes as the model has outputs."""
+        if self.each is not None:
+            return torch.cat([self.each(k).class_counts(w[k : k + 1]) for k in range(len(w))])
+        counts = []
+        for k in range(len(w)):
+            labels = torch.cat([y for _, y in self.examples(k)])
+            counts.append(torch.bincount(labels, minlength=self._outputs(w[k : k + 1], k)))
+        return torch.stack(counts).to(w.dtype)
+
+    def _outputs(self, row: Tensor, k: int) -> int:
+        x, _ = next(iter(self.examples(k)))
+        with torch.no_grad():
+            return self.net.bind(self.buffers, train=False)(row, x[None, :1]).shape[-1]
+
     def _loss(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
         mask = torch.ones_like(row[:1, :1]).expand(1, len(x))
         if self.net.task.examples_differ:

@@ -72,6 +72,10 @@ class Forward:
         """The same function with these personal parameters, `[K, Q]`."""
         return replace(self, _per_row=self._per_row | self.personal.layout.unflatten(parameters))
 
+    def with_copied_buffers(self) -> Forward:
+        """The same function with buffers of its own: passes through it do not change this one's statistics."""
+        return replace(self, _buffers={name: rows.clone() for name, rows in self._buffers.items()})
+
     def __call__(self, w: Tensor, x: Tensor) -> Tensor:
         """Outputs `[K, B, ...]`."""
         net = self._net

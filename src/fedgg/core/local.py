@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Batch, Client
+from fedgg.core.algorithm import Algorithm, Batch, Client, with_vectors
 from fedgg.core.evaluation import Probe
 from fedgg.core.forward import DropoutKey, RowsForward, mask_keys
 from fedgg.core.model import Net
@@ -131,7 +131,7 @@ def local_step(
     client = replace(client, step=running.step, w=running.w, last_step=running.last_step)
     if running.personal:
         return _masked(batch.at_work, _joint_step(algorithm, optimiser, running, client, batch), running)
-    loss, grad = gradient(algorithm, running.w, batch, client)
+    loss, grad = displaced_gradient(algorithm, running.w, batch, client)
     with torch.no_grad():
         w = running.w
         grad = algorithm.steer(grad, w, client)
@@ -158,18 +158,18 @@ def _joint_step(
     """One step of every row in its shared and its personal parameters, of which the algorithm sees the shared ones.
 
     Rows with steps that train the personal parameters alone take those first; afterwards they train the shared ones
-    alone (FedRep).
+    alone (FedRep). Displacements are of the shared parameters, in steps that train them.
     """
     w, personal_w = running.w, running.personal["w"]
     personal_state, alone = optimiser_state_in(running.personal), running.personal.get(ALONE)
     if alone is not None:
         client = replace(client, step=(running.step - alone).clamp_min(0))
-    loss, grad = gradient(algorithm, w, batch, client, personal_w)
+    fixed = None if alone is None else running.step < alone  # [K, 1]: whether the shared parameters are
+    loss, grad = displaced_gradient(algorithm, w, batch, client, personal_w, fixed)
     with torch.no_grad():
         sizes = [w.shape[1], personal_w.shape[1]]
         grad, personal_grad = grad.split(sizes, 1)
         grad = algorithm.steer(grad, w, client)
-        fixed = None if alone is None else running.step < alone  # [K, 1]: whether the shared parameters are
         if fixed is not None:
             grad, personal_grad = torch.where(fixed, 0, grad), torch.where(fixed, personal_grad, 0)
         if "clip_norm" in optimiser.used:  # one gradient of one model
@@ -188,6 +188,37 @@ def _joint_step(
         count = batch.mask.sum(1, keepdim=True)
         loss_sum, seen = running.loss_sum + loss * count, running.seen + count
         return LocalState(w + move, state, move, running.step + 1, loss_sum, seen, personal)
+
+
+def displaced_gradient(
+    algorithm: Algorithm,
+    w: Tensor,
+    batch: Batch,
+    client: Client,
+    personal: Tensor | None = None,
+    fixed: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The local objective and its gradient, taken where the algorithm says: at w, elsewhere, or a second time.
+
+    `fixed` `[K, 1]`: rows whose shared parameters do not train in this step, and are not displaced.
+    """
+    with torch.no_grad():
+        name = f"{type(algorithm).__name__}.displacement()"
+        point = with_vectors(w, algorithm.displacement(client), client, name)
+        point = point if fixed is None else torch.where(fixed, w, point)
+    loss, grad = gradient(algorithm, point, batch, client, personal)
+    with torch.no_grad():
+        second = algorithm.second_displacement(grad[:, : w.shape[1]], w, client)
+        if second is None:
+            return loss, grad
+        if second.shape != w.shape:
+            raise UserError(
+                f"{type(algorithm).__name__}.second_displacement() gives a tensor of shape {tuple(second.shape)}: make "
+                f"it {list(w.shape)}, one displacement for each row, or None for a single gradient"
+            )
+        point = w + (second if fixed is None else torch.where(fixed, 0, second))
+    client = replace(client, net=client.net.with_copied_buffers())  # statistics are those of the first pass
+    return loss, gradient(algorithm, point, batch, client, personal)[1]
 
 
 def gradient(

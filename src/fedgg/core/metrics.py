@@ -66,7 +66,8 @@ class Mean(Metric):
         if not isinstance(each, Tensor) or each.shape != targets.shape[:1]:
             got = list(each.shape) if isinstance(each, Tensor) else type(each).__name__
             raise UserError(
-                f"the metric {self.name} returned {got} for {len(targets)} examples: return one number each"
+                f"the metric {self.name} returned {got} for {len(targets)} examples: return one number for each, "
+                f"[{len(targets)}], of which the mean is taken"
             )
         return {"sum": each.double().sum(), "count": torch.tensor(float(len(each)), dtype=torch.float64)}
 

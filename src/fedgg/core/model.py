@@ -119,6 +119,7 @@ class Net:
         self.needs_two_in_evaluation = False
         self.mixes_in_evaluation = False  # whether an example's outputs depend on others, in evaluation mode too
         self.sample: Tensor | None = None  # the two examples
+        self.output_shape: tuple[int, ...] = ()  # of one example
         self.moving = self.layout.buffers  # the buffers that training changes, as far as one step shows
         self.keeps_statistics = bool(self.moving)
         self.head = ""  # the layer whose input is the representation, where an algorithm needs one
@@ -151,6 +152,13 @@ class Net:
                 raise NeedsFloatingPoint(
                     f"{title} takes floating point inputs, and the data are whole numbers: convert them to float32"
                 ) from error
+            if self.parts:
+                keywords = [part.keyword for part in self.parts if part.keyword is not None]
+                inputs = f"the inputs {', '.join(keywords)}" if keywords else f"{len(self.parts)} inputs"
+                raise UserError(
+                    f"{title} cannot take {inputs}: {reason}; the keys of a dict are the arguments of forward() by "
+                    f"name, the arrays of a tuple those in order"
+                ) from error
             raise UserError(f"{title} cannot take examples of shape {shape}: {reason}{_hint(shape, reason)}") from error
         if y is None:
             y = x.new_zeros(len(x), dtype=torch.int64)
@@ -173,7 +181,7 @@ class Net:
             raise UserError(
                 f"{title} draws random numbers in evaluation too: write F.dropout(x, training=self.training)"
             )
-        self.sample = x.detach().clone()
+        self.sample, self.output_shape = x.detach().clone(), tuple(outputs.shape[1:])
         self.facts = {}
         self.mixes_in_evaluation = self._mixes_in_evaluation(x)
 
@@ -197,8 +205,9 @@ class Net:
         if shape is not None and outputs.shape != shape and not (shape[1:] == (1,) and outputs.shape == shape[:1]):
             turned = len(shape) == 3 and outputs.shape == (shape[0], shape[2], shape[1])
             raise UserError(
-                f"{title} returned {tuple(outputs.shape)} for {len(y)} examples; the task {task_name(self.task)} with "
-                f"{outputs_wanted} output{'s' if outputs_wanted > 1 else ''} needs {list(shape)}"
+                f"{title} returned {list(outputs.shape)} for {len(y)} examples; the task {task_name(self.task)} with "
+                f"targets {list(y.shape)} of {outputs_wanted} value{'s' if outputs_wanted > 1 else ''} needs "
+                f"{list(shape)}"
                 f"{': return outputs.transpose(1, 2)' if turned else ''}"
             )
         given = f"outputs {list(outputs.shape)} and targets {list(y.shape)} ({y.dtype})"

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedgg.core.tensor_rows import Rows, length
+from fedgg.older_python import Self
 from fedgg.registry import Registry
 
 CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_

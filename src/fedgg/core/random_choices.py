@@ -27,7 +27,7 @@ def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
 def torch_seed(seed: int, purpose: str, *keys: int) -> int:
     """A seed for torch's own generators (initialisation, dropout masks)."""
     sequence = stream(seed, purpose, *keys).bit_generator.seed_seq
-    return int(sequence.generate_state(1, np.uint64)[0] >> 1)
+    return int(sequence.generate_state(1, np.uint64)[0]) >> 1
 
 
 @contextmanager

@@ -59,6 +59,7 @@ class Task:
         return outputs
 
     def probabilities(self, outputs: Tensor) -> Tensor:
+        """Probabilities from the outputs of the model, for tasks that have them."""
         raise UserError(f"the task {type(self).__name__.lower()} has no probabilities: take output='logits'")
 
 

@@ -260,7 +260,7 @@ def test_a_metric_as_a_class(given: Any) -> None:
         ({}, {"loss": lambda o, t: F.cross_entropy(o.detach(), t, reduction="none")}, "the loss has no gradient"),
         ({}, {"loss": "focal"}, "loss must be a function of outputs and targets, got 'focal'"),
         ({}, {"metrics": [3]}, "the metric 3 must be a function"),
-        ({}, {"metrics": [all_outputs]}, "returned \\[2, 2\\] for 2 examples: return one number each"),
+        ({}, {"metrics": [all_outputs]}, "returned \\[2, 2\\] for 2 examples: return one number for each"),
         ({}, {"metrics": [one_number]}, "returned float for 2 examples"),
         (
             {},
@@ -270,7 +270,7 @@ def test_a_metric_as_a_class(given: Any) -> None:
         (
             {"task.name": "next_token"},
             {"x": TOKENS, "y": NEXT, "model": lambda: nn.Sequential(tokens_model(), Turned())},
-            r"returned \(2, 7, 6\) .*the task next_token.*return outputs.transpose\(1, 2\)",
+            r"returned \[2, 7, 6\] .*the task next_token.*return outputs.transpose\(1, 2\)",
         ),
         ({"split.scheme": "dirichlet", "task.name": "regression"}, {"y": VALUE}, "class"),
         ({"data.normalise": "standard"}, {"x": {"a": TOKENS, "b": TOKENS}}, "several inputs need 'none'"),

@@ -110,6 +110,8 @@ class Piece:
     velocity: Tensor
     drift: Tensor | None  # if a term or an inner product needs it
     terms: tuple[Tensor, ...]  # vectors that are added, each times a coefficient
+    point: Tensor  # where the gradient is taken: w itself, or a displaced copy of it
+    displacement: tuple[Tensor, ...]
     products: tuple[tuple[Tensor, Tensor], ...]  # pairs whose inner products are needed
 
 
@@ -154,18 +156,22 @@ def fused_steps(
         loss_sum=zero.clone(),
         seen=zero.clone(),
     )
-    pieces, optimiser = _pieces(state, client, terms), FusedSGD.of(sgd, terms)
+    point = torch.empty_like(state.w) if terms.displacement else state.w
+    pieces, optimiser = _pieces(state, point, client, terms), FusedSGD.of(sgd, terms)
     coefficients = _coefficients(algorithm, client, terms)
     sums: Sequence[float] = [0.0] * len(terms.inner_products)
-    views = list(forward.layout.unflatten(state.w[0]).values())
+    views = list(forward.layout.unflatten(point[0]).values())
     for number, batch in enumerate(batches):
         forward.step = number
+        factors = coefficients(number, sums)
+        if terms.displacement:
+            optimiser.displace(pieces, factors[len(terms.vectors) :])
         leaves = [view.detach().requires_grad_() for view in views]
         loss = forward.loss_with(leaves, batch.x, batch.y, batch.mask)
         # Without grad_outputs, which are ones for a loss of one element: to compare shapes torch would import sympy.
         grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         with torch.no_grad():
-            sums = optimiser.step(pieces, _cut(grads, len(pieces) == 1), coefficients(number, sums))
+            sums = optimiser.step(pieces, _cut(grads, len(pieces) == 1), factors[: len(terms.vectors)])
             count = batch.mask.sum(1, keepdim=True)
             state.step.add_(1)
             state.loss_sum.add_(loss.detach() * count)
@@ -174,7 +180,7 @@ def fused_steps(
 
 
 def _coefficients(algorithm: Algorithm, client: Client, terms: StepTerms) -> CoefficientFunction:
-    """The function that computes the coefficients of a step's terms, in the order of the terms."""
+    """The function that computes the coefficients of a step: of its terms, then of its displacement, in their order."""
     trace, zero = trace_terms(algorithm, client, terms.inner_products), torch.zeros_like(client.w[:, :1])
 
     def by_tensors(number: int, sums: Sequence[float]) -> Sequence[float]:
@@ -233,6 +239,13 @@ class FusedSGD:
         scales = tuple((-lr) ** pair.split(".").count("step") for pair in terms.inner_products)
         return cls(lr, momentum, decay, torch.ones_like(sgd.lr[0, 0]), scales)
 
+    def displace(self, pieces: list[Piece], coefficients: Sequence[float]) -> None:
+        """Sets the points at which the gradient is taken."""
+        for piece in pieces:
+            piece.point.copy_(piece.w)
+            for vector, coefficient in zip(piece.displacement, coefficients, strict=True):
+                piece.point.addcmul_(vector, self.one, value=coefficient)
+
     def step(self, pieces: list[Piece], grads: list[Tensor], coefficients: Sequence[float]) -> list[float]:
         """Takes one step in place and returns the inner products after it."""
         products = []
@@ -259,7 +272,7 @@ class FusedSGD:
             piece.drift.addcmul_(velocity, self.one, value=-self.lr)
 
 
-def _pieces(state: LocalState, client: Client, terms: StepTerms) -> list[Piece]:
+def _pieces(state: LocalState, point: Tensor, client: Client, terms: StepTerms) -> list[Piece]:
     sizes = client.net.layout.sizes
     lengths = [sum(sizes)]
     if lengths[0] > SMALL:
@@ -270,7 +283,7 @@ def _pieces(state: LocalState, client: Client, terms: StepTerms) -> list[Piece]:
     }
     if terms.drift:
         rows["drift"] = torch.zeros_like(client.w)
-    cuts = {name: vector[0].split(lengths) for name, vector in rows.items()}
+    cuts, points = {name: vector[0].split(lengths) for name, vector in rows.items()}, point[0].split(lengths)
     pairs = [pair.split(".") for pair in terms.inner_products]
     return [
         Piece(
@@ -278,6 +291,8 @@ def _pieces(state: LocalState, client: Client, terms: StepTerms) -> list[Piece]:
             velocity=cuts["step"][i],
             drift=cuts["drift"][i] if terms.drift else None,
             terms=tuple(cuts[name][i] for name in terms.vectors),
+            point=points[i],
+            displacement=tuple(cuts[name][i] for name in terms.displacement),
             products=tuple((cuts[a][i], cuts[b][i]) for a, b in pairs),
         )
         for i in range(len(lengths))

@@ -40,12 +40,13 @@ class FusedPlan:
 
     @classmethod
     def of(cls, algorithm: Algorithm, client: Client) -> FusedPlan | None:
-        """None if the kernel cannot take the step: it is not a sum of terms, or has too many of them."""
+        """None if the kernel cannot take the step: not a sum of terms, too many of them, or a gradient not at w."""
         from fedgg.kernels import optimiser_step
 
         terms = analyse_terms(algorithm, client)
         if (
             terms is None
+            or terms.displacement
             or len(terms.notes) > optimiser_step.VECTORS
             or len(terms.inner_products) > optimiser_step.MOST_SUMS
         ):

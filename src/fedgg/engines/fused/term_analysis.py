@@ -1,9 +1,9 @@
-"""The vectors and inner products that `Algorithm.terms` uses, and a trace of how its coefficients are computed.
+"""The vectors and inner products that `Algorithm.terms` and `displacement` use, and a trace of their coefficients.
 
 An algorithm computes its coefficients with torch (`distance.sqrt()`, `torch.where(step == 0, 0, pull)`): some twenty
 operations on columns with one number per client, whose overhead is a tenth of a small model's step. Therefore `terms`
 is called once a round with columns that record the operations, and the trace is executed as one function of Python
-floats on a CPU or as one kernel on a GPU (`term_coefficients`).
+floats on a CPU or as one kernel on a GPU (`term_coefficients`). Factors of a displacement are further coefficients.
 """
 
 from __future__ import annotations
@@ -28,38 +28,61 @@ class StepTerms:
 
     vectors: tuple[str, ...]  # the drift and notes, by name
     inner_products: tuple[str, ...]  # "a.b"; those that change from step to step
+    displacement: tuple[str, ...] = ()  # vectors by which the gradient is taken elsewhere than at w
+
+    @property
+    def _named(self) -> list[str]:
+        return [*self.vectors, *self.displacement, *(n for pair in self.inner_products for n in pair.split("."))]
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Vectors besides the drift, added or in the inner products."""
-        named = [*self.vectors, *(name for pair in self.inner_products for name in pair.split("."))]
-        return tuple(name for name in dict.fromkeys(named) if name not in ("drift", "step"))
+        return tuple(name for name in dict.fromkeys(self._named) if name not in ("drift", "step"))
 
     @property
     def drift(self) -> bool:
-        return "drift" in self.vectors or any("drift" in pair.split(".") for pair in self.inner_products)
+        return "drift" in self._named
+
+
+DISPLACED = "displacement "  # begins the names of a displacement's coefficients, which follow those of the terms
+
+
+def coefficients_of(algorithm: Algorithm, client: Client) -> dict[str, Number]:
+    """The factors of the terms and of the displacement."""
+    displacement = algorithm.displacement(client)
+    return {**algorithm.terms(client), **{f"{DISPLACED}{name}": factor for name, factor in displacement.items()}}
+
+
+def _vectors_of(coefficients: Mapping[str, Number]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the terms' vectors and of the displacement's."""
+    displacement = tuple(name.removeprefix(DISPLACED) for name in coefficients if name.startswith(DISPLACED))
+    return tuple(name for name in coefficients if not name.startswith(DISPLACED)), displacement
 
 
 def analyse_terms(algorithm: Algorithm, client: Client) -> StepTerms | None:
     """None if a step is not a sum of terms that are known in advance: then the reference step is taken."""
-    if type(algorithm).steer is not Algorithm.steer or not _does_not_nudge(algorithm, client):
+    kind = type(algorithm)
+    if kind.steer is not Algorithm.steer or kind.second_displacement is not Algorithm.second_displacement:
+        return None
+    if not _does_not_nudge(algorithm, client):
         return None
     during, after = _Recorder(client.lr), _Recorder(client.lr)
     without_rows = replace(client, w=cast(Tensor, None), last_step=None, sums=during)
     try:
-        factors = algorithm.terms(without_rows)
-        if list(algorithm.terms(replace(without_rows, step=client.step + 1))) != list(factors):
+        factors = coefficients_of(algorithm, without_rows)
+        if list(coefficients_of(algorithm, replace(without_rows, step=client.step + 1))) != list(factors):
             return None  # the first step has other terms
         algorithm.diagnostics(client.w, replace(client, last_step=None, sums=after))
     except (AttributeError, TypeError, RuntimeError):
         return None  # it uses the rows themselves
-    if "step" in factors:
+    vectors, displacement = _vectors_of(factors)
+    if "step" in (*vectors, *displacement):
         return None  # the fused step keeps inner products of the last step, not the step itself
     if any(isinstance(factor, Tensor) and factor.shape[1:] != (1,) for factor in factors.values()):
         return None
     with_step = [pair for pair in after.names if "step" in pair.split(".")]
     changing = [pair for pair in during.names if not {"drift", "step"}.isdisjoint(pair.split("."))]
-    terms = StepTerms(tuple(factors), tuple(dict.fromkeys([*changing, *with_step])))
+    terms = StepTerms(vectors, tuple(dict.fromkeys([*changing, *with_step])), displacement)
     for name in terms.notes:
         client.check_noted(name)
     return terms
@@ -77,19 +100,20 @@ def later_terms(algorithm: Algorithm, client: Client, number: int, terms: StepTe
     `terms` is called without the rows, since `client` holds those of the round's start.
     """
     without_rows = replace(client, step=torch.full_like(client.step, number), w=cast(Tensor, None), last_step=None)
-    method = f"{type(algorithm).__name__}.terms()"
+    method = f"{type(algorithm).__name__}.{'displacement() or ' if terms.displacement else ''}terms()"
     try:
-        coefficients = algorithm.terms(without_rows)
+        coefficients = coefficients_of(algorithm, without_rows)
     except (AttributeError, TypeError, RuntimeError) as error:
         raise UserError(
             f"{method} uses the rows themselves in step {number + 1} but not in the first two: use them in every step "
             f"or in none ({type(error).__name__}: {error})"
         ) from error
-    if list(coefficients) != list(terms.vectors):
+    vectors, displacement = _vectors_of(coefficients)
+    if (vectors, displacement) != (terms.vectors, terms.displacement):
         raise UserError(
-            f"{method} returns {', '.join(coefficients) or 'nothing'} in step {number + 1} and "
-            f"{', '.join(terms.vectors) or 'nothing'} before: return the same vectors in every step, with a factor of "
-            f"zero for those not in use"
+            f"{method} returns {', '.join((*vectors, *displacement)) or 'nothing'} in step {number + 1} and "
+            f"{', '.join((*terms.vectors, *terms.displacement)) or 'nothing'} before: return the same vectors in every "
+            f"step, with a factor of zero for those not in use"
         )
     return coefficients
 
@@ -224,7 +248,8 @@ def trace_terms(algorithm: Algorithm, client: Client, inner_products: Iterable[s
     operations: list[TracedOperation] = []
     columns: Any = {source: _TracedColumn(operations, len(sources), number) for number, source in enumerate(sources)}
     try:
-        coefficients = _with_traced_settings(algorithm, columns).terms(_with_traced_columns(client, columns))
+        traced = _with_traced_settings(algorithm, columns), _with_traced_columns(client, columns)
+        coefficients = coefficients_of(*traced)
         results = tuple((name, *_operand(factor)) for name, factor in coefficients.items())
     except (NotTraceable, AttributeError, TypeError, ValueError, RuntimeError):
         return None  # an error in the algorithm is raised again when it runs with tensors

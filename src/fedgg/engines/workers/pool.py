@@ -214,6 +214,9 @@ def allow_open_files(count: int) -> None:
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
     """Processes started within ignore Ctrl-C from the start, not only after seconds of imports; here it is delayed."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
     resource_tracker.ensure_running()  # started later, it would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from fedgg.engines.import_user_file import UserModule, load_user_module, loaded_user_modules
+from fedgg.older_python import add_note
 
 INLINE = 1 << 16  # bytes of tensor data that are sent inline; more are sent in a file
 ALIGNED = 64  # bytes, like torch's allocations: kernels may round differently on unaligned data
@@ -284,7 +285,7 @@ def _result(packed: PackedObject, shared: _SharedObjects) -> tuple[str, object]:
     try:
         return "done", Done(task.do(), time.perf_counter() - started)
     except Exception as error:
-        error.add_note(f"in the worker process of {task}:\n{traceback.format_exc()}")
+        add_note(error, f"in the worker process of {task}:\n{traceback.format_exc()}")
         return "failed", _picklable(error)
 
 
