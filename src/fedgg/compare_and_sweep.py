@@ -1,4 +1,4 @@
-"""`compare`, `sweep` and `tune` from Python: what the commands of these names do, also with objects of your own."""
+"""`compare` and `sweep` from Python: what the commands of these names do, also with objects of your own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from fedgg.analysis.compare import Comparison
 from fedgg.analysis.compare import compare as compare_runs
 from fedgg.analysis.verdict import conclude
+from fedgg.cluster.runners import device_named, runner_of
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.tasks import Criterion
 from fedgg.errors import UserError, missing_extra
@@ -29,12 +30,10 @@ from fedgg.lab.parallel_runs import run_here
 from fedgg.lab.run_processes import Given, Job
 from fedgg.lab.run_result import Run
 from fedgg.lab.runner import with_names
-from fedgg.lab.search_space import Pruner, Range, Sampler, Search, spaces
-from fedgg.lab.study import Study, check_labels
+from fedgg.lab.study import check_labels, noting_waits
 from fedgg.lab.study import grid as combinations
 from fedgg.lab.study_folder import Index, listed, place_of
 from fedgg.lab.task_and_metrics import NAMED_OBJECTIVE, MetricGiven, objective_of
-from fedgg.lab.tuning import SearchTrial, best_of, final_study, measure_of, run_search
 from fedgg.report.tables import Table, as_markdown, comparison_tables, write_study_tables
 from fedgg.runfolder.locks import writing_pages
 from fedgg.runfolder.read import read_study
@@ -96,73 +95,6 @@ class StudyResult:
         return str(self)
 
 
-@dataclass(frozen=True)
-class TuningResult:
-    """The trials of a search, and the settings it chose; `print` shows the table."""
-
-    folder: Path | None
-    search: Search = field(repr=False)
-    trials: list[SearchTrial] = field(repr=False)
-
-    @property
-    def best(self) -> dict[str, SearchTrial]:
-        """By label, the finished trial with the best score on hold-out examples; `.settings` are what was chosen."""
-        return best_of(self.search, self.trials)
-
-    @property
-    def study(self) -> Study:
-        """The chosen settings with seeds that no trial had; its variants, base and seeds are arguments of compare."""
-        return final_study(self.search, self.trials)
-
-    @property
-    def table(self) -> Table:
-        """One row for each algorithm."""
-        rows, best, measure = [], self.best, measure_of(self.search)
-        for label in self.search.space:
-            states = [trial.state for trial in self.trials if trial.algorithm == label]
-            count = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-            score = measure.number(best[label].last_score, 2) if label in best else "none finished"
-            rows.append((label, score, best[label].shown_settings if label in best else "", count))
-        seeds = ", ".join(map(str, self.search.study.seeds))
-        note = (
-            f"Chosen by the {measure.title} on the {100 * self.search.holdout:g}% of their examples that clients held "
-            f"out (seeds {seeds}), of {self.search.trials} trials for each algorithm; the test set was not evaluated."
-        )
-        return Table(
-            "tuned settings",
-            ("algorithm", f"{measure.title}{measure.unit}", "settings", "trials"),
-            tuple(rows),
-            (note,),
-        )
-
-    def write_figure(self) -> str:
-        """Draw the scores over each setting into the folder; where the figure is, or why there is none."""
-        if self.folder is None:
-            return "no figure: the trials were not kept"
-        try:
-            from fedgg.report.figure_style import save
-            from fedgg.report.run_figures import TrialPanel, trials_figure
-        except ImportError as error:
-            if (without_extra := missing_extra(error)) is None:
-                raise
-            return f"no figure: {without_extra}"
-        panels = []
-        for label, space in self.search.space.items():
-            scored = [trial for trial in self.trials if trial.algorithm == label and trial.scores]
-            for key, one in space.items():
-                values = [(trial.settings[key], trial.last_score, trial.state == "finished") for trial in scored]
-                log, choices = (one.log, ()) if isinstance(one, Range) else (False, one.values)
-                panels.append(TrialPanel(label, key, log, choices, values))
-        return f"figure: {save(trials_figure(panels, measure_of(self.search)), self.folder / 'trials.png')}"
-
-    def __str__(self) -> str:
-        return as_markdown(self.table)
-
-    def _repr_markdown_(self) -> str:
-        """For notebooks."""
-        return str(self)
-
-
 def compare(
     variants: Mapping[str, Variant] | Iterable[Variant],
     experiment: Experiment | dict[str, Any] | None = None,
@@ -175,6 +107,7 @@ def compare(
     metrics: Sequence[MetricGiven] | None = None,
     out: str | os.PathLike[str] | None = None,
     data_folder: Path | None = None,
+    on: str | None = None,
     observer: Observer | Sequence[Observer] | None = None,
 ) -> StudyResult:
     """Run every variant with every seed on the same splits; finished runs in `out` are kept, interrupted ones resumed.
@@ -186,18 +119,24 @@ def compare(
     figures and `report.html` are written next to them, as by `fedgg compare`. `observer`, or each of several, is called
     as the runs proceed; `fedgg.PrintObserver()` prints when one starts or ends. On a GPU runs are trained as one stack
     where they can be.
+    `on` runs them elsewhere than in this process: "ray", "ray:auto", "ray:HOST:PORT" or "ray://HOST:PORT" as Ray tasks,
+    "cuda:all" or "cuda:0,1" with one process for each GPU.
     """
     observer = Observers(observer) if isinstance(observer, Sequence) else observer or Observer()
     base = Experiment(**experiment) if isinstance(experiment, dict) else experiment or Experiment()
     if not isinstance(base, Experiment):
         raise UserError(f"experiment must be a fedgg.Experiment, or a dict of its sections, got {experiment!r}")
-    labelled, chosen_seeds = _labelled(variants), _whole(seeds)
+    if (device := device_named(on)) is not None:
+        base = base.changed({"engine.device": device})
+    labelled, chosen_seeds = labelled_variants(variants), whole_numbers(seeds)
     labels, chosen = tuple(labelled), reference or next(iter(labelled), "")
     check_labels(labels, chosen_seeds, chosen)
     objective = objective_of(loss, metrics)
     if objective != NAMED_OBJECTIVE:
         base = with_names(base, None, None, None, objective)
-    shared = None if data is None else dataset_of(data, targets=targets_of(base)).to(chosen_device(base))
+    shared = None if data is None else dataset_of(data, targets=targets_of(base))
+    if shared is not None and on is None:
+        shared = shared.to(chosen_device(base))
     parts = {label: _parts(base, label, variant, model, data, data_folder) for label, variant in labelled.items()}
     home: AbstractContextManager[str | os.PathLike[str]] = (
         tempfile.TemporaryDirectory() if out is None else nullcontext(out)
@@ -216,8 +155,14 @@ def compare(
             for label, (own, algorithm) in parts.items()
         ]
         again = f"fedgg.compare(..., out={os.fspath(folder_name)!r}), from Python, with the same variants"
-        with listed(Index(labels, chosen_seeds, chosen), folder, jobs, again):
-            run_here(jobs, observer)
+        with (
+            listed(Index(labels, chosen_seeds, chosen), folder, jobs, again),
+            noting_waits(observer, folder, jobs) as noted,
+        ):
+            if on is None:
+                run_here(jobs, noted)
+            else:
+                runner_of(on, folder, processes=None)(jobs, noted)
         with writing_pages(folder, partial(observer.on_notice, "")):
             record = read_study(folder)
             if out is not None:
@@ -252,6 +197,7 @@ def sweep(
     metrics: Sequence[MetricGiven] | None = None,
     out: str | os.PathLike[str] | None = None,
     data_folder: Path | None = None,
+    on: str | None = None,
     observer: Observer | Sequence[Observer] | None = None,
 ) -> StudyResult:
     """Run every combination of the settings in `grid`; the first combination is the reference.
@@ -274,78 +220,12 @@ def sweep(
         metrics=metrics,
         out=out,
         data_folder=data_folder,
+        on=on,
         observer=observer,
     )
 
 
-def tune(
-    variants: Mapping[str, Variant] | Iterable[Variant],
-    experiment: Experiment | dict[str, Any] | None = None,
-    *,
-    space: Mapping[str, Any] | None = None,
-    trials: int = 20,
-    sampler: Sampler = "tpe",
-    pruner: Pruner = "median",
-    seeds: Iterable[int] = (0,),
-    fresh_seeds: Iterable[int] = (),
-    model: ModelGiven | None = None,
-    data: DataGiven | None = None,
-    loss: Criterion | None = None,
-    metrics: Sequence[MetricGiven] | None = None,
-    out: str | os.PathLike[str] | None = None,
-    data_folder: Path | None = None,
-    processes: int = 1,
-    observer: Observer | None = None,
-) -> TuningResult:
-    """Search for the settings of every variant with which clients' hold-out examples are predicted best.
-
-    Variants, `model`, `data`, `loss` and `metrics` are as in `compare`, and trials go by the first metric; an algorithm
-    that is not the library's is named as FILE.py:CLASS. Every variant has the same number of `trials`. `space` has
-    dotted keys, with {"low": 0.001, "high": 1.0, "log": True} or a list of values, and tables of such keys by label; by
-    default the learning rate and what algorithms declare. `seeds` are those of every trial, `fresh_seeds` those of
-    `result.study`, which no trial may have. With `out` finished trials are kept, and the search continues where it was
-    stopped. Of the observer `on_start`, `on_client`, `on_round` and, after every trial, `on_notice` are called.
-    """
-    base = Experiment(**experiment) if isinstance(experiment, dict) else experiment or Experiment()
-    labelled = {label: _settings_of(label, variant) for label, variant in _labelled(variants).items()}
-    objective = objective_of(loss, metrics)
-    targets = targets_of(with_names(base, None, None, None, objective))
-    shared = None if data is None else dataset_of(data, targets=targets).to(chosen_device(base))
-    if data is not None:  # clients that come with the data are the split
-        split = with_given_clients(with_names(base, None, data, None, objective), data, data_folder).split
-        base = base.changed({"split.scheme": split.scheme, "split.clients": split.clients})
-    study = Study(base, labelled, _whole(seeds), next(iter(labelled), ""))
-    search = Search(study, spaces(space or {}, labelled), trials, sampler, pruner, _whole(fresh_seeds), objective)
-    folder = None if out is None else Path(out)
-    trials_run = run_search(
-        search,
-        folder,
-        observer=observer or Observer(),
-        processes=processes,
-        given=Given(model, shared, None, objective),
-        data_folder=data_folder,
-    )
-    result = TuningResult(folder, search, trials_run)
-    if folder is not None and observer is not None:
-        observer.on_notice("", result.write_figure())
-    return result
-
-
-def _settings_of(label: str, variant: Variant) -> dict[str, Any]:
-    """A variant by dotted keys; of an algorithm the settings that are not its defaults, which are searched."""
-    if isinstance(variant, Mapping):
-        return flat(dict(variant))
-    if isinstance(variant, str) and ":" in variant:  # FILE.py:CLASS
-        return {"algorithm.name": variant}
-    algorithm = given_algorithm(variant)
-    name = with_names(Experiment(), None, None, algorithm).algorithm.name
-    if name.startswith("python:"):
-        raise UserError(f"{label}: trials name their algorithm, and this one has no name: give it as FILE.py:CLASS")
-    values = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if getattr(algorithm, f.name) != f.default}
-    return {"algorithm.name": name, **{f"algorithm.{key}": value for key, value in values.items()}}
-
-
-def _whole(seeds: Any) -> tuple[int, ...]:
+def whole_numbers(seeds: Any) -> tuple[int, ...]:
     """Whole numbers of any kind, NumPy's too."""
     try:
         numbers = list(seeds)
@@ -356,7 +236,7 @@ def _whole(seeds: Any) -> tuple[int, ...]:
         raise UserError(f"seeds must be whole numbers, as (0, 1, 2) or range(5), got {seeds!r}") from None
 
 
-def _labelled(variants: Mapping[str, Variant] | Iterable[Variant]) -> dict[str, Variant]:
+def labelled_variants(variants: Mapping[str, Variant] | Iterable[Variant]) -> dict[str, Variant]:
     if isinstance(variants, Mapping):
         if empty := [label for label in variants if not str(label).strip()]:
             raise UserError(f"a variant needs a label that can be read, got {empty[0]!r}")

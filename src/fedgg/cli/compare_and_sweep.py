@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +13,14 @@ from fedgg.cli import options
 from fedgg.cli.options import called_as
 from fedgg.cli.progress import processes_for, show_progress
 from fedgg.cli.report import write_report
-from fedgg.cli.terminal import described, note, print_table, say
+from fedgg.cli.terminal import counted, described, note, print_table, say
 from fedgg.errors import UserError, missing_extra
 from fedgg.files import PAGE
 from fedgg.lab.trusted_code import trust_named
 from fedgg.runfolder.locks import writing_pages
 
 if TYPE_CHECKING:
+    from fedgg.lab.run_places import Shard
     from fedgg.lab.study import Study
 
 
@@ -35,9 +37,12 @@ def compare(
     clients: options.ClientsOption = None,
     beta: options.BetaOption = None,
     rounds: options.RoundsOption = None,
-    device: options.DeviceOption = None,
+    device: options.DevicesOption = None,
     settings: options.SetOption = None,
     jobs: options.JobsOption = None,
+    on: options.OnOption = None,
+    resources: options.ResourcesOption = None,
+    shard: options.ShardOption = None,
     data_folder: options.DataFolderOption = None,
     out: options.OutOption = None,
     metric: options.MetricOption = None,
@@ -56,10 +61,14 @@ def compare(
     - `fedgg compare`
     - `fedgg compare --algorithm fedavg --algorithm fedgg:mu=0.1 --algorithm scaffold --seeds 0-4 --beta 0.1`
     - `fedgg compare my-study.toml --out runs/mine`
+    - `fedgg compare my-study.toml --out runs/mine --device cuda:all`
+    - `fedgg compare my-study.toml --out runs/mine --on ray:auto --device cuda`
+    - `fedgg compare my-study.toml --out runs/mine --shard 3/8`
     """
     from fedgg.lab.study import Study, demo_study, load_study
 
     options.trust_all(trust)
+    device, on = options.device_and_on(device, on)
     chosen = load_study(study) if study else demo_study()
     variants = options.variants(algorithm, _labels_in(out)) if algorithm else chosen.variants
     changed = options.changes(
@@ -71,7 +80,8 @@ def compare(
         options.seeds(seeds) if seeds else chosen.seeds,
         next(iter(variants)) if algorithm else chosen.reference,
     )
-    _run(chosen, out or _folder(study.stem if study else "compare", chosen), jobs, data_folder, metric, track)
+    where = Where(jobs, on, resources, options.shard_of_call(shard, on))
+    _run(chosen, out or _folder(study.stem if study else "compare", chosen), where, data_folder, metric, track)
 
 
 def sweep(
@@ -84,9 +94,12 @@ def sweep(
     clients: options.ClientsOption = None,
     beta: options.BetaOption = None,
     rounds: options.RoundsOption = None,
-    device: options.DeviceOption = None,
+    device: options.DevicesOption = None,
     settings: options.SetOption = None,
     jobs: options.JobsOption = None,
+    on: options.OnOption = None,
+    resources: options.ResourcesOption = None,
+    shard: options.ShardOption = None,
     data_folder: options.DataFolderOption = None,
     out: options.OutOption = None,
     metric: options.MetricOption = None,
@@ -99,6 +112,7 @@ def sweep(
 
     - `fedgg sweep --grid algorithm.mu=0.001,0.01,0.1,1 --seeds 0-2`
     - `fedgg sweep --algorithm fedprox --grid algorithm.mu=0,0.01 --grid local.lr=0.01,0.1 --rounds 30`
+    - `fedgg sweep --grid local.lr=0.01,0.1,1 --seeds 0-9 --on ray --out runs/rates`
     """
     from fedgg.lab import study
     from fedgg.lab.config import Experiment, load_experiment
@@ -116,6 +130,7 @@ def sweep(
         for value in axes[key]:
             trust_named({key: value})
     options.trust_all(trust)
+    device, on = options.device_and_on(device, on)
     changed = options.changes(
         data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
     )
@@ -125,7 +140,8 @@ def sweep(
     classes = [str(name) for key in ("algorithm.name", "model.name") for name in axes.get(key, [])]
     variants = study.grid(axes, short_names(classes))
     chosen = study.Study(base, variants, options.seeds(seeds) if seeds else (base.seed,), next(iter(variants)))
-    _run(chosen, out or _folder("sweep", chosen), jobs, data_folder, metric, track)
+    where = Where(jobs, on, resources, options.shard_of_call(shard, on))
+    _run(chosen, out or _folder("sweep", chosen), where, data_folder, metric, track)
 
 
 def _folder(name: str, study: Study) -> Path:
@@ -150,27 +166,53 @@ def _describe(study: Study) -> str:
     return f"{described(study.base, swept)}, {seeds}"
 
 
+@dataclass(frozen=True)
+class Where:
+    """The options that say where, and how many at a time, runs are computed."""
+
+    jobs: int | None
+    on: str | None
+    resources: str | None
+    shard: Shard | None
+
+
 def _run(
     study: Study,
     folder: Path,
-    jobs: int | None,
+    where: Where,
     data_folder: Path | None,
     metric: str | None,
     track: list[str] | None,
 ) -> None:
+    from fedgg.cluster.runners import runner_of
+    from fedgg.lab.run_places import shards_of
     from fedgg.lab.study import run_study
 
     if metric is not None and not (folder / "study.json").exists():  # runs of other calls may record other measures
         _check_metric(study, metric)
     say(_describe(study))
     say(f"to watch it: fedgg watch {folder}")
-    processes = jobs or processes_for(study.base.engine.device)
-    rounds = [study.experiment(label, seed).rounds for label in study.variants for seed in study.seeds]
+    cores = processes_for(study.base.engine.device)
+    runner = runner_of(where.on, folder, processes=where.jobs, default_processes=cores, resources=where.resources)
+    runs = [(seed, label) for seed in study.seeds for label in study.variants]
+    if where.shard is not None:
+        shards = shards_of(runs, where.shard.count, lambda run: run[1])
+        runs = [run for run, shard in zip(runs, shards, strict=True) if shard == where.shard]
+        say(f"shard {where.shard}: {counted(len(runs), 'run')} of {len(shards)}")
+        if not runs:
+            return
+    rounds = [study.experiment(label, seed).rounds for seed, label in runs]
     show_progress(
         len(rounds),
         sum(rounds),
         lambda observer: run_study(
-            study, folder, processes=processes, observer=observer, data_folder=data_folder, command=called_as()
+            study,
+            folder,
+            observer=observer,
+            data_folder=data_folder,
+            command=called_as(),
+            shard=where.shard,
+            runner=runner,
         ),
         track,
         folder,

@@ -15,7 +15,7 @@ from fedgg.cli import options
 from fedgg.cli.options import folder_name
 from fedgg.cli.progress import RunProgress, show_summary
 from fedgg.cli.terminal import note, progress, say
-from fedgg.errors import UserError
+from fedgg.errors import UserError, without_flower
 
 if TYPE_CHECKING:
     from fedgg.flower.local.setup import Listening
@@ -148,7 +148,7 @@ def run_up(
     check_code(experiment)
     with progress() as bar:
         observer = UpProgress(bar, experiment.rounds)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
             signal.signal(number, signal.default_int_handler)  # each stops the federation in order
         try:
             summary = run_federation(
@@ -167,4 +167,4 @@ def run_up(
 
 def _need_flower() -> None:
     if importlib.util.find_spec("flwr") is None:
-        raise UserError("this needs Flower: pip install 'fedgg[flower]'")
+        raise UserError(without_flower())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 
 import typer
 
-from fedgg.cli.terminal import print_table, say
+from fedgg.cli.terminal import OutputLost, print_table, say
 from fedgg.errors import UserError
 from fedgg.lab.trusted_code import trust_named
 from fedgg.registry import described_parameters, first_line, names_code, nearest
@@ -39,6 +39,8 @@ def show_algorithm(name: str) -> None:
         print_table(Table(f"algorithm.* of {name}", columns, settings), numbers=False)
     try:
         print_table(_costs(kind), numbers=False)
+    except OutputLost:
+        raise
     except Exception as error:  # a user's algorithm may raise anything
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{name} cannot run two rounds ({reason}): see `fedgg check {name}`") from error
@@ -73,6 +75,8 @@ def _costs(kind: type[Algorithm]) -> Table:
     notes = [*_cost_notes(), f"Clients count {_weighing(default)}{weighing}."]
     if kind.needs_proxy:
         notes.append("It needs examples at the server (data.proxy), which the server uses once a round.")
+    if kind.needs_classes:
+        notes.append("It needs the task classification.")
     if kind.needs_representation:
         notes.append("It needs a model whose last layer is nn.Linear; the input of that layer is the representation.")
     return Table("costs", ("with", *_COST_COLUMNS), rows, tuple(notes))

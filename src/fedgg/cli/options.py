@@ -21,6 +21,7 @@ from fedgg.runfolder.checksums import without_checksum
 
 if TYPE_CHECKING:
     from fedgg.lab.config import Experiment
+    from fedgg.lab.run_places import Shard
 
 
 MAX_COMMANDS = 3  # shown of those that wrote to a folder
@@ -81,6 +82,25 @@ ClientsOption = Annotated[int | None, typer.Option(help="Number of clients.")]
 BetaOption = Annotated[float | None, typer.Option(help="Dirichlet concentration; smaller is more skewed.")]
 RoundsOption = Annotated[int | None, typer.Option(help="Communication rounds.")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")]
+DevicesOption = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda or cuda:N; cuda:all or a list (cuda:0,1) for one process on each of them."),
+]
+OnOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Run on Ray: ray (the cluster of this machine, else this machine alone), ray:auto, ray:HOST:PORT or "
+        "ray://HOST:PORT."
+    ),
+]
+ResourcesOption = Annotated[
+    str | None,
+    typer.Option(help="With --on ray, what one task needs: gpu=0.5, cpu=2, memory=4G or NAME=1, with commas."),
+]
+ShardOption = Annotated[
+    str | None,
+    typer.Option(help="Run a fixed part of the runs, as 3/8: the third of eight jobs with one --out."),
+]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Any setting, as KEY=VALUE; may be repeated.")]
 DataFolderOption = Annotated[
     Path | None, typer.Option(help="Folder of the data sets; by default $FEDGG_DATA, or your cache folder.")
@@ -103,6 +123,39 @@ TrackOption = Annotated[
     typer.Option("--track", help="Also send rounds to tensorboard, wandb, mlflow or FILE.py:CLASS; may be repeated."),
 ]
 JobsOption = Annotated[int | None, typer.Option(help="Runs at a time; by default one for each core.", min=1)]
+
+
+def device_and_on(device: str | None, on: str | None) -> tuple[str | None, str | None]:
+    """`--device` as an experiment has it, and where the runs are computed: `--on`, or the devices of a list."""
+    from fedgg.cluster.runners import device_named
+    from fedgg.lab.run_places import devices_from
+
+    if on is not None:
+        named = device_named(on)
+        if named is not None:
+            raise UserError(f"--on {on!r} names devices: write --device {on}")
+    devices = devices_from(device) if device is not None else None
+    if devices is None:
+        return device, on
+    if on is not None:
+        raise UserError(
+            f"--device {device!r} with --on {on!r}: Ray assigns the devices of its nodes; write --device cuda"
+        )
+    return device_named(device), device
+
+
+def shard_of_call(text: str | None, on: str | None) -> Shard | None:
+    """`--shard`, which the runs of this process record."""
+    from fedgg.cluster.connect import is_ray
+    from fedgg.lab.run_places import machine_name, record_place, shard_from
+
+    if text is None:
+        return None
+    if on is not None and is_ray(on):
+        raise UserError("--shard is for jobs without Ray, which divides the runs itself: leave out one of the two")
+    shard = shard_from(text)
+    record_place(node=machine_name(), shard=str(shard))
+    return shard
 
 
 def changes(

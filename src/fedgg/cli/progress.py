@@ -109,6 +109,8 @@ class StudyProgress(Observer):
     def on_start(self, run: str, rounds_done: int, rounds: int) -> None:
         self.rounds_done[run], self.rounds_of[run] = rounds_done, rounds
         self.dropped.setdefault(run, DroppedClients())
+        if run in self.tasks:  # its process has died, and another one continues
+            self.bar.remove_task(self.tasks[run])
         self.tasks[run] = self.bar.add_task(run, total=rounds, completed=rounds_done, news="", within="")
         self._update()
 
@@ -125,7 +127,7 @@ class StudyProgress(Observer):
     def on_notice(self, run: str, message: str) -> None:
         if message not in self.notices:
             self.notices.add(message)
-            note(f"{run}: {message}")
+            note(f"{run}: {message}" if run else message)
 
     def on_end(self, run: str, summary: dict[str, Any]) -> None:
         self.rounds_done[run] = self.rounds_of[run]  # also for a run that diverged or stopped early

@@ -17,6 +17,8 @@ from fedgg.files import PAGE
 from fedgg.runfolder.locks import writing_pages
 
 if TYPE_CHECKING:
+    from fedgg.cluster.runners import Runner
+    from fedgg.lab.run_places import Shard
     from fedgg.paper.find_or_run import Results
     from fedgg.paper.output import ItemOutput
     from fedgg.paper.plan import ReproductionPlan
@@ -27,7 +29,8 @@ def reproduce(
         list[str] | None,
         typer.Argument(
             help="table1 to table4, fig1 to fig3, or all; readings, inner, scaffold, scaffold-small, comparison, "
-            "push, push-svhn, push-cifar100, pushes, or ours for these."
+            "push, push-svhn, push-cifar100, pushes, or ours for these; literature-cifar10, literature-cifar100, "
+            "literature-cpu, or literature for these."
         ),
     ] = None,
     show_list: Annotated[
@@ -46,9 +49,12 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="A small version on the embedded digits: no download, no GPU.")
     ] = False,
-    device: options.DeviceOption = None,
+    device: options.DevicesOption = None,
     settings: options.SetOption = None,
     jobs: options.JobsOption = None,
+    on: options.OnOption = None,
+    resources: options.ResourcesOption = None,
+    shard: options.ShardOption = None,
     data_folder: options.DataFolderOption = None,
     source: Annotated[
         Path | None, typer.Option("--from", help="Run nothing: show the runs in archives that --fold wrote.")
@@ -69,8 +75,13 @@ def reproduce(
     - `fedgg reproduce all --quick`
     - `fedgg reproduce table2 --datasets cifar10 --seeds 3 --device cuda --set engine.precision=bf16`
     - `fedgg reproduce table1 table3 fig2 --reading text --reading epsilon --out runs/paper`
+    - `fedgg reproduce table2 --device cuda --on ray:auto --out runs/paper`
     - `fedgg reproduce all --from results/paper --out runs/shown`
+    - `fedgg reproduce literature-cifar10 --device cuda --out runs/literature`
+    - `fedgg reproduce literature-cpu --set engine.name=fused`
     """
+    from fedgg.cluster.connect import is_ray
+    from fedgg.cluster.runners import runner_of
     from fedgg.paper.find_or_run import items_table, readings_table
     from fedgg.paper.plan import QUICK, ReproductionPlan, chosen_datasets, chosen_items
 
@@ -81,9 +92,10 @@ def reproduce(
     if not items and not show_list:
         if not quick:
             raise UserError(
-                "name what to reproduce: table1 to table4, fig1 to fig3, all or ours; --list describes each"
+                "name what to reproduce: table1 to table4, fig1 to fig3, all, ours or literature; --list describes each"
             )
         items = ["all"]
+    device, on = options.device_and_on(device, on)
     plan = ReproductionPlan(
         items=chosen_items(items or ["all", "ours"]),
         datasets=(QUICK,) if quick else chosen_datasets(datasets),
@@ -98,13 +110,17 @@ def reproduce(
         print_table(items_table(plan, folder, processes), numbers=False)
         print_table(readings_table(), numbers=False)
         return
-    _reproduce(plan, folder, processes, accuracy, data_folder, source, fold)
+    runner = runner_of(on, folder, processes=jobs, default_processes=processes, resources=resources)
+    on_ray = on is not None and is_ray(on)
+    _reproduce(plan, folder, runner, on_ray, options.shard_of_call(shard, on), accuracy, data_folder, source, fold)
 
 
 def _reproduce(
     plan: ReproductionPlan,
     folder: Path,
-    processes: int,
+    runner: Runner,
+    on_ray: bool,
+    shard: Shard | None,
     accuracy: str,
     data_folder: Path | None,
     source: Path | None,
@@ -120,7 +136,7 @@ def _reproduce(
     plan = _without_empty(plan)
     results: Results
     if source is None:
-        _run(plan, folder, processes, data_folder)
+        _run(plan, folder, runner, on_ray, shard, data_folder)
         results = RunFolders(folder)
     else:
         results = ArchivedRuns(source, plan.changes.get("engine.precision"))
@@ -158,17 +174,20 @@ def _without_empty(plan: ReproductionPlan) -> ReproductionPlan:
     return replace(plan, items=items)
 
 
-def _run(plan: ReproductionPlan, folder: Path, processes: int, data_folder: Path | None) -> None:
+def _run(
+    plan: ReproductionPlan, folder: Path, runner: Runner, on_ray: bool, shard: Shard | None, data_folder: Path | None
+) -> None:
     from fedgg.paper.find_or_run import missing_jobs, run_missing
 
-    missing = missing_jobs(plan, folder, data_folder)
-    runs = len(plan.runs())
+    missing = missing_jobs(plan, folder, data_folder, shard)
+    runs = len(plan.runs(shard=shard))
     names = ", ".join(item.name for item in plan.items)
+    part = f"shard {shard} of " if shard else ""
     if runs:
-        say(f"{names}: {runs} runs of {plan.rounds()} rounds, {runs - len(missing)} of them finished in {folder}")
+        say(f"{part}{names}: {runs} runs of {plan.rounds()} rounds, {runs - len(missing)} of them finished in {folder}")
     if missing:
         rounds = sum(job.experiment.rounds for job in missing)
-        show_progress(len(missing), rounds, lambda observer: run_missing(missing, processes, observer))
+        show_progress(len(missing), rounds, lambda observer: run_missing(missing, runner, observer, on_ray=on_ray))
 
 
 def _show(outputs: list[ItemOutput]) -> None:

@@ -200,8 +200,16 @@ class Words(TextColumn):
         return Text(printable(self.text_format.format(task=task)), style=self.style, justify=self.justify)
 
 
+class ProgressBar(Progress):
+    """rich before 14.3 ends a bar that is disabled with an empty line."""
+
+    def stop(self) -> None:
+        if not self.disable:
+            super().stop()
+
+
 def progress() -> Progress:
-    return Progress(
+    return ProgressBar(
         SpinnerColumn(),
         Words("{task.description}"),
         BarColumn(bar_width=24),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from fedgg.cli.progress import processes_for
 from fedgg.cli.terminal import Heartbeat, counted, described, note, print_table, progress, say
 from fedgg.errors import UserError
 from fedgg.lab.observer import Observer
+from fedgg.registry import nearest
 
 
 def tune(
@@ -45,6 +47,8 @@ def tune(
     jobs: Annotated[
         int | None, typer.Option(help="Processes that train the clients of a trial; one for each core.", min=1)
     ] = None,
+    on: options.OnOption = None,
+    resources: options.ResourcesOption = None,
     data_folder: options.DataFolderOption = None,
     out: options.OutOption = None,
     trust: options.TrustOption = None,
@@ -61,12 +65,14 @@ def tune(
     - `fedgg tune --algorithm fedavg --algorithm fedprox --algorithm fedgg --trials 20 --out runs/tuned`
     - `fedgg tune --space local.lr=0.001..1:log --space FedGG@algorithm.mu=0.01,0.1,1 --rounds 20`
     - `fedgg tune my-search.toml --pruner hyperband`
+    - `fedgg tune my-search.toml --on ray:auto --out runs/tuned`
     - `fedgg compare runs/tuned/winners.toml`
     """
-    from fedgg.compare_and_sweep import TuningResult
-    from fedgg.lab.search_space import Search, read_search, spaces
+    from fedgg.cluster.runners import trials_runner_of
+    from fedgg.lab.search_space import HOLDOUT, Search, read_search, spaces
     from fedgg.lab.study import Study, demo_study
-    from fedgg.lab.tuning import STUDY, run_search
+    from fedgg.lab.tuning import NOTHING_GIVEN, STUDY, run_search
+    from fedgg.tune_settings import TuningResult
 
     options.trust_all(trust)
     changed = options.changes(
@@ -80,12 +86,17 @@ def tune(
     choices |= {"pruner": pruner} if pruner else {}
     choices |= {"fresh_seeds": options.seeds(fresh_seeds)} if fresh_seeds else {}
     reference = next(iter(variants)) if algorithm else base.reference
+    if any(key.startswith("personal.") for key in changed) and not base.base.data.holdout:
+        changed = {"data.holdout": HOLDOUT, **changed}  # personal models are scored on what clients hold out
     study = Study(base.base.changed(changed), variants, trial_seeds, reference)
-    chosen = Search(study, spaces(_merged(file_space, _space(space or [])), variants), **choices)
+    chosen = Search(study, spaces(_merged(file_space, _space(space or [], variants)), variants), **choices)
     folder = out or Path("runs") / f"{file.stem if file else 'tune'}-{chosen.hash()[:6]}"
     seeds_shown = f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
-    say(f"{described(study.base)}, {seeds_shown}; {chosen.trials} trials of each of {len(study.variants)} algorithms")
+    of_each = f"{counted(chosen.trials, 'trial')} of each of {counted(len(study.variants), 'algorithm')}"
+    say(f"{described(study.base)}, {seeds_shown}; {of_each}")
     processes = jobs or processes_for(study.base.engine.device)
+    labels = tuple(chosen.space)
+    trials_runner = trials_runner_of(on, labels, NOTHING_GIVEN, data_folder, processes=jobs, resources=resources)
     with progress() as bar:
         try:
             trials_run = run_search(
@@ -95,6 +106,7 @@ def tune(
                 processes=processes,
                 data_folder=data_folder,
                 command=called_as(),
+                trials_runner=trials_runner,
             )
         except KeyboardInterrupt:
             bar.stop()
@@ -116,14 +128,16 @@ def _merged(of_file: dict[str, Any], of_command: dict[str, Any]) -> dict[str, An
     return merged
 
 
-def _space(texts: list[str]) -> dict[str, Any]:
-    """`--space` as the table [space] of a file."""
+def _space(texts: list[str], labels: Collection[str]) -> dict[str, Any]:
+    """`--space` as the table [space] of a file; `labels` of the algorithms, which may be typed in any case."""
     space: dict[str, Any] = {}
     for text in texts:
         where, equals, values = text.partition("=")
         label, at, key = where.rpartition("@")
         if not equals or not key.strip() or not values.strip():
             raise UserError(f"--space {text!r} is not of the form KEY=LOW..HIGH or KEY=VALUE,VALUE")
+        if at and label.lower() not in map(str.lower, labels):
+            raise UserError(f"--space {text}: there is no algorithm {label!r}{nearest(label, labels)}")
         place = space.setdefault(label, {}) if at else space
         if key in place:
             raise UserError(f"--space {where} is named twice")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from fedgg.lab.engine_setup import arithmetic, chosen_device
 from fedgg.lab.federated_data import load_data, targets_of
 from fedgg.lab.observer import Observer
 from fedgg.lab.one_round import Ends, next_job, synchronise
-from fedgg.lab.run_processes import Job, run_jobs
+from fedgg.lab.run_processes import Job, go_together, run_jobs, run_on_devices, run_one_by_one
 from fedgg.lab.run_session import Session, opened
 from fedgg.lab.runner import FEWER_WORKERS, make_workers, requests_of, run_rounds
 from fedgg.lab.store import Store
@@ -197,17 +197,28 @@ LOOK_EVERY = 0.5  # seconds between two looks at runs of other processes
 
 def run_here(jobs: list[Job], observer: Observer) -> None:
     """The same for jobs that cannot be sent to another process; a run's own engine may still use several."""
-    _run_until_ended(
-        jobs, observer, lambda some: run_together(some, observer) if _go_together(some) else run_jobs(some, 1, observer)
-    )
+    run_until_ended(jobs, observer, lambda some: run_stack(some, observer))
 
 
-def run_all(jobs: list[Job], processes: int, observer: Observer) -> None:
-    """Run what is missing in the jobs' folders; all ask for the same engine. `processes` counts on a CPU."""
+def run_stack(jobs: list[Job], observer: Observer) -> list[Job]:
+    """In this process and on one device; jobs that another process is working on are returned."""
+    return run_together(jobs, observer) if go_together(jobs[0]) else run_one_by_one(jobs, observer)
+
+
+def run_all(jobs: list[Job], processes: int, observer: Observer, devices: Sequence[str] = ()) -> None:
+    """Run what is missing in the jobs' folders; all ask for the same engine.
+
+    `processes` counts on a CPU; with `devices` there is one process for each of them instead.
+    """
 
     def run_some(some: list[Job]) -> list[Job]:
         engine = some[0].experiment.engine
-        if _go_together(some):
+        if devices:
+            reason = f"{len(some)} runs of a study on {len(devices)} devices"
+            return run_on_devices(
+                [job.under("fused", reason) if engine.device == "cpu" else job for job in some], devices, observer
+            )
+        if go_together(some[0]):
             return run_together(some, observer)
         shared = engine.name == "auto" and 1 < len(some) < processes and _one_thread_each(some)
         if engine.name == "workers" or shared:
@@ -217,7 +228,7 @@ def run_all(jobs: list[Job], processes: int, observer: Observer) -> None:
         reason = f"{len(some)} runs of a study, {'one after another' if at_once <= 1 else f'{at_once} at a time'}"
         return run_jobs([job.under("fused", reason) for job in some] if len(some) > 1 else some, processes, observer)
 
-    _run_until_ended(jobs, observer, run_some)
+    run_until_ended(jobs, observer, run_some)
 
 
 def _one_thread_each(jobs: list[Job]) -> bool:
@@ -225,7 +236,7 @@ def _one_thread_each(jobs: list[Job]) -> bool:
     return all(job.experiment.engine.threads == 1 for job in jobs)
 
 
-def _run_until_ended(jobs: list[Job], observer: Observer, run_some: Callable[[list[Job]], list[Job]]) -> None:
+def run_until_ended(jobs: list[Job], observer: Observer, run_some: Callable[[list[Job]], list[Job]]) -> None:
     """`run_some` returns those of its jobs that another process is working on."""
     by_folder = {job.folder: job for job in jobs}  # as they were given, not as an engine has changed them
     ready, waiting = list(by_folder), list[Path]()
@@ -233,14 +244,10 @@ def _run_until_ended(jobs: list[Job], observer: Observer, run_some: Callable[[li
         if ready:
             in_use = [job.folder for job in run_some([by_folder[folder] for folder in ready])]
             for folder in in_use:
+                observer.on_phase(by_folder[folder].name, "for another process that is working on it")
                 observer.on_notice(by_folder[folder].name, "another process is working on this run; waiting for it")
             waiting += in_use
         else:
             time.sleep(LOOK_EVERY)
         ready = [folder for folder in waiting if not LockFile(Store(folder).lock_file).is_held_elsewhere()]
         waiting = [folder for folder in waiting if folder not in ready]
-
-
-def _go_together(jobs: list[Job]) -> bool:
-    engine = jobs[0].experiment.engine
-    return engine.device != "cpu" or engine.name == "stacked"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,16 @@ from fedgg.errors import UserError
 from fedgg.lab.config import Experiment, read_toml
 from fedgg.lab.federated_data import with_given_clients
 from fedgg.lab.name_resolution import check_parts
-from fedgg.lab.observer import Observer
+from fedgg.lab.observer import Observer, Observers
 from fedgg.lab.parallel_runs import run_all
+from fedgg.lab.run_places import Shard, shards_of
 from fedgg.lab.run_processes import Job
 from fedgg.lab.study_folder import Index, check_folders, listed, place_of
+from fedgg.runfolder.locks import check_locking
 from fedgg.runfolder.record_types import flat
+from fedgg.runfolder.waiting import WaitingRuns, waiting_runs
 
+SECONDS_BETWEEN_WRITES = 2.0  # of what runs wait for
 MANY = 1e6  # larger numbers are shown as they are typed
 
 
@@ -41,6 +47,7 @@ class Study:
             check_parts(self.experiment(label, seed))  # all mistakes before the first run
 
     def experiment(self, label: str, seed: int) -> Experiment:
+        """The experiment of one variant with one seed."""
         return self.base.changed({**self.variants[label], "name": label, "seed": seed})
 
     def hash(self) -> str:
@@ -61,21 +68,78 @@ def run_study(
     study: Study,
     folder: Path,
     *,
-    processes: int,
+    processes: int = 1,
     observer: Observer,
     data_folder: Path | None = None,
     command: str | None = None,
+    shard: Shard | None = None,
+    runner: Callable[[list[Job], Observer], None] | None = None,
 ) -> None:
     """Run what is missing; finished runs are kept, interrupted ones go on. `command` is written down for people.
 
     What other calls have run in the folder stays a part of it, and other processes may work there at the same time.
+    `shard`: run a fixed part of the study alone. `runner` runs the jobs in place of `processes` processes here.
     """
+    if shard is not None:
+        check_locking(folder)
     jobs = [
         replace(job, experiment=with_given_clients(job.experiment, None, data_folder))
         for job in study.jobs(folder, data_folder)
     ]
-    with listed(Index(tuple(study.variants), study.seeds, study.reference), folder, jobs, command):
-        run_all(jobs, processes, observer)
+    shards = shards_of(jobs, shard.count if shard else 1, lambda job: job.experiment.name)
+    chosen = [job for job, one in zip(jobs, shards, strict=True) if shard is None or one == shard]
+    index = Index(tuple(study.variants), study.seeds, study.reference)
+    others = {job.name: one for job, one in zip(jobs, shards, strict=True) if shard not in (None, one)}
+    with listed(index, folder, jobs, command), noting_waits(observer, folder, jobs, others) as noted:
+        if runner is None:
+            run_all(chosen, processes, noted)
+        else:
+            runner(chosen, noted)
+
+
+@contextmanager
+def noting_waits(
+    observer: Observer, folder: Path, jobs: Sequence[Job], shards: Mapping[str, Shard] | None = None
+) -> Iterator[Observer]:
+    """The observer, and within the block what runs wait for is written down. `shards`: of runs of other processes."""
+    reasons = {}
+    for job in jobs:
+        shard = (shards or {}).get(job.name)
+        reason = "for the runs before it" if shard is None else f"for shard {shard} of this study"
+        reasons[job.name] = (place_of(job.experiment.name, job.experiment.seed), reason)
+    with waiting_runs(folder) as waiting:
+        yield WaitingObserver(observer, waiting, reasons)
+
+
+class WaitingObserver(Observers):
+    """Writes down which runs have not begun and what they wait for, until they start."""
+
+    def __init__(self, observer: Observer, waiting: WaitingRuns, reasons: Mapping[str, tuple[str, str]]):
+        """`reasons`: by the name of a run, its place in the study folder and what it waits for."""
+        super().__init__([observer])
+        self._waiting, self._reasons = waiting, dict(reasons)
+        self._written_at = float("-inf")
+        self._write()
+
+    def on_phase(self, run: str, phase: str) -> None:
+        if run in self._reasons:
+            self._reasons[run] = (self._reasons[run][0], phase)
+            self._write()
+        super().on_phase(run, phase)
+
+    def on_start(self, run: str, rounds_done: int, rounds: int) -> None:
+        self._reasons.pop(run, None)
+        self._write()
+        super().on_start(run, rounds_done, rounds)
+
+    def on_round(self, run: str, record: dict[str, Any]) -> None:
+        self._write()
+        super().on_round(run, record)
+
+    def _write(self) -> None:
+        if time.monotonic() - self._written_at >= SECONDS_BETWEEN_WRITES:
+            self._waiting.write({place: f"waits {reason}" for place, reason in self._reasons.values()})
+            self._written_at = time.monotonic()
 
 
 def check_labels(labels: Sequence[str], seeds: Sequence[int], reference: str) -> None:

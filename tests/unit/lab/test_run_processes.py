@@ -20,6 +20,7 @@ from fedgg.lab.config import Experiment
 from fedgg.lab.resume import newest_state
 from fedgg.lab.run_processes import ATTEMPTS, Job, run_jobs
 from fedgg.lab.store import Store
+from fedgg.runfolder.checksums import newest_checkpoint
 
 ALIVE = 20.0  # seconds a process may take to notice that it is alone
 
@@ -32,6 +33,26 @@ def experiment(**changes: Any) -> Experiment:
 
 def jobs(folder: Path, count: int = 3, **changes: Any) -> list[Job]:
     return [Job(f"job {n}", experiment(seed=n, **changes), folder / str(n), None) for n in range(count)]
+
+
+def test_stopped_workers_write_a_checkpoint_of_their_last_round(tmp_path: Path) -> None:
+    """Ctrl-C in the parent, between two checkpoints of its workers."""
+    heard: dict[str, int] = {}
+
+    def press_ctrl_c(run: str, kind: str, what: Any) -> None:
+        if kind == "round":
+            heard[run] = what["round"]
+        if len(heard) == 2 and min(heard.values()) >= 3:
+            raise KeyboardInterrupt
+
+    some = jobs(tmp_path, 2, **{"rounds": 100_000, "server.checkpoint_every": 50_000})
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs(some, 2, Events(press_ctrl_c))
+    assert not multiprocessing.active_children()
+    for job in some:
+        rounds = len((job.folder / "rounds.jsonl").read_text().splitlines())
+        assert rounds >= heard[job.name]
+        assert newest_checkpoint(job.folder) == rounds
 
 
 class KillingObserver(Events):

@@ -1,0 +1,1 @@
+"""Studies on a Ray cluster: runs become Ray tasks, their files come back into the study folder (docs/clusters.md)."""

@@ -1,0 +1,77 @@
+"""`--on` and `on=`: which machines and devices the runs of a study are computed on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from fedgg.cluster.connect import FORMS, Resources, is_ray, ray_address, resources_from
+from fedgg.errors import UserError
+from fedgg.lab.observer import Observer
+from fedgg.lab.parallel_runs import run_all
+from fedgg.lab.run_places import devices_from, kind_of
+from fedgg.lab.run_processes import Given, Job
+from fedgg.lab.tuning import TrialsRunner
+
+Runner = Callable[[list[Job], Observer], None]
+
+
+def device_named(on: str | None) -> str | None:
+    """What `engine.device` has to be for this `on`; None where the experiment decides. UserError where it is wrong."""
+    if on is None:
+        return None
+    if is_ray(on):
+        ray_address(on)
+        return None
+    devices = devices_from(on)
+    if devices is None:
+        raise UserError(f"on {on!r}: write {FORMS}; or devices, as cuda:all or cuda:0,1")
+    return kind_of(devices)
+
+
+def runner_of(
+    on: str | None, root: Path, *, processes: int | None, default_processes: int = 1, resources: str | None = None
+) -> Runner:
+    """What runs the jobs of a study, whose folders are below `root`. `processes`: runs at a time, where it was set."""
+    if resources is not None and (on is None or not is_ray(on)):
+        raise UserError("--resources are those of a Ray task: add --on ray")
+    if on is None:
+        return lambda jobs, observer: run_all(jobs, processes or default_processes, observer)
+    if not is_ray(on):
+        devices = devices_from(on) or ()
+        return lambda jobs, observer: run_all(jobs, len(devices), observer, devices)
+    from fedgg.cluster.study_on_ray import run_on_ray
+
+    needs = Resources() if resources is None else resources_from(resources)
+    return partial(run_on_ray, address=ray_address(on), root=root, at_once=processes, resources=needs)
+
+
+def trials_runner_of(
+    on: str | None,
+    labels: tuple[str, ...],
+    given: Given,
+    data_folder: Path | None,
+    *,
+    processes: int | None = None,
+    resources: str | None = None,
+) -> TrialsRunner | None:
+    """What runs the trials of a search; None: this process."""
+    if on is None:
+        if resources is not None:
+            raise UserError("--resources are those of a Ray task: add --on ray")
+        return None
+    if not is_ray(on):
+        raise UserError(f"on {on!r}: the trials of an algorithm depend on each other; write {FORMS}")
+    from fedgg.cluster.search_on_ray import run_trials_on_ray
+
+    needs = Resources() if resources is None else resources_from(resources)
+    return partial(
+        run_trials_on_ray,
+        labels=labels,
+        given=given,
+        data_folder=data_folder,
+        address=ray_address(on),
+        at_once=processes,
+        resources=needs,
+    )

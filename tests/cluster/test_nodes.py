@@ -1,0 +1,105 @@
+"""What a node checks and sends, without a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedgg
+from fedgg.cluster.connect import RayAddress, Resources, ray_address, resources_from
+from fedgg.cluster.run_file_transfer import RunFiles, folder_of_a_node, read_files, write_files
+from fedgg.cluster.task import DriverInfo, EventSender, SharedParts, check_node, sees_folder
+from fedgg.data.dataset import load
+from fedgg.errors import UserError
+from fedgg.lab.run_processes import Given
+from fedgg.runfolder.locks import LockFile
+
+
+class Box:
+    """In place of the actor's handle."""
+
+    def __init__(self) -> None:
+        self.put, self.messages = self, list[tuple[int, list[Any]]]()
+
+    def remote(self, task_number: int, events: list[Any]) -> None:
+        self.messages.append((task_number, events))
+
+
+def driver_info(**changes: Any) -> DriverInfo:
+    plain = DriverInfo(Path(), "", Path.cwd(), frozenset(), {}, fedgg.__version__, torch.__version__)
+    return replace(plain, **changes)
+
+
+def test_another_version_of_fedgg_is_refused() -> None:
+    with pytest.raises(UserError, match=r"has fedgg .* and the study is run by 9\.9: install the same version"):
+        check_node(driver_info(fedgg="9.9"), {"node": "a"}, EventSender(Box(), 1))
+
+
+def test_another_torch_is_mentioned() -> None:
+    box = Box()
+    event_sender = EventSender(box, 1)
+    check_node(driver_info(torch="1.0"), {"node": "a"}, event_sender)
+    assert event_sender.flush() == 1
+    ((_, [(kind, (_, sentence))]),) = box.messages
+    assert kind == "on_notice"
+    assert sentence == f"the node a has torch {torch.__version__}, not 1.0: bits may differ"
+
+
+def test_code_with_another_content_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("x = 1")
+    with pytest.raises(UserError, match="another file on this node"):
+        check_node(driver_info(code={str(file): "0" * 64}), {"node": "a"}, EventSender(Box(), 1))
+
+
+def test_a_folder_is_seen_by_a_lock_of_the_driver(tmp_path: Path) -> None:
+    """A copy of the folder, or one without working locks, has the file but not the lock."""
+    token = tmp_path / ".ray-1"
+    assert not sees_folder(driver_info(root=tmp_path, token=token.name))
+    token.touch()
+    assert not sees_folder(driver_info(root=tmp_path, token=token.name))
+    lock = LockFile(token)
+    assert lock.acquire()
+    assert sees_folder(driver_info(root=tmp_path, token=token.name))
+    lock.release()
+
+
+def test_files_are_sent_when_they_change(tmp_path: Path) -> None:
+    with folder_of_a_node() as folder:
+        run_files = RunFiles(folder / "0", {"config.toml": b"a", "checkpoint/000001.safetensors": b"b"})
+        assert run_files.changed(at_once=True) == ({}, ["checkpoint/000001.safetensors", "config.toml"])
+        write_files(folder / "0", {"rounds.jsonl": b"c", "checkpoint/000002.safetensors": b"d"}, ["rounds.jsonl"])
+        changed = run_files.changed(at_once=True)
+        assert changed is not None
+        files, names = changed
+        assert sorted(files) == ["rounds.jsonl"]  # the checkpoints were not among the names, and are removed
+        write_files(tmp_path / "run", files, names)
+        assert read_files(tmp_path / "run") == {"rounds.jsonl": b"c"}
+        assert run_files.changed() is None, "it is too early"
+    assert not folder.exists()
+
+
+def test_files_outside_the_run_folder_are_refused(tmp_path: Path) -> None:
+    for name in ("../x", "/x", "checkpoint/../../x"):
+        with pytest.raises(UserError, match="not within a run folder"):
+            write_files(tmp_path / "run", {name: b""}, [name])
+
+
+def test_data_come_back_as_they_were() -> None:
+    data = load("digits")
+    again = SharedParts.of(Given(data=data)).dataset(torch.device("cpu"))
+    assert again.fingerprint == data.fingerprint
+    assert torch.equal(again.x_train, data.x_train)
+    assert replace(again, name="x").fingerprint == data.fingerprint  # computed from the values
+
+
+def test_addresses_and_resources() -> None:
+    assert ray_address("ray") == RayAddress("ray", None)
+    assert ray_address("ray:auto").init == "auto"
+    assert ray_address("ray:10.0.0.1:6379").init == "10.0.0.1:6379"
+    assert ray_address("ray://head.example:10001").init == "ray://head.example:10001"
+    assert resources_from("gpu=0.5, cpu=2,memory=4G,big=1") == Resources(2.0, 0.5, 4e9, {"big": 1.0})
