@@ -7,6 +7,8 @@ exception is a bug in fedgg and keeps its traceback.
 
 from __future__ import annotations
 
+import sys
+
 EXTRAS = {
     "matplotlib": "report",
     "plotly": "report",
@@ -16,7 +18,7 @@ EXTRAS = {
     "datasets": "datasets",
     "dp_accounting": "privacy",
     "flwr": "flower",
-    "ray": "flower",
+    "ray": "ray",
     "psutil": "bench",
     "tensorboard": "tensorboard",
     "optuna": "tune",
@@ -29,9 +31,18 @@ class UserError(Exception):
     """An error that the user can correct; its message is one line."""
 
 
+def without_flower() -> str:
+    """What to do where Flower is not installed."""
+    if sys.version_info < (3, 11):
+        return "this needs Flower, which needs Python 3.11 or newer: make an environment with a newer Python"
+    return "this needs Flower: pip install 'fedgg[flower]'"
+
+
 def missing_extra(error: ImportError) -> UserError | None:
     """A UserError with the install command if the missing package belongs to an extra of fedgg, else None."""
     package = (error.name or "").partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or package not in EXTRAS:
         return None
+    if EXTRAS[package] == "flower":
+        return UserError(without_flower())
     return UserError(f"this needs {package}, which is not installed: pip install 'fedgg[{EXTRAS[package]}]'")

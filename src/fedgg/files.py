@@ -22,7 +22,6 @@ import platform
 import re
 import secrets
 import stat
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from fedgg.errors import UserError
+from fedgg.older_python import tomllib
 
 MEGABYTE = 1 << 20
 LIMITS = {".toml": MEGABYTE, ".json": 64 * MEGABYTE, ".jsonl": 2048 * MEGABYTE, ".py": 16 * MEGABYTE}
@@ -183,9 +183,9 @@ def _check_depth(value: Any) -> None:
 # Writing --------------------------------------------------------------------------------------------------------------
 
 
-def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Replace the file in one move; `mode` as for `os.open`."""
-    with replacing(path, mode) as file:
+def write_atomically(path: Path, content: bytes, mode: int = 0o666, check: Callable[[], None] = lambda: None) -> None:
+    """Replace the file in one move; `mode` as for `os.open`, `check` as in `replacing`."""
+    with replacing(path, mode, check) as file:
         file.write(content)
 
 
@@ -203,8 +203,11 @@ def write_text(path: Path, content: str, mode: int = 0o666) -> None:
 
 
 @contextmanager
-def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """A new file for the block to fill: at its end the file is on the disk and in the place of `path`."""
+def replacing(path: Path, mode: int = 0o666, check: Callable[[], None] = lambda: None) -> Iterator[IO[bytes]]:
+    """A new file for the block to fill: at its end the file is on the disk and in the place of `path`.
+
+    `check` is called once the new file exists: in a folder that is replaced after that, the rename does not find it.
+    """
     # The rename would replace a device or a FIFO; also a link to one, as /dev/stdout is.
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(kind := path.stat().st_mode):
@@ -217,6 +220,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     _BEING_WRITTEN.add(beside.name)
     try:
         with open_new(beside, mode) as file:
+            check()
             yield file
             file.flush()
             os.fsync(file.fileno())

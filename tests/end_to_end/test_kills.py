@@ -46,12 +46,30 @@ def finish(folder: Path, rounds: int, more: list[str]) -> None:
     assert process.returncode == 0, errors.decode()
 
 
+def is_writing_a_checkpoint(folder: Path) -> bool:
+    return any((folder / "checkpoint").glob("*.safetensors.*.tmp"))
+
+
+def wait_for_a_write(process: subprocess.Popen[bytes], folder: Path, rounds: int, more_seconds: float) -> None:
+    """Until a checkpoint is being written, so many rounds after the first; TimeoutExpired unless the process ended."""
+    file, first = folder / "rounds.jsonl", -1
+    while process.poll() is None:
+        done = file.read_bytes().count(b"\n") if file.exists() else 0
+        if is_writing_a_checkpoint(folder):
+            first = done if first < 0 else first
+            if done >= first + rounds:
+                process.wait(more_seconds)
+                return
+        time.sleep(0.001)
+
+
 def kill_and_resume(
-    tmp_path: Path, rounds: int, kills: int, seed: int, more: list[str] | None = None
+    tmp_path: Path, rounds: int, kills: int, seed: int, more: list[str] | None = None, in_a_write: bool = False
 ) -> dict[str, int]:
     """So many kills over as many lives as it takes; a life that ends by itself begins the next run.
 
-    `more` moves no number, and is said to the runs that are killed only.
+    `more` does not change results, and is given to the runs that are killed only. `in_a_write`: kills are aimed at
+    moments in which a checkpoint is being written.
     """
     more = more or []
     straight = tmp_path / "straight"
@@ -60,21 +78,26 @@ def kill_and_resume(
     whole = time.monotonic() - began
     chance = random.Random(seed)
     done = number = 0
-    hit = {"before the first round": 0, "during training": 0, "after it": 0}
+    hit = {"before the first round": 0, "during training": 0, "after it": 0, "in a write": 0}
     while done < kills:
         folder = tmp_path / f"run-{number}"
         number += 1
         while done < kills and not (folder / "summary.json").exists():
             process = start(folder, rounds, more)
             try:
-                # Most of a short life is importing torch: aim half of the kills at what comes after it.
-                process.wait(chance.uniform(0, whole) if chance.random() < 0.3 else chance.uniform(0.5 * whole, whole))
+                if in_a_write:
+                    wait_for_a_write(process, folder, chance.randrange(4), chance.uniform(0, 0.02))
+                else:
+                    # Most of a short life is importing torch: aim half of the kills at what comes after it.
+                    early = chance.random() < 0.3
+                    process.wait(chance.uniform(0, whole) if early else chance.uniform(0.5 * whole, whole))
             except subprocess.TimeoutExpired:
                 process.kill()
                 done += 1
                 played = (folder / "rounds.jsonl").exists()
                 ended = (folder / "summary.json").exists()
                 hit["after it" if ended else "during training" if played else "before the first round"] += 1
+                hit["in a write"] += is_writing_a_checkpoint(folder)
             _, errors = process.communicate()
             assert b"Traceback" not in errors, errors.decode()
             assert process.returncode in (0, -9), errors.decode()
@@ -120,5 +143,31 @@ def test_ten_kills_with_other_parts(tmp_path: Path, parts: str, monkeypatch: pyt
 @pytest.mark.parametrize("more", [[], IN_A_FILE, [*IN_A_FILE, "--set", "server.checkpoint_every=3"]])
 def test_a_hundred_kills(tmp_path: Path, more: list[str]) -> None:
     hit = kill_and_resume(tmp_path, rounds=120, kills=100, seed=1, more=more)
-    assert sum(hit.values()) == 100
+    assert sum(hit.values()) - hit["in a write"] == 100
     assert hit["during training"] > 20, hit
+
+
+ALWAYS_WRITING = ["--set", "server.checkpoint_every=1"]
+
+
+@pytest.fixture
+def large_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints of 9 MB, which take about as long to write as a round to train: some are still being written then."""
+    large = ["--set", "model.hidden=5000", "--set", "local.epochs=1", "--set", "local.batch=200"]
+    monkeypatch.setattr(sys.modules[__name__], "RUN", [*RUN, *large, "--set", "engine.name=fused"])
+
+
+@pytest.mark.usefixtures("large_state")
+def test_three_kills_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    hit = kill_and_resume(tmp_path, rounds=12, kills=3, seed=2, more=ALWAYS_WRITING, in_a_write=True)
+    assert hit["in a write"] > 0, hit
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("large_state")
+@pytest.mark.parametrize(
+    "more", [ALWAYS_WRITING, [*ALWAYS_WRITING, *IN_A_FILE], ["--set", "server.checkpoint_seconds=0.3"]]
+)
+def test_thirty_kills_while_a_checkpoint_is_written(tmp_path: Path, more: list[str]) -> None:
+    hit = kill_and_resume(tmp_path, rounds=30, kills=30, seed=4, more=more, in_a_write=True)
+    assert hit["in a write"] > 10, hit

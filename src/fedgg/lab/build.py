@@ -16,6 +16,7 @@ from fedgg.core.algorithm import Algorithm, arithmetic_beside_fedavg
 from fedgg.core.layout import InputPart
 from fedgg.core.model import NeedsFloatingPoint, Net, head_of
 from fedgg.core.random_choices import Work
+from fedgg.core.tasks import task_name
 from fedgg.data.batch_preparation import CHUNK, Feed, scaling
 from fedgg.data.dataset import Dataset
 from fedgg.engines.fused.cpu_step import fused_net
@@ -297,6 +298,11 @@ def examined_net(
         net.set_task(task, metrics_of(experiment, task, objective.metrics))
     net.parts = parts
     net.examine(sample[0], classes, sample[1])
+    if algorithm.needs_classes and net.task.targets != "classes":
+        raise UserError(
+            f"{type(algorithm).__name__} needs a class for each example, and the task {task_name(net.task)} has none: "
+            f"take the task classification, or another algorithm"
+        )
     if algorithm.needs_representation:
         net.head = head_of(net, sample[0])
     if experiment.personal is not None:

@@ -1,16 +1,20 @@
 """A run's state as one safetensors file: torn and foreign ones are recognised, equal tensors are stored once.
 
 Clients' rows that lie in a file of their own (lab/client_state.py) are stored as their places in it.
+
+Writing has two parts. `snapshot` reads the state between two rounds; `write_snapshot` does the rest, and may run in a
+thread beside the next round: it leaves the interpreter to other threads while it computes checksums and writes.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -20,7 +24,7 @@ from torch import Tensor
 
 from fedgg.core.server import ServerState
 from fedgg.core.tensor_rows import Rows
-from fedgg.files import check_regular, write_atomically
+from fedgg.files import check_regular, replacing
 from fedgg.lab.client_state import FILES, NOWHERE, Places, RecordLayout, RowsOnDisk, Shelf, SlotFile
 from fedgg.lab.one_round import State
 from fedgg.runfolder.checksums import with_checksum
@@ -34,10 +38,34 @@ class BadCheckpoint(Exception):
     """This file is no checkpoint of this run; the message says why."""
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """The content of a checkpoint."""
+
+    rounds_done: int
+    tensors: Rows  # on the CPU, contiguous
+    facts: dict[str, str]
+    shelved: dict[str, RowsOnDisk]  # client state in files, which must be on the disk before the checkpoint is
+
+
 def write_checkpoint(
     path: Path, state: State, experiment_hash: str, checksums: Mapping[str, str] | None = None
 ) -> None:
     """`checksums`: SHA-256 of the other files of the run folder at this round, by name."""
+    write_snapshot(path, snapshot(state, experiment_hash, checksums))
+
+
+def snapshot(
+    state: State,
+    experiment_hash: str,
+    checksums: Mapping[str, str] | None = None,
+    copy_into: Rows | None = None,
+) -> Snapshot:
+    """What a checkpoint of this state holds, `checksums` as in `write_checkpoint`.
+
+    With `copy_into` the tensors are copied, so that training may continue before they are written. The copies are put
+    into it by name: passed again with the next state, their memory is used again.
+    """
     named = {"w": state.server.w}
     named |= {f"buffers/{name}": tensor for name, tensor in state.server.buffers.items()}
     named |= {f"server/{name}": tensor for name, tensor in state.server.memory.items()}
@@ -46,7 +74,7 @@ def write_checkpoint(
             named |= {f"{group}/{client}/{name}": t for client, rows in clients.items() for name, t in rows.items()}
     # A tensor that several names stand for is written once: FedGG's clients all remember the same model.
     first: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}
-    tensors: dict[str, Tensor] = {}
+    tensors: Rows = {}
     same_as: dict[str, str] = {}
     for name, tensor in named.items():
         identity = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
@@ -54,9 +82,11 @@ def write_checkpoint(
             same_as[name] = first[identity]
             continue
         first[identity] = name
-        tensor = tensor.detach().cpu().contiguous()
-        is_view = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
-        tensors[name] = tensor.clone() if is_view else tensor  # safetensors refuses views into a larger tensor
+        tensors[name] = tensor.detach()
+    if copy_into is None:
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    else:
+        tensors = _copied(tensors, copy_into)
     shelved = {name: rows for name in FILES if isinstance(rows := getattr(state, name), RowsOnDisk)}
     if shelved:
         tensors |= _named_places(shelved)
@@ -70,9 +100,63 @@ def write_checkpoint(
         facts["checksums"] = json.dumps(with_checksum(checksums))
     if shelved:
         facts["records"] = json.dumps({name: rows.shelf.record.described() for name, rows in shelved.items()})
-    for rows in shelved.values():
+    return Snapshot(state.rounds_done, tensors, facts, shelved)
+
+
+def write_snapshot(path: Path, snapshot: Snapshot, check: Callable[[], None] = lambda: None) -> None:
+    """`check` as in `files.replacing`."""
+    for rows in snapshot.shelved.values():
         rows.shelf.file.sync()  # what is referred to before what refers to it
-    write_atomically(path, save(tensors, metadata=facts | {"checksum": _checksum(tensors, facts)}))
+    metadata = snapshot.facts | {"checksum": _checksum(snapshot.tensors, snapshot.facts)}
+    with replacing(path, check=check) as file:
+        _write_safetensors(file, snapshot.tensors, metadata)
+
+
+def _copied(tensors: Rows, copies: Rows) -> Rows:
+    """Copies on the CPU, in the memory of those with the same name where they fit.
+
+    From a GPU all are copied at the same time, into page-locked memory, and then waited for.
+    """
+    for name in copies.keys() - tensors.keys():
+        del copies[name]
+    for name, tensor in tensors.items():
+        copy = copies.get(name)
+        if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        copies[name] = copy.copy_(tensor, non_blocking=True)
+    for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+        torch.cuda.synchronize(device)
+    return dict(copies)
+
+
+def _write_safetensors(file: IO[bytes], tensors: Rows, metadata: dict[str, str]) -> None:
+    """As `safetensors.torch.save`, which first copies all tensors twice, and no other thread runs Python meanwhile."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    in_order, end = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)), 0
+    for name in in_order:
+        tensor, start = tensors[name], end
+        end += tensor.nbytes
+        dtype, shape = _dtype_name(tensor.dtype), list(tensor.shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    content = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    content += b" " * (-len(content) % 8)  # tensors start at a multiple of 8
+    file.write(len(content).to_bytes(8, "little") + content)
+    for name in in_order:
+        file.write(_content(tensors[name]))
+
+
+@cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    """As safetensors files have it."""
+    content = save({"empty": torch.empty(0, dtype=dtype)})
+    name = json.loads(content[8:])["empty"]["dtype"]
+    assert isinstance(name, str)
+    return name
+
+
+def _content(tensor: Tensor) -> memoryview:
+    content: memoryview = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return content
 
 
 def read_checkpoint(path: Path, experiment_hashes: Collection[str], device: torch.device) -> State:
@@ -180,10 +264,10 @@ def _shelved(
     return shelved
 
 
-def _checksum(tensors: dict[str, Tensor], facts: dict[str, str]) -> str:
+def _checksum(tensors: Rows, facts: dict[str, str]) -> str:
     """Over content and facts: a flipped bit in the header must not pass either."""
     value = zlib.crc32(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(tensors):
         value = zlib.crc32(f"{name}{tensors[name].dtype}{tuple(tensors[name].shape)}".encode(), value)
-        value = zlib.crc32(tensors[name].contiguous().numpy().reshape(-1).view(np.uint8).data, value)
+        value = zlib.crc32(_content(tensors[name]), value)
     return f"{value:08x}"

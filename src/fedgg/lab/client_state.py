@@ -188,7 +188,7 @@ class Shelf:
         self.file = file
         self.record = record
         self.device = device
-        self.pinned: dict[int, Places] = {}  # by round: what the checkpoints on disk refer to
+        self.pinned: dict[int, Places] = {}  # by round: what checkpoints refer to, one that is being written included
 
     @classmethod
     def new(cls, path: Path | None, like: Rows, device: torch.device) -> Shelf:

@@ -76,6 +76,7 @@ YOUNG_KEYS = (
 # Not part of an identity: how many processes work on it, and lost clients, which the history names. Threads have rules
 # of their own (`_identity`).
 HANDS = {"threads", "workers", "lost_clients"}
+STORAGE = {"checkpoint_every", "checkpoint_seconds", "memory_limit_mb"}  # of [server]
 
 
 class Experiment(ConfigSection):
@@ -259,7 +260,7 @@ class Experiment(ConfigSection):
 
     def _identity(self, *, path: bool) -> dict[str, Any]:
         """The settings that `trajectory()` (`path`) or `hash()` is made of, the engine as far as it changes bits."""
-        excluded: dict[str, Any] = {"name": True, "engine": HANDS, "server": {"checkpoint_every", "memory_limit_mb"}}
+        excluded: dict[str, Any] = {"name": True, "engine": HANDS, "server": STORAGE}
         if path:
             excluded["privacy"] = {"epsilon_limit"}  # it says how far the path is followed, as the rounds do
             schedules = {self.schedule.name, self.server_schedule.name}  # one of user code may read the rounds
@@ -298,6 +299,7 @@ class Experiment(ConfigSection):
         return shown + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
 
     def to_toml(self) -> str:
+        """The whole experiment, defaults included, as a TOML file that `fedgg run` reads."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
     def changed(self, changes: dict[str, Any]) -> Experiment:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedgg.algorithms import ALGORITHMS
 from fedgg.lab.config_sections import PartConfig
+from fedgg.older_python import is_class
 from fedgg.registry import accepted_settings, nearest
 
 
@@ -113,7 +114,7 @@ def _all_keys(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
 def section_in(annotation: Any) -> type[BaseModel] | None:
     """The section a field holds, be it always there or off unless it is set."""
     kinds = (annotation, *get_args(annotation))
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+    return next((kind for kind in kinds if is_class(kind) and issubclass(kind, BaseModel)), None)
 
 
 def _keys(model: type[BaseModel], path: list[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails
@@ -17,6 +17,7 @@ from fedgg.data.partition import OFFERED_TO_REGISTERED
 from fedgg.engines import ENGINES
 from fedgg.engines.base import Precision
 from fedgg.models import MODELS
+from fedgg.older_python import Self
 from fedgg.registry import HUGGING_FACE, Registry, accepted_settings, described_parameters, names_code
 
 
@@ -214,8 +215,13 @@ class ServerConfig(ConfigSection):
     lr: float = Field(1.0, gt=0, description="server learning rate: a factor on what a round changes in the model")
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor on lr after every round; see [server_schedule]")
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations on the server's test set")
-    checkpoint_every: int = Field(
-        1, ge=1, description="rounds between checkpoints; a resume repeats those since the last"
+    checkpoint_every: int | None = Field(
+        None, ge=1, description="rounds between checkpoints; by default they are due by time (checkpoint_seconds)"
+    )
+    checkpoint_seconds: float = Field(
+        60.0,
+        ge=0,
+        description="most seconds between checkpoints, which a resume may repeat; fewer where writing one is quick",
     )
     memory_limit_mb: int = Field(
         1024, ge=0, description="MB of client state kept in memory; above it, state is stored in a file"

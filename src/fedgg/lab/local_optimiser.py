@@ -85,7 +85,7 @@ def check_optimiser(experiment: Experiment, algorithm: Algorithm) -> None:
     if reason and not issubclass(settings.kind, SGD):
         raise UserError(
             f"{type(algorithm).__name__} is defined for SGD, not for optimiser.name = {experiment.optimiser.name!r}: "
-            f"{reason}"
+            f"{reason}; set optimiser.name = 'sgd', or take another algorithm"
         )
     if reason and settings.kept:
         raise UserError(
@@ -97,6 +97,13 @@ def _checked_rates(
     section: str, schedule: ScheduleConfig, lr: float, lr_decay: float, rounds: int
 ) -> tuple[float, ...]:
     """The rates of all rounds. UserError where a schedule fails, or gives one that is negative or not finite."""
+    if lr_decay != 1 and schedule.name in SCHEDULES and "lr_decay" not in accepted_settings(SCHEDULES[schedule.name]):
+        decay = f"{'server' if section == 'server_schedule' else 'local'}.lr_decay"
+        takers = [name for name, function in SCHEDULES.items() if "lr_decay" in accepted_settings(function)]
+        raise UserError(
+            f"{decay} = {lr_decay:g} has no effect with {section}.name = {schedule.name!r}: leave one of them out "
+            f"(it is a setting of {' and '.join(takers)})"
+        )
     settings = {f"{section}.name": schedule.name, **schedule.settings}
     shown, rates = ", ".join(f"{key} = {value}" for key, value in settings.items()), list[float]()
     for round_ in range(rounds):

@@ -35,6 +35,7 @@ from fedgg.lab.config_sections import DataConfig, EngineConfig, SplitConfig
 from fedgg.lab.optional_sections import RobustConfig
 from fedgg.lab.trusted_code import HANDED_IN, Code, check_trusted, code_at
 from fedgg.models import MODELS
+from fedgg.older_python import is_class
 from fedgg.registry import NAMED_PARTS, Registry, accepted_settings, names_code, nearest
 
 Part = TypeVar("Part")
@@ -282,7 +283,7 @@ def data_function(data: DataConfig) -> Callable[..., Any]:
     name = data.source
     function, place = find_object(name), name.rpartition(":")[0]
     kind = _returned_type(function) if _is_function_of(place, function) else None
-    if not (isinstance(kind, type) and issubclass(kind, tuple | list | Dataset)):
+    if not (is_class(kind) and issubclass(kind, tuple | list | Dataset)):
         raise UserError(
             f"data.source = {name!r} must be a function of {place} that is annotated to return a tuple (x_train, "
             f"y_train, x_test, y_test), optionally with the client of each training example, or a Dataset"
@@ -349,7 +350,7 @@ def model_maker(name: str) -> Callable[..., nn.Module]:
     if name in MODELS or (isinstance(maker, type) and issubclass(maker, nn.Module)):
         return cast("Callable[..., nn.Module]", maker)
     made = _returned_type(maker) if _is_function_of(place, maker) else None
-    if isinstance(made, type) and issubclass(made, nn.Module):
+    if is_class(made) and issubclass(made, nn.Module):
         return cast("Callable[..., nn.Module]", maker)
     raise UserError(
         f"model {name} must be a subclass of torch.nn.Module, or a function of {place} that is annotated to return one"
@@ -382,8 +383,11 @@ def build_model(
     with torch_stream(seed, "model"):
         try:
             module = maker(**offered, **settings)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise UserError(f"model {title} cannot be built with {settings or 'its defaults'}: {error}") from error
+        except UserError:
+            raise
+        except Exception as error:  # a user's function may raise anything
+            reason = f"{error}" if isinstance(error, TypeError | ValueError | RuntimeError) else repr(error)
+            raise UserError(f"model {title} cannot be built with {settings or 'its defaults'}: {reason}") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model {title} is a {type(module).__name__}, not a torch.nn.Module")
     return module

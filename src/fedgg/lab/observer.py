@@ -91,7 +91,9 @@ class PrintObserver(Observer):
         self.output = output
 
     def on_start(self, run: str, rounds_done: int, rounds: int) -> None:
-        remaining = f"from round {rounds_done + 1} of {rounds}" if rounds_done else f"{rounds} rounds"
+        remaining = f"{rounds} round{'' if rounds == 1 else 's'}"
+        if rounds_done:
+            remaining = f"from round {rounds_done + 1} of {rounds}"
         self._line(run, "all rounds are there" if rounds_done >= rounds else remaining)
 
     def on_notice(self, run: str, message: str) -> None:

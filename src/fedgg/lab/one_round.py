@@ -311,7 +311,7 @@ def moved(state: State, cohort: Iterable[int], population: int, settings: Server
     sizes = [all_in_all({c: rows[c] for c in cohort if c in rows}, population) for rows in kinds.values()]
     changed, total = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
     too_large = total > settings.memory_limit_mb * MEGABYTE
-    too_slow = folder is not None and total > max(SMALL, FAR_MORE * changed * settings.checkpoint_every)
+    too_slow = folder is not None and total > max(SMALL, FAR_MORE * changed * (settings.checkpoint_every or 1))
     if not too_large and not too_slow:
         return state
     shelved: dict[str, Any] = {name: _on_disk(rows, population, folder, name) for name, rows in kinds.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ import torch
 
 from fedgg.aggregation.privacy import OLD_ACCOUNTANT
 from fedgg.errors import UserError
-from fedgg.files import LARGE, append_line, read_bytes, write_atomically
+from fedgg.files import LARGE, append_line, read_bytes
 from fedgg.lab.build import Federation
 from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint
 from fedgg.lab.config import Experiment
 from fedgg.lab.one_round import State, begin
-from fedgg.lab.provenance import versions_of
+from fedgg.lab.provenance import behaves_differently, versions_of
 from fedgg.lab.round_record import early_stop
 from fedgg.lab.store import RESTORE, ChangedConfig, Store
 from fedgg.runfolder import checksums
@@ -47,7 +47,9 @@ def resume(
         notice(sentence)
     summary = store.summary()
     if summary is None:
-        _note_resume(store, state.rounds_done, notices, versions["engine"])
+        _note_resume(
+            store, state.rounds_done, notices, {key: versions[key] for key in ("engine", "where") if key in versions}
+        )
     return state, rounds, summary
 
 
@@ -79,15 +81,25 @@ def _check_same(store: Store, federation: Federation, now: dict[str, Any]) -> li
     if store.read_json("partition.json", "hash")["hash"] != origin.split_hash():
         raise UserError(f"{folder} was started on another split of the data than this fedgg draws")
     # Models of this library are identified by its version; torch of another version may print layers differently.
-    of_user = ":" in experiment.model.name
-    if of_user and then.get("structure") not in (None, now["structure"]) and then["torch"] == now["torch"]:
-        raise UserError(f"{folder} was started with a model of other layers: choose another folder")
+    if ":" in experiment.model.name and then["torch"] == now["torch"]:
+        if then.get("structure") not in (None, now["structure"]):
+            raise UserError(f"{folder} was started with a model of other layers: choose another folder")
+        if then["device"] == now["device"] and behaves_differently(then, now, "model"):
+            raise UserError(
+                f"{folder} was started with a model that gives other outputs with the same initial weights: its "
+                f"settings or its code have changed; choose another folder"
+            )
     code_then = then.get("code", {})
     for part, word in (("task", "loss"), ("metrics", "metrics")):
         if now["code"].get(part) and code_then.get(part) not in (None, now["code"][part]):
             raise UserError(
                 f"the code of the {word} has changed since the run in {folder} began, and its rounds so far are of the "
                 f"old code: choose another folder"
+            )
+        if behaves_differently(then, now, word):
+            raise UserError(
+                f"the {word} of the run in {folder} had other values than now for the same outputs: a constant, a "
+                f"setting or a function that the code uses has changed since its first round; choose another folder"
             )
     changed_code = [
         f"the code of the {part} has changed since this run began, and its rounds so far are of the old code: choose "
@@ -188,7 +200,7 @@ def _cut_history(store: Store, rounds: int) -> list[dict[str, Any]]:
         for path in checkpoints_in(store.folder):
             if int(path.stem) > rounds:  # it was refused: under its name, later than the history, it counts as damage
                 path.replace(path.with_name(f"{path.name}.refused"))
-        write_atomically(store.folder / HISTORY, history.up_to(rounds))
+        store.replace_file(HISTORY, history.up_to(rounds))
     store.lines = None if store.manifest is None else LineChecksums(history.up_to(rounds))
     return history.rounds[:rounds]
 
@@ -210,7 +222,7 @@ def _update_settings(store: Store, federation: Federation) -> list[str]:
         lines = read_bytes(resumes).count(b"\n") if resumes.exists() else 0
         store.manifest = replace(known, fault=None, resumes=lines)
         with store.writing():
-            store.manifest.write(store.folder)
+            store.write_manifest()
         unusable = f"{checksums.FILE} could not be used ({known.fault})"
         notices.append(f"{unusable} and is written again: the other files are unchanged")
     try:
@@ -233,13 +245,13 @@ def _update_settings(store: Store, federation: Federation) -> list[str]:
 def _write_config(store: Store, content: bytes) -> None:
     """A kill at any time leaves a config.toml that fits checksums.json."""
     if store.manifest is None:
-        write_atomically(store.folder / "config.toml", content)
+        store.replace_file("config.toml", content)
         return
-    changing = store.manifest.with_config(content)
-    changing.write(store.folder)
-    write_atomically(store.folder / "config.toml", content)
-    store.manifest = replace(changing, replaced=None)
-    store.manifest.write(store.folder)
+    store.manifest = store.manifest.with_config(content)
+    store.write_manifest()
+    store.replace_file("config.toml", content)
+    store.manifest = replace(store.manifest, replaced=None)
+    store.write_manifest()
 
 
 def _forget_divergence(store: Store) -> str | None:
@@ -252,14 +264,14 @@ def _forget_divergence(store: Store) -> str | None:
     return str(summary["why"])
 
 
-def _note_resume(store: Store, rounds_done: int, notices: list[str], engine: dict[str, str]) -> None:
-    """Add a line to resumes.jsonl: after which round, when, by which engine, and the notices."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    line = {"after_round": rounds_done, "when": now, "notes": notices, "engine": engine}
+def _note_resume(store: Store, rounds_done: int, notices: list[str], conditions: dict[str, Any]) -> None:
+    """Add a line to resumes.jsonl: after which round, when, by which engine and where, and the notices."""
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    line = {"after_round": rounds_done, "when": now, "notes": notices, **conditions}
     file = store.folder / "resumes.jsonl"
     with store.writing():
         if store.manifest is None:
             append_line(file, json.dumps(line), store.check_lock)
             return
         store.manifest = replace(store.manifest, resumes=checksums.append_checked(file, line, store.check_lock))
-        store.manifest.write(store.folder)
+        store.write_manifest()

@@ -36,9 +36,8 @@ from fedgg.lab.one_round import State
 from fedgg.lab.personal_parts import personal_model, with_personal_parts
 from fedgg.lab.provenance import fingerprint
 from fedgg.lab.store import Store
-from fedgg.lab.task_and_metrics import task_of
+from fedgg.lab.task_and_metrics import predicting_task
 from fedgg.lab.weight_files import load_weights, read_tensors
-from fedgg.registry import names_code
 from fedgg.runfolder.checksums import checkpoints_in
 from fedgg.runfolder.record_types import unknown_measure
 from fedgg.runfolder.validation import PLACES, is_number
@@ -183,7 +182,7 @@ class Run:
         if summary is None:
             raise UserError(f"the run in {store.folder} is not finished: go on with fedgg resume {store.folder}")
         try:
-            task = CLASSIFICATION if names_code(experiment.task.name) else task_of(experiment)
+            task = predicting_task(experiment)
             inputs = Inputs.from_json(store.read_json("inputs.json"), DTYPES[experiment.engine.precision], task)
         except (KeyError, TypeError, ValueError) as error:
             file = store.folder / "inputs.json"
@@ -229,6 +228,7 @@ class Run:
 
     @property
     def status(self) -> str:
+        """`finished`, `diverged`, `spent` or `stopped_early`, as in `summary.json`."""
         return str(self.summary["status"])
 
     @property

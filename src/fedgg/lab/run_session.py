@@ -18,6 +18,7 @@ from fedgg.engines import RoundJob
 from fedgg.engines.base import Look, Scorer, score_here
 from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.lab.build import Federation
+from fedgg.lab.checkpoint_writer import CheckpointWriter
 from fedgg.lab.client_state import RowsOnDisk
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import Choice
@@ -82,9 +83,8 @@ def opened(
             state, rounds, ended = begin(federation), [], None
         observer.on_experiment(label, experiment)
         observer.on_start(label, state.rounds_done, experiment.rounds)
-        session = Session(
-            experiment, federation, inputs, store, observer, label, state, rounds, state.rounds_done, ended
-        )
+        checkpoints = CheckpointWriter(store, experiment, state.rounds_done) if store is not None else None
+        session = Session(experiment, federation, inputs, store, checkpoints, observer, label, state, rounds, ended)
         if ended is not None and ended["status"] == "diverged":
             session.diverged = ended["why"]  # the same numbers would come again
         if experiment.stop is not None:
@@ -95,9 +95,13 @@ def opened(
             session.keep()
             raise
         finally:
-            for rows in (session.state.memory, session.state.kept_buffers):
-                if isinstance(rows, RowsOnDisk):
-                    rows.shelf.file.close()
+            try:
+                if checkpoints is not None:
+                    checkpoints.close()
+            finally:
+                for rows in (session.state.memory, session.state.kept_buffers):
+                    if isinstance(rows, RowsOnDisk):
+                        rows.shelf.file.close()
 
 
 @dataclass
@@ -108,11 +112,11 @@ class Session:
     federation: Federation
     inputs: Inputs  # of the final model
     store: Store | None
+    checkpoints: CheckpointWriter | None  # None without a store
     observer: Observer
     label: str  # of the run, for the observer
     state: State
     rounds: list[dict[str, Any]]
-    saved: int  # rounds done at the last checkpoint
     ended: dict[str, Any] | None  # the summary of a run that had ended when it was opened
     diverged: str | None = None
     stopped: str | None = None  # why the run ends early (`[stop]`)
@@ -138,7 +142,7 @@ class Session:
         return self.closed.looks
 
     def write_down(self, scores: list[Score], seconds: float | None = None, score: Scorer = score_here) -> None:
-        """The round is done: its record goes into the history, and its state into a checkpoint."""
+        """The round is done: its record goes into the history, and its state into a checkpoint, if one is due."""
         assert self.closed is not None
         closed, self.closed = self.closed, None
         try:
@@ -167,26 +171,29 @@ class Session:
         self.whole = True
         if self.experiment.stop is not None:
             self.stopped = early_stop(self.experiment, self.federation.net.metrics, self.rounds)
-        if self.state.rounds_done % self.experiment.server.checkpoint_every == 0 or self.over:
-            self._save()
+        if self.over:
+            self._save_now()
+        elif self.checkpoints is not None:
+            self.checkpoints.round_done(self.state)
         self.observer.on_round(self.label, record)
 
-    def _save(self) -> None:
-        if self.store is not None and self.state.rounds_done > self.saved:
-            self.store.save(self.state, self.experiment)
-            self.saved = self.state.rounds_done
+    def _save_now(self) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.save_now(self.state)
 
     def keep(self) -> None:
         """Stopped between two checkpoints: rounds that are in the history already need not be trained again."""
-        if self.whole:
+        if self.whole and self.checkpoints is not None:
             with suppress(Exception):  # the reason of the stop is what is to be reported
-                self._save()
+                self.checkpoints.wait()
+            with suppress(Exception):
+                self.checkpoints.save_now(self.state)
 
     def _end(self, end: Diverged) -> None:
         lost = [{**self.federation.named(gone.client), "why": gone.why} for gone in end.lost]
         names = "; ".join(f"client {', '.join(who)}: {why}" for why, who in by_reason(lost).items())
         self.diverged = f"{end}" + (f" ({names})" if names else "")
-        self._save()  # the history up to here is valid, and so is its model
+        self._save_now()  # the history up to here is valid, and so is its model
 
     def finish(self) -> Run:
         weights, unsaved = final_tensors(self.federation.net, self.state.server)

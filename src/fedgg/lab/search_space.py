@@ -91,8 +91,9 @@ def spaces(given: Mapping[str, Any], variants: Mapping[str, Mapping[str, Any]]) 
 
     What a variant sets is not searched; a key with one choice is fixed.
     """
-    tables = {label: given[label] for label in variants if isinstance(given.get(label), Mapping)}
-    shared = _leaves({key: value for key, value in given.items() if key not in tables})
+    labels = {label.lower(): label for label in variants}
+    tables = {labels[key.lower()]: table for key, table in given.items() if _is_of_label(key, table, labels)}
+    shared = _leaves({key: value for key, value in given.items() if not _is_of_label(key, value, labels)})
     by_label: dict[str, Space] = {}
     for label, settings in variants.items():
         special = _leaves(tables.get(label, {}))
@@ -101,6 +102,11 @@ def spaces(given: Mapping[str, Any], variants: Mapping[str, Mapping[str, Any]]) 
         space = default_space(str(settings.get("algorithm.name", Experiment().algorithm.name)))
         by_label[label] = {key: one for key, one in {**space, **shared, **special}.items() if key not in settings}
     return by_label
+
+
+def _is_of_label(key: str, value: Any, labels: Mapping[str, str]) -> bool:
+    """Whether an entry of a space is the table of one label; labels are compared without regard to case."""
+    return isinstance(value, Mapping) and key.lower() in labels
 
 
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Space:

@@ -23,7 +23,7 @@ import errno
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,7 @@ from fedgg.files import (
     writing_to,
 )
 from fedgg.lab.build import Federation
-from fedgg.lab.checkpoint import write_checkpoint
-from fedgg.lab.client_state import RowsOnDisk
+from fedgg.lab.checkpoint import Snapshot, snapshot, write_snapshot
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.one_round import State
 from fedgg.lab.provenance import versions_of
@@ -126,6 +125,15 @@ class Store:
         except UserError:
             self.check_lock()  # a folder that is gone explains a file that is missing
             raise
+
+    def replace_file(self, name: str, content: bytes) -> None:
+        """Write a file of the folder in one move, within `writing`; LockLost rather than into another folder."""
+        write_atomically(self.folder / name, content, check=self.check_lock)
+
+    def write_manifest(self) -> None:
+        """Write checksums.json, where the folder has one, within `writing`."""
+        if self.manifest is not None:
+            self.replace_file(checksums.FILE, self.manifest.content())
 
     # The experiment ---------------------------------------------------------------------------------------------------
 
@@ -208,9 +216,9 @@ class Store:
         self.manifest, self.lines = Manifest(digests | {"config.toml": sha256(config)}), LineChecksums()
         with self.writing():
             for name, content in contents.items():
-                write_atomically(self.folder / name, content)
-            self.manifest.write(self.folder)
-            write_atomically(self.folder / "config.toml", config)
+                self.replace_file(name, content)
+            self.write_manifest()
+            self.replace_file("config.toml", config)
 
     def code_files(self) -> dict[str, Any]:
         """By part: path and SHA-256 of the code that the run began with, as the folder records it."""
@@ -251,20 +259,40 @@ class Store:
         return history.rounds
 
     def save(self, state: State, experiment: Experiment) -> None:
-        """Write a checkpoint; the history is synced to the disk first, since a resumed run starts from both."""
+        """Write a checkpoint."""
+        content = self.snapshot(state, experiment)
+        self.unpin(content, self.write(content))
+
+    def snapshot(self, state: State, experiment: Experiment, copy_into: Rows | None = None) -> Snapshot:
+        """What the checkpoint of this state holds; `copy_into` as in `checkpoint.snapshot`.
+
+        The rows in files that it refers to are not overwritten from now on.
+        """
+        content = snapshot(state, experiment.trajectory(), self._checksums(), copy_into)
+        for rows in content.shelved.values():
+            rows.shelf.pinned[state.rounds_done] = rows.places
+        return content
+
+    def write(self, content: Snapshot) -> set[int]:
+        """Write a checkpoint and remove the oldest; returns the rounds of those that remain. May run in a thread.
+
+        The history is synced to the disk first, since a resumed run starts from both. It may have more rounds by now.
+        """
         with self.writing():
-            with open_in_place(self.folder / HISTORY, "ab") as history:
+            with suppress(FileNotFoundError), open_in_place(self.folder / HISTORY, "r+b") as history:
                 os.fsync(history.fileno())
-            path = self.checkpoint_folder / f"{state.rounds_done:06d}.safetensors"
-            write_checkpoint(path, state, experiment.trajectory(), self._checksums())
+            path = self.checkpoint_folder / f"{content.rounds_done:06d}.safetensors"
+            write_snapshot(path, content, self.check_lock)
             paths = checkpoints_in(self.folder)
+            self.check_lock()  # these paths are of this run
             for old in paths[:-KEPT_CHECKPOINTS]:
                 old.unlink()
-        rounds = {int(path.stem) for path in paths[-KEPT_CHECKPOINTS:]}
-        for rows in (state.memory, state.kept_buffers):
-            if isinstance(rows, RowsOnDisk):
-                pinned = rows.shelf.pinned | {state.rounds_done: rows.places}
-                rows.shelf.pinned = {number: places for number, places in pinned.items() if number in rounds}
+        return {int(path.stem) for path in paths[-KEPT_CHECKPOINTS:]}
+
+    def unpin(self, content: Snapshot, rounds: set[int]) -> None:
+        """Let the rows in files be overwritten that only checkpoints of other rounds refer to."""
+        for rows in content.shelved.values():
+            rows.shelf.pinned = {number: places for number, places in rows.shelf.pinned.items() if number in rounds}
 
     def _checksums(self) -> dict[str, str]:
         """SHA-256 of the history so far and of the files that do not grow with it."""
@@ -285,11 +313,11 @@ class Store:
             for name, tensors in (("buffers.safetensors", unsaved), ("model.safetensors", weights)):
                 if tensors:
                     content = save({key: rows.detach().cpu().contiguous().clone() for key, rows in tensors.items()})
-                    write_atomically(self.folder / name, content)
+                    self.replace_file(name, content)
                     recorded |= {name: sha256(content)} if recorded else {}
             if recorded:
                 summary = checksums.with_checksum({**summary, "checksums": recorded})
-            write_atomically(self.folder / "summary.json", indented_json(summary))
+            self.replace_file("summary.json", indented_json(summary))
 
     def damage_of_final(self, name: str) -> str | None:
         """What is wrong with a file that was written at the end, model.safetensors or buffers.safetensors."""

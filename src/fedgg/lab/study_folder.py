@@ -306,6 +306,6 @@ def _kind(job: Job) -> Hashable:
     local = job.experiment.local
     return (
         tuple(sorted((key, repr(value)) for key, value in settings.items())),
-        (local.batch, local.small_clients, algorithm.needs_representation),
+        (local.batch, local.small_clients, algorithm.needs_representation, algorithm.needs_classes),
         repr(algorithm) if job.experiment.privacy is not None else "",  # whether its clients keep state decides epsilon
     )

@@ -12,7 +12,7 @@ from fedgg.core.tasks import TASKS, Criterion, OwnLoss, Task
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.name_resolution import part_named
-from fedgg.registry import suggestion
+from fedgg.registry import names_code, suggestion
 from fedgg.runfolder.validation import PLACES
 
 MetricGiven = str | Metric | type[Metric] | Callable[..., Any]
@@ -46,6 +46,8 @@ def task_of(experiment: Experiment, loss: Criterion | None = None) -> Task:
     if is_named and config.loss is None:
         return task
     function: Any = loss
+    if function is None and is_named and not names_code(config.loss or ""):
+        raise UserError(f"task.loss = {config.loss!r}: name a function of yours, FILE.py:FUNCTION or MODULE:FUNCTION")
     if function is None:
         function = part_named(TASKS, (config.loss or "") if is_named else config.name)
     if not callable(function) or isinstance(function, type):
@@ -54,6 +56,12 @@ def task_of(experiment: Experiment, loss: Criterion | None = None) -> Task:
             f"the loss of each example, [N]"
         )
     return OwnLoss(function, task)
+
+
+def predicting_task(experiment: Experiment) -> Task:
+    """The task as far as predictions go, without its loss, which may be code that is not at hand."""
+    config = experiment.task
+    return TASKS[config.name](**config.settings) if config.name in TASKS else Task()
 
 
 def metrics_of(experiment: Experiment, task: Task, given: Sequence[MetricGiven] | None = None) -> tuple[Metric, ...]:
@@ -72,7 +80,10 @@ def metrics_of(experiment: Experiment, task: Task, given: Sequence[MetricGiven] 
     if experiment.stop is not None:
         scores = ["test_loss", "train_loss", *(f"{where}_{metric.name}" for where in PLACES for metric in metrics)]
         if experiment.stop.metric not in scores:
-            raise UserError(f"stop.metric = {experiment.stop.metric!r}: {suggestion(experiment.stop.metric, scores)}")
+            name = experiment.stop.metric.partition("_")[2]
+            fits = name in METRICS and task.targets in METRICS[name].needs and name != "loss"
+            way_out = f"add {name} to metrics" if fits else suggestion(experiment.stop.metric, scores)
+            raise UserError(f"stop.metric = {experiment.stop.metric!r}: {way_out}")
     return tuple(metrics)
 
 

@@ -63,7 +63,8 @@ class Tracker(Observer):
         """Start a tracked run; what is returned is passed to the other methods."""
 
     @abstractmethod
-    def log(self, tracked: Any, step: int, values: dict[str, float]) -> None: ...
+    def log(self, tracked: Any, step: int, values: dict[str, float]) -> None:
+        """Record the numbers of one round; `step` is the round, from 1."""
 
     @abstractmethod
     def end(self, tracked: Any, status: str, summary: dict[str, float]) -> None:

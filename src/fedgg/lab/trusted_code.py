@@ -21,6 +21,7 @@ from typing import Any
 
 from fedgg.errors import UserError
 from fedgg.files import MEGABYTE, open_regular, read_bytes
+from fedgg.older_python import file_digest
 from fedgg.registry import NAMED_PARTS, names_code
 
 VARIABLE = "FEDGG_TRUST"
@@ -62,14 +63,17 @@ def code_at(place: str) -> Code:
         raise UserError(f"{place} is part of Python, not of an experiment: name a FILE.py or a package")
     path = _module_file(words)
     if path is None:
-        raise UserError(f"{place} cannot be imported: no such module is installed, or it has no file of its own")
+        way_out = f": write {place}.py:NAME for the file" if _is_file(Path(f"{place}.py")) else ""
+        raise UserError(
+            f"{place} cannot be imported: no such module is installed, or it has no file of its own{way_out}"
+        )
     with open_regular(path) as file:
-        return Code(place, path, hashlib.file_digest(file, "sha256").hexdigest())
+        return Code(place, path, file_digest(file).hexdigest())
 
 
 def _file(place: str) -> Code:
     if not _is_file(Path(place)):
-        raise UserError(f"there is no file {place}")
+        raise UserError(f"there is no file {place}{'' if Path(place).is_absolute() else ' in the current folder'}")
     path = Path(place).resolve()
     try:
         content = read_bytes(path)
@@ -148,7 +152,10 @@ def check_trusted(code: Code, doubt: str = "") -> str:
         return IN_THIS_CALL
     option = f"--trust {shlex.quote(code.place)}"
     if doubt:
-        raise UserError(f"{code.place} ({code.described()}): {doubt}; to go on with this code, add {option}")
+        raise UserError(
+            f"{code.place} ({code.described()}): {doubt}; to continue with this code, add {option} (a loss, metrics or "
+            f"model that compute something else are refused all the same: choose another folder for these)"
+        )
     raise UserError(
         f"this experiment runs the code of {code.place} ({code.described()}), which is not allowed: read it, then add "
         f"{option} (from Python: fedgg.trust({code.place!r}); on a Flower node: "

@@ -8,93 +8,28 @@ killed ends as it would have.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
 
 import tomli_w
-import torch
 
-from fedgg.core.evaluation import Score
-from fedgg.core.random_choices import torch_seed
-from fedgg.core.tasks import Targets
-from fedgg.data.dataset import Dataset
-from fedgg.engines import Engine, Fused, Workers
-from fedgg.errors import UserError, missing_extra
+from fedgg.errors import UserError
 from fedgg.files import parse_lines, read_bytes, read_json, write_json, write_text, writing_to
-from fedgg.lab.build import Federation, build
-from fedgg.lab.config import FOLLOW_THE_DATA, Experiment
-from fedgg.lab.config_sections import DataConfig
-from fedgg.lab.engine_setup import arithmetic, chosen_device
-from fedgg.lab.federated_data import load_data, targets_of, with_given_clients
-from fedgg.lab.name_resolution import build_engine
+from fedgg.lab.config import FOLLOW_THE_DATA
+from fedgg.lab.name_resolution import code_of_parts
 from fedgg.lab.observer import Observer
-from fedgg.lab.one_round import Diverged, begin, close_before_looking, next_job, train
 from fedgg.lab.run_processes import Given
-from fedgg.lab.runner import make_workers, with_names
 from fedgg.lab.search_space import HOLDOUT, Search
+from fedgg.lab.search_trial import SearchTrial, TrialRequest, TrialRunner, check_optuna, measure_of, trial_name
 from fedgg.lab.study import Study
-from fedgg.lab.task_and_metrics import metrics_of, task_of
 from fedgg.runfolder.checksums import KEY, LineChecksums, append_checked, with_checksum, without_checksum
 from fedgg.runfolder.locks import InUse, LockFile
-from fedgg.runfolder.measure import Measure
 
-if TYPE_CHECKING:
-    import optuna
-
-STARTUP = 5  # trials of an algorithm that are drawn at random, and not pruned by the median
 TRIALS, INDEX, STUDY, LOCK = "trials.jsonl", "tuning.json", "winners.toml", "tuning.lock"
 RESTORE = "put the file back, or choose another folder"
 NOTHING_GIVEN = Given()
-
-
-@dataclass(frozen=True)
-class SearchTrial:
-    """One setting of an algorithm that was tried."""
-
-    algorithm: str  # the label
-    number: int  # from 1
-    settings: dict[str, Any]
-    scores: dict[int, float]  # of the hold-out examples by round, the mean over the seeds
-    state: Literal["finished", "pruned", "diverged"]
-    why: str = ""
-    pruner_state: dict[str, Any] = field(default_factory=dict)  # what Hyperband has noted of it
-
-    @property
-    def last_score(self) -> float:
-        """After the last round that was evaluated."""
-        return self.scores[max(self.scores)]
-
-    @property
-    def score(self) -> float | None:
-        """After the last round; None where the trial did not finish."""
-        return self.last_score if self.state == "finished" else None
-
-    @property
-    def shown_settings(self) -> str:
-        values = {key: f"{one:.4g}" if isinstance(one, float) else str(one) for key, one in self.settings.items()}
-        return ", ".join(f"{key} = {value}" for key, value in values.items())
-
-    def sentence(self, measure: Measure) -> str:
-        if self.score is not None:
-            return f"{measure.title} {measure.number(self.score, 2)}{measure.unit} ({self.shown_settings})"
-        last = f" after round {max(self.scores)}" if self.state == "pruned" else ""
-        return f"{self.state}{last}{f': {self.why}' if self.why else ''} ({self.shown_settings})"
-
-
-def measure_of(search: Search) -> Measure:
-    """What trials are compared by: the experiment's first metric on clients' hold-out examples.
-
-    Of the global model, or of personal models where the experiment has them.
-    """
-    base, objective = with_names(search.study.base, None, None, None, search.objective), search.objective
-    metric = metrics_of(base, task_of(base, objective.loss), objective.metrics)[0]
-    where = "holdout" if base.personal is None else "personal"
-    return Measure(metric.name, where, metric.higher_is_better, metric.percent)
 
 
 def best_of(search: Search, trials: Sequence[SearchTrial]) -> dict[str, SearchTrial]:
@@ -117,6 +52,9 @@ def final_study(search: Search, trials: Sequence[SearchTrial]) -> Study:
     return Study(study.base, variants, search.fresh_seeds, reference)
 
 
+TrialsRunner = Callable[[Callable[[str], TrialRequest | None], Callable[[SearchTrial], None], Observer], None]
+
+
 def run_search(
     search: Search,
     folder: Path | None,
@@ -126,29 +64,37 @@ def run_search(
     given: Given = NOTHING_GIVEN,
     data_folder: Path | None = None,
     command: str | None = None,
+    trials_runner: TrialsRunner | None = None,
 ) -> list[SearchTrial]:
-    """Run the trials that are missing in the folder, in turns of the algorithms, and write the final study."""
-    try:
-        import optuna
-    except ImportError as error:
-        raise missing_extra(error) or error from error
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    """Run the trials that are missing in the folder, in turns of the algorithms, and write the final study.
+
+    `trials_runner` runs trials elsewhere: it is called with a function that has the next trial of an algorithm and one
+    to call with each finished trial.
+    """
+    check_optuna()
     if search.study.base.data.holdout == 0:
         observer.on_notice("", f"data.holdout = {HOLDOUT:g} in the trials, which are scored on what clients hold out")
     with _journal(search, folder, given) as journal, ExitStack() as pools:
-        engine_of, federation_of = _engines(pools, processes), _builder(given, data_folder)
-        for number in range(1, search.trials + 1):
-            for label in search.space:
-                earlier = [trial for trial in journal.trials if trial.algorithm == label]
-                if len(earlier) >= number:
-                    rounds = search.experiment(label, search.study.seeds[0], {}).rounds
-                    observer.on_start(_name(search, label, number), rounds, rounds)
-                    continue
-                proposed = _proposed(search, label, earlier)
-                trial = _play(search, label, number, proposed, engine_of, federation_of, observer)
-                trial = replace(trial, pruner_state=dict(proposed.study.trials[-1].system_attrs))
-                journal.add(trial)
-                observer.on_notice(_name(search, label, number), trial.sentence(measure_of(search)))
+
+        def next_request(label: str) -> TrialRequest | None:
+            earlier = tuple(trial for trial in journal.trials if trial.algorithm == label)
+            return TrialRequest(search, label, earlier) if len(earlier) < search.trials else None
+
+        def add(trial: SearchTrial) -> None:
+            journal.add(trial)
+            name = trial_name(search, trial.algorithm, trial.number)
+            observer.on_notice(name, trial.sentence(measure_of(search)))
+
+        for trial in journal.trials:
+            if trial.algorithm in search.space and trial.number <= search.trials:
+                rounds = search.experiment(trial.algorithm, search.study.seeds[0], {}).rounds
+                observer.on_start(trial_name(search, trial.algorithm, trial.number), rounds, rounds)
+        if trials_runner is not None:
+            trials_runner(next_request, add, observer)
+        else:
+            here = TrialRunner(given, data_folder, processes, pools)
+            while requests := [request for label in search.space if (request := next_request(label)) is not None]:
+                add(here.run(min(requests, key=lambda request: request.number), observer))
     trials = [trial for trial in journal.trials if trial.algorithm in search.space and trial.number <= search.trials]
     for label in search.space.keys() - best_of(search, trials).keys():
         observer.on_notice("", f"no trial of {label} finished: it is left out of the final study")
@@ -156,144 +102,6 @@ def run_search(
         with writing_to(folder):
             write_text(folder / STUDY, _study_file(search, final_study(search, trials), command))
     return trials
-
-
-def _play(
-    search: Search,
-    label: str,
-    number: int,
-    proposed: optuna.trial.Trial,
-    engine_of: Callable[[Federation], Engine],
-    federation_of: Callable[[Experiment], Federation],
-    observer: Observer,
-) -> SearchTrial:
-    """One trial: all its seeds in step, so that it can be pruned by the mean of their scores."""
-    settings = proposed.params
-    experiments = [search.experiment(label, seed, settings) for seed in search.study.seeds]
-    name, scores, measure = _name(search, label, number), dict[int, float](), measure_of(search)
-    model = "personal" if measure.where == "personal" else "global"
-    with arithmetic(experiments[0]):
-        try:
-            federations = [federation_of(experiment) for experiment in experiments]
-            if not all(federation.tested for federation in federations):
-                raise UserError(f"no client has an example to hold out at data.holdout = {search.holdout:g}: take more")
-        except UserError as error:
-            raise UserError(f"{name}, {settings}: {error}") from error
-        states, engine = [begin(federation) for federation in federations], engine_of(federations[0])
-        rounds = min(federation.last_round for federation in federations)
-        observer.on_start(name, 0, rounds)
-        for round_ in range(1, rounds + 1):
-            values, losses = list[float](), list[float]()
-            try:
-                for place, federation in enumerate(federations):
-                    job = next_job(federation, states[place])
-                    ends = train(job, engine, partial(observer.on_client, name))
-                    closed = close_before_looking(federation, states[place], job, ends, 0.0)
-                    states[place] = closed.state
-                    losses += [float(end.loss) for end in closed.played.kept.values()]
-                    if looks := [look for look in closed.looks if look.client is not None and look.model == model]:
-                        values.append(_mean(engine.score(looks), measure.metric, round_))
-            except Diverged as end:
-                return SearchTrial(label, number, settings, scores, "diverged", str(end))
-            record: dict[str, Any] = {"round": round_, "train_loss": math.fsum(losses) / len(losses), "lost": []}
-            if values:
-                scores[round_] = math.fsum(values) / len(values)
-                record[measure.key] = scores[round_]
-                proposed.report(scores[round_], round_)
-            observer.on_round(name, record)
-            if values and round_ < rounds and proposed.should_prune():
-                return SearchTrial(label, number, settings, scores, "pruned")
-    return SearchTrial(label, number, settings, scores, "finished")
-
-
-def _name(search: Search, label: str, number: int) -> str:
-    return f"{label}, trial {number} of {search.trials}"
-
-
-def _mean(scores: list[Score], metric: str, round_: int) -> float:
-    """Over clients by their hold-out examples, those left out for which it is not defined; Diverged where a loss is
-    not finite."""
-    if not all(math.isfinite(score.loss) for score in scores):
-        raise Diverged(f"the hold-out loss is not finite after round {round_}", [])
-    defined = [score for score in scores if math.isfinite(score.values[metric])]
-    if not defined:
-        raise UserError(f"{metric} is not defined on the hold-out examples of any client: search by another metric")
-    return sum(score.values[metric] * score.examples for score in defined) / sum(score.examples for score in defined)
-
-
-def _builder(given: Given, data_folder: Path | None) -> Callable[[Experiment], Federation]:
-    """Builds the federations of trials; all have one copy of their data."""
-
-    @cache
-    def data_set(config: DataConfig, targets: Targets, device: torch.device) -> Dataset:
-        return load_data(config, data_folder, targets).to(device)
-
-    def federation_of(experiment: Experiment) -> Federation:
-        named = with_names(experiment, given.model, given.data, None, given.objective)
-        experiment, data = with_given_clients(named, given.data, data_folder), given.data
-        if data is None:
-            data = data_set(experiment.data.data_set, targets_of(experiment), chosen_device(experiment))
-        return build(experiment, model=given.model, data=data, objective=given.objective)
-
-    return federation_of
-
-
-def _engines(pools: ExitStack, processes: int) -> Callable[[Federation], Engine]:
-    """The engine of a trial; one pool of workers serves all trials. On a CPU the bits are the same for any number."""
-    pool: list[Workers] = []
-
-    def engine_of(federation: Federation) -> Engine:
-        if federation.engine != "workers":
-            return build_engine(federation.engine, federation.experiment.engine)
-        if processes == 1 and federation.experiment.engine.name == "auto":
-            return Fused()
-        if not pool:
-            pool.append(pools.enter_context(make_workers(federation.experiment.engine, processes)))
-        return pool[0]
-
-    return engine_of
-
-
-# Optuna --------------------------------------------------------------------------------------------------------------
-
-
-def _proposed(search: Search, label: str, earlier: Sequence[SearchTrial]) -> optuna.trial.Trial:
-    """The next trial of an algorithm, by a study and a sampler of its own: see the module's docstring."""
-    import optuna
-    from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
-    from optuna.samplers import RandomSampler, TPESampler
-    from optuna.trial import TrialState, create_trial
-
-    rounds = search.experiment(label, search.study.seeds[0], {}).rounds
-    pruners: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
-        "median": partial(MedianPruner, n_startup_trials=STARTUP, n_warmup_steps=max(1, rounds // 5)),
-        "hyperband": partial(HyperbandPruner, min_resource=max(1, rounds // 10), max_resource=rounds),
-        "none": NopPruner,
-    }
-    seed = torch_seed(search.study.base.seed, f"tuning {label}", len(earlier)) % 2**32
-    tpe = partial(TPESampler, n_startup_trials=STARTUP, multivariate=False)
-    sampler = tpe(seed=seed) if search.sampler == "tpe" else RandomSampler(seed=seed)
-    study = optuna.create_study(
-        study_name=label,
-        direction="maximize" if measure_of(search).higher_is_better else "minimize",
-        sampler=sampler,
-        pruner=pruners[search.pruner](),
-    )
-    space = {key: one.distribution() for key, one in search.space[label].items()}
-    for trial in earlier:
-        state = TrialState.COMPLETE if trial.state == "finished" else TrialState.PRUNED
-        study.add_trial(
-            create_trial(
-                state=state,
-                value=trial.last_score if trial.state != "diverged" else None,
-                params=trial.settings,
-                distributions=space,
-                # Without values, a trial that diverged ranks below all others.
-                intermediate_values={} if trial.state == "diverged" else trial.scores,
-                system_attrs=trial.pruner_state,
-            )
-        )
-    return study.ask(space)
 
 
 # The folder ----------------------------------------------------------------------------------------------------------
@@ -324,13 +132,15 @@ def _journal(search: Search, folder: Path | None, given: Given) -> Iterator[_Jou
         if not lock.acquire():
             raise InUse(f"another process is searching in {folder}: wait for it, or stop it")
     try:
-        identities = {label: search.identity(label, given.identity) for label in search.space}
+        identities = {
+            label: search.identity(label, f"{given.identity}{_code_of(search, label)}") for label in search.space
+        }
         known = _identities(folder / INDEX)
         for label, identity in identities.items():
             if known.get(label, identity) != identity:
                 raise UserError(
-                    f"{folder} holds another search for {label!r} (other settings, space, seeds, sampler or pruner): "
-                    f"choose another folder (--out, or out= in Python)"
+                    f"{folder} holds another search for {label!r} (other settings, code, space, seeds, sampler or "
+                    f"pruner): choose another folder (--out, or out= in Python)"
                 )
         trials = _finished(folder / TRIALS)
         if unknown := [trial.algorithm for trial in trials if trial.algorithm not in known]:
@@ -340,6 +150,12 @@ def _journal(search: Search, folder: Path | None, given: Given) -> Iterator[_Jou
         yield _Journal(folder / TRIALS, lock.check, trials)
     finally:
         lock.release()
+
+
+def _code_of(search: Search, label: str) -> str:
+    """The content of the files of code that the experiment of a label names; empty where it names none."""
+    files = code_of_parts(search.experiment(label, search.study.seeds[0], {}))
+    return "".join(f" {part} {code.sha256}" for part, code in sorted(files.items()))
 
 
 def _identities(file: Path) -> dict[str, str]:

@@ -34,7 +34,7 @@ EXACT = ("test_accuracy", "holdout_accuracy", "personal_accuracy", "unseen_accur
 ROUNDED = ("test_loss", "train_loss")
 MOST_ROUNDS = 1_000_000  # of one run
 _ENDED = ("finished", "diverged", "spent", "stopped_early")
-_PER_RUN = ("format", "experiment", "model")  # keys of versions.json that are not conditions
+_PER_RUN = ("format", "experiment", "model", "where")  # keys of versions.json that are not conditions
 
 
 def is_archive(file: Path) -> bool:

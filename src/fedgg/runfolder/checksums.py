@@ -31,8 +31,8 @@ from fedgg.files import (
     parse_json,
     read_bytes,
     read_json,
-    write_atomically,
 )
+from fedgg.older_python import file_digest
 
 FILE = "checksums.json"
 FORMAT = 1
@@ -56,7 +56,7 @@ def sha256(content: bytes) -> str:
 def sha256_of(file: Path) -> str:
     """The SHA-256 of a file of any size."""
     with open_regular(file) as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+        return file_digest(content).hexdigest()
 
 
 # Objects --------------------------------------------------------------------------------------------------------------
@@ -163,11 +163,12 @@ class Manifest:
             self, files=self.files | {"config.toml": sha256(content)}, replaced=self.files.get("config.toml")
         )
 
-    def write(self, folder: Path) -> None:
+    def content(self) -> bytes:
+        """Of checksums.json."""
         content: dict[str, Any] = {"format": FORMAT, "files": self.files, "resumes": self.resumes}
         if self.replaced is not None:
             content["replaced"] = {"config.toml": self.replaced}
-        write_atomically(folder / FILE, indented_json(with_checksum(content)))
+        return indented_json(with_checksum(content))
 
 
 def known_checksums(folder: Path) -> Manifest | None:

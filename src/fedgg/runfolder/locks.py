@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock, SoftFileLock, Timeout
 
 from fedgg.errors import UserError
-from fedgg.files import check_in_place
+from fedgg.files import check_in_place, writing_to
 
 SHORT = 0.25  # seconds; longer than `is_held_elsewhere` of another process holds a lock
 FOREVER = -1.0  # as a timeout
 PAGE_TIMEOUT = 600.0  # seconds; the page of a large study takes one minute
 POLL = 0.02  # seconds between two attempts
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
 
@@ -83,6 +86,34 @@ class LockFile:
             return True
         self.release()
         return False
+
+
+def check_locking(folder: Path) -> None:
+    """UserError where the file system has no locks, so that two processes could work on the same run."""
+    path = folder / f".lock-test-{secrets.token_hex(8)}"
+    first, second = LockFile(path), LockFile(path)
+    try:
+        with writing_to(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of filelock, which takes the existence of the file for the lock
+            is_locked = first.acquire() and not second.acquire(timeout=0)
+        reason = "" if is_locked and not isinstance(first._lock, SoftFileLock) else "flock is not supported"
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        reason = error.strerror or str(error)
+    finally:
+        for lock in (second, first):
+            with suppress(OSError):
+                lock.release()
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+    if reason:
+        raise UserError(
+            f"{folder} cannot be shared by several jobs: its file system has no file locks ({reason}); choose a folder "
+            f"on another one"
+        )
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 The rounds of a run have a number for each metric under `test_<metric>`, `holdout_<metric>`, `personal_<metric>` and
 `unseen_<metric>`, as far as it was measured there, and beside the last three the value of each client. Measures over
-clients (worst client, worst decile, spread) are computed from these values when they are read. `versions.json` lists
-the metrics with their direction; without a list the metric is accuracy.
+clients (worst client, worst decile, spread) are computed from these values when they are read, and so is
+`client_<metric>`: by the model that clients use, so that personal models can be compared with a global one.
+`versions.json` lists the metrics with their direction; without a list the metric is accuracy.
 """
 
 from __future__ import annotations
@@ -22,12 +23,18 @@ _WHERE = {
     "holdout": ("hold-out", "the clients' hold-out examples", "clients"),
     "personal": ("personal", "the clients' hold-out examples, by each client's personal model", "personal models"),
     "unseen": ("unseen-client", "the examples of clients that never train", "unseen clients"),
+    "client": (
+        "client",
+        "the clients' hold-out examples, by the model each client uses: its personal one, or else the global one",
+        "clients' models",
+    ),
     "train": ("training", "the clients' batches during training", "clients"),
 }
 _OF_A_CLIENT = {
     "holdout": "{} of the global model on each client's hold-out examples",
     "personal": "{} of each client's personal model on its hold-out examples",
     "unseen": "{} of the global model on the examples of each client that never trains",
+    "client": "{} of the model each client uses, on its hold-out examples",
 }
 _TITLES = {
     "top5": "top-5 accuracy",
@@ -69,6 +76,13 @@ class Measure:
     def recorded(self) -> str:
         """The key of a round that it is taken from; that of the single clients is followed by `_by_client`."""
         return f"{self.where}_{self.metric}"
+
+    def recorded_in(self, line: Mapping[str, Any]) -> str:
+        """The same in a certain round: under `client`, of personal models where it has them."""
+        if self.where != "client":
+            return self.recorded
+        personal = f"personal_{self.metric}"
+        return personal if personal in line else f"holdout_{self.metric}"
 
     @property
     def title(self) -> str:
@@ -128,9 +142,9 @@ class Measure:
     def at(self, line: Mapping[str, Any]) -> float | None:
         """Its value in a round; None where the round has none."""
         if self.over is None:
-            value: Any = line.get(self.key)
+            value: Any = line.get(self.recorded_in(line))
             return float(value) if _is_comparable(value) else None
-        by_client = (line.get(self.recorded + BY_CLIENT) or {}).values()
+        by_client = (line.get(self.recorded_in(line) + BY_CLIENT) or {}).values()
         numbers = [float(value) for value in by_client if _is_comparable(value)]
         return self._over(numbers) if numbers else None
 
@@ -238,11 +252,12 @@ def recorded_measures(metrics: Sequence[Measure], rounds: Sequence[Mapping[str, 
         key for line in rounds for key, value in line.items() if is_number(value) or (value and isinstance(value, dict))
     }
     measures: dict[str, Measure] = {}
-    for where in PLACES:
+    for where in (*PLACES, "client"):
         for metric in metrics:
             measured = replace(metric, where=where)
-            by_client = measured.key + BY_CLIENT in keys
-            if measured.key in keys or by_client:
+            recorded = f"personal_{metric.metric}" if where == "client" else measured.key
+            by_client = recorded + BY_CLIENT in keys
+            if recorded in keys or by_client:
                 measures.setdefault(measured.key, measured)
             if by_client:
                 for over in OVER_CLIENTS:

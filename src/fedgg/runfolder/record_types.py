@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,16 @@ class RunRecord:
         """
         status = UNFINISHED if self.summary is None else str(self.summary.get("status", UNFINISHED))
         return "damaged" if status != "diverged" and self.damaged else status
+
+    @property
+    def where(self) -> str:
+        """Node, device and shard that it was last computed on, where it recorded them; else empty."""
+        places = [event.get("where") for event in (self.versions or {}, *self.resumes)]
+        place = next((place for place in reversed(places) if isinstance(place, dict)), {})
+        words = {key: " ".join(str(value).split())[:80] for key, value in place.items()}
+        node = f"{words.get('node', '')} ({words['ray_node']})" if "ray_node" in words else words.get("node", "")
+        shard = f"shard {words['shard']}" if "shard" in words else ""
+        return ", ".join(filter(None, (node.strip(), words.get("device", ""), shard)))
 
     @property
     def damaged(self) -> bool:
@@ -244,6 +254,7 @@ class StudyRecord:
     runs: dict[str, dict[int, RunRecord]]
     unreadable: tuple[tuple[str, int], ...] = ()  # the (label, seed) pairs that have started but cannot be read
     planned: dict[str, tuple[int, ...]] | None = None  # the seeds of each label; None: all of `seeds`
+    waiting: dict[tuple[str, int], str] = field(default_factory=dict)  # by (label, seed): what a run waits for
 
     @property
     def records(self) -> list[RunRecord]:
@@ -262,13 +273,21 @@ class StudyRecord:
     def primary(self) -> Measure:
         """The first metric of the reference that all runs have; where they share none, its first.
 
-        On the test set, or by personal models where no run has a global one.
+        On the test set; by personal models where no run has a global one; by the models that clients use where some
+        runs have a global model and others have none.
         """
         runs = [*self.runs[self.reference].values(), *self.records]
         metrics = runs[0].metrics if runs else (ACCURACY,)
         metric = next((metric for metric in metrics if all(run.defines(metric) for run in runs)), metrics[0])
-        personal = replace(metric, where="personal")
-        return personal if metric.key not in self.measures and personal.key in self.measures else metric
+        personal, of_clients = replace(metric, where="personal"), replace(metric, where="client")
+        if personal.key not in self.measures:
+            return metric
+        if metric.key not in self.measures:
+            return personal
+        with_rounds = [run for run in self.records if run.rounds]
+        have_both = all(metric.key in run.measures for run in with_rounds)
+        have_clients = all(any(of_clients.at(line) is not None for line in run.rounds) for run in with_rounds)
+        return of_clients if not have_both and have_clients else metric
 
     def measure(self, name: str | None = None) -> Measure:
         """The measure of this name, or the primary one; UserError if none of the runs has recorded it."""
@@ -306,8 +325,15 @@ class StudyRecord:
 
 
 def unknown_measure(name: str, measures: Iterable[str]) -> str:
-    known = ", ".join(measures)
-    return f"the runs do not record {name!r}: choose from {known}" if known else "the runs have recorded no score"
+    """A sentence on a measure that the runs do not have, with the way to have it."""
+    known = list(measures)
+    if not known:
+        return "the runs have recorded no score"
+    if f"test_{name}" in known:
+        return f"the runs do not record {name!r}: did you mean 'test_{name}'?"
+    metric = name.removeprefix("test_").removeprefix("holdout_")
+    of_others = "" if name == metric else f", or let runs record it (--set metrics=accuracy,{metric})"
+    return f"the runs do not record {name!r}: choose from {', '.join(known)}{of_others}"
 
 
 # Of a split, the setting that says most beside its name, and its default.

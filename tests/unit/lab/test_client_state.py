@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fedgg.core.server import ServerState
 from fedgg.core.tensor_rows import Rows
 from fedgg.errors import UserError
-from fedgg.lab.checkpoint import BadCheckpoint, pin, read_checkpoint, write_checkpoint
+from fedgg.lab.checkpoint import BadCheckpoint, Snapshot, pin, read_checkpoint, write_checkpoint
 from fedgg.lab.client_state import Places, RecordLayout, RowsOnDisk, Shelf
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import ServerConfig
@@ -80,6 +80,7 @@ class Lives(RuleBasedStateMachine):
 
     def open(self, state: State, known: dict[int, dict[int, float]]) -> None:
         self.state, self.known = state, known
+        self.in_flight: Snapshot | None = None  # a checkpoint that is being written while rounds are played
 
     def teardown(self) -> None:
         shutil.rmtree(self.home)
@@ -106,11 +107,24 @@ class Lives(RuleBasedStateMachine):
         """As when training diverges: the state before is the one that stands."""
         self.state.memory | self.fresh(clients, False)[1]
 
-    @precondition(lambda self: self.state.rounds_done)
+    @precondition(lambda self: self.state.rounds_done and self.in_flight is None)
     @rule()
     def save(self) -> None:
         self.store.save(self.state, EXPERIMENT)
         self.torn.discard(self.store.checkpoint_folder / f"{self.state.rounds_done:06d}.safetensors")
+
+    @precondition(lambda self: self.state.rounds_done and self.in_flight is None)
+    @rule()
+    def begin_to_save(self) -> None:
+        self.in_flight = self.store.snapshot(self.state, EXPERIMENT, copy_into={})
+
+    @precondition(lambda self: self.in_flight is not None)
+    @rule()
+    def end_to_save(self) -> None:
+        assert self.in_flight is not None
+        self.store.unpin(self.in_flight, self.store.write(self.in_flight))
+        self.torn.discard(self.store.checkpoint_folder / f"{self.in_flight.rounds_done:06d}.safetensors")
+        self.in_flight = None
 
     @rule(
         clients=st.sets(st.integers(0, POPULATION - 1), min_size=1, max_size=4),

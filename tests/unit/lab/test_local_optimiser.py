@@ -51,6 +51,14 @@ def test_warmup() -> None:
         ({"schedule": {"name": "step", "every": 0}}, "every = 0: it fails in round 1: ZeroDivisionError"),
         ({"schedule": {"name": "step", "every": "x"}}, "every = x: it fails in round 1: TypeError"),
         ({"schedule": {"name": "linear", "end": -2.0}}, "the learning rate of round 3 is -"),
+        (
+            {"schedule": {"name": "cosine"}, "local": {"lr_decay": 0.5}},
+            "local.lr_decay = 0.5 has no effect with schedule.name = 'cosine': leave one of them out",
+        ),
+        (
+            {"server_schedule": {"name": "linear"}, "server": {"lr_decay": 0.5}},
+            "server.lr_decay = 0.5 has no effect with server_schedule.name = 'linear'",
+        ),
     ],
 )
 def test_settings_out_of_range_before_anything_trains(sections: dict[str, Any], complaint: str) -> None:

@@ -15,6 +15,8 @@ from fedgg.lab.client_state import RowsOnDisk
 from fedgg.lab.config import Experiment
 from fedgg.lab.runner import run
 
+pytestmark = pytest.mark.usefixtures("checkpoints_at_once")
+
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "scaffold": ({"algorithm.name": "scaffold"}, {}),
     "scaffold, all clients": ({"algorithm.name": "scaffold", "server.cohort": 4}, {}),

@@ -218,3 +218,20 @@ def test_folders_that_hold_no_finished_run(tmp_path: Path) -> None:
     fedgg.compare(["fedavg"], SETTINGS | {"rounds": 1}, seeds=[0], out=tmp_path / "study")
     with pytest.raises(UserError, match=r"comparison.*fedavg/seed-0"):
         fedgg.Run.load(tmp_path / "study")
+
+
+def test_a_loss_from_python_is_not_needed_to_load_and_predict(tmp_path: Path) -> None:
+    """With a named task predictions are of that task; without one they are the outputs, loaded or not."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)).astype(np.float32), rng.normal(size=60).astype(np.float32)
+
+    def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs[:, 0] - targets).abs()
+
+    def model() -> nn.Module:
+        return nn.Linear(4, 1)
+
+    for name, task in (("named", {"task": {"name": "regression"}}), ("own", {})):
+        experiment = {"rounds": 1, "split": {"scheme": "iid", "clients": 3}, "local": {"batch": 10}, **task}
+        run = fedgg.run(experiment, model=model, data=(x, y, x, y), loss=absolute, out=tmp_path / name)
+        assert np.array_equal(fedgg.Run.load(tmp_path / name, model=model).predict(x), run.predict(x))

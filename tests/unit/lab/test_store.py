@@ -33,6 +33,8 @@ from fedgg.lab.run_session import Session
 from fedgg.lab.runner import run
 from fedgg.lab.store import Store
 
+pytestmark = pytest.mark.usefixtures("checkpoints_at_once")
+
 CPU = torch.device("cpu")
 MEASURED = {"seconds": 0, "checksum": "", "checksums": {}}  # of a summary: what depends on the time it took
 

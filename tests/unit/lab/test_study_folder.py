@@ -9,7 +9,6 @@ import random
 import signal
 import threading
 import time
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from fedgg.lab.parallel_runs import run_all
 from fedgg.lab.run_processes import Job
 from fedgg.lab.store import Store
 from fedgg.lab.study import Study, run_study
+from fedgg.older_python import tomllib
 from fedgg.report.page_data import command_again
 from fedgg.report.tables import score_table
 from fedgg.runfolder.read import read_study

@@ -187,6 +187,7 @@ def test_spaces_for_all_and_for_one() -> None:
     }
     given = {"local.batch": [16, 32], "B": {"local": {"lr": {"low": 0.1, "high": 0.2}}}, "local.epochs": Range(1, 4)}
     found = spaces(given, variants)
+    assert found == spaces({key.lower(): value for key, value in given.items()}, variants)  # labels in any case
     assert found["A"].keys() == {"algorithm.mu", "local.batch", "local.epochs"}
     assert found["B"] == {"local.lr": Range(0.1, 0.2), "local.batch": Choices((16, 32)), "local.epochs": Range(1, 4)}
 
@@ -296,3 +297,17 @@ def test_a_task_loss_and_metric_of_ones_own(tmp_path: Path) -> None:
 
 def linear() -> nn.Module:
     return nn.Linear(5, 1)
+
+
+def test_trials_of_other_code_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "from fedgg import FedProx\n\n\nclass Mine(FedProx):\n    '''{}'''\n"
+    Path("mine.py").write_text(code.format("first"))
+    fedgg.trust("mine.py")
+    options: dict[str, Any] = {"space": {"local.lr": [0.1]}, "trials": 1, "out": "search"}
+    experiment = {"rounds": 1, "split": {"clients": 3}}
+    fedgg.tune(["mine.py:Mine"], experiment, **options)
+    fedgg.tune(["mine.py:Mine"], experiment, **options)
+    Path("mine.py").write_text(code.format("second"))
+    with pytest.raises(fedgg.UserError, match=r"holds another search .*code"):
+        fedgg.tune(["mine.py:Mine"], experiment, **options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tomllib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from fedgg.lab.observer import Observer
 from fedgg.lab.runner import run
 from fedgg.lab.study import Study, run_study
 from fedgg.lab.trusted_code import code_at, trust
+from fedgg.older_python import tomllib
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "my_parts.py"
 PARTS = {

@@ -29,6 +29,8 @@ from fedgg.runfolder.archive_file import archive_of
 from fedgg.runfolder.checksums import LineChecksums, checkpoint_checksums, known_checksums
 from fedgg.runfolder.read import FollowedRun, read_run, read_study
 
+pytestmark = pytest.mark.usefixtures("checkpoints_at_once")
+
 ROUNDS, STOPPED = 5, 3
 
 
@@ -205,7 +207,11 @@ def test_a_gap_in_the_round_numbers_of_an_earlier_folder(unfinished: Path) -> No
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("rounds = 5", "rounds = 4"), ("checkpoint_every = 1", "checkpoint_every = 3"), ('name = ""', 'name = "mine"')],
+    [
+        ("rounds = 5", "rounds = 4"),
+        ("checkpoint_seconds = 60", "checkpoint_seconds = 3"),
+        ('name = ""', 'name = "mine"'),
+    ],
 )
 def test_edited_settings(old: str, new: str, unfinished: Path, straight: Run) -> None:
     """Refused by `resume`; handed to `run` they are taken over, in a folder that fits its checksums again."""

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from observers import Callbacks
 
+from fedgg.lab import checkpoint
 from fedgg.lab.config import Experiment
 from fedgg.lab.runner import run
 from fedgg.lab.store import Store
@@ -78,7 +79,7 @@ def test_a_run_whose_folder_is_replaced_writes_nothing_more(memory: dict[str, An
 
     def replaced(record: dict[str, Any]) -> None:
         if record["round"] == 2:
-            shutil.rmtree(out)
+            out.rename(tmp_path / "moved")  # and not rmtree: a checkpoint may be written into it at the same time
             shutil.copytree(saved, out)
             other = Store(out).locked()
             other.__enter__()
@@ -88,6 +89,26 @@ def test_a_run_whose_folder_is_replaced_writes_nothing_more(memory: dict[str, An
     with pytest.raises(LockLost, match="was removed or replaced"):
         run(SMALL | {"server": memory}, out=out, observer=Callbacks(round=replaced))
     held[0].__exit__(None, None, None)
+    assert files(out) == files(saved)
+
+
+@pytest.mark.parametrize("moment", ["_checksum", "_write_safetensors"])  # before and after its file was created
+def test_a_checkpoint_is_not_written_into_a_folder_that_was_replaced_meanwhile(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, saved = tmp_path / "run", tmp_path / "saved"
+    run(SMALL | {"seed": 9}, out=saved)
+    original = getattr(checkpoint, moment)
+
+    def replaced(*arguments: Any) -> Any:
+        if not (tmp_path / "moved").exists():
+            out.rename(tmp_path / "moved")
+            shutil.copytree(saved, out)
+        return original(*arguments)
+
+    monkeypatch.setattr(checkpoint, moment, replaced)
+    with pytest.raises(LockLost, match="was removed or replaced"):
+        run(SMALL, out=out)
     assert files(out) == files(saved)
 
 

@@ -41,11 +41,12 @@ def test_measures_are_those_that_rounds_have_the_primary_one_first() -> None:
     line = {"personal_accuracy": 0.6, "personal_accuracy_by_client": by_client, "unseen_accuracy": 0.4}
     line |= {"test_accuracy": 0.5, "test_top5": 0.9, "test_top5_by_class": {"a": 0.9}, "test_loss": 1.0}
     run = run_of([line], [metric("top5"), metric("accuracy")])
-    over = [f"personal_accuracy_{name}" for name in ("worst_client", "worst_decile", "spread")]
-    assert [*run.measures] == [
-        *("test_top5", "test_accuracy", "personal_accuracy", *over, "unseen_accuracy", "test_loss")
-    ]
-    titles = [run.measures[key].title for key in ("test_top5", "personal_accuracy", over[0], "unseen_accuracy")]
+    over, of_clients = (
+        [f"{where}_accuracy{end}" for end in ("", "_worst_client", "_worst_decile", "_spread")]
+        for where in ("personal", "client")
+    )
+    assert [*run.measures] == ["test_top5", "test_accuracy", *over, "unseen_accuracy", *of_clients, "test_loss"]
+    titles = [run.measures[key].title for key in ("test_top5", "personal_accuracy", over[1], "unseen_accuracy")]
     worst = "personal accuracy of the worst client"
     assert titles == ["test top-5 accuracy", "personal accuracy", worst, "unseen-client accuracy"]
 
@@ -173,7 +174,7 @@ def test_an_archive_keeps_every_score_and_the_metrics(tmp_path: Path) -> None:
     (again,) = records_in(json.loads(json.dumps(archive_of([run]))))
     assert again.metrics == run.metrics
     # The values of single clients are left out, as the archive's description says.
-    assert [*again.measures] == ["test_rmse", "test_mae", "personal_rmse", "test_loss", "train_loss"]
+    assert [*again.measures] == ["test_rmse", "test_mae", "personal_rmse", "client_rmse", "test_loss", "train_loss"]
     for key in ("test_rmse", "test_mae", "personal_rmse"):
         assert again.scores(again.measures[key])[1].tolist() == run.scores(run.measures[key])[1].tolist()
 
@@ -182,5 +183,23 @@ def test_a_wrong_name_is_answered_with_those_there_are(tmp_path: Path) -> None:
     study = read_study(write_study(tmp_path, {"A": [[0.5]]}, reference="A", metrics=[RMSE]))
     assert study.measure().key == "test_rmse"
     assert study.measure("test_loss").key == "test_loss"
-    with pytest.raises(UserError, match="do not record 'test_mae': choose from test_rmse, test_loss, train_loss"):
+    others = r"choose from test_rmse, test_loss, train_loss, or let runs record it \(--set metrics=accuracy,mae\)"
+    with pytest.raises(UserError, match=f"do not record 'test_mae': {others}"):
         study.measure("test_mae")
+    with pytest.raises(UserError, match="do not record 'rmse': did you mean 'test_rmse'"):
+        study.measure("rmse")
+
+
+def test_personal_models_are_compared_with_a_global_one_on_the_same_examples(tmp_path: Path) -> None:
+    scores: dict[str, dict[str, Any]] = {
+        "Avg": {"test_accuracy": 0.5, "holdout_accuracy": 0.3, "holdout_accuracy_by_client": {"0": 0.2, "1": 0.4}},
+        "Per": {"personal_accuracy": 0.9, "personal_accuracy_by_client": {"0": 0.8, "1": 1.0}},
+    }
+    path = write_study(tmp_path, {"Avg": [[0.5]], "Per": [[0.5]]}, reference="Avg")
+    for label, by_seed in read_study(path).runs.items():
+        (by_seed[0].path / "rounds.jsonl").write_text(json.dumps({"round": 1, **scores[label]}) + "\n")
+    study = read_study(path)
+    assert study.measure().key == "client_accuracy"
+    for key, expected in (("client_accuracy", [0.3, 0.9]), ("client_accuracy_worst_client", [0.2, 0.8])):
+        finals = [study.runs[label][0].scores(study.measure(key))[1].tolist() for label in ("Avg", "Per")]
+        assert finals == [[value] for value in expected]

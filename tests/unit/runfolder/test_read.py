@@ -144,7 +144,7 @@ def test_this_room_needs_no_torch_and_no_other_room() -> None:
         "rooms = {'.'.join(name.split('.')[:2]) for name in sys.modules if name.startswith('fedgg.')}\n"
         "assert 'torch' not in sys.modules, 'torch'\n"
         "assert 'matplotlib.pyplot' not in sys.modules, 'pyplot'\n"
-        "names = ('analysis', 'errors', 'files', 'report', 'runfolder')\n"
+        "names = ('analysis', 'errors', 'files', 'older_python', 'report', 'runfolder')\n"
         "assert rooms == {f'fedgg.{name}' for name in names}, rooms\n"
     )
     done = subprocess.run(
