@@ -4,16 +4,20 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test slow browser bench lock numbers clean
+.PHONY: help demo test slow browser docs notebooks dist versions bench lock numbers clean
 
 help:
 	@echo "make demo   compare FedGG, FedAvg, FedProx and SCAFFOLD on real digits (under a minute after the install)"
 	@echo "make test   ruff, mypy, and every test that needs neither data sets nor minutes"
 	@echo "make slow   the long tests: real CIFAR-10 and SVHN where they are, a hundred kills"
 	@echo "make browser  the report in a real Chromium: FEDGG_CHROMIUM, or chromium on the path"
+	@echo "make docs   the documentation site in build/site, which opens from disk; executes the notebooks first"
+	@echo "make notebooks  execute docs/notebooks and write their outputs into them"
+	@echo "make dist   a wheel and an sdist in dist/, checked, and installed and tried outside this folder"
+	@echo "make versions  the tests with the oldest and with the newest supported versions (Python 3.10 and 3.13; 12 GB)"
 	@echo "make bench  fedgg beside pfl-research, Flower and FedLab, which it installs under .bench (4 GB); a quiet machine"
 	@echo "make lock   write requirements.lock again after a change of constraints.txt"
-	@echo "make numbers  fill docs/numbers.md and its figures from results/paper"
+	@echo "make numbers  fill docs/numbers.md, docs/literature.md and figures from results/paper"
 	@echo "make clean  remove .venv and everything the tools left behind (runs/ stays)"
 
 .venv/ready: pyproject.toml constraints.txt requirements.lock
@@ -39,6 +43,27 @@ browser: .venv/ready
 	$(INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[test,browser]'
 	$(BIN)/pytest -m browser
 
+.venv/docs: .venv/ready constraints-docs.txt
+	$(INSTALL) --constraint constraints.txt --constraint constraints-docs.txt --no-build-isolation --editable '.[test,docs,release]'
+	@touch $@
+
+docs: .venv/docs
+	$(BIN)/pytest tests/documentation
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "open build/site/index.html"
+
+notebooks: .venv/docs
+	$(BIN)/python docs/site_build/execute_notebooks.py
+
+dist: .venv/docs
+	rm -rf build/lib dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python .ci/try_wheel.py dist/*.whl dist/*.tar.gz
+
+versions: .venv/ready
+	$(BIN)/python .ci/versions.py
+
 bench: .venv/ready
 	$(BIN)/fedgg bench setup
 	$(BIN)/fedgg bench
@@ -50,4 +75,4 @@ numbers: .venv/ready
 	$(BIN)/python benchmarks/paper_numbers.py
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf .venv .versions build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
