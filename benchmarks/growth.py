@@ -3,9 +3,10 @@
     python benchmarks/growth.py --out growth            # about ten minutes on two idle cores; Linux only
     python benchmarks/growth.py --out growth --draw     # only the figure, from growth/growth.json
 
-Each point is measured in a new process and a new run folder, with a checkpoint after every round. All points are
-measured once per repeat, in random order, so that a busy minute of the machine does not affect a single point only.
-Each client has four examples for every population, so that the work of a client is always the same.
+Each point is measured in a new process and a new run folder, with a checkpoint after every round, unless the one before
+is still being written. All points are measured once per repeat, in random order, so that a busy minute of the machine
+does not affect a single point only. Each client has four examples for every population, so that the work of a client is
+always the same.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def run_point(point: Point, engine: str, warm_up: int, rounds: int, folder: Path
         model={"name": "mlp", "hidden": HIDDEN},
         algorithm={"name": point.algorithm},
         local={"epochs": 1, "batch": EXAMPLES_PER_CLIENT},
-        server={"cohort": point.cohort},
+        server={"cohort": point.cohort, "checkpoint_every": 1},
         engine={"name": engine},
     )
     marks, work, build_peak = list[float](), list[float](), list[int]()

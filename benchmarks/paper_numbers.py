@@ -1,4 +1,4 @@
-"""Fill the tables of docs/numbers.md from results/paper/*.json, and draw its figures: `make numbers`.
+"""Fill the tables of docs/numbers.md and docs/literature.md from results/paper/*.json, and draw: `make numbers`.
 
 The text between the blocks is written by hand and stays as it is.
 """
@@ -17,13 +17,20 @@ from fedgg.report.figure_style import save
 HOME = Path(__file__).parent.parent
 PAGE = HOME / "docs" / "numbers.md"
 RESULTS = HOME / "results" / "paper"
-PLAN = ReproductionPlan(tuple(ITEMS.values()), tuple(DATASETS), (0, 1, 2), readings=("text", "epsilon"))
+LITERATURE = HOME / "docs" / "literature.md"
+PAGES = {
+    PAGE: tuple(item for item in ITEMS.values() if not item.literature),
+    LITERATURE: tuple(item for item in ITEMS.values() if item.literature),
+}
 _BLOCK = re.compile(r"<!-- ((?!end)[\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
-def item_outputs() -> list[ItemOutput]:
-    results: Results = ArchivedRuns(RESULTS) if RESULTS.is_dir() else NoRuns()
-    return make_items(PLAN, results, "highest", run=False)
+def item_outputs(page: Path = PAGE) -> list[ItemOutput]:
+    """The items of a page; those of other papers are of fp32 runs on a CPU, the others of the precision of most."""
+    plan = ReproductionPlan(PAGES[page], tuple(DATASETS), (0, 1, 2), readings=("text", "epsilon"))
+    precision = "fp32" if page == LITERATURE else None
+    results: Results = ArchivedRuns(RESULTS, precision) if RESULTS.is_dir() else NoRuns()
+    return make_items(plan, results, "highest", run=False)
 
 
 def filled(page: str, items: list[ItemOutput]) -> str:
@@ -31,21 +38,20 @@ def filled(page: str, items: list[ItemOutput]) -> str:
     blocks = {output.item.name: block(output, f"figures/paper-{output.item.name}.png") for output in items}
     present = _BLOCK.findall(page)
     if sorted(present) != sorted(blocks):
-        raise UserError(
-            f"{PAGE.name} has blocks for {', '.join(present)}; it needs one for each of {', '.join(blocks)}"
-        )
+        raise UserError(f"the page has blocks for {', '.join(present)}; it needs one for each of {', '.join(blocks)}")
     return _BLOCK.sub(lambda match: f"<!-- {match[1]} -->\n{blocks[match[1]]}<!-- end -->", page)
 
 
 def main() -> None:
-    items = item_outputs()
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), items), encoding="utf-8")
-    for output in items:
-        picture = HOME / "docs" / "figures" / f"paper-{output.item.name}.png"
-        if output.figure is not None:
-            save(output.figure.figure, picture)
-            print(picture.relative_to(HOME))
-    print(PAGE.relative_to(HOME))
+    for page in PAGES:
+        items = item_outputs(page)
+        page.write_text(filled(page.read_text(encoding="utf-8"), items), encoding="utf-8")
+        for output in items:
+            picture = HOME / "docs" / "figures" / f"paper-{output.item.name}.png"
+            if output.figure is not None:
+                save(output.figure.figure, picture)
+                print(picture.relative_to(HOME))
+        print(page.relative_to(HOME))
 
 
 if __name__ == "__main__":

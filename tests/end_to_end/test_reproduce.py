@@ -123,6 +123,17 @@ def test_called_again_and_shown_from_the_archive(
         )
 
 
+def test_the_literature_in_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["reproduce", "literature-cpu", "--quick", "--rounds", "1", "--seeds", "1", "--jobs", "1"]
+    text = ended_well([*words, "--out", str(tmp_path / "out")], monkeypatch)
+    assert "in a protocol for a CPU" in text
+    table = rows(tmp_path / "out" / "literature-cpu.csv")
+    methods = [row[table[0].index("method")] for row in table[1:]]
+    assert {"FedAvg", "SCAFFOLD", "FedACG", "FedGG, text", "FedLESAM", "FedWMSAM"} <= set(methods)
+    assert "missing" not in {cell for row in table for cell in row}
+    assert not any("printed" in column for column in table[0])
+
+
 def test_the_list_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     none = tmp_path / "none"
     text = ended_well(["reproduce", "--list", "--quick", "--rounds", "3", "--out", str(none)], monkeypatch)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fedgg.analysis.run_environment import shown_seconds
+from fedgg.cluster.runners import Runner
 from fedgg.core.random_choices import stream
 from fedgg.data.catalog import PUBLICATIONS
 from fedgg.data.dataset import Dataset
@@ -22,18 +23,19 @@ from fedgg.engines import Stacked
 from fedgg.errors import UserError
 from fedgg.files import check_folder, writing_to
 from fedgg.lab.build import build
-from fedgg.lab.config import Experiment
+from fedgg.lab.config import STORAGE, Experiment
 from fedgg.lab.engine_setup import arithmetic, chosen_device
 from fedgg.lab.federated_data import load_data
 from fedgg.lab.name_resolution import build_algorithm, build_engine
 from fedgg.lab.observer import Observer
 from fedgg.lab.one_round import begin, next_job, synchronise
-from fedgg.lab.parallel_runs import run_all
+from fedgg.lab.run_places import Shard
 from fedgg.lab.run_processes import Job
 from fedgg.paper.plan import QUICK, READINGS, Item, PlannedMethod, ReproductionPlan, shown_dataset
 from fedgg.registry import names_code
 from fedgg.report.tables import NONE, Table
 from fedgg.runfolder.archive_file import read_archive
+from fedgg.runfolder.locks import check_locking
 from fedgg.runfolder.read import read_run
 from fedgg.runfolder.record_types import RunRecord
 
@@ -112,8 +114,7 @@ class NoRuns:
 
 def identity(experiment: Experiment) -> str:
     """The settings that decide what is trained, as text: without name, engine and storage, with default values."""
-    storage = {"checkpoint_every", "memory_limit_mb"}
-    content = experiment.model_dump(mode="json", exclude={"name": True, "engine": True, "server": storage})
+    content = experiment.model_dump(mode="json", exclude={"name": True, "engine": True, "server": STORAGE})
     if not names_code(experiment.algorithm.name):  # code named in an archive is not loaded; no planned method names any
         algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
         content["algorithm"] = {"name": experiment.algorithm.name, **vars(algorithm)}
@@ -136,8 +137,10 @@ def _floats(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def missing_jobs(plan: ReproductionPlan, out: Path, data_folder: Path | None) -> list[Job]:
-    """The runs that have not ended, in the order in which they are run."""
+def missing_jobs(plan: ReproductionPlan, out: Path, data_folder: Path | None, shard: Shard | None = None) -> list[Job]:
+    """The runs, or those of a shard, that have not ended, in the order in which they are run."""
+    if shard is not None:
+        check_locking(out)
     folders = RunFolders(out)
     jobs = [
         Job(
@@ -146,7 +149,7 @@ def missing_jobs(plan: ReproductionPlan, out: Path, data_folder: Path | None) ->
             out / method.folder(seed),
             data_folder,
         )
-        for method, seed in plan.runs()
+        for method, seed in plan.runs(shard=shard)
         if not folders.ended(method, seed)
     ]
     with writing_to(out):
@@ -155,13 +158,19 @@ def missing_jobs(plan: ReproductionPlan, out: Path, data_folder: Path | None) ->
     return jobs
 
 
-def run_missing(jobs: list[Job], processes: int, observer: Observer) -> None:
-    """Run one data set after another, so that a GPU holds one of them and trains all its runs together."""
+def run_missing(jobs: list[Job], runner: Runner, observer: Observer, *, on_ray: bool = False) -> None:
+    """Run one data set after another, so that a GPU holds one of them and trains all its runs together.
+
+    On Ray all at once: nodes need not wait for each other.
+    """
     data_sets = dict.fromkeys(job.experiment.data.data_set for job in jobs)
     for data in list(data_sets)[1:]:
         load_data(data, jobs[0].data_folder)  # a data set that is not there is reported now, not hours later
+    if on_ray:
+        runner(jobs, observer)
+        return
     for data in data_sets:
-        run_all([job for job in jobs if job.experiment.data.data_set == data], processes, observer)
+        runner([job for job in jobs if job.experiment.data.data_set == data], observer)
 
 
 PROBE_STEPS = 3  # of each client in each of two rounds, the first of which is a warm-up
@@ -170,8 +179,10 @@ _DIGITS = ((1, 8, 8), 10, 1437)  # shape, classes, training examples
 
 
 def steps_a_round(experiment: Experiment) -> int:
-    """Local steps of all clients together, as if no client had an incomplete last batch."""
+    """Local steps of all clients of a round together, as if no client had an incomplete last batch."""
     _, _, examples = _facts(experiment.data.source)
+    clients = experiment.split.clients
+    examples = examples * experiment.cohort_of(clients) // clients
     return -(-experiment.local.epochs * examples // experiment.local.batch)
 
 
@@ -180,10 +191,10 @@ def seconds_a_step(experiment: Experiment, runs: int = 1) -> float:
     shape, classes, _ = _facts(experiment.data.source)
     chosen = experiment.engine
     one_by_one = chosen.device == "cpu" and chosen.name != "stacked"  # clients are trained one after another
-    clients, engine = (1, "fused") if one_by_one else (experiment.split.clients, chosen.name)
-    small = experiment.changed(
-        {"split.scheme": "iid", "split.clients": clients, "local.epochs": 1, "rounds": 2, "engine.name": engine}
-    )
+    cohort = experiment.cohort_of(experiment.split.clients)
+    clients, engine = (1, "fused") if one_by_one else (cohort, chosen.name)
+    split = {"split.scheme": "iid", "split.clients": clients, "server.cohort": None}
+    small = experiment.changed({**split, "local.epochs": 1, "rounds": 2, "engine.name": engine})
     with arithmetic(small):
         data = _noise(shape, classes, PROBE_STEPS * clients * small.local.batch).to(chosen_device(small))
         federation = build(small, data=data)
@@ -239,7 +250,7 @@ class Estimate:
     def __init__(self, plan: ReproductionPlan, out: Path, processes: int):
         self.plan, self.processes = plan, processes
         self.folders = RunFolders(out)
-        self.paces: dict[str, Pace] = {}
+        self.paces: dict[tuple[str, str], Pace] = {}  # by data set and model
 
     def missing(self, items: Iterable[Item]) -> MissingRuns:
         """Of several items together; runs that they share count once."""
@@ -249,13 +260,14 @@ class Estimate:
 
     def sources(self) -> list[str]:
         """How the time of each data set was measured."""
-        return [f"{shown_dataset(dataset)}: {pace.source}" for dataset, pace in self.paces.items()]
+        return [f"{shown_dataset(dataset)}, {model}: {pace.source}" for (dataset, model), pace in self.paces.items()]
 
     def _seconds(self, method: PlannedMethod) -> float:
-        if method.dataset not in self.paces:
-            self.paces[method.dataset] = self._pace(method)
+        kind = method.dataset, method.base.model.name
+        if kind not in self.paces:
+            self.paces[kind] = self._pace(method)
         together = self.processes if method.base.engine.device == "cpu" else 1
-        return self.paces[method.dataset].seconds * method.base.rounds / together
+        return self.paces[kind].seconds * method.base.rounds / together
 
     def _pace(self, method: PlannedMethod) -> Pace:
         finished = [record for record in self._records(method.dataset) if _comparable(record, method.base)]
@@ -284,6 +296,7 @@ def shown_step(seconds: float) -> str:
 def _comparable(record: RunRecord, wanted: Experiment) -> bool:
     engine = record.config.get("engine", {})
     same = engine.get("device") == wanted.engine.device and engine.get("precision") == wanted.engine.precision
+    same = same and record.config.get("model", {}).get("name") == wanted.model.name
     return same and record.status == "finished" and bool(record.rounds)
 
 

@@ -61,9 +61,14 @@ def write_items(plan: ReproductionPlan, outputs: Sequence[ItemOutput], out: Path
 
 
 def page_name(plan: ReproductionPlan) -> str:
-    """`paper` if all of the paper's items are in it; otherwise the items' names, so that a part does not replace it."""
+    """`paper` if all of the paper's items are in it; otherwise the items' names, so that a part does not replace it.
+
+    `literature` if it has exactly the items of other papers.
+    """
     names = [item.name for item in plan.items]
     whole = {item.name for item in ITEMS.values() if not item.ours} <= set(names)
+    if {item.name for item in ITEMS.values() if item.literature} == set(names):
+        return "literature"
     return "paper" if whole else "-".join(names)
 
 

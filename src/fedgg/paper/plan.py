@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
+from fedgg.lab.run_places import Shard, shards_of
 from fedgg.lab.study import Study, load_study
 from fedgg.lab.study_folder import slug
 from fedgg.registry import nearest
@@ -35,6 +35,7 @@ class Item:
     rows: tuple[str, ...] = ()  # the variants that are shown; empty: all
     ours: bool = False  # a study of ours, not in the paper
     costs: bool = False  # whether the table has columns for traffic and computation
+    literature: bool = False  # a protocol of other papers: all settings are the study's, and their values are shown
 
     @property
     def is_table(self) -> bool:
@@ -94,16 +95,49 @@ _ITEMS = (
         rows=("FedAvg", "push 0.5", "relative push 0.3", "relative push 0.6"),
         ours=True,
     ),
+    *(
+        Item(
+            f"literature-{name}",
+            "Ours: the methods papers compare today, in their protocol",
+            "study",
+            (0.6, 0.1),
+            (name,),
+            f"literature-{name}",
+            ours=True,
+            costs=True,
+            literature=True,
+        )
+        for name in ("cifar10", "cifar100")
+    ),
+    Item(
+        "literature-cpu",
+        "Ours: the methods papers compare today, in a protocol for a CPU",
+        "study",
+        (0.1,),
+        ("cifar10",),
+        "literature-cpu",
+        ours=True,
+        costs=True,
+        literature=True,
+    ),
 )
 ITEMS: dict[str, Item] = {item.name: item for item in _ITEMS}
+GROUPS = ("all", "ours", "literature")
 
 
 def chosen_items(names: Sequence[str]) -> tuple[Item, ...]:
-    """Items by name, each once and in the paper's order; `all` are those of the paper, `ours` our studies."""
+    """Items by name or group, each once and in the paper's order.
+
+    `all` are those of the paper, `ours` our studies of it, `literature` the protocols of other papers.
+    """
     for name in names:
-        if name not in (*ITEMS, "all", "ours"):
-            raise UserError(f"the paper has no {name!r}{nearest(name, [*ITEMS, 'all', 'ours'])}")
-    return tuple(item for item in _ITEMS if item.name in names or ("ours" if item.ours else "all") in names)
+        if name not in (*ITEMS, *GROUPS):
+            raise UserError(f"the paper has no {name!r}{nearest(name, [*ITEMS, *GROUPS])}")
+    return tuple(item for item in _ITEMS if item.name in names or _group(item) in names)
+
+
+def _group(item: Item) -> str:
+    return "literature" if item.literature else "ours" if item.ours else "all"
 
 
 def chosen_datasets(text: str | None) -> tuple[str, ...]:
@@ -172,17 +206,10 @@ def preset(name: str) -> Study:
 
 
 def _study_file(file: str) -> Path:
-    """A study file of experiments/, in a checkout or where a wheel has installed it."""
-    here = Path(__file__).parents[3] / "experiments" / file
-    if here.is_file():
-        return here
-    try:
-        installed = files("fedgg") or []
-    except PackageNotFoundError:
-        installed = []
-    for entry in installed:
-        if entry.parts[-2:] == ("experiments", file):
-            return Path(str(entry.locate())).resolve()
+    """A study file of experiments/: in a wheel beside this file (setup.py puts it there), else in the checkout."""
+    for folder in (Path(__file__).parent / "studies", Path(__file__).parents[3] / "experiments"):
+        if (folder / file).is_file():
+            return folder / file
     raise UserError(f"experiments/{file} is missing from the installation: reinstall fedgg, or run from its repository")
 
 
@@ -259,22 +286,26 @@ class ReproductionPlan:
             for beta in item.betas:
                 if item.study:
                     study = item.study.format(dataset=item.datasets[0] if dataset == QUICK else dataset)
-                    methods += self._variants(study, dataset, beta)
+                    methods += self._variants(study, dataset, beta, own_base=item.literature)
                 elif item.kind != "split":
                     methods += self.table_methods(dataset, beta)
         return [method for method in methods if method.label in item.rows] if item.rows else methods
 
-    def runs(self, items: Iterable[Item] | None = None) -> list[tuple[PlannedMethod, int]]:
+    def runs(self, items: Iterable[Item] | None = None, shard: Shard | None = None) -> list[tuple[PlannedMethod, int]]:
         """Every run once, by data set and then by seed, so that methods can be compared as early as possible."""
         needed = [method for item in items or self.items for method in self.methods_of(item)]
         methods = {(method.dataset, method.folder(0)): method for method in needed}
-        return [
+        runs = [
             (method, seed)
             for dataset in dict.fromkeys(dataset for dataset, _ in methods)
             for seed in self.seeds
             for method in methods.values()
             if method.dataset == dataset
         ]
+        if shard is None:
+            return runs
+        shards = shards_of(runs, shard.count, lambda run: run[0].folder(0))
+        return [run for run, its_shard in zip(runs, shards, strict=True) if its_shard == shard]
 
     def table_methods(self, dataset: str, beta: float) -> list[PlannedMethod]:
         """The methods of the paper's tables; FedGG once for each reading."""
@@ -290,9 +321,13 @@ class ReproductionPlan:
                 methods.append(self._method(dataset, beta, name, name, variants[f"{name}, beta {beta:g}"]))
         return methods
 
-    def _variants(self, study: str, dataset: str, beta: float) -> list[PlannedMethod]:
-        """The variants of a study with this beta, with the study's rounds unless --rounds was given."""
+    def _variants(self, study: str, dataset: str, beta: float, own_base: bool = False) -> list[PlannedMethod]:
+        """The variants of a study with this beta, with the study's rounds unless --rounds was given.
+
+        `own_base`: all of its settings are the study's, not only those of the variants and the rounds.
+        """
         chosen_study, end = preset(study), f", beta {beta:g}"
+        base = chosen_study.base.changed(dict(self.changes)) if own_base and dataset != QUICK else None
         rounds = {} if dataset == QUICK or "rounds" in self.changes else {"rounds": chosen_study.base.rounds}
         methods = []
         for label, changes in chosen_study.variants.items():
@@ -301,10 +336,18 @@ class ReproductionPlan:
                 if dataset == QUICK and "split.min_examples" in chosen:
                     chosen["split.min_examples"] = QUICK_MIN_EXAMPLES
                 name = label.split()[0].strip(",")
-                methods.append(self._method(dataset, beta, name, label.removesuffix(end), chosen))
+                methods.append(self._method(dataset, beta, name, label.removesuffix(end), chosen, base))
         return methods
 
-    def _method(self, dataset: str, beta: float, name: str, label: str, changes: dict[str, Any]) -> PlannedMethod:
-        experiment_name = f"{label}, beta {beta:g}"
-        base = self.base(dataset).changed({**changes, "name": experiment_name, "seed": 0})
-        return PlannedMethod(dataset, beta, name, label, base)
+    def _method(
+        self,
+        dataset: str,
+        beta: float,
+        name: str,
+        label: str,
+        changes: dict[str, Any],
+        base: Experiment | None = None,
+    ) -> PlannedMethod:
+        """`base`: the experiment that is changed; by default that of the paper on this data set."""
+        chosen = {**changes, "name": f"{label}, beta {beta:g}", "seed": 0}
+        return PlannedMethod(dataset, beta, name, label, (base or self.base(dataset)).changed(chosen))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
 from fedgg.errors import UserError
-from fedgg.lab.name_resolution import build_algorithm
+from fedgg.lab.name_resolution import build_algorithm, build_model
 from fedgg.paper.find_or_run import identity
 from fedgg.paper.plan import (
     DATASETS,
@@ -20,7 +21,7 @@ from fedgg.paper.plan import (
     chosen_items,
     preset,
 )
-from fedgg.paper.tables import PRINTED_ACCURACY, PRINTED_ROUNDS
+from fedgg.paper.tables import PRINTED_ACCURACY, PRINTED_ROUNDS, PUBLISHED_500, PUBLISHED_1000
 
 PUSHES = ("push-cifar10", "push-svhn", "push-cifar100")
 
@@ -50,6 +51,58 @@ def test_shared_runs_count_once() -> None:
     assert counts("pushes", "push", "push-svhn", "push-cifar100") == 3 * 2 * 7 * 3
     # FedAvg, FedAvgM 0.5 and mu 0.1 are among the readings too, so are three of the push; two of the push are compared.
     assert counts("ours") == (46 + 5 + 4 + (36 - 5) + (14 - 6 - 2) + 14 + 14) * 3
+
+
+def test_the_literature_has_its_own_settings_and_is_not_among_ours() -> None:
+    assert counts("literature-cifar10") == counts("literature-cifar100") == 2 * 17 * 3
+    groups = [{item.name for item in chosen_items([group])} for group in ("all", "ours", "literature")]
+    assert groups[2] == {"literature-cifar10", "literature-cifar100", "literature-cpu"}
+    assert not groups[2] & (groups[0] | groups[1])
+    assert set.union(*groups) == set(ITEMS)
+    for name, size in (("cifar10", 10), ("cifar100", 100)):
+        for method in plan(f"literature-{name}").methods_of(ITEMS[f"literature-{name}"]):
+            base = method.base
+            assert (base.split.clients, base.server.cohort, base.rounds) == (100, 10, 500)
+            assert (base.split.scheme, base.split.beta) == ("dirichlet_repeated", method.beta)
+            assert (base.local.lr, base.local.lr_decay, base.local.momentum) == (0.1, 0.998, 0.0)
+            assert (base.local.epochs, base.local.batch, base.local.weight_decay) == (5, 50, 0.001)
+            assert base.optimiser.clip_norm == 10.0
+            assert base.data.source == name
+            build_algorithm(base.algorithm.name, base.algorithm.settings)
+        model = build_model(base.model.name, base.model.settings, (3, 32, 32), size, 0)
+        assert sum(p.numel() for p in model.parameters()) == 11_176_512 + 513 * size  # torchvision's resnet18
+    quick = plan("literature", quick=True)
+    assert {method.base.data.source for method, _ in quick.runs()} == {"digits"}
+    assert plan("literature-cpu", changes={"rounds": 3}).lengths() == (3,)
+
+
+def test_settings_of_the_protocol_for_a_cpu_were_chosen_with_another_seed() -> None:
+    tuning, chosen = preset("literature-cpu-tuning"), preset("literature-cpu")
+    assert not set(tuning.seeds) & set(chosen.seeds)
+    assert tuning.base.data.holdout > 0
+    for label, changes in chosen.variants.items():
+        family, _, beta = label.rpartition(", beta ")
+        grid = [
+            variant
+            for name, variant in tuning.variants.items()
+            if name.rpartition(", beta ")[0].partition(": ")[0] == family and name.endswith(f"beta {beta}")
+        ]
+        wanted = build_algorithm(*_algorithm(changes))
+        assert wanted in [build_algorithm(*_algorithm(variant)) for variant in grid], label
+
+
+def _algorithm(changes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    settings = {key.removeprefix("algorithm."): value for key, value in changes.items() if key.startswith("algorithm.")}
+    return settings.pop("name"), settings
+
+
+def test_printed_values_of_the_literature_are_of_its_methods() -> None:
+    for printed in (PUBLISHED_500, PUBLISHED_1000):
+        for dataset, by_beta in printed.items():
+            item = ITEMS[f"literature-{dataset}"]
+            assert set(by_beta) == set(item.betas)
+            names = {method.name for method in plan(item.name).methods_of(item)}
+            assert all(set(values) - {"FedAdam"} <= names for values in by_beta.values())
 
 
 def test_a_study_has_its_own_length_unless_another_is_asked_for() -> None:

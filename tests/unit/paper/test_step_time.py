@@ -32,3 +32,5 @@ def test_a_step_is_measured(engine: str, runs: int, trained: int, monkeypatch: p
 
 def test_steps_of_a_round() -> None:
     assert find_or_run.steps_a_round(Experiment(data={"source": "cifar10"})) == -(-5 * 50_000 // 64)
+    partial = Experiment(data={"source": "cifar10"}, split={"clients": 100}, server={"cohort": 10}, local={"batch": 50})
+    assert find_or_run.steps_a_round(partial) == 5 * 100
