@@ -14,7 +14,7 @@ import torch
 
 from fedgg.lab import trusted_code as trust
 
-pytest_plugins = ["browsing"]
+pytest_plugins = ["browsing", "checkpoint_timing"]
 collect_ignore_glob = (
     [] if importlib.util.find_spec("flwr") else ["unit/flower/*", "unit/flower/local/*"]
 )  # an extra, part of `test`

@@ -17,6 +17,7 @@ from fedgg.errors import UserError
 
 if TYPE_CHECKING:
     from fedgg.algorithms import (
+        GHBM,
         MOON,
         SCAFFOLD,
         FedACG,
@@ -30,12 +31,20 @@ if TYPE_CHECKING:
         FedDyn,
         FedExP,
         FedGG,
+        FedHBM,
+        FedLC,
+        FedLESAM,
         FedNova,
+        FedNTD,
         FedProx,
+        FedSAM,
         FedSGD,
+        FedSpeed,
+        FedWMSAM,
         FedYogi,
+        MoFedSAM,
     )
-    from fedgg.compare_and_sweep import StudyResult, TuningResult, compare, sweep, tune
+    from fedgg.compare_and_sweep import StudyResult, compare, sweep
     from fedgg.core.algorithm import Algorithm, Batch, Client, Number, Server, setting
     from fedgg.core.metrics import Metric
     from fedgg.core.optimisers import Optimiser
@@ -64,12 +73,14 @@ if TYPE_CHECKING:
     from fedgg.lab.study import Study, run_study
     from fedgg.lab.trackers import MLflowTracker, TensorBoardTracker, Tracker, WandbTracker
     from fedgg.lab.trusted_code import trust
+    from fedgg.tune_settings import TuningResult, tune
 
 __version__ = "0.1.0"
-OLDEST_NUMPY = (2, 0)
+OLDEST_NUMPY = (1, 26)
 _RENAMED = {"Site": "Client", "Hub": "Server"}
 _HOMES = {
-    "fedgg.compare_and_sweep": ("StudyResult", "TuningResult", "compare", "sweep", "tune"),
+    "fedgg.compare_and_sweep": ("StudyResult", "compare", "sweep"),
+    "fedgg.tune_settings": ("TuningResult", "tune"),
     "fedgg.core.algorithm": ("Algorithm", "Batch", "Server", "Number", "Client", "setting"),
     "fedgg.core.metrics": ("Metric",),
     "fedgg.core.optimisers": ("Optimiser",),
@@ -109,7 +120,7 @@ def check_numpy() -> None:
     except metadata.PackageNotFoundError:
         return  # the import will say so
     if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < OLDEST_NUMPY:
-        raise UserError(f"fedgg needs NumPy 2.0 or newer, and this is {version}: pip install -U numpy")
+        raise UserError(f"fedgg needs NumPy 1.26 or newer, and this is {version}: pip install -U numpy")
 
 
 def __getattr__(name: str) -> Any:
@@ -128,6 +139,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "GHBM",
     "MOON",
     "SCAFFOLD",
     "Algorithm",
@@ -150,13 +162,21 @@ __all__ = [
     "FedDyn",
     "FedExP",
     "FedGG",
+    "FedHBM",
+    "FedLC",
+    "FedLESAM",
+    "FedNTD",
     "FedNova",
     "FedProx",
+    "FedSAM",
     "FedSGD",
+    "FedSpeed",
+    "FedWMSAM",
     "FedYogi",
     "LocalConfig",
     "MLflowTracker",
     "Metric",
+    "MoFedSAM",
     "ModelConfig",
     "Number",
     "Observer",

@@ -245,7 +245,7 @@ def test_a_file_beside_the_experiment_and_the_folder_of_its_run(monkeypatch: pyt
     fedgg_("run", file, "--out", "runs/changed", error="--trust evil.py")
     fedgg_("resume", "runs/mine", "--rounds", "3", error="it has changed since this run began")
     monkeypatch.setenv("FEDGG_TRUST", str(Path("evil.py").resolve()))
-    fedgg_("resume", "runs/mine", "--rounds", "3", error="to go on with this code, add --trust evil.py")
+    fedgg_("resume", "runs/mine", "--rounds", "3", error="to continue with this code, add --trust evil.py")
     versions = json.loads(Path("runs/mine/versions.json").read_text())
     del versions["code_files"]
     (without_checksums(Path("runs/mine")) / "versions.json").write_text(json.dumps(versions))

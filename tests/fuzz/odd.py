@@ -9,7 +9,6 @@ import random
 import resource
 import shutil
 import signal
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from earlier_folders import without_checksums
 
 from fedgg.lab.config import Experiment
 from fedgg.lab.runner import run
+from fedgg.older_python import tomllib
 
 Change = Callable[[Path], None]
 PATIENCE = 60.0  # seconds: nothing here takes one

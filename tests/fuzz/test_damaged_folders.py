@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_timing import written_at_once
 from damage import damage_one_file
 from observers import Callbacks
 from odd import Hang, patience
@@ -61,7 +62,7 @@ def _stopped(wish: Experiment, folder: Path, after: int) -> None:
         if record["round"] == after:
             raise Stop
 
-    with pytest.MonkeyPatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched, written_at_once():
         patched.setattr(Session, "keep", lambda session: None)  # as kill -9 leaves it
         with pytest.raises(Stop):
             run(wish, out=folder, observer=Callbacks(round=stop))

@@ -21,6 +21,7 @@ from fedgg.errors import UserError
 from fedgg.files import write_output
 from fedgg.lab.runner import run
 from fedgg.lab.store import Store
+from fedgg.older_python import add_note
 from fedgg.report.export import write_figures, write_tables
 from fedgg.report.live import LiveData
 from fedgg.report.page import report_html
@@ -148,7 +149,7 @@ def through(seed: int, count: int, whole: Path, tmp_path: Path) -> None:
             if number % 4 == 0:
                 assert_resumed_or_refused(odd)
         except BaseException as error:
-            error.add_note(f"folder {number} of seed {seed}, kept at {odd}")
+            add_note(error, f"folder {number} of seed {seed}, kept at {odd}")
             raise
         shutil.rmtree(odd)
 
@@ -178,7 +179,7 @@ def folded_through(seed: int, count: int, whole: Path, tmp_path: Path) -> None:
         try:
             assert_shown_beside([file], whole) if number % 10 == 0 else _read_or_refused(file)
         except BaseException as error:
-            error.add_note(f"file {number} of seed {seed}: {json.dumps(odd)[:2000]}")
+            add_note(error, f"file {number} of seed {seed}: {json.dumps(odd)[:2000]}")
             raise
 
 

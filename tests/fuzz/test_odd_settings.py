@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import tomllib
 import traceback
 import warnings
 from pathlib import Path
@@ -17,6 +16,7 @@ from odd import limit_memory, patience
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment, described_settings, load_experiment
 from fedgg.lab.runner import run
+from fedgg.older_python import add_note, tomllib
 
 WHOLE = (
     Experiment(rounds=1, local={"epochs": 1}, model={"name": "linear"}).to_toml(),
@@ -178,7 +178,7 @@ def through(seed: int, count: int, plays: int, file: Path) -> None:
         try:
             experiment = read(text, file)
         except BaseException as error:
-            error.add_note(f"file {number} of seed {seed}: {text[:3000]!r}")
+            add_note(error, f"file {number} of seed {seed}: {text[:3000]!r}")
             raise
         accepted += [] if experiment is None else [experiment]
     assert len(accepted) > count // 20, "hardly any is read: the changes are too wild"

@@ -12,6 +12,9 @@ import pytest
 import scipy.stats
 from benchmark_scripts import script
 
+from fedgg.algorithms import ALGORITHMS, FedGG
+from fedgg.check.cost import cost_of
+from fedgg.core.algorithm import Algorithm
 from fedgg.errors import UserError
 from fedgg.runfolder.archive_file import read_archive
 from fedgg.runfolder.record_types import RunRecord
@@ -166,6 +169,28 @@ def test_the_page_of_the_papers_numbers_is_what_make_numbers_writes() -> None:
     assert numbers.filled(changed, items) == page.replace("## Rounds", "## Rounds\n\nBy hand.")
     with pytest.raises(UserError, match="table1"):
         numbers.filled(page.replace("<!-- table1 -->", ""), items)
+
+
+def test_the_page_of_the_literature_is_what_make_numbers_writes() -> None:
+    numbers = script("paper_numbers")
+    page = numbers.LITERATURE.read_text(encoding="utf-8")
+    assert numbers.filled(page, numbers.item_outputs(numbers.LITERATURE)) == page
+
+
+def test_costs_beside_the_literature() -> None:
+    """The table of costs is what the algorithms are measured to send, store and compute."""
+    page = (HOME / "docs" / "literature.md").read_text(encoding="utf-8")
+    named: dict[str, Algorithm] = {kind.__name__: kind() for kind in ALGORITHMS.values()}
+    named |= {"FedGG, text": FedGG(), "FedGG, direction sent": FedGG(direction="sent")}
+    lines = [line for line in page.partition("| backward passes a step |")[2].splitlines()[2:] if line.startswith("|")]
+    assert len(lines) == 15
+    for line in lines:
+        algorithm = named[line.split("|")[1].strip()]
+        cost = cost_of(algorithm)
+        states = (", ".join(names) or "none" for names in (cost.client, cost.server))
+        passes = 1 + int(algorithm.step_passes // 3)
+        cells = [str(passes), f"{cost.arithmetic:.3g}", f"{cost.bytes:g}", *states]
+        assert [cell.strip() for cell in line.split("|")[2:-1]] == cells
 
 
 def test_steps_beside_fedavg() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.observer import Observer
 from fedgg.lab.study import Study, load_study, run_study
+from fedgg.older_python import tomllib
 from fedgg.runfolder.archive_file import read_archive, write_archive
 from fedgg.runfolder.read import read_run
 

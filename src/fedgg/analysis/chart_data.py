@@ -98,6 +98,7 @@ def _run_columns(record: RunRecord) -> dict[str, Any]:
         "path": str(record.path),
         "status": record.status,
         "why": summary.get("why"),
+        "where": record.where,
         "faults": [fault.why for fault in record.faults],
         "planned_rounds": record.config.get("rounds"),
         "round": [line["round"] for line in rounds],
@@ -148,8 +149,9 @@ def _named(clients: dict[str, Any] | None, names: Sequence[str] | None) -> dict[
 
 
 def client_measures(record: RunRecord) -> list[Measure]:
-    """The measures of which a run has the values of single clients, without a summary over clients."""
-    return [replace(one, over=None) for one in record.measures.values() if one.over == "worst_client"]
+    """The measures of which a run has recorded the values of single clients, without a summary over clients."""
+    over_clients = [one for one in record.measures.values() if one.over == "worst_client" and one.where != "client"]
+    return [replace(one, over=None) for one in over_clients]
 
 
 def class_columns(record: RunRecord) -> dict[str, Any]:

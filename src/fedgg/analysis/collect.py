@@ -29,6 +29,7 @@ from fedgg.runfolder.record_types import (
     flat,
     unknown_measure,
 )
+from fedgg.runfolder.waiting import read_waiting
 
 DATA_SETTINGS = ("data.", "split.")  # settings of the data, not of training
 MOST_DEPTH = 5  # folders below the one named that are searched; those of `fedgg reproduce` are three deep
@@ -94,7 +95,9 @@ class RunCollection:
     def _shape(self) -> tuple[Any, ...]:
         """What changes when a run or a folder is added or vanishes."""
         studies = [group.study for group in self.groups]
-        shapes = tuple((study.path, study.labels, study.seeds, study.size) for study in studies)
+        shapes = tuple(
+            (study.path, study.labels, study.seeds, study.size, tuple(study.waiting.items())) for study in studies
+        )
         return shapes, len(self._runs), tuple(self.problems)
 
     def _add(self, path: Path, named: list[RunRecord]) -> set[Path]:
@@ -165,7 +168,16 @@ class RunCollection:
                         runs[label][seed] = record
                     else:
                         unreadable.append((label, seed))
-        study = StudyRecord(plan.path, plan.labels, plan.seeds, plan.reference, runs, tuple(unreadable), plan.planned)
+        reasons = read_waiting(path)
+        waiting = {
+            (label, seed): reason
+            for label, by_seed in plan.places.items()
+            for seed, folder in by_seed.items()
+            if (reason := reasons.get(folder.relative_to(path).as_posix())) and seed not in runs[label]
+        }
+        study = StudyRecord(
+            plan.path, plan.labels, plan.seeds, plan.reference, runs, tuple(unreadable), plan.planned, waiting
+        )
         self.groups += [Group(part.study, part.title or None) for part in study_parts(study)]
         return seen
 

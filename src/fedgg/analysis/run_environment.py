@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from fedgg.runfolder.record_types import RunRecord
 
 UNKNOWN = "not recorded"
+CHANGES_BITS = ("device", "precision", "torch")  # conditions under which the same experiment has other last bits
 
 
 def conditions(records: Sequence[RunRecord]) -> tuple[str, ...]:
@@ -20,11 +21,24 @@ def conditions(records: Sequence[RunRecord]) -> tuple[str, ...]:
         facts.append(f"{name} {', '.join(values)}")
         if len(values) > 1:
             counts = ", ".join(f"{value} ({_runs(count)})" for value, count in values.most_common())
-            mixed.append(f"The runs differ in {name}: {counts}.")
+            within_pairs = _within_pairs(records, of) if name in CHANGES_BITS else ""
+            mixed.append(f"The runs differ in {name}: {counts}.{within_pairs}")
     facts += _engines(records)
     seconds = sum(record.seconds for record in records)
     runs = f"{_runs(len(records))}, {shown_seconds(seconds)} of rounds in total"
     return (f"Conditions: {'; '.join([*facts, runs])}.", *mixed)
+
+
+def _within_pairs(records: Sequence[RunRecord], of: Callable[[RunRecord], str]) -> str:
+    """A sentence if runs of the same seed and split, which are compared with each other, differ in a condition."""
+    compared: dict[tuple[str, str], set[str]] = {}
+    for record in records:
+        split = repr((record.config.get("data"), record.config.get("split")))
+        compared.setdefault((str(record.config.get("seed")), split), set()).add(of(record))
+    seeds = list(dict.fromkeys(seed for (seed, _), values in compared.items() if len(values) > 1))
+    if not seeds:
+        return ""
+    return f" With seed {', '.join(seeds)} rows differ in it, so differences between rows include its effect."
 
 
 def _runs(count: int) -> str:

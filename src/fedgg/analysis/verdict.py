@@ -83,7 +83,7 @@ def _single_row(row: ComparisonRow, study: StudyRecord, measure: Measure) -> Con
     rounds = max(evaluated[-1] for evaluated in evaluated_rounds if len(evaluated))
     end = shown_spread(row.final, measure) + measure.unit
     scored = f"{end} {measure.title}" if measure.percent and not measure.over else f"a {measure.title} of {end}"
-    text = f"{row.label} ends at {scored} after {rounds} rounds"
+    text = f"{row.label} ends at {scored} after {rounds} round{'' if rounds == 1 else 's'}"
     if row.final.n == 1:
         best = f"its {measure.best_word} was {shown_spread(row.best, measure)}{measure.unit}"
         return Conclusion(f"{text}; {best}.", "One seed, so the spread over seeds is unknown.")
@@ -162,7 +162,10 @@ def _verdicts(differences: Sequence[PairedDifference], comparison: Comparison) -
         names = listed([quoted(d.label) for d in alike[:MOST_NAMED]], len(alike))
         sentences.append(f"{names} {_are(alike)} not distinguishable from {reference}")
     if few := by_verdict.get("too few seeds", []):
-        ends = [f"{quoted(d.label)} ends at {_signed(d, measure)}{measure.points}" for d in _largest(few)]
+        ends = [
+            f"{quoted(d.label)} ends at {_signed(d, measure)}{measure.points}{_worse(d, measure)}"
+            for d in _largest(few)
+        ]
         seeds = max(d.n for d in few)
         too_few = f"{seeds} seeds are" if seeds > 1 else "one seed is"
         sentences.append(f"against {reference}, {listed(ends, len(few))}, but {too_few} too few for a verdict")
@@ -174,6 +177,13 @@ def _judged(verdict: str, measure: Measure) -> str:
     if measure.higher_is_better:
         return verdict
     return f"{verdict} ({'better' if verdict.endswith('lower') else 'worse'})"
+
+
+def _worse(difference: PairedDifference, measure: Measure) -> str:
+    """The same of a difference without a verdict."""
+    if measure.higher_is_better or difference.mean == 0:
+        return ""
+    return " (better)" if difference.mean < 0 else " (worse)"
 
 
 def _are(these: Sequence[PairedDifference]) -> str:

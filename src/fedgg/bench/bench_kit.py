@@ -89,7 +89,7 @@ def cnn() -> nn.Module:
     )
 
 
-class ResidualBlock(nn.Module):
+class BasicBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int):
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
@@ -106,7 +106,7 @@ class ResidualBlock(nn.Module):
 def resnet20() -> nn.Module:
     """ResNet-20 for such images with GroupNorm, as one would write it in PyTorch, without fedgg."""
     blocks = [
-        ResidualBlock(16 * 2 ** (stage - (place == 0 and stage > 0)), 16 * 2**stage, 1 + (place == 0 and stage > 0))
+        BasicBlock(16 * 2 ** (stage - (place == 0 and stage > 0)), 16 * 2**stage, 1 + (place == 0 and stage > 0))
         for stage in range(3)
         for place in range(3)
     ]

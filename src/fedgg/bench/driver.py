@@ -10,7 +10,7 @@ import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
@@ -274,7 +274,7 @@ class BenchDriver:
         assert self._workload is not None
         return {
             "format": FORMAT,
-            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "finished": finished,
             "machine": machine(self._options.device),
             "code": code(),

@@ -7,7 +7,6 @@ Stanford publishes no checksum of Tiny-ImageNet: the one below is what several p
 
 from __future__ import annotations
 
-import hashlib
 import os
 import string
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from fedgg.data import registered_name
 from fedgg.errors import UserError
 from fedgg.files import open_regular
+from fedgg.older_python import file_digest
 from fedgg.registry import suggestion
 
 if TYPE_CHECKING:
@@ -321,7 +321,7 @@ def find_publication(name: str, publications: Mapping[str, Publication] = PUBLIC
 def file_hash(path: Path, kind: str = "sha256") -> str:
     """The checksum of a file in hexadecimal digits."""
     with open_regular(path) as file:
-        return hashlib.file_digest(file, kind).hexdigest()
+        return file_digest(file, kind).hexdigest()
 
 
 def check_published(path: Path, publication: Publication) -> None:

@@ -22,8 +22,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from torch import Tensor
 from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
 from fedgg.files import file_name, make_folder, open_regular, parse_json, read_bytes, replacing
+from fedgg.older_python import file_digest
 
 VARIABLE = "FEDGG_CACHE"
 OFF = "off"
@@ -70,6 +72,19 @@ def describe_cache() -> str:
     return f"a decoded copy is written by the first run, into {folder} ({VARIABLE} names another folder; {OFF}: none)"
 
 
+_switched_off = ContextVar("switched off", default=False)
+
+
+@contextmanager
+def without_cache() -> Iterator[None]:
+    """Data sets that are loaded within are read from their sources, and not written into the cache."""
+    token = _switched_off.set(True)
+    try:
+        yield
+    finally:
+        _switched_off.reset(token)
+
+
 def cached(
     copy: Path, sources: Iterable[Path], reader: str, settings: tuple[object, ...], read: Callable[[], Dataset]
 ) -> Dataset:
@@ -78,7 +93,7 @@ def cached(
     `copy`: the file or folder on disk; `sources`: every file that `read` reads, or would read if it were there;
     `reader`: the file of its code; `settings`: all else that it depends on, as objects with a reproducible `repr`.
     """
-    folder, paths = cache_folder(), list(sources)
+    folder, paths = None if _switched_off.get() else cache_folder(), list(sources)
     before = _identity(paths, reader, settings) if folder is not None else None
     if folder is None or before is None:
         return read()
@@ -129,7 +144,7 @@ def _opened(path: Path, identity: str) -> Dataset | None:
             if header["identity"] != identity:
                 return None
             file.seek(len(MAGIC) + DIGEST)
-            if hashlib.file_digest(file, "sha256").digest() != start[len(MAGIC) : -8]:
+            if file_digest(file).digest() != start[len(MAGIC) : -8]:
                 return None
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         return _dataset(header, content, len(start) + length)

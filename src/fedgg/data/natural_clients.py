@@ -41,13 +41,13 @@ def load_femnist(folder: str | Path, writers: Annotated[int, "how many, the firs
     """
     if writers < 0:
         raise UserError(f"data.writers = {writers}: give a number of writers, or 0 for all of them")
-    base = leaf_folder(Path(folder))
+    base = _leaf_folder(Path(folder))
     sources = sorted(path for name in ("train", "test", *_STEPS) for path in (base / name).glob("*.json"))
-    return cached(base, sources, __file__, ("femnist", writers), lambda: read_femnist(base, writers))
+    return cached(base, sources, __file__, ("femnist", writers), lambda: _read_femnist(base, writers))
 
 
-def read_femnist(base: Path, writers: int = 0) -> Dataset:
-    """FEMNIST from the folder that `leaf_folder` found."""
+def _read_femnist(base: Path, writers: int = 0) -> Dataset:
+    """FEMNIST from the folder that `_leaf_folder` found."""
     if (base / "train").is_dir():
         train, test = (_read_leaf(base / part) for part in ("train", "test"))
         train = _first(train, writers)
@@ -73,7 +73,7 @@ def read_femnist(base: Path, writers: int = 0) -> Dataset:
     )
 
 
-def leaf_folder(folder: Path) -> Path:
+def _leaf_folder(folder: Path) -> Path:
     try:
         for place in places_to_look(folder):
             for base in (place, place / "data", place / "femnist", place / "femnist" / "data"):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedgg.errors import UserError
+from fedgg.errors import UserError, without_flower
 
 if TYPE_CHECKING:
     from fedgg.flower.client import client_app
@@ -42,5 +42,5 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(f"fedgg.flower.{_MODULE_OF[name]}"), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "flwr":
-            raise UserError('Flower is not installed: pip install "fedgg[flower]"') from error
+            raise UserError(without_flower()) from error
         raise

@@ -8,8 +8,9 @@
     result = strategy.start(grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=10)
 
 On the client, optimizer hooks change the gradient before `step()` (`Algorithm.steer`) and the step itself after it
-(`nudge`); update and client state are the algorithm's. Algorithms that change anything else (the loss, passes over the
-client's data, the number of local steps) need `fedgg.flower.client_app` and `server_app`.
+(`nudge`); update and client state are the algorithm's. Algorithms that change anything else (the loss, the point at
+which the gradient is taken, passes over the client's data, the number of local steps) need `fedgg.flower.client_app`
+and `server_app`.
 
 On the server, sampling, evaluation and configuration are Flower's. A reply that is not finite, out of proportion to the
 others or of another shape is left out of the average, with a warning in the log. A round without any valid reply, or
@@ -68,10 +69,16 @@ def guidable_algorithm(argument: Any) -> Algorithm:
     """The algorithm; UserError if it changes more than gradients and steps."""
     algorithm = given_algorithm(argument)
     kind = type(algorithm)
-    changes_loop = kind.loss is not Algorithm.loss or kind.work is not Algorithm.work
+    hooks = ("loss", "work", "displacement", "second_displacement")
+    changes_loop = any(getattr(kind, hook) is not getattr(Algorithm, hook) for hook in hooks)
     if changes_loop or algorithm.look_passes or algorithm.step_passes or algorithm.needs_proxy:
         raise UserError(
             f"{kind.__name__} changes more of the training loop than gradients and steps: use "
+            f"fedgg.flower.client_app and server_app"
+        )
+    if algorithm.needs_steps:  # the app's own loop ends when it ends
+        raise UserError(
+            f"{kind.__name__} needs the number of local steps before they are taken, which guided() cannot know: use "
             f"fedgg.flower.client_app and server_app"
         )
     return algorithm

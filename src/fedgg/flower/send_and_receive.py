@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from flwr.app import Message, RecordDict
@@ -175,7 +175,7 @@ class ExchangeLog:
                 "lost": [asdict(client) for client in dropped],
                 "bytes": asdict(exchange.traffic),
                 "seconds": round(time.monotonic() - started, 3),
-                "when": datetime.now(UTC).isoformat(timespec="seconds"),
+                "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             }
             with writing_to(self.folder):
                 append_line(self.folder / "exchanges.jsonl", json.dumps(line), self.check_lock)

@@ -88,12 +88,14 @@ class LiveData:
         names = []
         for label, by_seed in group.study.runs.items():
             for seed, record in by_seed.items():
-                data = run_data(record, label, seed)
+                data = run_data(group.study, label, seed)
                 names.append(data["id"])
-                if data["id"] not in self._runs or self._runs[data["id"]][0] is not record:
+                known = self._runs.get(data["id"])
+                if known is None or known[0] is not record or known[1].keys() != data.keys():
                     self._runs[data["id"]] = (record, data, self._number)
         study = group.study
-        shape = (study.labels, study.seeds, study.size, *((name, self._runs[name][2]) for name in names))
+        waiting = tuple(study.waiting.items())
+        shape = (study.labels, study.seeds, study.size, waiting, *((name, self._runs[name][2]) for name in names))
         key = _key(group)
         if key not in self._groups or self._groups[key][0] != shape:
             shown = page_group(group, self._metric)
@@ -133,7 +135,7 @@ class LivePage(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that disconnects during a response is not an error; other exceptions are printed."""
-        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
     @property

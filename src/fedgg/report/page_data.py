@@ -93,6 +93,8 @@ def group_data(group: Group, comparison: Comparison, metric: str | None = None) 
         "window": WINDOW,
         "size": study.size,
         "missing": [[label, seed] for label, seed in study.missing],
+        "waiting": [[label, seed, study.waiting.get((label, seed), "")] for label, seed in study.missing],
+        "places": [[where, count] for where, count in Counter(record.where for record in records).items() if where],
         "private": bool(comparison.deltas),
         "conditions": list(conditions(records)),
         "axes": None if grid is None else {"values": _values(grid.values), "places": _listed(grid.places)},
@@ -141,15 +143,17 @@ def _results(study: StudyRecord, comparison: Comparison) -> Data:
 
 def runs_data(group: Group) -> list[Data]:
     """The runs of a group."""
-    return [
-        run_data(record, label, seed) for label, by_seed in group.study.runs.items() for seed, record in by_seed.items()
-    ]
+    return [run_data(group.study, label, seed) for label, by_seed in group.study.runs.items() for seed in by_seed]
 
 
-def run_data(record: RunRecord, label: str, seed: int) -> Data:
+def run_data(study: StudyRecord, label: str, seed: int) -> Data:
     """A run under an id that it keeps while the page is updated."""
+    record = study.runs[label][seed]
     name = identity(str(record.path), label, str(seed))
-    return {"id": name, "label": label, "seed": seed, **run_columns(record)}
+    # Where other runs have personal models, a run with a global one has the measures of clients' models too.
+    of_clients = [one for key, one in study.measures.items() if one.where == "client" and key not in record.measures]
+    curves = {one.key: [six_digits(one.at(line)) for line in record.rounds] for one in of_clients}
+    return {"id": name, "label": label, "seed": seed, **run_columns(record), **curves}
 
 
 def identity(*words: str) -> str:
@@ -316,7 +320,7 @@ def _versions(records: list[RunRecord]) -> list[Data]:
     """Each distinct set of versions, with the number of runs that have it."""
     distinct: dict[str, Data] = {}
     for record in records:
-        left_out = ("format", "experiment", "model", "metrics", DIAGNOSTIC_TEXTS)
+        left_out = ("format", "experiment", "model", "metrics", "where", DIAGNOSTIC_TEXTS)
         recorded = {k: v for k, v in (record.versions or {}).items() if k not in left_out}
         named = {VERSION_NAMES.get(k, k): _in_words(v) for k, v in recorded.items()}
         facts = {k: v for k, v in named.items() if v != ""}

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy.integrate import quad
+from scipy.integrate import quad, trapezoid
 from scipy.optimize import brentq
 from scipy.stats import norm
 
@@ -139,7 +139,7 @@ def hockey_stick(alpha: float, part: float, noise: float, others: float, order: 
 
     x = np.linspace(-12 * noise - 2, 12 * noise + 2, 200_001)
     one, other = ((1 - part) * norm.pdf(x, others, noise) + part * norm.pdf(x, own, noise) for own in (order, -order))
-    return float(np.trapezoid(np.maximum(0.0, one - alpha * other), x))
+    return float(trapezoid(np.maximum(0.0, one - alpha * other), x))
 
 
 @pytest.mark.parametrize(("part", "noise"), [(0.5, 5.0), (0.1, 1.0), (0.9, 2.0)])

@@ -272,7 +272,8 @@ def test_where_lower_is_better(tmp_path: Path) -> None:
     assert fast.against_reference is not None
     assert fast.against_reference.mean == pytest.approx(-0.2)
     assert conclude(study, comparison).text == (
-        "Against Avg, Fast ends at −0.200 and Slow ends at +0.100, but 2 seeds are too few for a verdict."
+        "Against Avg, Fast ends at −0.200 (better) and Slow ends at +0.100 (worse), but 2 seeds are too few for a "
+        "verdict."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,18 @@ def test_runs_that_do_not_go_together(other: RunRecord, word: str) -> None:
     assert mixed.startswith(f"The runs differ in {word}: ")
     assert "(2 runs)" in mixed
     assert "(1 run)" in mixed
+
+
+def test_runs_that_are_compared_with_each_other() -> None:
+    """Rows of the same seed on two devices: their difference is also one between devices."""
+
+    def of_seed(seed: int, device: str) -> RunRecord:
+        return replace(run(device=device), config={"engine": {"precision": "fp32"}, "seed": seed})
+
+    _, mixed = conditions([of_seed(0, "cpu"), of_seed(0, "cpu"), of_seed(1, "cpu"), of_seed(1, "NVIDIA H200")])
+    assert mixed.endswith("With seed 1 rows differ in it, so differences between rows include its effect.")
+    _, mixed = conditions([of_seed(0, "cpu"), of_seed(0, "cpu"), of_seed(1, "NVIDIA H200")])
+    assert "With seed" not in mixed
 
 
 def test_what_was_not_recorded() -> None:

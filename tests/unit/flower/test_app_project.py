@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
+
+from fedgg.older_python import tomllib
 
 pytest.importorskip("flwr")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from fedgg.analysis.chart_data import CLIENTS, HISTORY_ROUNDS, SPLIT_ROWS, clien
 from fedgg.analysis.collect import Group, RunCollection
 from fedgg.lab.config import Experiment
 from fedgg.lab.study import Study, load_study
+from fedgg.older_python import tomllib
 from fedgg.report.page import as_json, report_html, write_page
 from fedgg.report.page_data import about, command_again, page_group, place, runs_data, title
 from fedgg.runfolder.archive_file import read_archive, write_archive
@@ -308,3 +308,12 @@ def test_a_page_compares_once_by_each_measure_and_reads_each_run_once(
     monkeypatch.setattr(chart_data, "client_columns", counted("columns", chart_data.client_columns))
     write_page([folder], tmp_path / "report.html")
     assert calls == {"compare": 3, "columns": 4}  # by accuracy, test loss and training loss
+
+
+def test_a_global_model_has_a_curve_beside_personal_ones() -> None:
+    of_global = {"round": 1, "test_accuracy": 0.5, "holdout_accuracy": 0.3, "holdout_accuracy_by_client": {"0": 0.3}}
+    of_clients = {"round": 1, "personal_accuracy": 0.9, "personal_accuracy_by_client": {"0": 0.9}}
+    runs = {"Avg": {0: record([of_global])}, "Per": {0: record([of_clients])}}
+    group = Group(StudyRecord(Path(), ("Avg", "Per"), (0,), "Avg", runs))
+    assert [run["client_accuracy"] for run in runs_data(group)] == [[0.3], [0.9]]
+    assert page_group(group).data["measure"] == "client_accuracy"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -258,7 +258,7 @@ class LocalFederation:
 
     def record_event(self, process: str, event: str) -> None:
         """Into `events.jsonl`, and as a notice."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         line = {"when": now, "after_round": self.progress.rounds.count, "who": process, "what": event}
         append_checked(self.paths.events, line)
         self._notice(f"{process}: {event}")

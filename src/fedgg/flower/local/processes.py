@@ -148,7 +148,7 @@ def supervised(federation: str) -> Iterator[Callable[[ProcessSpec], StartedProce
 
 def _watch(federation: str) -> None:
     """The watchdog: its standard input is closed when the supervising process ends for any reason."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         signal.signal(number, signal.SIG_IGN)
     os.write(sys.stdout.fileno(), WATCHING)
     sys.stdin.buffer.read()

@@ -1,4 +1,4 @@
-// Events: dropped clients; diverged, unfinished, resumed and damaged runs; processes that ended.
+// Events: dropped clients; diverged, unfinished, waiting, resumed and damaged runs; processes that ended.
 
 function eventsSection(view) {
   const node = make("div");
@@ -35,6 +35,8 @@ function eventsSection(view) {
 /** One line for each event: [run, event, details, time]. */
 function events(group) {
   const rows = [];
+  for (const [label, seed, reason] of group.waiting)
+    if (reason) rows.push([`${label}, seed ${seed}`, "not started", reason, ""]);
   for (const run of group.runs) {
     const add = (event, details = "", time = "") => rows.push([`${run.label}, seed ${run.seed}`, event, details, time]);
     const last = run.round.at(-1) ?? 0;
@@ -42,9 +44,12 @@ function events(group) {
     if (run.status === "spent" || run.status === "stopped_early") add(`stopped after round ${last}`, run.why ?? "");
     for (const fault of run.faults) add(run.status === "damaged" ? unendedWords(run) : "incomplete folder", fault);
     if (!isComplete(run) && !["diverged", "damaged"].includes(run.status))
-      add(`unfinished: round ${last} of ${run.planned_rounds ?? "?"}`);
-    for (const { after_round, notes, when } of run.resumes)
-      add(`resumed after round ${after_round ?? "?"}`, Array.isArray(notes) ? notes.join("; ") : "", time(when));
+      add(`unfinished: round ${last} of ${run.planned_rounds ?? "?"}`, run.where ? `on ${run.where}` : "");
+    for (const { after_round, notes, when, where } of run.resumes) {
+      const place = typeof where?.node === "string" ? [`on ${where.node}, ${where.device ?? ""}`] : [];
+      const details = [...place, ...(Array.isArray(notes) ? notes : [])].join("; ");
+      add(`resumed after round ${after_round ?? "?"}`, details, time(when));
+    }
     for (const { who, what, after_round, when } of run.processes ?? [])
       add(`after round ${after_round ?? "?"}: ${who ?? "a process"}`, what ?? "", time(when));
     for (const { client, what, round } of run.notes ?? []) add(`client ${client} in round ${round}`, what);

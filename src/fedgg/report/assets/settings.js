@@ -59,6 +59,10 @@ function settingsSection(view) {
       make("h3", {}, "Versions"),
       ...group.conditions.map((sentence) => make("p", { class: "soft" }, sentence)),
     );
+    if (group.places.length) {
+      const shown = group.places.map(([where, count]) => `${where} (${count} ${count === 1 ? "run" : "runs"})`);
+      parts.push(make("p", { class: "soft" }, `Computed on: ${shown.join("; ")}.`));
+    }
     for (const { runs, facts } of group.versions) {
       parts.push(
         make(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import stat
-import tomllib
 from pathlib import Path
 
 import pytest
+
+from fedgg.older_python import tomllib
 
 pytest.importorskip("flwr")
 
