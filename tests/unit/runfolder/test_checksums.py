@@ -16,8 +16,7 @@ import fedgg
 from fedgg.analysis.collect import RunCollection
 from fedgg.analysis.compare import compare
 from fedgg.errors import UserError
-from fedgg.files import read_bytes, write_atomically
-from fedgg.lab import resume as resuming
+from fedgg.files import read_bytes
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.run_result import Run
 from fedgg.lab.run_session import Session
@@ -241,18 +240,18 @@ def test_a_kill_while_settings_are_replaced(finished: Path, monkeypatch: pytest.
     class Kill(BaseException):
         pass
 
-    write = write_atomically
+    write = Store.replace_file
 
-    def killed(path: Path, content: bytes, mode: int = 0o666) -> None:
-        if path.name == "config.toml":
+    def killed(store: Store, name: str, content: bytes) -> None:
+        if name == "config.toml":
             if after:
-                write(path, content, mode)
+                write(store, name, content)
             raise Kill
-        write(path, content, mode)
+        write(store, name, content)
 
     for after in (False, True):
         with monkeypatch.context() as patched:
-            patched.setattr(resuming, "write_atomically", killed)
+            patched.setattr(Store, "replace_file", killed)
             with pytest.raises(Kill):
                 run(experiment(rounds=ROUNDS + 1), out=finished)
         assert Store(finished).experiment().rounds == ROUNDS + after
