@@ -13,6 +13,7 @@ process the same block of parameters, so that a shared vector is read from the c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,7 @@ WARPS = 4  # for a tile
 VECTORS = 2  # a and b
 MOST_SUMS = 4
 AT_ONCE = 1 << 24  # elements compared in one operation
+Span = tuple[int, int]  # the first parameter of a part of a row, and the one behind its last
 DRIFT, STEP, FIRST_VECTOR = 0, 1, 2  # numbers of the vectors in `Pass.pairs`
 
 
@@ -57,6 +59,8 @@ class Pass:
     at_work: Tensor  # [K, 1] bool: rows that take the step; the others keep their state and sums
     parts: Tensor  # [K, sums, blocks]: partial sums of the inner products
     pairs: tuple[tuple[int, int], ...]  # the vectors of each inner product
+    spans: tuple[Span, ...] = ()  # parts of the row that are stepped one by one, in their order; empty: the whole row
+    short: Tensor | None = None  # [K, P] a copy of `w` in the type of matrix products, which is kept equal to it
 
 
 @dataclass(frozen=True)
@@ -143,11 +147,11 @@ def _read(
 @triton.jit
 def _write(
     total, here, start, first, second, w, velocity, factors, lr, momentum, decay,
-    row, at, inside, stride_w, stride_velocity,
+    row, at, inside, stride_w, stride_velocity, short, stride_short,
     has_momentum: tl.constexpr, has_decay: tl.constexpr, has_anchor: tl.constexpr, drift_term: tl.constexpr,
     a_term: tl.constexpr, b_term: tl.constexpr,
     sums: tl.constexpr, s00: tl.constexpr, s01: tl.constexpr, s10: tl.constexpr, s11: tl.constexpr,
-    s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr,
+    s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr, has_short: tl.constexpr,
 ):  # fmt: skip
     """Updates the row; returns the products to be summed up for the inner products, unused ones undefined."""
     long_row = row.to(tl.int64)
@@ -167,6 +171,8 @@ def _write(
     step = -tl.load(lr + row) * total
     new = here + step
     tl.store(w + long_row * stride_w + at, new, mask=inside)
+    if has_short:
+        tl.store(short + long_row * stride_short + at, new, mask=inside)
     drift = here
     if has_anchor:
         drift = new - start
@@ -186,12 +192,12 @@ def _write(
 def _block(
     at, inside, row,
     w, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
-    factors, lr, momentum, decay,
-    stride_w, stride_grad, stride_velocity, stride_anchor, stride_a, stride_b,
+    factors, lr, momentum, decay, short,
+    stride_w, stride_grad, stride_velocity, stride_short, stride_anchor, stride_a, stride_b,
     has_momentum: tl.constexpr, has_decay: tl.constexpr, has_anchor: tl.constexpr, drift_term: tl.constexpr,
     vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
     sums: tl.constexpr, s00: tl.constexpr, s01: tl.constexpr, s10: tl.constexpr, s11: tl.constexpr,
-    s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr,
+    s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr, has_short: tl.constexpr,
 ):  # fmt: skip
     total = tl.load(grad + row.to(tl.int64) * stride_grad + at, mask=inside, other=0)
     here, start, first, second = _read(
@@ -200,23 +206,23 @@ def _block(
     )  # fmt: skip
     return _write(
         total, here, start, first, second, w, velocity, factors, lr, momentum, decay,
-        row, at, inside, stride_w, stride_velocity,
+        row, at, inside, stride_w, stride_velocity, short, stride_short,
         has_momentum, has_decay, has_anchor, drift_term, a_term, b_term,
-        sums, s00, s01, s10, s11, s20, s21, s30, s31,
+        sums, s00, s01, s10, s11, s20, s21, s30, s31, has_short,
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_block"])
 def _advance(
     w, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
-    factors, lr, momentum, decay, at_work, parts,
+    factors, lr, momentum, decay, at_work, parts, short,
     rows, length, blocks, begin, first_block,
-    stride_w, stride_grad, stride_velocity, stride_anchor, stride_a, stride_b,
+    stride_w, stride_grad, stride_velocity, stride_short, stride_anchor, stride_a, stride_b,
     has_momentum: tl.constexpr, has_decay: tl.constexpr, has_anchor: tl.constexpr, drift_term: tl.constexpr,
     vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
     sums: tl.constexpr, s00: tl.constexpr, s01: tl.constexpr, s10: tl.constexpr, s11: tl.constexpr,
     s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr,
-    size: tl.constexpr, each: tl.constexpr,
+    has_short: tl.constexpr, size: tl.constexpr, each: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0)
     row = place % rows
@@ -230,10 +236,10 @@ def _advance(
                 v0, v1, v2, v3 = _block(
                     begin + (block * each + number) * size + tl.arange(0, size), tl.full((size,), 1, tl.int1), row,
                     w, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
-                    factors, lr, momentum, decay,
-                    stride_w, stride_grad, stride_velocity, stride_anchor, stride_a, stride_b,
+                    factors, lr, momentum, decay, short,
+                    stride_w, stride_grad, stride_velocity, stride_short, stride_anchor, stride_a, stride_b,
                     has_momentum, has_decay, has_anchor, drift_term, vectors, a_term, b_term,
-                    sums, s00, s01, s10, s11, s20, s21, s30, s31,
+                    sums, s00, s01, s10, s11, s20, s21, s30, s31, has_short,
                 )  # fmt: skip
                 t0, t1, t2, t3 = t0 + v0, t1 + v1, t2 + v2, t3 + v3
         else:
@@ -242,10 +248,10 @@ def _advance(
                 v0, v1, v2, v3 = _block(
                     at, at < length, row,
                     w, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
-                    factors, lr, momentum, decay,
-                    stride_w, stride_grad, stride_velocity, stride_anchor, stride_a, stride_b,
+                    factors, lr, momentum, decay, short,
+                    stride_w, stride_grad, stride_velocity, stride_short, stride_anchor, stride_a, stride_b,
                     has_momentum, has_decay, has_anchor, drift_term, vectors, a_term, b_term,
-                    sums, s00, s01, s10, s11, s20, s21, s30, s31,
+                    sums, s00, s01, s10, s11, s20, s21, s30, s31, has_short,
                 )  # fmt: skip
                 t0, t1, t2, t3 = t0 + v0, t1 + v1, t2 + v2, t3 + v3
         _sum_up(parts + (row * sums) * blocks + first_block + block, blocks, t0, t1, t2, t3, sums)
@@ -289,54 +295,86 @@ def _advance_wide(
         total = tl.reshape(total, [tile_out * tile_in])
         v0, v1, v2, v3 = _write(
             total, here, start, first, second, w, velocity, factors, lr, momentum, decay,
-            row, at, inside, stride_w, stride_velocity,
+            row, at, inside, stride_w, stride_velocity, w, stride_w,
             has_momentum, has_decay, has_anchor, drift_term, a_term, b_term,
-            sums, s00, s01, s10, s11, s20, s21, s30, s31,
+            sums, s00, s01, s10, s11, s20, s21, s30, s31, False,
         )  # fmt: skip
         _sum_up(parts + (row * sums) * blocks + block, blocks, v0, v1, v2, v3, sums)
 
 
-def blocks(length: int, wide: int = 0) -> int:
+def blocks(length: int, wide: int = 0, spans: Sequence[Span] = ()) -> int:
     """Number of partial sums of an inner product over `length` parameters, `wide` of which are of a wide layer."""
-    return wide // (TILE[0] * TILE[1]) + -(-(length - wide) // (BLOCK * _blocks_each(length - wide)))
+    return wide // (TILE[0] * TILE[1]) + sum(_blocks_of(length - wide, spans or [(wide, length)]))
+
+
+def _blocks_of(length: int, spans: Sequence[Span]) -> list[int]:
+    return [-(-(end - begin) // (BLOCK * _blocks_each(length))) for begin, end in spans]
 
 
 def _blocks_each(length: int) -> int:
     return min(BLOCKS_EACH, max(1, -(-length // (BLOCK * PROGRAMS))))
 
 
+@dataclass(frozen=True)
+class _Arguments:
+    """What the kernels take besides the rows and their gradient."""
+
+    vectors: tuple[Tensor, ...]
+    numbers: tuple[Tensor, ...]
+    strides: tuple[int, ...]  # of the anchor and the vectors
+    switches: tuple[int | bool, ...]
+
+    @classmethod
+    def of(cls, step: Pass) -> _Arguments:
+        unused, lr = Shared(step.w, step.at_work), step.lr
+        shared = [step.anchor or unused, *step.vectors, unused, unused][: 1 + VECTORS]
+        pairs = [*step.pairs, (0, 0), (0, 0), (0, 0), (0, 0)][:MOST_SUMS]
+        return cls(
+            (*(vector.rows for vector in shared), *(vector.lead for vector in shared)),
+            (
+                step.factors,
+                lr,
+                lr if step.momentum is None else step.momentum,
+                lr if step.decay is None else step.decay,
+            ),
+            tuple(vector.rows.stride(0) for vector in shared),
+            (
+                step.momentum is not None, step.decay is not None, step.anchor is not None, step.has_factor[0],
+                len(step.vectors), step.has_factor[1], step.has_factor[2],
+                len(step.pairs), *(number for pair in pairs for number in pair),
+            ),
+        )  # fmt: skip
+
+
 def advance(step: Pass, grad: Tensor, wide: Wide | None = None) -> None:
     """Takes the step. With a wide layer, its part of `grad` is not read but computed here."""
     rows, length = step.w.shape
-    unused = Shared(step.w, step.at_work)
-    shared = [step.anchor or unused, *step.vectors, unused, unused][: 1 + VECTORS]
-    pairs = [*step.pairs, (0, 0), (0, 0), (0, 0), (0, 0)][:MOST_SUMS]
-    lr, begin = step.lr, wide.parameters if wide else 0
-    count, tiles = blocks(length, begin), begin // (TILE[0] * TILE[1])
-    vectors = (*(vector.rows for vector in shared), *(vector.lead for vector in shared))
-    numbers = (
-        step.factors,
-        lr,
-        lr if step.momentum is None else step.momentum,
-        lr if step.decay is None else step.decay,
-    )
-    strides = (step.velocity.stride(0), *(vector.rows.stride(0) for vector in shared))
-    switches = (
-        step.momentum is not None, step.decay is not None, step.anchor is not None, step.has_factor[0],
-        len(step.vectors), step.has_factor[1], step.has_factor[2],
-        len(step.pairs), *(number for pair in pairs for number in pair),
-    )  # fmt: skip
+    begin = wide.parameters if wide else 0
+    spans = step.spans or ((begin, length),)
     if wide is not None:
-        batch, inputs = wide.x.shape[1:]
-        _advance_wide[(rows * tiles,)](
-            step.w, wide.x, wide.grad, step.velocity, *vectors, *numbers, step.at_work, step.parts,
-            rows, count, batch, inputs, wide.grad.shape[2], step.w.stride(0), *strides, *switches,
+        arguments, (batch, inputs) = _Arguments.of(step), wide.x.shape[1:]
+        _advance_wide[(rows * (begin // (TILE[0] * TILE[1])),)](
+            step.w, wide.x, wide.grad, step.velocity, *arguments.vectors, *arguments.numbers, step.at_work, step.parts,
+            rows, blocks(length, begin, spans), batch, inputs, wide.grad.shape[2], step.w.stride(0),
+            step.velocity.stride(0), *arguments.strides, *arguments.switches,
             *TILE, max(16, triton.next_power_of_2(batch)), wide.precision, num_warps=WARPS,
         )  # fmt: skip
-    _advance[(rows * (count - tiles),)](
-        step.w, grad, step.velocity, *vectors, *numbers, step.at_work, step.parts,
-        rows, length, count, begin, tiles, step.w.stride(0), grad.stride(0), *strides, *switches, BLOCK,
-        _blocks_each(length - begin),
+    for number in range(len(spans)):
+        advance_span(step, grad, number, begin)
+
+
+def advance_span(step: Pass, grad: Tensor, number: int, wide: int = 0) -> None:
+    """Takes the step of one of the spans, behind `wide` parameters of a wide layer."""
+    rows, length = step.w.shape
+    spans, arguments = step.spans or ((wide, length),), _Arguments.of(step)
+    counts = _blocks_of(length - wide, spans)
+    begin, end = spans[number]
+    short = step.w if step.short is None else step.short
+    _advance[(rows * counts[number],)](
+        step.w, grad, step.velocity, *arguments.vectors, *arguments.numbers, step.at_work, step.parts, short,
+        rows, end, blocks(length, wide, spans), begin, wide // (TILE[0] * TILE[1]) + sum(counts[:number]),
+        step.w.stride(0), grad.stride(0), step.velocity.stride(0), short.stride(0), *arguments.strides,
+        *arguments.switches, step.short is not None, BLOCK, _blocks_each(length - wide),
     )  # fmt: skip
 
 

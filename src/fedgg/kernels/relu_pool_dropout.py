@@ -1,7 +1,7 @@
 """Bias, ReLU and 2 x 2 max-pool around a convolution of a large model in one pass, their backward pass, and dropout.
 
-Images are in `channels_last` format: `[N, H, W, C]` in memory. A bias's gradient is written as partial sums, which are
-added in a fixed order, so that results are reproducible to the bit.
+Images are pixelwise, `[K, B, H, W, C]` in memory. A bias's gradient is written as partial sums, which are added in a
+fixed order, so that results are reproducible to the bit.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ def _tile(pixels, channels, size_p: tl.constexpr, size_c: tl.constexpr):
 
 
 @triton.jit
-def _bias_relu(y, bias, pixels, channels, size_p: tl.constexpr, size_c: tl.constexpr):
+def _bias_relu(y, bias, stride_bias, pixels, channels, size_p: tl.constexpr, size_c: tl.constexpr):
     p, c, inside = _tile(pixels, channels, size_p, size_c)
-    place = y + p[:, None].to(tl.int64) * channels + c[None, :]
-    value = tl.load(place, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + c, mask=c < channels)[None, :]
+    row = tl.program_id(2).to(tl.int64)
+    place = y + (row * pixels + p[:, None]) * channels + c[None, :]
+    b = tl.load(bias + row * stride_bias + c, mask=c < channels)[None, :]
+    value = tl.load(place, mask=inside, other=0.0).to(tl.float32) + b
     tl.store(place, tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL), mask=inside)
 
 
@@ -39,13 +41,15 @@ def _better(best, at, other, number: tl.constexpr):
 
 @triton.jit
 def _bias_relu_pool(
-    y, bias, out, winner, pixels, channels, high, wide, height, width, size_p: tl.constexpr, size_c: tl.constexpr
-):
+    y, bias, out, winner, stride_bias, pixels, channels, batch, high, wide, height, width,
+    size_p: tl.constexpr, size_c: tl.constexpr,
+):  # fmt: skip
     p, c, inside = _tile(pixels, channels, size_p, size_c)
-    image, py, px = p // (high * wide), (p // wide) % high, p % wide
-    corner = ((image.to(tl.int64) * height + 2 * py) * width + 2 * px) * channels
+    row = tl.program_id(2).to(tl.int64)
+    image, py, px = row * batch + p // (high * wide), (p // wide) % high, p % wide
+    corner = ((image * height + 2 * py) * width + 2 * px) * channels
     place = y + corner[:, None] + c[None, :]
-    b = tl.load(bias + c, mask=c < channels)[None, :]
+    b = tl.load(bias + row * stride_bias + c, mask=c < channels)[None, :]
     best = tl.load(place, mask=inside, other=0.0).to(tl.float32) + b
     at = tl.zeros((size_p, size_c), tl.int32)
     best, at = _better(best, at, tl.load(place + channels, mask=inside, other=0.0).to(tl.float32) + b, 1)
@@ -53,7 +57,7 @@ def _bias_relu_pool(
     best, at = _better(best, at, tl.load(low, mask=inside, other=0.0).to(tl.float32) + b, 2)
     best, at = _better(best, at, tl.load(low + channels, mask=inside, other=0.0).to(tl.float32) + b, 3)
     at = tl.where(best > 0, at, DEAD)
-    here = p[:, None].to(tl.int64) * channels + c[None, :]
+    here = (row * pixels + p[:, None]) * channels + c[None, :]
     tl.store(out + here, tl.maximum(best, 0.0, propagate_nan=tl.PropagateNan.ALL), mask=inside)
     tl.store(winner + here, at.to(tl.int8), mask=inside)
 
@@ -61,29 +65,34 @@ def _bias_relu_pool(
 @triton.jit
 def _relu_back(grad, y, out, parts, pixels, channels, size_p: tl.constexpr, size_c: tl.constexpr):
     p, c, inside = _tile(pixels, channels, size_p, size_c)
-    place = p[:, None].to(tl.int64) * channels + c[None, :]
+    row = tl.program_id(2).to(tl.int64)
+    place = (row * pixels + p[:, None]) * channels + c[None, :]
     alive = tl.load(y + place, mask=inside, other=0.0) > 0
     value = tl.where(alive, tl.load(grad + place, mask=inside, other=0.0), 0.0)
     tl.store(out + place, value, mask=inside)
-    tl.store(parts + tl.program_id(0) * channels + c, tl.sum(value.to(tl.float32), axis=0), mask=c < channels)
+    part = parts + (row * tl.num_programs(0) + tl.program_id(0)) * channels
+    tl.store(part + c, tl.sum(value.to(tl.float32), axis=0), mask=c < channels)
 
 
 @triton.jit
 def _pool_back(
-    grad, winner, out, parts, pixels, channels, high, wide, height, width, size_p: tl.constexpr, size_c: tl.constexpr
-):
+    grad, winner, out, parts, pixels, channels, batch, high, wide, height, width,
+    size_p: tl.constexpr, size_c: tl.constexpr,
+):  # fmt: skip
     p, c, inside = _tile(pixels, channels, size_p, size_c)
-    here = p[:, None].to(tl.int64) * channels + c[None, :]
+    row = tl.program_id(2).to(tl.int64)
+    here = (row * pixels + p[:, None]) * channels + c[None, :]
     at = tl.load(winner + here, mask=inside, other=4).to(tl.int32)
     value = tl.where(at < DEAD, tl.load(grad + here, mask=inside, other=0.0), 0.0)
-    image, py, px = p // (high * wide), (p // wide) % high, p % wide
-    corner = ((image.to(tl.int64) * height + 2 * py) * width + 2 * px) * channels
+    image, py, px = row * batch + p // (high * wide), (p // wide) % high, p % wide
+    corner = ((image * height + 2 * py) * width + 2 * px) * channels
     place = out + corner[:, None] + c[None, :]
     tl.store(place, tl.where(at == 0, value, 0.0), mask=inside)
     tl.store(place + channels, tl.where(at == 1, value, 0.0), mask=inside)
     tl.store(place + width * channels, tl.where(at == 2, value, 0.0), mask=inside)
     tl.store(place + (width + 1) * channels, tl.where(at == 3, value, 0.0), mask=inside)
-    tl.store(parts + tl.program_id(0) * channels + c, tl.sum(value.to(tl.float32), axis=0), mask=c < channels)
+    part = parts + (row * tl.num_programs(0) + tl.program_id(0)) * channels
+    tl.store(part + c, tl.sum(value.to(tl.float32), axis=0), mask=c < channels)
 
 
 @triton.jit
@@ -107,56 +116,53 @@ def _drop(x, out, key, step, elements, place, threshold, left, size: tl.constexp
     tl.store(out + here, tl.where(keep, value.to(tl.float32) / left, 0.0), mask=inside)
 
 
-def _grid(pixels: int, channels: int) -> tuple[int, int]:
-    return -(-pixels // PIXELS), -(-channels // CHANNELS)
-
-
-def _pixelwise(like: Tensor, *shape: int) -> Tensor:
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+def _grid(models: int, pixels: int, channels: int) -> tuple[int, int, int]:
+    return -(-pixels // PIXELS), -(-channels // CHANNELS), models
 
 
 def bias_relu(y: Tensor, bias: Tensor) -> Tensor:
-    """relu(y + bias), in place; y `[N, C, H, W]`."""
-    channels = y.shape[1]
-    pixels = y.numel() // channels
-    _bias_relu[_grid(pixels, channels)](y, bias, pixels, channels, PIXELS, CHANNELS)
+    """relu(y + bias), in place; y `[K, B, H, W, C]`, bias `[K, C]`."""
+    models, channels = len(y), y.shape[-1]
+    pixels = y[0].numel() // channels
+    _bias_relu[_grid(models, pixels, channels)](y, bias, bias.stride(0), pixels, channels, PIXELS, CHANNELS)
     return y
 
 
 def bias_relu_pool(y: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """maxpool(relu(y + bias)), and which of the four was the maximum, or DEAD."""
-    images, channels, height, width = y.shape
+    models, batch, height, width, channels = y.shape
     high, wide = height // 2, width // 2
-    out = _pixelwise(y, images, channels, high, wide)
+    out = y.new_empty((models, batch, high, wide, channels))
     winner = torch.empty_like(out, dtype=torch.int8)
-    pixels = images * high * wide
-    _bias_relu_pool[_grid(pixels, channels)](
-        y, bias, out, winner, pixels, channels, high, wide, height, width, PIXELS, CHANNELS
+    pixels = batch * high * wide
+    _bias_relu_pool[_grid(models, pixels, channels)](
+        y, bias, out, winner, bias.stride(0), pixels, channels, batch, high, wide, height, width, PIXELS, CHANNELS
     )
     return out, winner
 
 
 def relu_back(grad: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient before bias and ReLU, and that of the bias `[C]` in float32."""
-    channels = y.shape[1]
-    pixels = y.numel() // channels
-    grid = _grid(pixels, channels)
-    out, parts = torch.empty_like(y), torch.empty((grid[0], channels), dtype=torch.float32, device=y.device)
+    """The gradient before bias and ReLU, and parts of that of the bias, `[K, parts, C]`."""
+    models, channels = len(y), y.shape[-1]
+    pixels = y[0].numel() // channels
+    grid = _grid(models, pixels, channels)
+    out = torch.empty_like(y)
+    parts = torch.empty((models, grid[0], channels), dtype=torch.float32, device=y.device)
     _relu_back[grid](grad, y, out, parts, pixels, channels, PIXELS, CHANNELS)
-    return out, parts.sum(0)
+    return out, parts
 
 
 def pool_back(grad: Tensor, winner: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
     """The same for `bias_relu_pool` on images of this height and width."""
-    images, channels, high, wide = grad.shape
-    out = _pixelwise(grad, images, channels, height, width)
+    models, batch, high, wide, channels = grad.shape
+    out = grad.new_empty((models, batch, height, width, channels))
     if height % 2 or width % 2:
         out.zero_()  # the last odd row or column belongs to no window
-    pixels = images * high * wide
-    grid = _grid(pixels, channels)
-    parts = torch.empty((grid[0], channels), dtype=torch.float32, device=grad.device)
-    _pool_back[grid](grad, winner, out, parts, pixels, channels, high, wide, height, width, PIXELS, CHANNELS)
-    return out, parts.sum(0)
+    pixels = batch * high * wide
+    grid = _grid(models, pixels, channels)
+    parts = torch.empty((models, grid[0], channels), dtype=torch.float32, device=grad.device)
+    _pool_back[grid](grad, winner, out, parts, pixels, channels, batch, high, wide, height, width, PIXELS, CHANNELS)
+    return out, parts
 
 
 def drop(x: Tensor, key: Tensor, step: Tensor, place: int, p: float) -> Tensor:

@@ -204,24 +204,23 @@ def test_images_are_gathered_as_they_are_read_on_a_cpu(lanes: int) -> None:
 def test_what_stands_around_a_convolution() -> None:
     torch.manual_seed(4)
     for high, wide in ((6, 8), (7, 5)):
-        y = drawn(3, 70, high, wide).contiguous(memory_format=torch.channels_last)
-        bias = drawn(70)
+        y, rows = drawn(2, 3, high, wide, 70), drawn(2, 75)
+        bias = rows[:, 2:72]
         exact, exact_bias = y.clone().requires_grad_(), bias.clone().requires_grad_()
-        plain = F.relu(exact + exact_bias[:, None, None])
-        pooled = F.max_pool2d(plain, 2)
-        torch.testing.assert_close(
-            relu_pool_dropout.bias_relu(y.clone(memory_format=torch.preserve_format), bias), plain
-        )
+        plain = F.relu(exact + exact_bias[:, None, None, None])
+        pooled = F.max_pool2d(plain.flatten(0, 1).movedim(-1, 1), 2).movedim(1, -1).unflatten(0, (2, 3))
+        torch.testing.assert_close(relu_pool_dropout.bias_relu(y.clone(), bias), plain)
         ours, winner = relu_pool_dropout.bias_relu_pool(y, bias)
         torch.testing.assert_close(ours, pooled)
-        grad = drawn(*plain.shape).contiguous(memory_format=torch.channels_last)
-        expected = torch.autograd.grad(plain, (exact, exact_bias), grad, retain_graph=True)
-        torch.testing.assert_close(relu_pool_dropout.relu_back(grad, plain.detach()), expected, rtol=1e-4, atol=1e-4)
-        grad = drawn(*pooled.shape).contiguous(memory_format=torch.channels_last)
-        expected = torch.autograd.grad(pooled, (exact, exact_bias), grad)
-        torch.testing.assert_close(
-            relu_pool_dropout.pool_back(grad, winner, high, wide), expected, rtol=1e-4, atol=1e-4
-        )
+        for of_pool, outputs in ((False, plain), (True, pooled)):
+            grad = drawn(*outputs.shape)
+            expected, expected_bias = torch.autograd.grad(outputs, (exact, exact_bias), grad, retain_graph=True)
+            if of_pool:
+                back, parts = relu_pool_dropout.pool_back(grad, winner, high, wide)
+            else:
+                back, parts = relu_pool_dropout.relu_back(grad, plain.detach())
+            torch.testing.assert_close(back, expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(parts.sum(1), expected_bias, rtol=1e-4, atol=1e-4)
 
 
 def test_a_kernel_drops_what_the_definition_drops() -> None:

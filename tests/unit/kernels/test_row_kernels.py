@@ -1,0 +1,129 @@
+"""The kernels of large models, for many rows at once, against torch row by row in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    pytest.skip("kernels need a GPU", allow_module_level=True)
+
+from fedgg.kernels import max_pool, row_convolution, row_convolution_by_copies, row_group_norm
+from fedgg.kernels.row_convolution import Geometry
+
+CUDA = torch.device("cuda")
+UNTOUCHED = 9.0
+# rows, batch, channels, height, width, outputs, kernel, stride, padding
+Case = tuple[int, int, int, int, int, int, int, int, int]
+CONVOLUTIONS: list[Case] = [
+    (2, 5, 64, 8, 8, 64, 3, 1, 1),
+    (3, 7, 32, 4, 4, 48, 3, 1, 1),
+    (2, 50, 64, 1, 1, 128, 3, 1, 1),
+    (2, 9, 128, 2, 2, 64, 1, 1, 0),
+    (1, 3, 256, 16, 16, 128, 3, 1, 1),
+    (2, 3, 16, 32, 32, 16, 5, 1, 2),
+    (2, 4, 3, 32, 32, 64, 3, 1, 1),
+    (2, 3, 3, 32, 32, 16, 7, 2, 3),
+    (2, 3, 64, 8, 8, 128, 3, 2, 1),
+    (2, 3, 64, 7, 9, 32, 1, 2, 0),
+    (2, 3, 20, 6, 5, 10, 3, 1, 0),
+    (1, 4, 16, 9, 9, 24, 2, 3, 1),
+]
+CLOSE = {"ieee": 1e-5, "tf32x3": 1e-5, "tf32": 3e-3, "bf16": 2e-2}
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, dtype=dtype, device=CUDA)
+
+
+def distance(ours: Tensor, exact: Tensor) -> float:
+    return float((ours.double() - exact).detach().norm() / exact.detach().norm())
+
+
+@pytest.mark.parametrize("precision", ["tf32x3", "tf32", "bf16"])
+@pytest.mark.parametrize("case", CONVOLUTIONS, ids=str)
+def test_convolutions(case: Case, precision: str) -> None:
+    torch.manual_seed(0)
+    rows, batch, channels, height, width, outputs, kernel, stride, padding = case
+    geometry = Geometry((kernel, kernel), (stride, stride), (padding, padding))
+    dtype, weights = torch.bfloat16 if precision == "bf16" else torch.float32, outputs * channels * kernel**2
+    stored = drawn(rows, weights + outputs + 64 - (weights + outputs) % 64, dtype=dtype)
+    w, bias = stored[:, :weights].view(rows, outputs, kernel, kernel, channels), stored[:, weights:][:, :outputs]
+    x = drawn(rows, batch, height, width, channels, dtype=dtype)
+    exact_x, exact_w = (t.double().movedim(-1, -3).requires_grad_() for t in (x, w))
+    outs = [F.conv2d(exact_x[k], exact_w[k], bias[k].double(), stride, padding) for k in range(rows)]
+    exact = torch.stack(outs)
+    grad = drawn(*exact.movedim(2, -1).shape, dtype=dtype)
+    expected_x, expected_w = torch.autograd.grad(exact, (exact_x, exact_w), grad.double().movedim(-1, 2))
+
+    by_copies = row_convolution_by_copies.supports(x, w, geometry)
+    assert by_copies == (precision == "bf16" and stride == 1 and channels >= 16 and channels != 20)
+    for copies in {by_copies, False}:
+        into = torch.full_like(stored, UNTOUCHED, dtype=torch.float32)
+        into_w = into[:, :weights].view_as(w)
+        for splits in (1, 3):
+            if copies:
+                y = row_convolution_by_copies.forward(x, w, bias.float(), geometry, True)
+                grad_x = row_convolution_by_copies.input_gradient(grad, w, height, width, geometry)
+                row_convolution_by_copies.weight_gradient(x, grad, into_w, geometry, splits=splits)
+            else:
+                y = row_convolution.forward(x, w, bias.float(), geometry, True, precision)
+                grad_x = row_convolution.input_gradient(grad, w, height, width, geometry, precision)
+                row_convolution.weight_gradient(x, grad, into_w, geometry, precision, splits=splits)
+            assert distance(y, exact.relu().movedim(2, -1)) < CLOSE[precision]
+            assert distance(grad_x, expected_x.movedim(2, -1)) < CLOSE[precision]
+            assert distance(into_w, expected_w.movedim(2, -1)) < CLOSE[precision]
+            assert (into[:, weights:] == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("with_shortcut", [True, False])
+@pytest.mark.parametrize(
+    "sizes", [(2, 3, 8, 8, 64, 2), (2, 5, 1, 1, 48, 4), (1, 2, 32, 32, 64, 2), (3, 2, 5, 7, 24, 8)]
+)
+def test_group_norm(sizes: tuple[int, ...], with_shortcut: bool, relu: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    rows, batch, height, width, channels, groups = sizes
+    x = (drawn(rows, batch, height, width, channels) + 3).to(dtype)
+    shortcut = drawn(rows, batch, height, width, channels, dtype=dtype) if with_shortcut else None
+    stored = drawn(rows, 2 * channels + 5)
+    scale, shift = stored[:, :channels], stored[:, channels : 2 * channels]
+    y, mean, deviation = row_group_norm.forward(x, scale, shift, groups, 1e-5, shortcut, relu)
+
+    leaves = [t.double().requires_grad_() for t in (x, *([shortcut] if shortcut is not None else []), scale, shift)]
+    outs = []
+    for k in range(rows):
+        out = F.group_norm(leaves[0][k].movedim(-1, 1), groups, leaves[-2][k], leaves[-1][k], 1e-5).movedim(1, -1)
+        out = out + leaves[1][k] if with_shortcut else out
+        outs.append(torch.where(y[k] > 0, out, 0) if relu else out)  # rounding may take an output to the other side
+    exact, close = torch.stack(outs), 1e-5 if dtype == torch.float32 else 1e-2
+    assert distance(y, exact) < close
+    grad = drawn(*y.shape, dtype=dtype)
+    expected = torch.autograd.grad(exact, leaves, grad.double())
+    into = torch.full_like(stored, UNTOUCHED)
+    of_x, of_shortcut, parts = row_group_norm.backward(grad, x, y, scale, mean, deviation, relu, with_shortcut)
+    row_group_norm.add_images(parts, into[:, :channels], into[:, channels : 2 * channels])
+    assert distance(of_x, expected[0]) < close
+    assert (of_shortcut is None) == (not with_shortcut)
+    if of_shortcut is not None:
+        assert distance(of_shortcut, expected[1]) < close
+    assert distance(into[:, :channels], expected[-2]) < close
+    assert distance(into[:, channels : 2 * channels], expected[-1]) < close
+    assert (into[:, 2 * channels :] == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 2, 1), (2, 2, 0), (3, 1, 1), (5, 3, 2)])
+def test_max_pool(kernel: int, stride: int, padding: int) -> None:
+    torch.manual_seed(0)
+    geometry = Geometry((kernel, kernel), (stride, stride), (padding, padding))
+    x = drawn(4, 11, 8, 24) - 5  # all negative: padding must not win
+    y, winner = max_pool.forward(x, geometry)
+    leaf = x.clone().requires_grad_()
+    exact = F.max_pool2d(leaf.movedim(-1, 1), kernel, stride, padding).movedim(1, -1)
+    torch.testing.assert_close(y, exact)
+    grad = drawn(*y.shape)
+    (expected,) = torch.autograd.grad(exact, leaf, grad)
+    torch.testing.assert_close(max_pool.backward(grad, winner, 11, 8, geometry), expected)
