@@ -303,11 +303,15 @@ class Net:
             with recorded_inputs(self.module.get_submodule(self.head)) as representations:
                 outputs = self.call(parameters, buffers, x, module=module)
             return torch.cat([outputs, representations[-1].to(outputs.dtype)], -1)
+        if self.layout.pixelwise and not self.channels_last:  # a user's `view` may need outputs as usual in memory
+            parameters = {name: parameter.flatten().view(parameter.shape) for name, parameter in parameters.items()}
         tensors = {**parameters, **buffers}
         tensors |= {further: tensors[name] for further, name in self.layout.tied if name in tensors}
         module = self.module if module is None else module
         if self.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
+        if x.is_floating_point() and x.dtype != self.start.dtype:
+            x = x.to(self.start.dtype)  # a batch in the form that a program's first layer reads
         arguments, keywords = unpacked(self.parts, x) if self.parts else ((x,), {})
         if self.products is None:
             outputs = functional_call(module, tensors, arguments, keywords, tie_weights=False)

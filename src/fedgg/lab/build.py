@@ -203,7 +203,8 @@ def assemble(
     if algorithm.step_passes or algorithm.look_passes:
         times = arithmetic_beside_fedavg(algorithm, work.examples_trained(sizes) / sum(sizes))
         notices.append(f"{type(algorithm).__name__} takes about {times:.2f} times FedAvg's arithmetic")
-    choice = choose(experiment, net, work.examples_trained(sizes), engine_reason)
+    clients = experiment.cohort_of(sum(size > 0 for size in sizes))
+    choice = choose(experiment, net, work.examples_trained(sizes), engine_reason, clients)
     engine_class(choice.name)  # user code must be an engine, before anything is written
     # Tensor cores are fastest where the channels of a pixel are neighbours in memory.
     coarse = experiment.engine.precision in ("tf32", "bf16")

@@ -11,11 +11,13 @@ import torch
 
 from fedgg.core.model import Net
 from fedgg.engines.flops import multiply_adds
+from fedgg.engines.gpu.stacked import room, stack_bytes
+from fedgg.engines.layers.program import runs_rows
 from fedgg.engines.module_equivalence import is_stackable, mixes_examples
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 
-LARGE = 20e6  # multiply-adds an example: one client of such a model keeps a GPU busy, stacking gains nothing
+LARGE = 20e6  # multiply-adds an example: torch's own layers of one client of such a model keep a GPU busy
 LONG = 3e12  # multiply-adds a run: below this, starting worker processes takes longer than they save
 
 
@@ -26,17 +28,19 @@ class Choice:
     notice: str | None = None  # one line for the user where the engine is not the one that was named
 
 
-def choose(experiment: Experiment, net: Net, examples: int, chosen_because: str | None = None) -> Choice:
+def choose(
+    experiment: Experiment, net: Net, examples: int, chosen_because: str | None = None, clients: int = 1
+) -> Choice:
     """The engine that the experiment names where that can train the model, else the fastest one that can.
 
-    `examples`: how many a round trains on, over all epochs.
+    `examples`: how many a round trains on, over all epochs; `clients`: how many it trains.
 
     `chosen_because`: why a study has put the engine that the experiment names into the place of `auto`.
     """
     wanted = experiment.engine.name
     on_gpu = experiment.engine.device != "cpu"
     if wanted == "auto":
-        best, reason = _best_on_gpu(net) if on_gpu else _best_on_cpu(experiment, net, examples)
+        best, reason = _best_on_gpu(experiment, net, clients) if on_gpu else _best_on_cpu(experiment, net, examples)
         return Choice(best, reason, f"engine: {best} ({reason})")
     if wanted == "stacked" and not is_stackable(net):
         instead = "streams" if on_gpu and not net.draws_random_numbers else "fused"
@@ -50,12 +54,17 @@ def choose(experiment: Experiment, net: Net, examples: int, chosen_because: str 
     return Choice(wanted, "named in the experiment")
 
 
-def _best_on_gpu(net: Net) -> tuple[str, str]:
+def _best_on_gpu(experiment: Experiment, net: Net, clients: int) -> tuple[str, str]:
     if net.draws_random_numbers:
         return "fused", _obstacle(net)
     large = multiply_adds(net) >= LARGE
     if not large and is_stackable(net):
         return "stacked", "a small model: all clients as one program"
+    # In the other precisions cuDNN's kernels, client by client, are as fast or have not been compared.
+    if large and experiment.engine.precision == "bf16" and is_stackable(net) and runs_rows(net, "bf16"):
+        if stack_bytes(net, experiment.local.batch, clients) <= room(net.start.device):
+            return "stacked", "a large model with kernels for all clients at once"
+        return "streams", "a large model, and no memory for all clients at once: several clients in flight"
     return "streams", f"{'a large model' if large else _obstacle(net)}: several clients in flight"
 
 

@@ -148,7 +148,7 @@ def _as_many_as_fit(
                 waiting.popleft()
                 continue
             free = room(federation.net.start.device) if free is None else free
-            needed = stack_bytes(federation.net, federation.work, federation.cohort_size)
+            needed = stack_bytes(federation.net, federation.work.batch, federation.cohort_size)
             if taken and used + needed > free:
                 message = f"waiting: the GPU's memory holds {len(taken)} runs of this study at a time"
                 observer.on_notice(job.name, message)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +26,7 @@ from fedgg.engines.fused.term_analysis import (
 )
 from fedgg.engines.fused.term_coefficients import Coefficients, SplitTrace, split_trace
 from fedgg.engines.layers.program import Program
+from fedgg.engines.layers.stacked_layers import SideWork
 
 if TYPE_CHECKING:
     from fedgg.kernels.optimiser_step import Pass, Shared, Wide
@@ -69,8 +71,11 @@ class FusedStep:
     leads: Rows  # of the anchor and of each note: the first row with the same content, [K] int32
     plain: bool  # whether the loss is the supervised loss
     wide: Program | None  # if set, the kernel computes the weight gradient of this program's first layer
+    program: Program | None  # if set, spans of its rows are stepped as soon as their gradients are complete
+    short: Tensor | None  # the rows in the program's type of matrix products
     coefficients: Coefficients | None  # None: computed by calling `Algorithm.terms`
     side: torch.cuda.Stream
+    behind: torch.cuda.Stream  # steps of spans, beside the backward pass of the layers before them
 
     @classmethod
     def of(
@@ -78,7 +83,8 @@ class FusedStep:
         algorithm: Algorithm,
         client: Client,
         owners: list[int],
-        wide: Program | None,
+        program: Program | None,
+        width: int,
         plans: FusedPlans,
         rule: Hashable,
     ) -> FusedStep | None:
@@ -96,16 +102,24 @@ class FusedStep:
         shared = (["anchor"] if terms.drift else []) + list(terms.notes)
         rows, length = client.w.shape
         plain = type(algorithm).loss is Algorithm.loss  # one forward pass, so one weight gradient to defer
-        wide = wide if plain else None
+        program = program if plain else None
+        wide = program if program is not None and program.can_defer(width) else None
+        if wide is not None or program is None or len(program.spans) < 2:
+            program = None  # small rows take one step
         wide_parameters = math.prod(client.net.layout.shapes[0]) if wide else 0
+        spans = program.spans if program else ()
+        short = program.short_rows(client.w) if program else None
         return cls(
             terms,
-            client.w.new_zeros(rows, len(terms.inner_products), optimiser_step.blocks(length, wide_parameters)),
+            client.w.new_zeros(rows, len(terms.inner_products), optimiser_step.blocks(length, wide_parameters, spans)),
             {name: optimiser_step.leads(client.notes[name], owners) for name in shared},
             plain,
             wide,
+            program,
+            short,
             plan.split.of(algorithm, client) if plan.split else None,
             torch.cuda.Stream(client.w.device, priority=-1),
+            torch.cuda.Stream(client.w.device),
         )
 
     def step(self, algorithm: Algorithm, sgd: SGD, running: LocalState, client: Client, batch: Batch) -> None:
@@ -121,7 +135,8 @@ class FusedStep:
         if not self.plain:
             here.wait_stream(self.side)  # the algorithm's `loss` may read the sums
         deferring: AbstractContextManager[list[Wide]] = self.wide.deferring() if self.wide else nullcontext([])
-        with deferring as deferred:
+        side = SideWork(self.behind)
+        with deferring as deferred, self._stepping(move, side):
             loss, grad = gradient(algorithm, running.w, batch, client)
         here.wait_stream(self.side)
         with self._on_side_stream(here):
@@ -129,9 +144,26 @@ class FusedStep:
             running.step.add_(at_work)
             running.loss_sum.add_(torch.where(at_work, loss, 0) * count)
             running.seen.add_(count)
-        with torch.no_grad():
-            optimiser_step.advance(move, grad, *deferred)
+        if self.program is None:
+            with torch.no_grad():
+                optimiser_step.advance(move, grad, *deferred)
+        else:
+            here.wait_stream(self.behind)
+            side.end()
         here.wait_stream(self.side)
+
+    def _stepping(self, move: Pass, side: SideWork) -> AbstractContextManager[None]:
+        """Within, gradients of parameters are computed beside the backward pass, and the program's spans stepped."""
+        from fedgg.kernels import optimiser_step
+
+        if self.program is None:
+            return nullcontext()
+
+        def written(grad: Tensor, span: int) -> None:
+            self.behind.wait_stream(self.side)  # the coefficients
+            side.run(partial(optimiser_step.advance_span, move, grad, span), grad)
+
+        return self.program.stepping(self.short, side, written)
 
     @property
     def captured(self) -> object:
@@ -162,6 +194,8 @@ class FusedStep:
             at_work=at_work,
             parts=self.parts,
             pairs=tuple(self._vector_numbers(pair) for pair in self.terms.inner_products),
+            spans=self.program.spans if self.program else (),
+            short=self.short,
         )
 
     def _factors(self, algorithm: Algorithm, running: LocalState, client: Client) -> Tensor:

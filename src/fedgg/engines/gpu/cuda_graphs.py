@@ -248,13 +248,12 @@ class GraphCache:
         """A stack loaded with this round; `place` distinguishes stacks that run at the same time."""
         running, client = open_round(algorithm, net, optimiser, start)
         program, width = start.many, pages.where.shape[2]
-        wide = program if isinstance(program, Program) and program.can_defer(width) else None
         rule = (type(algorithm), _shapes(algorithm), _shapes(client.notes), type(optimiser), optimiser.used)
         fused = None
         if can_fuse(optimiser, start):
-            fused = FusedStep.of(
-                algorithm, client, owners, wide, self._plans, (rule, _shapes(start.down), _shapes(start.memory))
-            )
+            program = program if isinstance(program, Program) else None
+            plan_key = (rule, _shapes(start.down), _shapes(start.memory))
+            fused = FusedStep.of(algorithm, client, owners, program, width, self._plans, plan_key)
         if fused is not None:
             running = replace(running, last_step=None)
         per_row = tuple(sorted(start.per_row))

@@ -21,15 +21,15 @@ from fedgg.core.evaluation import Probe, Score, Tally, tally_of_outputs, total
 from fedgg.core.local import LocalEnd, LocalStart
 from fedgg.core.model import Net
 from fedgg.core.personal import open_personal, personal_names
-from fedgg.core.random_choices import Work
 from fedgg.core.tensor_rows import Rows, each_row, stack
 from fedgg.engines.base import Look, Precision, RoundJob, recorded_on_host, score_here
 from fedgg.engines.flops import activations
 from fedgg.engines.fused.cpu_step import fused_net, fused_round
 from fedgg.engines.fused.engine import Fused, with_fused_net
 from fedgg.engines.gpu.cuda_graphs import CudaStreams, Form, GraphCache, Prefetch, steps_of_stack
+from fedgg.engines.gpu.pixelwise_rows import arranged_start, restored_end
 from fedgg.engines.gpu.same_architecture import varying_tensors
-from fedgg.engines.layers.program import Program, program_of
+from fedgg.engines.layers.program import Program, program_of, runs_rows
 from fedgg.engines.layers.stacked_layers import ConvolutionReluPool, WideDense
 from fedgg.engines.module_equivalence import is_stackable
 
@@ -60,7 +60,7 @@ class Stacked:
     def __init__(self, precision: Precision = "fp32") -> None:
         self._precision = precision
         self._graphs = GraphCache()
-        self._programs: dict[int, tuple[object, Program | None]] = {}
+        self._nets: dict[int, tuple[Net, Net]] = {}
         self._compared: dict[tuple[int, int], tuple[Net, Net, frozenset[str] | None]] = {}
         self._streams = CudaStreams()
         self._prefetch = Prefetch()
@@ -69,7 +69,7 @@ class Stacked:
         yield from self.train_together([job])[0].items()
 
     def train_together(self, jobs: Sequence[RoundJob]) -> list[dict[int, LocalEnd]]:
-        jobs = [replace(job, net=fused_net(job.net)) for job in jobs]
+        jobs = [replace(job, net=self._arranged(fused_net(job.net))) for job in jobs]
         ends: list[dict[int, LocalEnd]] = [{} for _ in jobs]
         groups = _groups(jobs, self._can_train_together)
         stackable = [group for group in groups if is_stackable(jobs[group[0]].net)]
@@ -105,6 +105,7 @@ class Stacked:
             per_row=self._tensors_per_row(first.net, [jobs[row.job] for row in rows]),
             keeps_optimiser_state=first.optimiser.kept,
         )
+        start = arranged_start(start, first.net)
         optimiser = first.optimiser.kind.on_rows([jobs[row.job].optimiser.values for row in rows], start.w)
         if first.net.personal is not None:
             alone = [jobs[row.job].personal_steps(row.client) for row in rows]
@@ -124,13 +125,13 @@ class Stacked:
             end = graphs.end(algorithm, start, client_view)
         else:
             end = fused_round(algorithm, first.net, optimiser, start, first.data.gather(agendas))
-        end = recorded_on_host(end)
+        end = recorded_on_host(restored_end(end, first.net))
         for position, row in enumerate(rows):
             ends[row.job][row.client] = each_row(end, slice(position, position + 1))
 
     def score(self, looks: Sequence[Look]) -> list[Score]:
         """Models that share a program and a test set are scored together."""
-        looks = [with_fused_net(look) for look in looks]
+        looks = [self._with_arranged_model(with_fused_net(look)) for look in looks]
         scores: dict[int, Score] = {}
         for group in _groups(looks, self._can_score_together):
             program = self._program(looks[group[0]].net)
@@ -143,11 +144,18 @@ class Stacked:
     def _program(self, net: Net) -> Program | None:
         if net.personal is not None:
             return None  # programs take all parameters from one row
-        entry = self._programs.get(id(net))
-        if entry is None:
-            program = program_of(net, self._precision, net.start.device)
-            entry = self._programs[id(net)] = (net, program)  # a reference to the net keeps its id unique
-        return entry[1]
+        return program_of(net, self._precision)
+
+    def _arranged(self, net: Net) -> Net:
+        """The net in the memory layout that its program reads."""
+        if id(net) not in self._nets:
+            arranged = net.arranged() if net.personal is None and runs_rows(net, self._precision) else net
+            self._nets[id(net)] = (net, arranged)  # a reference to the net keeps its id unique
+        return self._nets[id(net)][1]
+
+    def _with_arranged_model(self, look: Look) -> Look:
+        net = self._arranged(look.net)
+        return look if net is look.net else replace(look, net=net, w=net.layout.arranged(look.w))
 
     def _can_train_together(self, a: RoundJob, b: RoundJob) -> bool:
         return (
@@ -190,10 +198,9 @@ class Stacked:
         return {name: torch.stack([tensors[id(job)][name].detach() for job in jobs]) for name in names}
 
 
-def stack_bytes(net: Net, work: Work, clients: int) -> int:
+def stack_bytes(net: Net, batch: int | None, clients: int) -> int:
     """Estimated memory of a stack of this many clients of one experiment."""
-    batch = work.batch or 256
-    numbers = PASSES * net.layout.total + TRACES * batch * activations(net)
+    numbers = PASSES * net.layout.total + TRACES * (batch or 256) * activations(net)
     return int(clients * numbers * net.start.element_size())
 
 

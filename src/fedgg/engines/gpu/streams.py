@@ -7,19 +7,17 @@ batch are not padded: a shorter last batch has its own graph.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from torch import Tensor
-
-from fedgg.core.local import LocalEnd, LocalStart
+from fedgg.core.local import LocalEnd
 from fedgg.core.model import Net
-from fedgg.core.tensor_rows import Rows
 from fedgg.engines.base import RoundJob, recorded_on_host, score_here
 from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.engines.fused.engine import Fused
 from fedgg.engines.gpu.cuda_graphs import CudaStreams, Form, GraphCache, Prefetch, Step
+from fedgg.engines.gpu.pixelwise_rows import arranged_start, restored_end
 from fedgg.engines.layers.program import Program, large_program_of
 from fedgg.engines.loop import open_client
 from fedgg.engines.module_equivalence import mixes_examples
@@ -68,14 +66,16 @@ class Streams:
             self._prefetch.prepare([(job, client)])
             net, program = self._arranged(job.net)
             start, optimiser = open_client(job, client)
-            start = _arranged_start(start, net, program)
+            start = replace(arranged_start(start, net), many=program)
+            if start.probe is not None:
+                start = replace(start, probe=replace(start.probe, net=net))
             steps = _steps(agenda.where, exact)
             pages = job.data.lay_out([agenda], longest)
             stack, client_view = self._graphs.open(
                 number, job.algorithm, net, optimiser, start, job.data, pages, [0], steps, Form()
             )
             yield from stack.replay(steps)
-            ends[client] = _restored(stack.end(job.algorithm, start, client_view), net)
+            ends[client] = restored_end(stack.end(job.algorithm, start, client_view), net)
 
     def _arranged(self, net: Net) -> tuple[Net, Program | None]:
         """The net in the memory layout of this engine, and its program if it has one."""
@@ -85,29 +85,6 @@ class Streams:
             program = large_program_of(arranged) if net.channels_last else None
             entry = self._nets[id(net)] = (net, arranged, program)  # a reference to the net keeps its id unique
         return entry[1:]
-
-
-def _arranged_start(start: LocalStart, net: Net, program: Program | None) -> LocalStart:
-    """The rows in the net's memory layout."""
-    if not net.layout.pixelwise:
-        return start
-    convert = net.layout.arranged
-    probe = start.probe and replace(start.probe, net=net)
-    return replace(
-        start, w=convert(start.w), down=_each(start.down, convert), memory=_each(start.memory, convert), probe=probe,
-        many=program,
-    )  # fmt: skip
-
-
-def _restored(end: LocalEnd, net: Net) -> LocalEnd:
-    if not net.layout.pixelwise:
-        return end
-    convert = net.layout.restored
-    return replace(end, up=_each(end.up, convert), memory=_each(end.memory, convert))
-
-
-def _each(rows: Rows, convert: Callable[[Tensor], Tensor]) -> Rows:
-    return {name: convert(tensor) for name, tensor in rows.items()}
 
 
 def _steps(where: Any, exact: bool) -> list[Step]:

@@ -1,7 +1,8 @@
 """Programs: sequences of layers with hand-written kernels for many rows, and the modules they can replace.
 
-An `nn.Sequential` of convolutions with ReLU and 2 x 2 max-pool, linear layers with or without ReLU, dropout and
-`Flatten` has a program. Other modules are run by `torch.func.vmap`, which is slower and gives the same results up to
+An `nn.Sequential` of small convolutions with ReLU and 2 x 2 max-pool, linear layers with or without ReLU, dropout and
+`Flatten` has a program, and so has any other module with convolutions whose `forward` can be traced
+(`engines.layers.traced_layers`). Others are run by `torch.func.vmap`, which is slower and gives the same results up to
 rounding.
 
 Kernels compute in the run's precision, in which a comparison cannot tell a wrong layer from a rounded one: in bf16 a
@@ -15,7 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +29,9 @@ from fedgg.core.layout import Layout
 from fedgg.core.model import Net
 from fedgg.engines.base import Precision
 from fedgg.engines.fused.conv_pool import is_2x2_max_pool
+from fedgg.engines.layers.row_layers import RowConvolution, TokenDense
 from fedgg.engines.layers.stacked_layers import (
+    HERE,
     Convolution,
     ConvolutionReluPool,
     Dense,
@@ -35,8 +40,11 @@ from fedgg.engines.layers.stacked_layers import (
     Layer,
     MaskKeys,
     Pair,
+    Parameters,
+    SideWork,
     WideDense,
 )
+from fedgg.engines.layers.traced_layers import traced_layers
 from fedgg.engines.module_equivalence import STEP, Trial, agree, is_plain, parts_in_order, shares_parameters
 
 if TYPE_CHECKING:
@@ -49,17 +57,66 @@ ALIGNMENT = 64  # row lengths are padded to multiples of this, since matrix kern
 class Program:
     """The layers in order; called with rows and inputs, differentiable in the rows."""
 
-    def __init__(self, layers: Sequence[Layer], layout: Layout, products: torch.dtype | None = None):
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        layout: Layout,
+        products: torch.dtype | None = None,
+        inputs: Sequence[tuple[int, ...]] | None = None,
+    ):
+        """`inputs`: the values that each layer reads, if not the one before; 0 is the input, n layer n's output."""
         self.layers = tuple(layers)
+        self.inputs = tuple(inputs or [(number,) for number in range(len(layers))])
         self.layout = layout
         self.products = products  # the type of matrix products, if not that of the rows
         self._first = next(n for n, layer in enumerate(self.layers) if not isinstance(layer, Flatten))
+        self._depends = [False]  # whether each value depends on the rows
+        for layer, of_layer in zip(self.layers, self.inputs, strict=True):
+            self._depends.append(bool(layer.parameter_names) or any(self._depends[value] for value in of_layer))
         self._deferred: list[Wide] | None = None
+        self._short: Tensor | None = None
+        self._written: Callable[[Tensor, int], None] | None = None
+        self._side = HERE
+        self._spans = _spans(self.layers, layout)
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Parts of the row, first and last parameter each, whose gradients are complete one after another."""
+        return tuple(sorted(self._spans.values()))
+
+    @contextmanager
+    def stepping(self, short: Tensor | None, side: SideWork, written: Callable[[Tensor, int], None]) -> Iterator[None]:
+        """Within, forward passes read `short` for the rows in the type of products, if there is one.
+
+        In backward passes, `written` is called with the gradient and the number of a span as soon as all that completes
+        it is launched, as side work or before; its parameters are not read any more.
+        """
+        self._short, self._side, self._written = short, side, written
+        try:
+            yield
+        finally:
+            self._short, self._side, self._written = None, HERE, None
+
+    def short_rows(self, w: Tensor) -> Tensor | None:
+        """A copy of the rows in the type of matrix products; None where that is their own."""
+        if self.products is None:
+            return None
+        if not w.is_cuda:
+            return w.to(self.products)
+        from fedgg.kernels import cast_rows
+
+        return cast_rows.cast(w, padded_rows(w, self.products))
 
     @property
     def first(self) -> Layer:
         """The first layer that is not `Flatten`."""
         return self.layers[self._first]
+
+    @property
+    def _last_linear(self) -> Dense | None:
+        """The last layer if it is a linear one with inputs `[K, B, F]`."""
+        last = self.layers[-1]
+        return last if isinstance(last, Dense) and not isinstance(last, TokenDense) else None
 
     def can_defer(self, batch: int) -> bool:
         """Whether the first layer's weight gradient can be computed in the optimiser step, for this batch size."""
@@ -84,8 +141,8 @@ class Program:
 
     def offers(self, head: str) -> bool:
         """Whether the last layer is the linear layer of this name and not the only layer."""
-        last = self.layers[-1]
-        return isinstance(last, Dense) and last.weight == f"{head}.weight" and self._first < len(self.layers) - 1
+        last = self._last_linear
+        return last is not None and last.weight == f"{head}.weight" and self._first < len(self.layers) - 1
 
     def mean_loss(self, outputs: Tensor, y: Tensor, mask: Tensor) -> Tensor | None:
         """Mean cross entropy `[K, 1]` by one kernel, or None if there are too many outputs for it."""
@@ -98,26 +155,38 @@ class Program:
 
     def forward(self, w: Tensor, x: Tensor, mask_keys: MaskKeys = (None, 0)) -> tuple[Tensor, list[Any]]:
         """Outputs, and a list for the backward pass: the parameters used, then what each layer saves."""
-        parameters = self.layout.unflatten(w if self.products is None else w.to(self.products))
+        exact = self.layout.unflatten(w)
+        if self.products is None:
+            parameters = Parameters(exact, exact)
+        else:
+            short = self.short_rows(w) if self._short is None else self._short
+            assert short is not None
+            parameters = Parameters(exact, self.layout.unflatten(short))
         saved: list[Any] = [parameters]
-        for layer in self.layers:
-            x, layer_saved = layer.forward(x, parameters, mask_keys)
+        values = [x]
+        for layer, inputs in zip(self.layers, self.inputs, strict=True):
+            first, *others = (values[number] for number in inputs)
+            y, layer_saved = layer.forward(first, parameters, mask_keys, *others)
+            values.append(y)
             saved.append(layer_saved)
-        return x.to(w.dtype), saved
+        return values[-1].to(w.dtype), saved
 
     def by_torch(self, w: Tensor, x: Tensor, keys: Tensor | None = None, step: int = 0) -> Tensor:
         """The reference: the same row by row, in torch operations and the rows' precision."""
         outputs = []
         for k in range(len(w)):
-            y, parameters = x[k], self.layout.unflatten(w[k])
-            for layer in self.layers:
-                y = layer.by_torch(y, parameters, (None if keys is None else keys[k], step))
-            outputs.append(y)
+            values, parameters = [x[k]], self.layout.unflatten(w[k])
+            if self.layout.pixelwise:
+                parameters = {name: parameter.flatten().view(parameter.shape) for name, parameter in parameters.items()}
+            for layer, inputs in zip(self.layers, self.inputs, strict=True):
+                first, *others = (values[number] for number in inputs)
+                values.append(layer.by_torch(first, parameters, (None if keys is None else keys[k], step), *others))
+            outputs.append(values[-1])
         return torch.stack(outputs)
 
     def into_last(self, saved: list[Any], like: Tensor) -> Tensor:
         """The input of the last layer, as saved by the forward pass; empty if that layer is not linear."""
-        if not isinstance(self.layers[-1], Dense):
+        if self._last_linear is None:
             return like.new_empty(0)
         x: Tensor = saved[-1][0]
         return x.detach().to(like.dtype)  # detached: an output must not refer to a saved tensor
@@ -126,24 +195,55 @@ class Program:
         """The rows' gradient, from those of the outputs and of the last layer's input (`to_last`)."""
         result = padded_rows(w)
         parameters, *saved = saved
+        parameters = replace(parameters, side=self._side)
         into = self.layout.unflatten(result)
-        upstream: Tensor | None = grad
+        upstream = {len(self.layers): grad}  # the gradients of values
         for number in reversed(range(self._first, len(self.layers))):
-            assert upstream is not None
-            layer = self.layers[number]
+            layer, inputs = self.layers[number], self.inputs[number]
+            of_output = upstream.pop(number + 1)
             if self._deferred is not None and number == self._first and isinstance(layer, WideDense):
-                self._deferred.append(layer.deferred(upstream, saved[number], into))
+                self._deferred.append(layer.deferred(of_output, saved[number], into))
                 return result
-            upstream = layer.backward(upstream, saved[number], parameters, into, number > self._first)
-            if to_last is not None and upstream is not None and number == len(self.layers) - 1:
-                upstream = upstream + to_last.to(upstream.dtype)
+            to_input = any(self._depends[value] for value in inputs)
+            if not (layer.parameter_names or to_input):
+                continue  # no span ends here: one that does has parameters
+            grads = layer.backward(of_output, saved[number], parameters, into, to_input)
+            for value, of_value in zip(inputs, grads if isinstance(grads, tuple) else (grads,), strict=True):
+                if self._depends[value] and of_value is not None:
+                    upstream[value] = upstream[value] + of_value if value in upstream else of_value
+            if self._written is not None and number in self._spans:
+                self._written(result, self.spans.index(self._spans[number]))
+            if to_last is not None and number == len(self.layers) - 1 and inputs[0] in upstream:
+                of_input = upstream[inputs[0]]
+                upstream[inputs[0]] = of_input + to_last.to(of_input.dtype)
         return result
 
 
-def padded_rows(like: Tensor) -> Tensor:
+def padded_rows(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Uninitialised rows `[K, P]` that start at aligned addresses."""
     length = like.shape[1]
-    return like.new_empty((len(like), -(-length // ALIGNMENT) * ALIGNMENT))[:, :length]
+    return like.new_empty((len(like), -(-length // ALIGNMENT) * ALIGNMENT), dtype=dtype)[:, :length]
+
+
+SPAN = 1 << 20  # parameters of a span, at least: shorter ones cost more launches than they save time
+
+
+def _spans(layers: Sequence[Layer], layout: Layout) -> dict[int, tuple[int, int]]:
+    """By the number of the layer whose backward pass completes it, the part of the row behind earlier parts' start.
+
+    Backward passes run from the last layer to the first, so that parts are complete from the end of the row.
+    """
+    ends = dict(zip(layout.names, accumulate(layout.sizes), strict=True))
+    missing = {name: end - size for (name, end), size in zip(ends.items(), layout.sizes, strict=True)}
+    spans: dict[int, tuple[int, int]] = {}
+    behind = layout.total
+    for number in reversed(range(len(layers))):
+        for name in layers[number].parameter_names:
+            missing.pop(name, None)
+        start = max((ends[name] for name in missing), default=0)
+        if behind - start >= SPAN or (not missing and start < behind):
+            spans[number], behind = (start, behind), start
+    return spans
 
 
 class _Run(torch.autograd.Function):
@@ -185,11 +285,35 @@ Match = tuple[Layer, int]  # a layer, and how many of the module's parts it repl
 Convolutions = Callable[[str, list[nn.Module]], Match | None]  # of the parameter names' prefix and the next parts
 
 
-def program_of(net: Net, precision: Precision, device: torch.device) -> Program | None:
-    """The net's program, or None if it has none: not on a GPU, not float32, or with unsupported layers."""
-    if device.type != "cuda" or net.start.dtype != torch.float32 or not kernels.available():
-        return None
+def program_of(net: Net, precision: Precision) -> Program | None:
+    """The net's program for many rows, or None if it has none: not on a GPU, not float32, or without one that agrees.
 
+    A net in the pixelwise layout has the program of its traced layers, others that of a sequence of small layers.
+    """
+    key = f"program {precision} {net.layout.pixelwise}"
+    if key not in net.facts:
+        build = _traced_program if net.layout.pixelwise else _small_program
+        can_run = net.start.is_cuda and net.start.dtype == torch.float32 and kernels.available()
+        program = build(net, precision) if can_run else None
+        net.facts[key] = None if program is None else checked(program, net, precision, rows=2)
+    program_: Program | None = net.facts[key]
+    return program_
+
+
+def runs_rows(net: Net, precision: Precision) -> bool:
+    """Whether many rows are best run by the program of the net's traced layers, in the pixelwise layout."""
+    return program_of(net, precision) is None and program_of(net.arranged(), precision) is not None
+
+
+def _traced_program(net: Net, precision: Precision) -> Program | None:
+    """With convolutions of all rows in one launch: models without any are as fast under `torch.func.vmap`."""
+    traced = traced_layers(net, precision)
+    if traced is None or not any(isinstance(layer, RowConvolution) for layer in traced.layers):
+        return None
+    return Program(traced.layers, net.layout, net.products, traced.inputs)
+
+
+def _small_program(net: Net, precision: Precision) -> Program | None:
     def convolution(prefix: str, parts: list[nn.Module]) -> Match | None:
         first = parts[0]
         assert isinstance(first, nn.Conv2d)
@@ -198,10 +322,7 @@ def program_of(net: Net, precision: Precision, device: torch.device) -> Program 
         return ConvolutionReluPool(f"{prefix}weight", f"{prefix}bias", first.kernel_size[0], precision), 3
 
     layers = layers_of(net, convolution)
-    if not layers:
-        return None
-    program = Program(_with_wide_first_layer(layers, net.layout, precision), net.layout)
-    return checked(program, net, precision, rows=2)
+    return Program(_with_wide_first_layer(layers, net.layout, precision), net.layout) if layers else None
 
 
 def large_program_of(net: Net) -> Program | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,33 +17,97 @@ if TYPE_CHECKING:
     from fedgg.kernels.optimiser_step import Wide
 
 Pair = tuple[int, int]
-Parameters = dict[str, Tensor]  # views [K, *shape] into rows
+Views = dict[str, Tensor]  # views [K, *shape] into rows
+
+
+class SideWork:
+    """Work of a backward pass that no earlier layer waits for, on a stream of its own: gradients of parameters.
+
+    The tensors it reads are kept until `end`, since the memory of a tensor that is dropped may be written again by the
+    main stream.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream | None):
+        """None: the work is done at once."""
+        self._stream = stream
+        self._kept: list[Tensor] = []
+
+    def run(self, work: Callable[[], object], *tensors: Tensor) -> None:
+        """Runs the work, which reads these tensors, after all that was launched so far."""
+        if self._stream is None:
+            work()
+            return
+        self._kept.extend(tensors)
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            work()
+
+    def end(self) -> None:
+        """After the main stream has waited for this one."""
+        self._kept.clear()
+
+
+HERE = SideWork(None)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Views into the rows, and into a copy of them in the type of matrix products; and the stream for side work."""
+
+    exact: Views
+    products: Views
+    side: SideWork = HERE
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.products[name]
+
+
 MaskKeys = tuple[Tensor | None, Tensor | int]  # keys [K, 1] and step of the dropout masks; None: no dropout
 # fp32 products are composed of three TF32 products: as exact as fp32 and several times faster.
 PRODUCTS = {"fp64": "ieee", "fp32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}
 
 
-class Layer(Protocol):
-    def forward(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> tuple[Tensor, Any]: ...
-    def backward(
-        self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
-    ) -> Tensor | None: ...
+def pixelwise(x: Tensor) -> Tensor:
+    """`[K, B, H, W, C]` of images `[K, B, C, H, W]`, without a copy if they lie so in memory."""
+    return x.permute(0, 1, 3, 4, 2).contiguous()
 
-    def by_torch(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> Tensor:
-        """The reference: the same for one row, `[B, ...]`, in torch operations, on any device."""
+
+def channelwise(x: Tensor) -> Tensor:
+    """A view `[K, B, C, H, W]` of pixelwise images."""
+    return x.permute(0, 1, 4, 2, 3)
+
+
+class Layer(Protocol):
+    """A layer with one or more inputs."""
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]: ...
+
+    @property
+    def forward(self) -> Callable[..., tuple[Tensor, Any]]:
+        """Of an input, `Parameters`, `MaskKeys` and further inputs: the output, and what `backward` needs."""
+
+    @property
+    def backward(self) -> Callable[..., Tensor | tuple[Tensor | None, ...] | None]:
+        """Of the output's gradient, what was saved, `Parameters`, the views that the parameters' gradients are written
+        into, and whether the inputs' gradients are needed: these, one or as many as there are inputs."""
+
+    @property
+    def by_torch(self) -> Callable[..., Tensor]:
+        """The reference: `forward` for one row, `[B, ...]`, in torch operations, on any device."""
 
 
 @dataclass(frozen=True)
 class Flatten:
-    def by_torch(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> Tensor:
+    parameter_names: ClassVar[tuple[str, ...]] = ()
+
+    def by_torch(self, x: Tensor, parameters: Views, mask_keys: MaskKeys) -> Tensor:
         return x.flatten(1)
 
     def forward(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> tuple[Tensor, Any]:
         return x.reshape(*x.shape[:2], -1), x.shape
 
-    def backward(
-        self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
-    ) -> Tensor | None:
+    def backward(self, grad: Tensor, saved: Any, parameters: Parameters, into: Views, to_input: bool) -> Tensor | None:
         return grad.view(saved)
 
 
@@ -54,7 +119,11 @@ class Dense:
     bias: str
     relu: bool
 
-    def by_torch(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> Tensor:
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        return self.weight, self.bias
+
+    def by_torch(self, x: Tensor, parameters: Views, mask_keys: MaskKeys) -> Tensor:
         y = F.linear(x, parameters[self.weight], parameters[self.bias])
         return y.relu() if self.relu else y
 
@@ -64,9 +133,7 @@ class Dense:
         y = y.relu_() if self.relu else y
         return y, (x, y)
 
-    def backward(
-        self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
-    ) -> Tensor | None:
+    def backward(self, grad: Tensor, saved: Any, parameters: Parameters, into: Views, to_input: bool) -> Tensor | None:
         x, y = saved
         grad = grad.to(x.dtype)
         if self.relu:
@@ -100,7 +167,7 @@ class WideDense(Dense):
         y = dense.forward(x, parameters[self.weight], parameters[self.bias], self.relu, PRODUCTS[self.precision])
         return y, (x, y)
 
-    def deferred(self, grad: Tensor, saved: Any, into: Parameters) -> Wide:
+    def deferred(self, grad: Tensor, saved: Any, into: Views) -> Wide:
         """Writes the bias's gradient and returns the factors of the weight's gradient."""
         from fedgg.kernels import dense
         from fedgg.kernels.optimiser_step import Wide
@@ -113,10 +180,11 @@ class WideDense(Dense):
 class Dropout:
     """Dropout with counter-based masks; `place` numbers the dropout layers of the model from 1."""
 
+    parameter_names: ClassVar[tuple[str, ...]] = ()
     place: int
     share: float
 
-    def by_torch(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> Tensor:
+    def by_torch(self, x: Tensor, parameters: Views, mask_keys: MaskKeys) -> Tensor:
         key, step = mask_keys
         if key is None:
             return x
@@ -125,9 +193,7 @@ class Dropout:
     def forward(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> tuple[Tensor, Any]:
         return self._dropped(x, mask_keys), mask_keys
 
-    def backward(
-        self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
-    ) -> Tensor | None:
+    def backward(self, grad: Tensor, saved: Any, parameters: Parameters, into: Views, to_input: bool) -> Tensor | None:
         return self._dropped(grad, saved)
 
     def _dropped(self, x: Tensor, mask_keys: MaskKeys) -> Tensor:
@@ -147,7 +213,11 @@ class ConvolutionReluPool:
     kernel: int
     precision: Precision
 
-    def by_torch(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> Tensor:
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        return self.weight, self.bias
+
+    def by_torch(self, x: Tensor, parameters: Views, mask_keys: MaskKeys) -> Tensor:
         return F.max_pool2d(F.conv2d(x, parameters[self.weight], parameters[self.bias]).relu(), 2)
 
     def forward(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> tuple[Tensor, Any]:
@@ -162,9 +232,7 @@ class ConvolutionReluPool:
         y, winner = convolution.forward(x, kernels, parameters[self.bias], shape, self.product)
         return y, (x, kernels, winner, shape)
 
-    def backward(
-        self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
-    ) -> Tensor | None:
+    def backward(self, grad: Tensor, saved: Any, parameters: Parameters, into: Views, to_input: bool) -> Tensor | None:
         from fedgg.kernels import convolution
 
         x, kernels, winner, shape = saved
@@ -193,39 +261,39 @@ class Convolution:
     dilation: Pair
     pool: bool
 
-    def by_torch(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> Tensor:
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        return self.weight, self.bias
+
+    def by_torch(self, x: Tensor, parameters: Views, mask_keys: MaskKeys) -> Tensor:
         y = F.conv2d(x, parameters[self.weight], parameters[self.bias], self.stride, self.padding, self.dilation).relu()
         return F.max_pool2d(y, 2) if self.pool else y
 
     def forward(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> tuple[Tensor, Any]:
         from fedgg.kernels import relu_pool_dropout
 
-        w, bias = parameters[self.weight][0], parameters[self.bias][0]
+        w, bias = parameters[self.weight][0], parameters[self.bias]
         x = x[0].to(w.dtype).contiguous(memory_format=torch.channels_last)
-        y = torch.ops.aten.convolution(x, w, None, *self._geometry)
-        y = y.contiguous(memory_format=torch.channels_last)
+        y = pixelwise(torch.ops.aten.convolution(x, w, None, *self._geometry)[None])
         if not self.pool:
             y = relu_pool_dropout.bias_relu(y, bias)
-            return y[None], (x, y)
+            return channelwise(y), (x, y)
         pooled, winner = relu_pool_dropout.bias_relu_pool(y, bias)
-        return pooled[None], (x, (winner, *y.shape[2:]))
+        return channelwise(pooled), (x, (winner, *y.shape[2:4]))
 
-    def backward(
-        self, grad: Tensor, saved: Any, parameters: Parameters, into: Parameters, to_input: bool
-    ) -> Tensor | None:
+    def backward(self, grad: Tensor, saved: Any, parameters: Parameters, into: Views, to_input: bool) -> Tensor | None:
         from fedgg.kernels import relu_pool_dropout
 
         x, activation = saved
-        grad = grad[0].contiguous(memory_format=torch.channels_last)
-        grad, grad_bias = (
-            relu_pool_dropout.pool_back(grad, *activation)
-            if self.pool
-            else relu_pool_dropout.relu_back(grad, activation)
-        )
-        into[self.bias][0].copy_(grad_bias)
+        grad = pixelwise(grad)
+        if self.pool:
+            grad, parts = relu_pool_dropout.pool_back(grad, *activation)
+        else:
+            grad, parts = relu_pool_dropout.relu_back(grad, activation)
+        torch.sum(parts, 1, out=into[self.bias])
         w = parameters[self.weight][0]
         grad_x, grad_w, _ = torch.ops.aten.convolution_backward(
-            grad, x, w, None, *self._geometry, [to_input, True, False]
+            channelwise(grad)[0], x, w, None, *self._geometry, [to_input, True, False]
         )
         into[self.weight][0].copy_(grad_w)
         return grad_x[None] if to_input else None

@@ -168,7 +168,7 @@ def test_a_sweep_is_cut_into_stacks_that_fit(tmp_path: Path, monkeypatch: pytest
         experiment({"name": "fedavg"}, "cpu", None).changed({"engine.name": "stacked", "seed": s}) for s in (0, 1)
     ]
     federation = build(chosen[0])
-    one = stack_bytes(federation.net, federation.work, federation.cohort_size)
+    one = stack_bytes(federation.net, federation.work.batch, federation.cohort_size)
     ends = {}
     for name, free in (("together", float("inf")), ("cut", 1.5 * one)):
         monkeypatch.setattr("fedgg.lab.parallel_runs.room", lambda _, free=free: free)
