@@ -173,7 +173,7 @@ def advice(labels: Indices, clients: int, beta: float, **changes: Any) -> str:
 def test_beta_is_no_advice_where_sizes_do_not_depend_on_it() -> None:
     labels = balanced_labels(200, 2)
     with pytest.raises(UserError, match=r"with sizes=square over 10 clients .*; take fewer clients, or"):
-        partition("quantity", labels, 10, 0, sizes="square")
+        partition("quantity", labels, 10, 0, beta=0.5, sizes="square")
     with pytest.raises(UserError, match=r"with beta=0.1, sizes=dirichlet .*; take a larger beta, fewer clients, or"):
         partition("quantity", labels, 10, 0, beta=0.1, sizes="dirichlet")
 
