@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -167,7 +166,6 @@ def check_settings(
     part: Callable[..., Any],
     settings: Mapping[str, Any],
     offered: Iterable[str] = (),
-    *,
     may_be_negative: bool = False,
 ) -> None:
     """UserError for settings that a class or function has no parameter for, or of another type than it declares.
@@ -191,8 +189,8 @@ def check_settings(
     for key in settings:
         # Numbers, switches and words are checked; other annotations say less than what a setting may be.
         if hints.get(key) in (int, float, bool, str) or get_origin(hints.get(key)) is Literal:
-            negative = isinstance(settings[key], int | float) and -math.inf < settings[key] < 0
-            if not (may_be_negative and hints[key] is float and negative):
+            is_negative = isinstance(settings[key], int | float) and settings[key] < 0
+            if not (may_be_negative and hints[key] is float and is_negative):
                 _check_setting(f"{section}.{key}", settings[key], hints[key], limits.get(key) or None)
 
 
