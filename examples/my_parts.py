@@ -1,7 +1,8 @@
-"""Your own data set, split, aggregation rule and engine.
+"""Your own optimiser, learning-rate schedule, data set, split, aggregation rule and engine.
 
     fedgg run --trust examples/my_parts.py --data examples/my_parts.py:two_moons --set model.hidden=16 \
         --set split.scheme=examples/my_parts.py:by_size --set split.ratio=1.5 --set split.clients=5 \
+        --set optimiser.name=examples/my_parts.py:SignSGD --set schedule.name=examples/my_parts.py:inverse_root \
         --set robust.rule=examples/my_parts.py:GeometricMedian --set engine.name=examples/my_parts.py:Reversed
 """
 
@@ -16,12 +17,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedgg import Number
 from fedgg.core.evaluation import Score
 from fedgg.core.local import LocalEnd
+from fedgg.core.optimisers import Optimiser
 from fedgg.core.server import Collector, Sent, all_sent_the_same
 from fedgg.core.tensor_rows import Rows
 from fedgg.engines import Loop, RoundJob
 from fedgg.engines.base import Look
+
+
+@dataclass(frozen=True)
+class SignSGD(Optimiser):
+    """optimiser.name: the signs of a mean of gradients (Signum, Bernstein et al. 2018). `self.lr` is `local.lr`."""
+
+    decay: Number = 0.9  # the setting optimiser.decay
+
+    def start(self, w: Tensor) -> Rows:
+        return {"mean": torch.zeros_like(w)}
+
+    def move(self, grad: Tensor, w: Tensor, state: Rows) -> tuple[Tensor, Rows]:
+        mean = self.decay * state["mean"] + (1 - self.decay) * grad
+        return -self.lr * (mean.sign() + self.weight_decay * w), {"mean": mean}
+
+
+def inverse_root(round_: int, offset: int = 1) -> float:
+    """schedule.name: a factor on local.lr; `round_` counts from 0. `offset` is the setting schedule.offset."""
+    return float((offset / (round_ + offset)) ** 0.5)
 
 
 def two_moons() -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:

@@ -18,7 +18,8 @@ from fedgg.older_python import tomllib
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 links = site_build("repository_links")
-RUN = ["tutorial.md", "coming-from.md", *(f"guides/{path.name}" for path in sorted((DOCS / "guides").glob("*.md")))]
+GUIDES = sorted((DOCS / "guides").glob("*.md"))
+RUN = ["tutorial.md", "tasks.md", "coming-from.md", *(f"guides/{path.name}" for path in GUIDES)]
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]

@@ -241,3 +241,14 @@ def test_building_blocks(page: str, name: str, table: Callable[[], str]) -> None
     text = (HOME / "docs" / page).read_text(encoding="utf-8")
     shown = text.partition(f"<!-- {name}: begin (this is generated) -->")[2].partition(f"<!-- {name}: end -->")[0]
     assert shown.strip() == table().strip()
+
+
+def test_resnet18() -> None:
+    text = " ".join((HOME / "docs" / "parts.md").read_text(encoding="utf-8").split())
+    record = BLOCKS["resnet18"]
+    accuracy = {number: f"{100 * value:.1f} %" for number, value in record["test_accuracy"].items()}
+    measured = (
+        f"{accuracy['100']} after 100 rounds and {accuracy['120']} after 120, {record['seconds_a_round']:.1f} s a round"
+    )
+    assert measured in text
+    assert record["conditions"].partition("commit ")[2][:7] in text

@@ -191,6 +191,8 @@ def _example_numbers(scheme: str, client: int, numbers: Any, examples: int) -> I
 
 def _exhausted(scheme: str, clients: int, settings: dict[str, Any], min_examples: int, best: int) -> str:
     reached = f"the best smallest client had {best}" if best >= 0 else "no attempt gave a whole split"
+    if settings.get("sizes", "dirichlet") != "dirichlet":  # the split `quantity` draws nothing by beta then
+        settings = {name: value for name, value in settings.items() if name != "beta"}
     shown = " with " + ", ".join(f"{name}={value}" for name, value in settings.items()) if settings else ""
     remedy = "a larger beta, fewer clients" if "beta" in settings else "fewer clients"
     examples = f"{min_examples} examples" if min_examples > 1 else "an example"

@@ -143,12 +143,13 @@ def k_labels(
     pools = _by_class(labels)
     if not 1 <= labels_per_client <= len(pools):
         raise UserError(
-            f"labels_per_client={labels_per_client} does not suit {len(pools)} labels; give 1 to {len(pools)}"
+            f"split.labels_per_client = {labels_per_client} does not suit {len(pools)} labels; give 1 to {len(pools)}"
         )
     if clients * labels_per_client < len(pools):
         raise UserError(
-            f"labels_per_client={labels_per_client} and {clients} clients cover {clients * labels_per_client} of "
-            f"{len(pools)} labels; give at least {-(-len(pools) // clients)}, or more clients"
+            f"split.labels_per_client = {labels_per_client} and {clients} clients cover "
+            f"{clients * labels_per_client} of {len(pools)} labels; give at least {-(-len(pools) // clients)}, or more "
+            f"clients"
         )
     has = np.zeros((clients, len(pools)), dtype=bool)
     has[np.arange(clients), np.arange(clients) % len(pools)] = True

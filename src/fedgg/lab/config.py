@@ -51,7 +51,8 @@ FOLLOW_THE_DATA = (
     "data.normalise",
     "split.scheme",
     "split.clients",
-)  # where they are not set, whichever data those will be
+    "task.name",
+)  # where they are not set, whichever data those will be; a loss handed in from Python replaces the task
 # Keys of a section that remain where its part gets another name.
 REMAINING = {
     "task": ("loss",),

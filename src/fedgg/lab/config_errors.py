@@ -13,6 +13,21 @@ from fedgg.lab.config_sections import PartConfig
 from fedgg.older_python import is_class
 from fedgg.registry import accepted_settings, nearest
 
+PLAIN = (str, int, float, list, tuple, dict, type(None))  # what an experiment is written with
+# Keys in whose place a function, class or object may be handed in from Python, as an argument of `run` and `compare`.
+ARGUMENTS = {
+    "task": "loss",
+    "model": "model",
+    "data": "data",
+    "algorithm": "algorithm",
+    "task.name": "loss",
+    "task.loss": "loss",
+    "metrics": "metrics",
+    "model.name": "model",
+    "data.source": "data",
+    "algorithm.name": "algorithm",
+}
+
 
 def one_line(error: ValidationError, model: type[BaseModel]) -> str:
     problems = [_describe(problem, model) for problem in error.errors(include_url=False)]
@@ -44,12 +59,22 @@ def _describe(problem: Any, model: type[BaseModel]) -> str:
             names = [name for name, part in section.registry.items() if place[-1] in accepted_settings(part)]
             return f"{key} is a setting of {' or '.join(names)}: leave it out"
         return f"unknown key {_unknown(place, problem['input'], model)}"
+    is_object = problem["type"].endswith("_type") and not isinstance(problem["input"], PLAIN)
+    argument = ARGUMENTS.get(place[0] if place[0] == "metrics" else key) if is_object else None
+    if argument is not None:
+        return (
+            f"{key} = {_shown(problem['input'])}: functions, classes and objects are handed in beside the experiment, "
+            f"as {argument}=..."
+        )
     if problem["type"] in ("model_type", "model_attributes_type", "dict_type") and key in model.model_fields:
         inner = ", ".join(f"{key}.{one}" for one in _keys(model, [key])[:3])
         return f"{key} = {_shown(problem['input'])}: {key} is a section; write {inner}"
     if problem["type"] == "missing":
         names = _names_for(model, place)
         return f"{key} is missing" + (f": choose from {', '.join(names)}" if names else "")
+    field = _section_at(model, place[:-1]).model_fields.get(place[-1]) if is_object and place else None
+    if field is not None:
+        return f"{key} = {_shown(problem['input'])}: this is an object of Python; give {field.description}"
     message = problem["msg"].removeprefix("Value error, ")
     if not key or (problem["type"] == "value_error" and isinstance(problem["input"], dict)):
         return str(message)  # about several settings of a section: the message names them

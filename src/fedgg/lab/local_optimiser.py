@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.optimisers import OPTIMISERS, SCHEDULES, SGD, Optimiser, OptimiserSettings
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import ScheduleConfig
-from fedgg.lab.name_resolution import part_named
+from fedgg.lab.name_resolution import check_settings, part_named
 from fedgg.registry import accepted_settings
 
 
@@ -25,7 +25,8 @@ def optimiser_of(experiment: Experiment, round_: int) -> OptimiserSettings:
     clip_norm = math.inf if config.clip_norm is None else config.clip_norm
     momentum = local.momentum if issubclass(kind, SGD) else 0.0
     known = {"lr": lr, "momentum": momentum, "weight_decay": local.weight_decay, "clip_norm": clip_norm}
-    values = {**known, **kind.defaults, **config.settings}
+    own = {field.name: field.default for field in fields(kind) if field.default is not MISSING}
+    values = {**known, **own, **kind.defaults, **config.settings}
     names = [field.name for field in fields(kind) if field.name != "used"]
     for name in names:
         if not isinstance(values.get(name), int | float) or isinstance(values[name], bool):
@@ -104,12 +105,14 @@ def _checked_rates(
             f"{decay} = {lr_decay:g} has no effect with {section}.name = {schedule.name!r}: leave one of them out "
             f"(it is a setting of {' and '.join(takers)})"
         )
+    function = SCHEDULES[schedule.name] if schedule.name in SCHEDULES else schedule_function(schedule.name)
+    check_settings(section, schedule.name, function, schedule.settings, schedule.not_settings, may_be_negative=True)
     settings = {f"{section}.name": schedule.name, **schedule.settings}
     shown, rates = ", ".join(f"{key} = {value}" for key, value in settings.items()), list[float]()
     for round_ in range(rounds):
         try:
             rates.append(scheduled_lr(lr, lr_decay, schedule, rounds, round_))
-        except (ArithmeticError, TypeError, ValueError) as error:
+        except Exception as error:  # a user's function may raise anything
             raise UserError(f"{shown}: it fails in round {round_ + 1}: {type(error).__name__}: {error}") from error
         if not 0 <= rates[-1] < math.inf:
             raise UserError(f"{shown}: the learning rate of round {round_ + 1} is {rates[-1]:g}; give other settings")

@@ -160,12 +160,17 @@ def _returned_type(function: Callable[..., Any]) -> Any:
 # Settings ------------------------------------------------------------------------------------------------------------
 
 
-def _check_settings(
-    section: str, name: str, part: Callable[..., Any], settings: Mapping[str, Any], offered: Iterable[str] = ()
+def check_settings(
+    section: str,
+    name: str,
+    part: Callable[..., Any],
+    settings: Mapping[str, Any],
+    offered: Iterable[str] = (),
+    may_be_negative: bool = False,
 ) -> None:
     """UserError for settings that a class or function has no parameter for, or of another type than it declares.
 
-    `offered`: parameters that are not settings.
+    `offered`: parameters that are not settings. `may_be_negative`: floating point settings.
     """
     try:
         parameters = inspect.signature(part).parameters
@@ -184,7 +189,9 @@ def _check_settings(
     for key in settings:
         # Numbers, switches and words are checked; other annotations say less than what a setting may be.
         if hints.get(key) in (int, float, bool, str) or get_origin(hints.get(key)) is Literal:
-            _check_setting(f"{section}.{key}", settings[key], hints[key], limits.get(key) or None)
+            is_negative = isinstance(settings[key], int | float) and settings[key] < 0
+            if not (may_be_negative and hints[key] is float and is_negative):
+                _check_setting(f"{section}.{key}", settings[key], hints[key], limits.get(key) or None)
 
 
 def _check_required(section: str, name: str, part: Callable[..., Any], available: Iterable[str]) -> None:
@@ -275,7 +282,7 @@ def check_data_settings(data: DataConfig) -> None:
     name = registered_name(data.source)
     if name not in DATASETS:
         raise unknown_data_set(data.source)
-    _check_settings("data", name, DATASETS[name], data.settings, NOT_SETTINGS)
+    check_settings("data", name, DATASETS[name], data.settings, NOT_SETTINGS)
 
 
 def data_function(data: DataConfig) -> Callable[..., Any]:
@@ -288,7 +295,7 @@ def data_function(data: DataConfig) -> Callable[..., Any]:
             f"data.source = {name!r} must be a function of {place} that is annotated to return a tuple (x_train, "
             f"y_train, x_test, y_test), optionally with the client of each training example, or a Dataset"
         )
-    _check_settings("data", name, function, data.settings, ("folder",))
+    check_settings("data", name, function, data.settings, ("folder",))
     _check_required("data", name, function, ("folder", *data.settings))
     return cast("Callable[..., Any]", function)
 
@@ -298,13 +305,13 @@ def split_function(split: SplitConfig) -> Callable[..., Any]:
     function, place = part_named(SPLITS, split.scheme), split.scheme.rpartition(":")[0]
     if split.scheme in SPLITS:
         if split.settings:
-            _check_settings("split", split.scheme, function, split.settings, OFFERED)
+            check_settings("split", split.scheme, function, split.settings, OFFERED)
         return cast("Callable[..., Any]", function)
     if not (_is_function_of(place, function) and {"labels", "clients"} <= accepted_settings(function).keys()):
         raise UserError(
             f"split.scheme = {split.scheme!r} must be a function of {place} with the parameters `labels` and `clients`"
         )
-    _check_settings("split", split.scheme, function, split.settings, OFFERED)
+    check_settings("split", split.scheme, function, split.settings, OFFERED)
     _check_required("split", split.scheme, function, (*OFFERED, *split.scheme_settings))
     return cast("Callable[..., Any]", function)
 
@@ -317,7 +324,7 @@ def build_rule(robust: RobustConfig) -> Collector:
     if not (isinstance(kind, type) and issubclass(kind, Collector)):
         raise UserError(f"robust.rule = {robust.rule!r} must be a subclass of fedgg.core.server.Collector")
     settings = robust.rule_settings
-    _check_settings("robust", robust.rule, kind, settings)
+    check_settings("robust", robust.rule, kind, settings)
     _check_required("robust", robust.rule, kind, settings)
     try:
         return kind(**settings)
@@ -377,7 +384,7 @@ def build_model(
     title = name if isinstance(name, str) else getattr(name, "__name__", "model")
     offered: dict[str, Any] = {"shape": shape, "classes": classes}
     if settings or title not in MODELS:
-        _check_settings("model", title, maker, settings, offered)
+        check_settings("model", title, maker, settings, offered)
     accepted = inspect.signature(maker).parameters
     offered = {key: value for key, value in offered.items() if key in accepted}
     with torch_stream(seed, "model"):

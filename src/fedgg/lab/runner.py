@@ -49,8 +49,9 @@ def run(
 
     `model` (a module, or a callable that returns one), `data` (x_train, y_train, x_test, y_test) and `algorithm`
     replace those that the experiment names. A fifth array in `data` gives the client of each training example, and is
-    the split then. `loss` is a function of outputs and targets that returns the loss of each example, in place of the
-    task; `metrics` are names, functions that return a number for each example, or `fedgg.Metric` objects.
+    the split then. `loss` is a function of outputs and targets that returns the loss of each example: that of the task
+    where the experiment names one, otherwise in its place; `metrics` are names, functions that return a number for each
+    example, or `fedgg.Metric` objects.
     Without `out` nothing is written. `observer`, or each of several, is called as the run proceeds.
     """
     if isinstance(experiment, dict):
@@ -160,7 +161,7 @@ def with_names(
         changes["algorithm.name"] = names[0] if names else f"python:{type(algorithm).__qualname__}"
         changes |= {f"algorithm.{key}": value for key, value in vars(algorithm).items()}
     if objective.loss is not None:
-        is_named = experiment.task.name in TASKS and experiment.task.name != "classification"  # the default
+        is_named = experiment.task.name in TASKS and "name" in experiment.task.model_fields_set
         changes["task.loss" if is_named else "task.name"] = f"python:{name_of_part(objective.loss)}"
     if objective.metrics is not None:
         changes["metrics"] = [

@@ -84,6 +84,11 @@ def metrics_of(experiment: Experiment, task: Task, given: Sequence[MetricGiven] 
             fits = name in METRICS and task.targets in METRICS[name].needs and name != "loss"
             way_out = f"add {name} to metrics" if fits else suggestion(experiment.stop.metric, scores)
             raise UserError(f"stop.metric = {experiment.stop.metric!r}: {way_out}")
+        target, percent = experiment.stop.target, [metric.name for metric in metrics if metric.percent]
+        if target is not None and target > 1 and experiment.stop.metric.partition("_")[2] in percent:
+            raise UserError(
+                f"stop.target = {target:g}: {experiment.stop.metric} is from 0 to 1, write {target / 100:g}"
+            )
     return tuple(metrics)
 
 

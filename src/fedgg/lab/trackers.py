@@ -84,7 +84,8 @@ class Tracker(Observer):
         except Exception as error:  # of a network, a full disk, or the tracker's own
             self.has_failed = True
             reason = " ".join(str(error).split())[:300]
-            self.warn(f"{self.name} failed and tracks no more, the run continues: {type(error).__name__}: {reason}")
+            name = getattr(self, "name", type(self).__name__)
+            self.warn(f"{name} failed and tracks no more, the run continues: {type(error).__name__}: {reason}")
             return None
 
     def on_experiment(self, run: str, experiment: Experiment) -> None:
@@ -92,7 +93,7 @@ class Tracker(Observer):
 
     def on_start(self, run: str, rounds_done: int, rounds: int) -> None:
         tracked = self._try(self.open, run or UNNAMED, self._experiments.pop(run), rounds_done)
-        if tracked is not None:
+        if not self.has_failed:
             self._runs[run] = tracked
 
     def on_round(self, run: str, record: dict[str, Any]) -> None:

@@ -170,6 +170,14 @@ def advice(labels: Indices, clients: int, beta: float, **changes: Any) -> str:
     return str(caught.value)
 
 
+def test_beta_is_no_advice_where_sizes_do_not_depend_on_it() -> None:
+    labels = balanced_labels(200, 2)
+    with pytest.raises(UserError, match=r"with sizes=square over 10 clients .*; take fewer clients, or"):
+        partition("quantity", labels, 10, 0, beta=0.5, sizes="square")
+    with pytest.raises(UserError, match=r"with beta=0.1, sizes=dirichlet .*; take a larger beta, fewer clients, or"):
+        partition("quantity", labels, 10, 0, beta=0.1, sizes="dirichlet")
+
+
 def test_retries_end_with_advice_that_helps() -> None:
     labels = balanced_labels(200, 2)
     message = advice(labels, 20, 0.01)
@@ -214,8 +222,11 @@ def test_a_client_is_empty_only_where_allowed() -> None:
             {"labels": np.zeros(100)},
             "float64 of shape (100,), not one class for each example: take one of iid, quantity",
         ),
-        ({"scheme": "k_labels", "labels_per_client": 11}, "labels_per_client=11 does not suit 10 labels; give 1 to 10"),
-        ({"scheme": "k_labels", "labels_per_client": 0}, "labels_per_client=0"),
+        (
+            {"scheme": "k_labels", "labels_per_client": 11},
+            "split.labels_per_client = 11 does not suit 10 labels; give 1 to 10",
+        ),
+        ({"scheme": "k_labels", "labels_per_client": 0}, "split.labels_per_client = 0"),
         ({"scheme": "k_labels", "labels_per_client": 2, "clients": 4}, "cover 8 of 10 labels; give at least 3"),
         ({"scheme": "quantity", "sizes": "exponential"}, "fewer clients, or let clients have no examples"),
         ({"scheme": "shards", "shards_per_client": 11}, "shards_per_client=11"),

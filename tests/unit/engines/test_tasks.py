@@ -216,6 +216,21 @@ def test_a_loss_in_place_of_that_of_a_task_keeps_its_metrics_and_weights() -> No
     assert run.experiment.task.name == "next_token"
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_loss_keeps_classification_where_the_task_is_named(is_named: bool) -> None:
+    """Its metrics and predictions; otherwise the loss takes any targets. Also of an experiment with changes."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=0.1)
+
+    task = {"task": {"name": "classification"}} if is_named else {}
+    settings = fedgg.Experiment(**BASE, **task).changed({"rounds": 2})
+    labels = np.arange(60) % 3
+    run = fedgg.run(settings, model=lambda: linear(3), data=(TABLE, labels, TABLE, labels), loss=loss)
+    assert ("test_accuracy" in run.rounds[-1]) == is_named
+    assert run.predict(TABLE).shape == ((60,) if is_named else (60, 3))
+
+
 def test_clients_that_come_with_the_data_in_a_comparison() -> None:
     clients = np.array(["north", "south", "west"])[np.arange(60) % 3]
     data = (TABLE, VALUE, TABLE, VALUE, clients)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedgg.algorithms import FedProx
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment, load_experiment
 from fedgg.lab.study import Study, grid, load_study
@@ -386,3 +387,22 @@ def test_a_study_is_not_an_experiment(tmp_path: Path) -> None:
     file.write_text("seeds = [0]\n[variants.a]\nlocal.lr = 0.1\n")
     with pytest.raises(UserError, match=r"is a study of several experiments, not one: fedgg compare"):
         load_experiment(file)
+
+
+@pytest.mark.parametrize(
+    ("sections", "way_out"),
+    [
+        ({"task": {"loss": max}}, "task.loss = <built-in function max>: functions, classes and objects are handed in"),
+        ({"task": {"loss": max}}, "beside the experiment, as loss=..."),
+        ({"metrics": [max]}, "as metrics=..."),
+        ({"model": {"name": dict}}, "as model=..."),
+        ({"model": dict}, "as model=..."),
+        ({"algorithm": FedProx()}, "as algorithm=..."),
+        ({"optimiser": {"name": dict}}, "this is an object of Python; give sgd, adam, adamw, FILE.py:CLASS"),
+        ({"optimiser": dict}, "optimiser is a section; write optimiser.name"),
+    ],
+)
+def test_an_object_where_a_name_belongs(sections: dict[str, Any], way_out: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Experiment(**sections)
+    assert way_out in str(caught.value)

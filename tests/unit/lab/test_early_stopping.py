@@ -270,6 +270,12 @@ def test_a_metric_from_python_can_stop_a_run() -> None:
     assert 0 <= finished.rounds[0]["test_certain"] <= 1
 
 
+def test_a_target_in_percent_is_refused() -> None:
+    with pytest.raises(UserError, match=r"stop\.target = 95: test_accuracy is from 0 to 1, write 0\.95"):
+        run(stopping("test_accuracy", target=95.0))
+    run(stopping("test_loss", target=95.0))
+
+
 def test_stop_says_how_far_a_path_is_followed_and_not_which() -> None:
     plain, stop = Experiment(**SMALL), stopping("test_accuracy", patience=3)
     assert stop.trajectory() == plain.trajectory()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.local_optimiser import optimiser_of
+from fedgg.lab.trusted_code import trust
 
 
 @pytest.mark.parametrize("end", [0.0, 0.1])
@@ -49,7 +51,9 @@ def test_warmup() -> None:
         ({"optimiser": {"name": "adamw", "epsilon": 0.0}}, "optimiser.epsilon = 0"),
         ({"optimiser": {"name": "adam", "beta1": "much"}}, "needs a number for 'beta1'"),
         ({"schedule": {"name": "step", "every": 0}}, "every = 0: it fails in round 1: ZeroDivisionError"),
-        ({"schedule": {"name": "step", "every": "x"}}, "every = x: it fails in round 1: TypeError"),
+        ({"schedule": {"name": "step", "every": "x"}}, "schedule.every = 'x': must be a whole number"),
+        ({"schedule": {"name": "step", "every": 2.5}}, "schedule.every = 2.5: must be a whole number"),
+        ({"server_schedule": {"name": "cosine", "end": True}}, "server_schedule.end = True: must be a number"),
         ({"schedule": {"name": "linear", "end": -2.0}}, "the learning rate of round 3 is -"),
         (
             {"schedule": {"name": "cosine"}, "local": {"lr_decay": 0.5}},
@@ -64,3 +68,54 @@ def test_warmup() -> None:
 def test_settings_out_of_range_before_anything_trains(sections: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UserError, match=re.escape(complaint)):
         build(Experiment(rounds=4, algorithm={"name": "fedavg"}, **sections))
+
+
+OWN = """
+from dataclasses import dataclass
+from fedgg.core.optimisers import Optimiser
+
+def power(round_: int, rounds: int, exponent: float = -0.5) -> float:
+    return (round_ + 1) ** exponent
+
+def table(round_: int) -> float:
+    return [1.0, 0.5][round_]
+
+@dataclass(frozen=True)
+class Signs(Optimiser):
+    scale: float = 0.1
+
+    def move(self, grad, w, state):
+        return -self.scale * grad.sign(), state
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    trust("own.py")
+    return Experiment(rounds=4, algorithm={"name": "fedavg"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"name": "own.py:power", "exponnent": -1.0}, "schedule own.py:power has no setting 'exponnent': did you mean"),
+        ({"name": "own.py:power", "exponent": "x"}, "schedule.exponent = 'x': must be a number"),
+        ({"name": "own.py:power", "rounds": 3}, "schedule own.py:power has no setting 'rounds'"),
+        ({"name": "own.py:table"}, "schedule.name = own.py:table: it fails in round 3: IndexError: list index"),
+    ],
+)
+def test_settings_of_a_schedule_of_ones_own(own: Experiment, settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UserError, match=re.escape(complaint)):
+        build(own.changed({"schedule": settings}))
+
+
+def test_settings_of_a_schedule_of_ones_own_may_be_negative(own: Experiment) -> None:
+    build(own.changed({"schedule": {"name": "own.py:power", "exponent": -1.0}}))
+
+
+def test_defaults_of_an_optimiser_of_ones_own(own: Experiment) -> None:
+    """A default as dataclasses have them, beside `defaults`."""
+    settings = [{"name": "own.py:Signs"}, {"name": "own.py:Signs", "scale": 0.3}]
+    assert [optimiser_of(own.changed({"optimiser": one}), 0).values["scale"] for one in settings] == [0.1, 0.3]

@@ -69,6 +69,25 @@ class Recorder(Tracker):
         self._note("end", tracked, status, summary["rounds_done"] if summary else None)
 
 
+def test_a_tracker_that_keeps_what_it_opens_to_itself_and_has_no_name(capsys: pytest.CaptureFixture[str]) -> None:
+    class Prints(Tracker):
+        def check(self) -> None:
+            pass
+
+        def open(self, run: str, experiment: Experiment, rounds_done: int) -> None:
+            print("open", rounds_done)
+
+        def log(self, tracked: Any, step: int, values: dict[str, float]) -> None:
+            print("log", tracked, step)
+
+        def end(self, tracked: Any, status: str, summary: dict[str, float]) -> None:
+            raise OSError("no space")
+
+    with pytest.warns(UserWarning, match=r"Prints failed and tracks no more.*no space"):
+        run(SMALL.changed({"rounds": 2}), observer=Prints())
+    assert capsys.readouterr().out.splitlines() == ["open 0", "log None 1", "log None 2"]
+
+
 @pytest.mark.parametrize("method", ["open", "log", "end"])
 def test_a_failing_tracker_warns_once_and_the_run_has_the_same_bits(method: str, tmp_path: Path) -> None:
     warnings: list[str] = []

@@ -20,6 +20,7 @@ from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment, described_settings, load_experiment
 from fedgg.lab.federated_data import load_data
+from fedgg.lab.local_optimiser import optimiser_of
 from fedgg.lab.name_resolution import check_parts
 from fedgg.lab.observer import Observer
 from fedgg.lab.runner import run
@@ -29,6 +30,8 @@ from fedgg.older_python import tomllib
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "my_parts.py"
 PARTS = {
+    "optimiser.name": "my_parts.py:SignSGD",
+    "optimiser.decay": 0.5,
     "data.source": "my_parts.py:two_moons",
     "split.scheme": "my_parts.py:by_size",
     "split.ratio": 1.5,
@@ -57,7 +60,7 @@ def test_a_run_of_users_parts_is_recorded_and_resumed_to_the_same_bits() -> None
     one, two = (load_file(f"{folder}/model.safetensors") for folder in ("resumed", "whole"))
     assert all(torch.equal(one[name], two[name]) for name in two)
     versions = json.loads(Path("whole/versions.json").read_text())
-    assert versions["code_files"].keys() == {"data", "split", "robust", "engine"}
+    assert versions["code_files"].keys() == {"optimiser", "data", "split", "robust", "engine"}
     assert {file["sha256"] for file in versions["code_files"].values()} == {code_at("my_parts.py").sha256}
     assert {part for part, code in versions["code"].items() if code} == {"robust", "engine"}
     sizes = [sum(counts) for counts in json.loads(Path("whole/partition.json").read_text())["counts"]]
@@ -69,6 +72,17 @@ def test_an_engine_that_trains_as_the_reference_has_its_bits() -> None:
     trust("my_parts.py")
     engines = [run(OWN.changed({"engine.name": name})).weights for name in (PARTS["engine.name"], "loop")]
     assert all(torch.equal(tensor, engines[1][name]) for name, tensor in engines[0].items())
+
+
+def test_a_schedule_of_ones_own_has_its_rates_and_is_not_continued_with_other_rounds() -> None:
+    """It may read the number of rounds."""
+    trust("my_parts.py")
+    scheduled = SMALL.changed({"schedule.name": "my_parts.py:inverse_root", "schedule.offset": 2})
+    rates = [optimiser_of(scheduled, round_).values["lr"] / SMALL.local.lr for round_ in range(3)]
+    assert rates == pytest.approx([1, (2 / 3) ** 0.5, 0.5**0.5])
+    run(scheduled, out="run")
+    with pytest.raises(UserError, match=r"rounds = 2 there, 4 here"):
+        run(scheduled.changed({"rounds": 4}), out="run")
 
 
 def test_names_and_settings_are_part_of_the_identity() -> None:
