@@ -231,7 +231,7 @@ def _depth(channels: int, most: int) -> tuple[int, bool]:
 
 
 def _columns(size: int, most: int = 128) -> int:
-    return max(16, min(most, triton.next_power_of_2(size)))
+    return max(16, min(most, int(triton.next_power_of_2(size))))
 
 
 def forward_tile(models: int, pixels: int, channels: int, outputs: int, bytes_each: int) -> Tile:

@@ -12,7 +12,7 @@ import torch
 from fedgg.core.model import Net
 from fedgg.engines.flops import multiply_adds
 from fedgg.engines.gpu.stacked import room, stack_bytes
-from fedgg.engines.layers.program import runs_rows
+from fedgg.engines.layers.module_programs import runs_rows
 from fedgg.engines.module_equivalence import is_stackable, mixes_examples
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment

@@ -32,14 +32,14 @@ from fedgg.core.model import Net
 from fedgg.core.random_choices import torch_stream
 from fedgg.engines import Fused, Workers
 from fedgg.engines.base import Precision
-from fedgg.engines.layers.program import (
-    Program,
+from fedgg.engines.layers.module_programs import (
     _large_convolution,
     large_program_of,
     layers_of,
     matches_module,
     program_of,
 )
+from fedgg.engines.layers.program import Program
 from fedgg.engines.layers.stacked_layers import Dense, Dropout
 from fedgg.engines.module_equivalence import is_stackable
 from fedgg.errors import UserError

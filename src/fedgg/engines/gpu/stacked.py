@@ -29,7 +29,8 @@ from fedgg.engines.fused.engine import Fused, with_fused_net
 from fedgg.engines.gpu.cuda_graphs import CudaStreams, Form, GraphCache, Prefetch, steps_of_stack
 from fedgg.engines.gpu.pixelwise_rows import arranged_start, restored_end
 from fedgg.engines.gpu.same_architecture import varying_tensors
-from fedgg.engines.layers.program import Program, program_of, runs_rows
+from fedgg.engines.layers.module_programs import program_of, runs_rows
+from fedgg.engines.layers.program import Program
 from fedgg.engines.layers.stacked_layers import ConvolutionReluPool, WideDense
 from fedgg.engines.module_equivalence import is_stackable
 

@@ -18,7 +18,8 @@ from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.engines.fused.engine import Fused
 from fedgg.engines.gpu.cuda_graphs import CudaStreams, Form, GraphCache, Prefetch, Step
 from fedgg.engines.gpu.pixelwise_rows import arranged_start, restored_end
-from fedgg.engines.layers.program import Program, large_program_of
+from fedgg.engines.layers.module_programs import large_program_of
+from fedgg.engines.layers.program import Program
 from fedgg.engines.loop import open_client
 from fedgg.engines.module_equivalence import mixes_examples
 

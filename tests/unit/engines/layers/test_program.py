@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fedgg.core.model import Net
-from fedgg.engines.layers.program import Program, layers_of
+from fedgg.engines.layers.module_programs import layers_of
+from fedgg.engines.layers.program import Program
 
 CLIENTS, EXAMPLES = 3, 5
 

@@ -16,7 +16,8 @@ from fedgg.core.model import Net
 from fedgg.data.user_arrays import from_arrays
 from fedgg.engines import Loop, Stacked, Streams
 from fedgg.engines.layers import program as programs
-from fedgg.engines.layers.program import Program, layers_of, matches_module, program_of, runs_rows
+from fedgg.engines.layers.module_programs import layers_of, matches_module, program_of, runs_rows
+from fedgg.engines.layers.program import Program
 from fedgg.engines.layers.row_layers import MaxPool, RowConvolution, RowGroupNorm
 from fedgg.engines.layers.stacked_layers import HERE
 from fedgg.engines.layers.traced_layers import TracedLayers, traced_layers
