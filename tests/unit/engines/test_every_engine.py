@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from step_cases import CASES, PERSONAL, StepCase, assert_as_reference, played_and_recorded, reference
+from step_cases import BATCH, CASES, PERSONAL, StepCase, assert_as_reference, played_and_recorded, reference
 
 import fedgg.core.local
 from fedgg.engines import Engine, Fused, Loop, Stacked, Streams, Workers
@@ -64,7 +64,7 @@ def test_the_loop_takes_no_other_step() -> None:
         played_and_recorded(federation, Loop(), rounds=1)
     finally:
         sys.setprofile(None)
-    steps = sum(chosen.experiment.local.epochs * -(-count // 27) for count in federation.examples)
+    steps = sum(chosen.experiment.local.epochs * -(-count // BATCH) for count in federation.examples)
     assert entered.count((fedgg.core.local.__file__, "local_step")) == steps
     files = {file.replace("\\", "/").partition("/fedgg/engines/")[2] for file, _ in entered}
     assert files <= {"", "loop.py", "base.py"}
