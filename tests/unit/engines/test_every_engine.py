@@ -44,7 +44,11 @@ def workers() -> Iterator[Workers]:
         yield engine
 
 
-@pytest.mark.parametrize("case", [case for case in [*CASES, *PERSONAL] if case.model is None], ids=str)
+# Less every algorithm with three of six clients: `workers/test_workers.py` has the bits of `fused` there.
+IN_WORKERS = [case for case in [*CASES, *PERSONAL] if case.model is None and not case.name.endswith("three of six")]
+
+
+@pytest.mark.parametrize("case", IN_WORKERS, ids=str)
 def test_workers_take_the_reference_steps(case: StepCase, workers: Workers) -> None:
     assert_as_reference(case, *played_and_recorded(case.federation(), workers))
 
