@@ -8,10 +8,12 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
 
+from fedgg.data import readers
 from fedgg.lab import trusted_code as trust
 
 pytest_plugins = ["browsing", "checkpoint_timing"]
@@ -31,6 +33,14 @@ def own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.setenv("FEDGG_CACHE", "off")
         patch.delenv(trust.VARIABLE, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def digits_are_parsed_once() -> Iterator[None]:
+    """Thousands of runs take them; what they get is a copy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "_digits_of_sklearn", cache(readers._digits_of_sklearn))
         yield
 
 

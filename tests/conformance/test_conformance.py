@@ -1,7 +1,8 @@
 """Every algorithm in every reading keeps every property; and the properties catch algorithms that do not.
 
 Thinned: `many rounds on quadratics` (7 s each) is marked slow (tests/unit/algorithms/test_quadratics.py looks at fixed
-points in the fast suite); the other properties over whole runs are slow but for each algorithm's default and a few.
+points in the fast suite); the other properties over whole runs are slow but for each algorithm's default and a few, and
+those of worker processes and AdamW for defaults, too, where the fast suite holds them elsewhere.
 SCAFFOLD's `plain` reading is known to diverge under momentum above 0.5 (its docstring says so), so the two properties
 that train with momentum 0.9 to the end must find it broken: that is asserted, too.
 """
@@ -117,12 +118,22 @@ DIVERGES = {("scaffold plain share", p) for p in (QUADRATICS, "learns real digit
 }
 
 
+WORKERS, ADAMW = "worker processes agree, bit for bit", "clients with AdamW"
+IN_WORKERS = ("fedavg", "moon", "scaffold exact share", "fedgg")  # of all: unit/engines/workers/test_workers.py
+FEDAVGS_STEPS = ("fedavgm", "fedadagrad", "fedyogi", "fedexp")  # as fedadam: they differ at the server alone
+
+
 def _expensive(which: str, what: str) -> bool:
+    if (what == WORKERS and which not in IN_WORKERS) or (what == ADAMW and which in FEDAVGS_STEPS):
+        return True
     always = which in ("fedgg fixed epsilon", "fedgg sent layer push", "scaffold exact uniform")
     if what in ("neutral setting is FedAvg, bit for bit", "resumed equals uninterrupted, bit for bit") and always:
         return False
     whole_runs = (*list(PROPERTIES)[8:11], *list(PROPERTIES)[12:])
     return what == QUADRATICS or (what in whole_runs and SETTINGS[which] != type(SETTINGS[which])())
+
+
+assert {WORKERS, ADAMW} <= set(PROPERTIES)
 
 
 def cases() -> list[Any]:

@@ -171,12 +171,14 @@ class Quadratics:
         size = self.x[0].shape[1]
         last = nn.Linear(size, 1, bias=False, dtype=torch.float64)
         nn.init.zeros_(last.weight)
-        if not hidden:
-            return Net(last, OwnLoss(half_squared_error), ())
-        first = nn.Linear(size, size, bias=False, dtype=torch.float64)
-        nn.init.eye_(first.weight)
-        net = Net(nn.Sequential(first, last), OwnLoss(half_squared_error), ())
-        net.head = "1"
+        module: nn.Module = last
+        if hidden:
+            first = nn.Linear(size, size, bias=False, dtype=torch.float64)
+            nn.init.eye_(first.weight)
+            module = nn.Sequential(first, last)
+        net = Net(module, OwnLoss(half_squared_error), ())
+        net.draws_random_numbers = net.drops = False
+        net.head = "1" if hidden else ""
         return net
 
     def coefficients(self, net: Net, w: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def test_as_transcribed(case: Case) -> None:
 
 @pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_it_rests_where_a_slower_fedavg_does(momentum: float) -> None:
-    w = end(FedCM(alpha=0.5), momentum, steps=500)
+    w = end(FedCM(alpha=0.5), momentum, steps=200)
     assert away(w, fixed_point(momentum, slower=0.5)) < 1e-5
     assert away(w, world().optimum()) < 0.7 * away(fixed_point(momentum), world().optimum())
 
@@ -99,7 +99,7 @@ def test_unequal_steps_weigh_less_than_in_fedavg(momentum: float) -> None:
 
 
 def test_half_of_the_clients_at_the_default_stay_near() -> None:
-    assert away(end(FedCM(), 0.9, HALF, steps=400), world().optimum()) < 0.5
+    assert away(end(FedCM(), 0.9, HALF, steps=200), world().optimum()) < 0.5
 
 
 def test_neutral_is_fedavg_bit_for_bit() -> None:

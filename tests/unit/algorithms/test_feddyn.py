@@ -84,12 +84,12 @@ def test_one_client_by_hand() -> None:
 @pytest.mark.parametrize("cohort", [EVERYBODY_SLOWLY, HALF])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_share_reaches_the_optimum_by_examples(momentum: float, cohort: int) -> None:
-    w = end(FedDyn(alpha=2.0), momentum, cohort, steps=500)
+    w = end(FedDyn(alpha=2.0), momentum, cohort, steps=250)
     assert away(w, world().optimum("examples")) < 1e-4
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_uniform_reaches_the_optimum_by_clients(momentum: float) -> None:
-    w = end(FedDyn(alpha=2.0, mean="uniform"), momentum, HALF, steps=500)
+    w = end(FedDyn(alpha=2.0, mean="uniform"), momentum, HALF, steps=250)
     assert away(w, world().optimum("clients")) < 1e-4
     assert away(w, world().optimum("examples")) > 0.01

@@ -66,8 +66,8 @@ def test_it_is_faster_where_one_model_fits_all_clients(momentum: float) -> None:
 
 @pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_with_a_floor_it_rests_where_fedavg_rests_and_without_it_circles_nearby(momentum: float) -> None:
-    assert away(end(FedExP(10.0), momentum, steps=400), fixed_point(momentum)) < 1e-4
-    assert away(end(FedExP(), momentum, steps=400), fixed_point(momentum)) < 1
+    assert away(end(FedExP(10.0), momentum, steps=150), fixed_point(momentum)) < 1e-4
+    assert away(end(FedExP(), momentum, steps=100), fixed_point(momentum)) < 1
 
 
 def test_neutral_is_fedavg_bit_for_bit() -> None:

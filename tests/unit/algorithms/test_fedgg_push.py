@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -10,9 +12,10 @@ from fedgg.algorithms import FedAvg, FedGG
 from fedgg.core.algorithm import Algorithm
 
 
+@cache
 def trained(algorithm: Algorithm) -> Tensor:
     experiment = fedgg.Experiment(
-        rounds=6,
+        rounds=4,
         split={"clients": 5, "beta": 0.3},
         local={"epochs": 3, "batch": 32, "lr": 0.01, "momentum": 0.9},
         engine={"name": "loop", "precision": "fp64"},

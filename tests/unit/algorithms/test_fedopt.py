@@ -86,4 +86,4 @@ def test_squares_of_yogi_shrink_no_faster_than_they_grow() -> None:
     ids=lambda algorithm: type(algorithm).__name__,
 )
 def test_they_rest_where_fedavg_rests(algorithm: Algorithm, momentum: float) -> None:
-    assert away(end(algorithm, momentum, steps=400), fixed_point(momentum)) < 0.02
+    assert away(end(algorithm, momentum, steps=100), fixed_point(momentum)) < 0.02

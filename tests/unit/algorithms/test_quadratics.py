@@ -18,7 +18,7 @@ from fedgg.check.toy_problems import Quadratics
 from fedgg.core.algorithm import Algorithm
 from fedgg.core.optimisers import SGD
 
-LR, LOCAL_STEPS = 0.04, 5
+LR, LOCAL_STEPS = 0.08, 5
 EVERYBODY, HALF = 4, 2
 EVERYBODY_SLOWLY = pytest.param(EVERYBODY, marks=pytest.mark.slow)
 ZERO_SLOWLY = pytest.param(0.0, marks=pytest.mark.slow)
@@ -29,7 +29,7 @@ def world() -> Quadratics:
     return Quadratics.draw()
 
 
-def end(algorithm: Algorithm, momentum: float = 0.0, cohort: int = EVERYBODY, steps: int = 700) -> Tensor:
+def end(algorithm: Algorithm, momentum: float = 0.0, cohort: int = EVERYBODY, steps: int = 250) -> Tensor:
     return on_quadratics(algorithm, world(), steps=steps, momentum=momentum, cohort=cohort, lr=LR)
 
 
@@ -77,26 +77,26 @@ def test_the_fixed_point_is_the_one_in_the_docstring() -> None:
 
 @pytest.mark.parametrize("momentum", [ZERO_SLOWLY, 0.9])
 def test_fedavg_ends_at_its_fixed_point_and_not_at_the_optimum(momentum: float) -> None:
-    w = end(FedAvg(), momentum, steps=500)
+    w = end(FedAvg(), momentum, steps=200)
     assert away(w, fixed_point(momentum)) < 1e-5
-    assert away(w, world().optimum()) > 0.005
+    assert away(w, world().optimum()) > 0.01
 
 
 @pytest.mark.parametrize("momentum", [ZERO_SLOWLY, 0.9])
 def test_fedprox_ends_at_its_own_fixed_point(momentum: float) -> None:
-    w = end(FedProx(mu=1.0), momentum, steps=600)
+    w = end(FedProx(mu=1.0), momentum, steps=250)
     assert away(w, fixed_point(momentum, mu=1.0)) < 1e-5
     if momentum == 0:  # the pull lessens the bias
         assert away(w, world().optimum()) < away(fixed_point(), world().optimum())
 
 
 def test_fedavgm_ends_where_fedavg_does() -> None:
-    assert away(end(FedAvgM(momentum=0.5), steps=500), fixed_point()) < 1e-6
+    assert away(end(FedAvgM(momentum=0.5), steps=200), fixed_point()) < 1e-5
 
 
 @pytest.mark.parametrize("momentum", [ZERO_SLOWLY, 0.9])
 def test_one_step_a_round_has_no_bias(momentum: float) -> None:
-    assert away(end(FedSGD(), momentum, steps=400), world().optimum()) < 1e-3
+    assert away(end(FedSGD(), momentum, steps=110), world().optimum()) < 1e-3
 
 
 @pytest.mark.parametrize("cohort", [EVERYBODY_SLOWLY, HALF])
@@ -124,20 +124,20 @@ def test_scaffold_after_is_exact_without_momentum_and_biased_with_it() -> None:
 
 @pytest.mark.parametrize("cohort", [EVERYBODY_SLOWLY, HALF])
 def test_the_three_scaffolds_are_one_without_momentum(cohort: int) -> None:
-    exact = end(SCAFFOLD("exact"), 0.0, cohort, steps=100)
-    assert away(end(SCAFFOLD("plain"), 0.0, cohort, steps=100), exact) < 1e-12
-    assert away(end(SCAFFOLD("after"), 0.0, cohort, steps=100), exact) < 1e-12
+    exact = end(SCAFFOLD("exact"), 0.0, cohort, steps=50)
+    assert away(end(SCAFFOLD("plain"), 0.0, cohort, steps=50), exact) < 1e-12
+    assert away(end(SCAFFOLD("after"), 0.0, cohort, steps=50), exact) < 1e-12
 
 
 def test_scaffold_plain_diverges_under_momentum() -> None:
-    near, far = (away(end(SCAFFOLD("plain"), 0.9, steps=steps), world().optimum()) for steps in (100, 200))
+    near, far = (away(end(SCAFFOLD("plain"), 0.9, steps=steps), world().optimum()) for steps in (100, 150))
     assert far > 10 * near > 1
 
 
 @pytest.mark.parametrize("cohort", [EVERYBODY_SLOWLY, HALF])
 @pytest.mark.parametrize("momentum", [ZERO_SLOWLY, 0.9])
 def test_neutral_settings_are_fedavg_bit_for_bit(momentum: float, cohort: int) -> None:
-    fedavg = end(FedAvg(), momentum, cohort, steps=50)
+    fedavg = end(FedAvg(), momentum, cohort, steps=30)
     for algorithm in (
         FedGG().neutral(),
         FedGG(weight="fixed", first_step="epsilon", gradient="printed").neutral(),
@@ -145,13 +145,13 @@ def test_neutral_settings_are_fedavg_bit_for_bit(momentum: float, cohort: int) -
         FedProx().neutral(),
         FedAvgM().neutral(),
     ):
-        assert torch.equal(end(algorithm, momentum, cohort, steps=50), fedavg), algorithm
+        assert torch.equal(end(algorithm, momentum, cohort, steps=30), fedavg), algorithm
 
 
 @pytest.mark.slow
 def test_fedgg_ends_near_fedavg() -> None:
     """At rest the last global update is zero, and so is the term: the fixed point is FedAvg's own."""
-    assert away(end(FedGG(mu=0.01), steps=400), fixed_point()) < 1e-3
+    assert away(end(FedGG(mu=0.01), steps=200), fixed_point()) < 1e-3
 
 
 def test_optima_are_where_the_gradient_is_zero() -> None:

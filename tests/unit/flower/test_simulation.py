@@ -39,14 +39,29 @@ def check_same(experiment: Experiment, folder: Path) -> None:
         assert torch.equal(tensor, plain.weights[name]), name
 
 
-def test_a_simulation_is_the_loop_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def check_owners(folder: Path) -> None:
+    """Each client has its own files, whichever node answers for it."""
+    owners = sorted(path.name for path in (folder / "run" / "nodes").iterdir())
+    assert owners == [f"client-{number}" for number in range(4)]
+
+
+def test_a_simulation_is_the_loop(tmp_path: Path) -> None:
+    """In one life: `test_same_numbers.py` ends and resumes runs whose clients answer over messages."""
+    experiment = small(algorithm__name="scaffold", data__holdout=0.2, rounds=2)
+    process = simulate(experiment, tmp_path, nodes=3)  # for four clients: two share one
+    assert process.wait(300) == 0, (tmp_path / "log").read_text()
+    check_same(experiment, tmp_path)
+    check_owners(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_simulation_goes_on_where_it_stopped(tmp_path: Path) -> None:
     experiment = small(algorithm__name="scaffold", data__holdout=0.2)
     for rounds, nodes in ((2, 3), (4, 5)):  # for four clients: nodes share them, or have nothing to do
         process = simulate(experiment.changed({"rounds": rounds}), tmp_path, nodes)
         assert process.wait(300) == 0, (tmp_path / "log").read_text()
     check_same(experiment, tmp_path)
-    owners = sorted(path.name for path in (tmp_path / "run" / "nodes").iterdir())
-    assert owners == [f"client-{number}" for number in range(4)]
+    check_owners(tmp_path)
 
 
 @pytest.mark.slow
