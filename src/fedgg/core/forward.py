@@ -129,7 +129,9 @@ class Forward:
         if self._keys is not None and net.module.training:
             step = self.step[k] if isinstance(self.step, Tensor) else self.step
             if net.draws_random_numbers:  # anything random but dropout: torch's generators, set for every step
-                torch.manual_seed(int(self._keys[k] + int(step)) % 2**63)
+                seed = int(self._keys[k] + int(step)) % 2**63
+                # Without a GPU, torch.manual_seed records where it was called, which takes longer than a small step.
+                (torch.manual_seed if x.is_cuda else torch.default_generator.manual_seed)(seed)
             if net.drops:
                 masks = CountedMasks(self._keys[k], step)
         with masks:
