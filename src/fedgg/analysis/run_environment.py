@@ -76,8 +76,11 @@ def _version(key: str) -> Callable[[RunRecord], str]:
 def _engines(records: Sequence[RunRecord]) -> list[str]:
     """Runs of different engines may be compared, so mixing them is not noted; older run folders do not name theirs."""
     engines = [(record.versions or {}).get("engine") for record in records]
-    names = dict.fromkeys(str(engine["name"]) for engine in engines if isinstance(engine, dict) and "name" in engine)
-    return [f"engine {', '.join(names)}"] if names else []
+    recorded = [str(engine["name"]) for engine in engines if isinstance(engine, dict) and "name" in engine]
+    if not recorded:
+        return []
+    share = "" if len(recorded) == len(records) else f" (recorded by {len(recorded)} of {_runs(len(records))})"
+    return [f"engine {', '.join(dict.fromkeys(recorded))}{share}"]
 
 
 def _precision(record: RunRecord) -> str:

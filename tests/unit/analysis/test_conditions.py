@@ -52,6 +52,13 @@ def test_runs_that_are_compared_with_each_other() -> None:
     assert "With seed" not in mixed
 
 
+def test_an_engine_that_some_runs_record() -> None:
+    named = run(engine={"name": "stacked"})
+    assert "engine stacked;" in conditions([named, named])[0]
+    assert "engine stacked (recorded by 1 of 3 runs);" in conditions([run(), named, run()])[0]
+    assert "engine" not in conditions([run()])[0]
+
+
 def test_what_was_not_recorded() -> None:
     (sentence,) = conditions([RunRecord(Path(), {}, [], None, None)])
     assert "commit not recorded" in sentence

@@ -1,4 +1,5 @@
-"""All clients of all experiments as one program over rows `[K, P]`: for small models, whose cost is kernel launches.
+"""All clients of all experiments as one program over rows `[K, P]`: for small models, whose cost is kernel launches, and
+for large ones with kernels for all rows at once (`engines.layers.traced_layers`).
 
 Experiments share a stack if they have the same model, the same data and the same algorithm with the same non-numeric
 settings; seeds, splits and numeric settings (mu, lr, ...) may differ, since numbers become columns. Models are the same
@@ -53,7 +54,7 @@ class StackRow:
 
 
 class Stacked:
-    """Small models: all clients as one program.
+    """Small models, and in bf16 large ones with convolutions: all clients as one program.
 
     Trains the clients of one round, or of one round of each of several experiments, together.
     """
