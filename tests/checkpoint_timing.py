@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from fedgg.lab.checkpoint_writer import CheckpointWriter
 from fedgg.lab.one_round import State
+from fedgg.lab.run_session import CheckpointWriter
 
 
 @contextmanager

@@ -22,9 +22,9 @@ from test_store import Stop, assert_same, resumed, small
 from fedgg.core.server import ServerState
 from fedgg.errors import UserError
 from fedgg.lab.checkpoint import Snapshot, _write_safetensors, read_checkpoint, snapshot, write_snapshot
-from fedgg.lab.checkpoint_writer import SHARE, CheckpointWriter
 from fedgg.lab.config import Experiment
 from fedgg.lab.one_round import State
+from fedgg.lab.run_session import SHARE, CheckpointWriter
 from fedgg.lab.runner import run
 from fedgg.lab.store import Store
 from fedgg.older_python import tomllib
@@ -121,7 +121,7 @@ def test_by_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         return write(store, content)
 
     monkeypatch.setattr(Store, "write", slow)
-    monkeypatch.setattr("fedgg.lab.checkpoint_writer.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fedgg.lab.run_session.time.monotonic", lambda: now[0])
     writer = CheckpointWriter(store, Experiment(server={"checkpoint_seconds": 60}), 0)
     took, number, begun = 2.0, 0, list[float]()
     while now[0] < 400:

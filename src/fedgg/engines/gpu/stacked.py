@@ -1,5 +1,6 @@
-"""All clients of all experiments as one program over rows `[K, P]`: for small models, whose cost is kernel launches, and
-for large ones with kernels for all rows at once (`engines.layers.traced_layers`).
+"""All clients of all experiments as one program over rows `[K, P]`.
+
+For small models, whose cost is kernel launches, and large ones with kernels for all rows (`engines.layers`).
 
 Experiments share a stack if they have the same model, the same data and the same algorithm with the same non-numeric
 settings; seeds, splits and numeric settings (mu, lr, ...) may differ, since numbers become columns. Models are the same
