@@ -8,6 +8,7 @@ branches that depend on values, and context managers.
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,16 +44,15 @@ class TracedLayers:
 
 def traced_layers(net: Net, precision: Precision) -> TracedLayers | None:
     """The layers of the net's module, or None if it cannot be traced or reads tensors that are no parameters."""
-    module = net.module
-    if net.sample is None or net.parts or net.layout.buffers or shares_parameters(module):
+    if net.sample is None or net.parts or net.layout.buffers or shares_parameters(net.module):
         return None
-    if set(net.layout.names) != {name for name, _ in module.named_parameters()}:
+    if set(net.layout.names) != {name for name, _ in net.module.named_parameters()}:
         return None  # frozen parameters are not in the rows
-    net.set_mode(True)
     try:
+        module = copy.deepcopy(net.module).train()  # tracing runs `forward`, which may keep what it is given
         graph = fx.Tracer().trace(module)
         types = _types(module, graph, net.sample)
-        traced = list(_Lowering(net, precision, types).layers(graph))
+        traced = list(_Lowering(net, module, precision, types).layers(graph))
     except Exception:  # a user's module may raise anything, and fx has errors of its own
         return None
     return _numbered(_fused(traced), graph) if traced else None
@@ -81,9 +81,9 @@ def _types(module: nn.Module, graph: fx.Graph, sample: Tensor) -> dict[str, int 
 class _Lowering:
     """From fx nodes to layers."""
 
-    def __init__(self, net: Net, precision: Precision, dimensions: Mapping[str, int | None]):
+    def __init__(self, net: Net, module: nn.Module, precision: Precision, dimensions: Mapping[str, int | None]):
         self._net = net
-        self._modules = dict(net.module.named_modules())
+        self._modules = dict(module.named_modules())
         self._parameters = set(net.layout.names)
         self._precision = precision
         self._dimensions = dimensions

@@ -184,6 +184,31 @@ class Branching(nn.Module):
         return z
 
 
+class Recording(nn.Module):
+    """A module that keeps an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, CLASSES)
+        self.kept: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        self.kept = [y]
+        z: Tensor = self.head(y.mean((2, 3)))
+        return z
+
+
+def test_tracing_leaves_the_module_alone() -> None:
+    net = net_of(Recording, 16)
+    assert isinstance(net.module, Recording)
+    net.module.kept, training = [], net.module.training
+    found = traced(net)
+    assert net.module.kept == []
+    assert net.module.training == training
+    assert matches_module(program(net, found), net)
+
+
 def frozen() -> nn.Module:
     module = two_convolutions()
     next(module.parameters()).requires_grad_(False)
