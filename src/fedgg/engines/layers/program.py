@@ -159,6 +159,11 @@ class Program:
         x: Tensor = saved[-1][0]
         return x.detach().to(like.dtype)  # detached: an output must not refer to a saved tensor
 
+    def _report(self, grad: Tensor, number: int) -> None:
+        """That the backward pass of this layer is launched."""
+        if self._written is not None and number in self._spans:
+            self._written(grad, self.spans.index(self._spans[number]))
+
     def backward(self, w: Tensor, grad: Tensor, saved: list[Any], to_last: Tensor | None = None) -> Tensor:
         """The rows' gradient, from those of the outputs and of the last layer's input (`to_last`)."""
         result = padded_rows(w)
@@ -168,7 +173,12 @@ class Program:
         upstream = {len(self.layers): grad}  # the gradients of values
         for number in reversed(range(self._first, len(self.layers))):
             layer, inputs = self.layers[number], self.inputs[number]
-            of_output = upstream.pop(number + 1)
+            of_output = upstream.pop(number + 1, None)
+            if of_output is None:  # the loss does not depend on it
+                for name in layer.parameter_names:
+                    into[name].zero_()
+                self._report(result, number)
+                continue
             if self._deferred is not None and number == self._first and isinstance(layer, WideDense):
                 self._deferred.append(layer.deferred(of_output, saved[number], into))
                 return result
@@ -179,8 +189,7 @@ class Program:
             for value, of_value in zip(inputs, grads if isinstance(grads, tuple) else (grads,), strict=True):
                 if self._depends[value] and of_value is not None:
                     upstream[value] = upstream[value] + of_value if value in upstream else of_value
-            if self._written is not None and number in self._spans:
-                self._written(result, self.spans.index(self._spans[number]))
+            self._report(result, number)
             if to_last is not None and number == len(self.layers) - 1 and inputs[0] in upstream:
                 of_input = upstream[inputs[0]]
                 upstream[inputs[0]] = of_input + to_last.to(of_input.dtype)

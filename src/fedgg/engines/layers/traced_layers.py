@@ -43,39 +43,42 @@ class TracedLayers:
 
 
 def traced_layers(net: Net, precision: Precision) -> TracedLayers | None:
-    """The layers of the net's module, or None if it cannot be traced or reads tensors that are no parameters."""
+    """The layers of the net's module, or None if there are none.
+
+    It cannot be traced, reads tensors that are no parameters, or uses a parameter twice.
+    """
     if net.sample is None or net.parts or net.layout.buffers or shares_parameters(net.module):
         return None
     if set(net.layout.names) != {name for name, _ in net.module.named_parameters()}:
         return None  # frozen parameters are not in the rows
     try:
         module = copy.deepcopy(net.module).train()  # tracing runs `forward`, which may keep what it is given
-        graph = fx.Tracer().trace(module)
-        types = _types(module, graph, net.sample)
-        traced = list(_Lowering(net, module, precision, types).layers(graph))
+        graph_module = fx.GraphModule(module, fx.Tracer().trace(module))
+        graph = graph_module.graph
+        graph.eliminate_dead_code()
+        interpreter = _Dimensions(graph_module)
+        with torch.no_grad():
+            interpreter.run(net.sample)
+        traced = list(_Lowering(net, module, precision, interpreter.dimensions).layers(graph))
     except Exception:  # a user's module may raise anything, and fx has errors of its own
         return None
-    return _numbered(_fused(traced), graph) if traced else None
+    names = [name for one in traced for name in one.layer.parameter_names]
+    if not traced or len(names) > len(set(names)):
+        return None  # the backward pass writes a gradient once, and a parameter that is used twice has a sum of two
+    return _numbered(_fused(traced), graph)
 
 
-class _Types(fx.Interpreter):
-    """Runs the module and records which nodes are tensors, and of how many dimensions."""
+class _Dimensions(fx.Interpreter):
+    """Runs the module and records how many dimensions the value of each node has; None if it is no tensor."""
 
-    def __init__(self, module: nn.Module, graph: fx.Graph):
-        super().__init__(fx.GraphModule(module, graph))
+    def __init__(self, module: fx.GraphModule):
+        super().__init__(module)
         self.dimensions: dict[str, int | None] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         self.dimensions[n.name] = value.ndim if isinstance(value, Tensor) else None
         return value
-
-
-def _types(module: nn.Module, graph: fx.Graph, sample: Tensor) -> dict[str, int | None]:
-    interpreter = _Types(module, graph)
-    with torch.no_grad():
-        interpreter.run(sample)
-    return interpreter.dimensions
 
 
 class _Lowering:

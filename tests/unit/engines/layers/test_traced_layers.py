@@ -209,13 +209,45 @@ def test_tracing_leaves_the_module_alone() -> None:
     assert matches_module(program(net, found), net)
 
 
+class Recurrent(nn.Module):
+    """One convolution that is applied twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        z: Tensor = self.head(self.again(F.relu(self.again(y))).mean((2, 3)))
+        return z
+
+
+class Detached(nn.Module):
+    """A layer whose parameters get no gradient, and a result that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.beside, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 3), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x) + self.beside(x).detach()
+        self.head(y.mean((2, 3)) * 2)
+        z: Tensor = self.head(y.mean((2, 3)))
+        return z
+
+
+def test_a_layer_without_a_gradient() -> None:
+    net = net_of(Detached, 16)
+    assert matches_module(program(net, traced(net)), net)
+
+
 def frozen() -> nn.Module:
     module = two_convolutions()
     next(module.parameters()).requires_grad_(False)
     return module
 
 
-@pytest.mark.parametrize("make", [Branching, frozen, named("resnet20", norm="batch")])
+@pytest.mark.parametrize("make", [Branching, Recurrent, frozen, named("resnet20", norm="batch")])
 def test_modules_without_traced_layers(make: Callable[[], nn.Module]) -> None:
     assert traced_layers(net_of(make, 16), "fp32") is None
 
