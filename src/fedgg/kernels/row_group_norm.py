@@ -35,16 +35,16 @@ def _forward(
     row = (image // batch).to(tl.int64)
     elements = pixels * each
     c = group * each + tl.arange(0, size_c)
-    own = tl.arange(0, size_c) < each
-    own_scale = tl.load(scale + row * stride_row + c, mask=own, other=0.0).to(tl.float32)[None, :]
-    own_shift = tl.load(shift + row * stride_row + c, mask=own, other=0.0).to(tl.float32)[None, :]
+    in_group = tl.arange(0, size_c) < each
+    scales = tl.load(scale + row * stride_row + c, mask=in_group, other=0.0).to(tl.float32)[None, :]
+    shifts = tl.load(shift + row * stride_row + c, mask=in_group, other=0.0).to(tl.float32)[None, :]
     if whole:
         at, inside = _group(x, image, 0, pixels, channels, group, each, size_p, size_c)
         value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         average = tl.sum(value) / elements
         apart = tl.where(inside, value - average, 0.0)
         inverse = 1.0 / tl.sqrt(tl.sum(apart * apart) / elements + epsilon)
-        value = apart * inverse * own_scale + own_shift
+        value = apart * inverse * scales + shifts
         if has_shortcut:
             value += tl.load(shortcut + at, mask=inside, other=0.0).to(tl.float32)
         if relu:
@@ -66,7 +66,7 @@ def _forward(
         inverse = 1.0 / tl.sqrt(tl.sum(total) / elements + epsilon)
         for start in range(0, pixels, size_p):
             at, inside = _group(x, image, start, pixels, channels, group, each, size_p, size_c)
-            value = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - average) * inverse * own_scale + own_shift
+            value = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - average) * inverse * scales + shifts
             if has_shortcut:
                 value += tl.load(shortcut + at, mask=inside, other=0.0).to(tl.float32)
             if relu:
