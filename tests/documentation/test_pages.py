@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import sys
 import types
@@ -68,6 +69,19 @@ def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.
     module = types.ModuleType("page_of_the_documentation")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(code, str(DOCS / page), "exec"), vars(module))
+
+
+@pytest.mark.parametrize("name", ["FedProx", "Follow", "TopK"])
+def test_an_algorithm_of_the_page_is_complete_and_keeps_its_properties(name: str) -> None:
+    from fedgg.check import PROPERTIES, Skipped
+
+    text = (DOCS / "add-an-algorithm.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    places: dict[str, Any] = {}
+    exec(next(block for block in blocks if f"class {name}" in block), places)
+    for checked in ("fields are documented settings", "arguments are not modified", "clients with AdamW"):
+        with contextlib.suppress(Skipped):
+            PROPERTIES[checked](places[name]())
 
 
 def test_tests_that_are_named_as_evidence_exist() -> None:
