@@ -146,7 +146,7 @@ def _wait_for_clients(
     if unknown and not (enough and len(membership.rejected) >= len(unknown)):
         raise UserError(
             f"client {', '.join(map(str, unknown))} of {membership.clients} did not connect within {config.wait:g} s: "
-            f"{_query_errors(membership) or 'start their nodes, or set split.clients'}"
+            f"{_query_errors(membership) or _remedy(membership)}"
         )
     left_out = {}
     for client in unknown:
@@ -181,6 +181,14 @@ def _query_errors(membership: Membership) -> str:
     rejected = {str(error): node for node, error in membership.rejected.items()}
     errors = [f"node {node} reports: {why}" for why, node in failed.items()]
     return "; ".join([*errors, *(f"node {node} is rejected: {why}" for why, node in rejected.items())][:3])
+
+
+def _remedy(membership: Membership) -> str:
+    silent = {query.message.node for query in membership.pending.values()}
+    if not silent:
+        return "start their nodes, or set split.clients"
+    count = "1 connected node has" if len(silent) == 1 else f"{len(silent)} connected nodes have"
+    return f"{count} not replied yet: set `wait` of the run config to more seconds, or look into the nodes' logs"
 
 
 # Data -----------------------------------------------------------------------------------------------------------------

@@ -89,6 +89,14 @@ def test_clients_that_do_not_connect(tmp_path: Path) -> None:
     assert [record["lost"] for record in run.rounds[2:]] == [[{"client": 2, "why": "its node is not connected"}]] * 2
 
 
+def test_nodes_that_are_connected_and_do_not_reply_in_time(tmp_path: Path) -> None:
+    federation = Federation(small(**EXPERIMENT), tmp_path)
+    federation.grid.held = lambda question: 1_000_000 if question.metadata.dst_node_id in (101, 102) else 0
+    remedy = r"2 connected nodes have not replied yet: set `wait` of the run config to more seconds"
+    with pytest.raises(UserError, match=rf"client 1, 2 of 4 did not connect within 0.5 s: {remedy}"):
+        federation.run()
+
+
 def test_a_node_with_another_experiment(tmp_path: Path) -> None:
     federation = Federation(small(**EXPERIMENT), tmp_path)
     federation.file.write_text(small(**EXPERIMENT, local__lr=0.1).to_toml())
