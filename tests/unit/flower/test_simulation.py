@@ -22,7 +22,8 @@ from fedgg.lab.store import Store
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 MEGABYTE = 1_000_000
-LONGEST_SECONDS = 900  # on a busy machine, where most of it is Ray starting its processes
+LONGEST_SECONDS = 900
+RAY_DID_NOT_START = b"The current node timed out during startup"  # it gives its helpers 15 s to import what they need
 
 
 def simulate(experiment: Experiment, folder: Path, nodes: int) -> subprocess.Popen[bytes]:
@@ -34,17 +35,27 @@ def simulate(experiment: Experiment, folder: Path, nodes: int) -> subprocess.Pop
         return subprocess.Popen([*program, *arguments], stdout=log, stderr=log, env=os.environ | QUIET)
 
 
-def check_finished(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """One that does not end is ended with Ray's processes, which would slow down all later tests."""
-    try:
-        code: int | None = process.wait(LONGEST_SECONDS)
-    except subprocess.TimeoutExpired:
-        code = None
+def simulate_to_the_end(experiment: Experiment, folder: Path, nodes: int) -> None:
+    """Starts again where Ray did not start, as it may on a busy machine, and does not leave its processes behind."""
+    for _ in range(3):
+        process, end = simulate(experiment, folder, nodes), time.monotonic() + LONGEST_SECONDS
+        while process.poll() is None and time.monotonic() < end and not _is_without_ray(folder):
+            time.sleep(0.5)
+        _kill(process)
+        if not _is_without_ray(folder):
+            break
+    assert process.wait() == 0, (folder / "log").read_text()
+
+
+def _is_without_ray(folder: Path) -> bool:
+    return RAY_DID_NOT_START in (folder / "log").read_bytes()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
         for part in [*psutil.Process(process.pid).children(recursive=True), process]:
             with suppress(psutil.NoSuchProcess):
                 part.kill()
-        process.wait()
-    assert code == 0, (folder / "log").read_text()
 
 
 def check_same(experiment: Experiment, folder: Path) -> None:
@@ -73,8 +84,7 @@ def test_a_simulation_is_the_loop(tmp_path: Path) -> None:
 def test_a_simulation_goes_on_where_it_stopped(tmp_path: Path) -> None:
     experiment = small(algorithm__name="scaffold", data__holdout=0.2)
     for rounds, nodes in ((2, 3), (4, 5)):  # for four clients: nodes share them, or have nothing to do
-        process = simulate(experiment.changed({"rounds": rounds}), tmp_path, nodes)
-        check_finished(process, tmp_path)
+        simulate_to_the_end(experiment.changed({"rounds": rounds}), tmp_path, nodes)
     check_same(experiment, tmp_path)
     check_owners(tmp_path)
 
@@ -83,8 +93,7 @@ def test_a_simulation_goes_on_where_it_stopped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_algorithm_in_a_simulation_is_the_loop(tmp_path: Path, name: str) -> None:
     experiment = small(algorithm__name=name, data__proxy=40 if ALGORITHMS[name].needs_proxy else 0, rounds=3)
-    process = simulate(experiment, tmp_path, nodes=2)
-    check_finished(process, tmp_path)
+    simulate_to_the_end(experiment, tmp_path, nodes=2)
     check_same(experiment, tmp_path)
 
 
