@@ -74,8 +74,7 @@ def check_owners(folder: Path) -> None:
 def test_a_simulation_is_the_loop(tmp_path: Path) -> None:
     """In one life: `test_same_numbers.py` ends and resumes runs whose clients answer over messages."""
     experiment = small(algorithm__name="scaffold", data__holdout=0.2, rounds=2)
-    process = simulate(experiment, tmp_path, nodes=3)  # for four clients: two share one
-    assert process.wait(300) == 0, (tmp_path / "log").read_text()
+    simulate_to_the_end(experiment, tmp_path, nodes=3)  # for four clients: two share one
     check_same(experiment, tmp_path)
     check_owners(tmp_path)
 
