@@ -237,6 +237,21 @@ def test_no_cluster_on_this_machine(tmp_path: Path) -> None:
     assert "error: --on ray:auto: no Ray cluster runs on this machine" in call.stderr
 
 
+def test_ray_that_does_not_start_on_a_busy_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives its helpers 15 s to import what they need; what it raises then is a bare Exception."""
+
+    def init(**options: object) -> None:
+        raise Exception(
+            "The current node timed out during startup. This could happen because some of the raylet failed"
+        )
+
+    monkeypatch.setattr("ray.init", init)
+    line = refused_here(*study(tmp_path / "study", "0", 2, "--on", "ray:local"))
+    assert line.startswith(
+        "--on ray:local: Ray's processes did not start within its limits: try again when this machine"
+    )
+
+
 def test_without_ray(tmp_path: Path) -> None:
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "__init__.py").write_text("raise ModuleNotFoundError('no ray', name='ray')")

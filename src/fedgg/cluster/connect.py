@@ -127,7 +127,7 @@ def connected(address: RayAddress, cpus: int | None = None) -> Iterator[ModuleTy
                 assert address.init is not None
                 _check_reachable(address.init)
                 ray.init(address=address.init, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+    except Exception as error:  # a bare one where Ray's processes do not start in time
         with suppress(Exception):
             ray.shutdown()
         raise UserError(f"--on {address.text}: {_reason(error)}") from error
@@ -179,6 +179,10 @@ def _reason(error: Exception) -> str:
         return f"this machine is not a node of that cluster: {way_out} ({text[:120]})"
     if "ersion mismatch" in text:
         return f"the cluster has another version of Ray or Python; install the same ({text[:300]})"
+    if "timed out during startup" in text:
+        return (
+            f"Ray's processes did not start within its limits: try again when this machine is less busy ({text[:120]})"
+        )
     return text[:300] or type(error).__name__
 
 
