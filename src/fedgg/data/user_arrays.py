@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,16 @@ from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
 from fedgg.files import open_regular
 
+UNREADABLE_NPZ = (  # what NumPy raises for a damaged file or one that is none
+    zipfile.BadZipFile,
+    zlib.error,
+    tokenize.TokenError,  # of a header, from Python 3.12 on
+    EOFError,
+    ValueError,
+    OSError,
+    MemoryError,
+    NotImplementedError,
+)
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 EXACT = 2**24  # whole numbers up to this are exact in single precision
 _MOST_CLASSES = 1_000_000  # beyond this, labels are surely identifiers rather than class numbers
@@ -106,7 +117,7 @@ def load_npz(path: str | Path, targets: Targets = "classes") -> Dataset:
                     arrays[key] = content[key]
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file; give the path of an .npz file as npz:FILE") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, OSError, MemoryError, NotImplementedError) as error:
+    except UNREADABLE_NPZ as error:
         reason = "objects, not numbers" if "allow_pickle" in str(error) else " ".join(str(error).split())
         at = f" in {key!r}" if key else ""
         raise UserError(f"{path}: cannot be read as .npz{at} ({reason}); write it again with numpy.savez") from error

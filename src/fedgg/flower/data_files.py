@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from fedgg.core.layout import InputPart
 from fedgg.core.tasks import Targets
 from fedgg.data.batch_preparation import Scaling, scaling
 from fedgg.data.dataset import Dataset
+from fedgg.data.user_arrays import UNREADABLE_NPZ
 from fedgg.errors import UserError
 from fedgg.files import open_regular, parse_json, write_atomically, writing_to
 from fedgg.lab.config import Experiment
@@ -148,7 +148,7 @@ def _read(path: Path, *needed: str) -> Arrays:
         raise UserError(
             f"there is no file {path}: set `data` to the file of this machine (fedgg.flower.divide writes such files)"
         ) from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except UNREADABLE_NPZ as error:
         raise UserError(f"{path} cannot be read as .npz ({' '.join(str(error).split())})") from error
     for name in needed:
         if name not in arrays:

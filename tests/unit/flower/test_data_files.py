@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import struct
+import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,20 @@ def test_files_not_written_by_divide(tmp_path: Path) -> None:
     np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object), y=np.zeros(1), classes=np.array(["a"]))
     with pytest.raises(UserError, match="cannot be read as"):
         read_client_file(tmp_path / "objects.npz", small())
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_damaged_arrays_are_refused(compression: int, tmp_path: Path) -> None:
+    """A header of parentheses, which some versions of Python cannot split; and a byte changed in compressed content."""
+    file = tmp_path / "own.npz"
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': " + b"(" * 3000 + b")" * 3000 + b"}\n"
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
+    if compression == zipfile.ZIP_DEFLATED:
+        content = file.read_bytes()
+        file.write_bytes(content.replace(content[35:40], b"\xff" * 5, 1))
+    with pytest.raises(UserError, match="cannot be read as"):
+        read_client_file(file, small())
 
 
 def test_run_config_and_node_config(tmp_path: Path) -> None:
