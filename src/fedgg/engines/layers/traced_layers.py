@@ -56,45 +56,45 @@ def traced_layers(net: Net, precision: Precision) -> TracedLayers | None:
         graph_module = fx.GraphModule(module, fx.Tracer().trace(module))
         graph = graph_module.graph
         graph.eliminate_dead_code()
-        interpreter = _Dimensions(graph_module)
+        interpreter = _Shapes(graph_module)
         with torch.no_grad():
             interpreter.run(net.sample)
-        traced = list(_Lowering(net, module, precision, interpreter.dimensions).layers(graph))
+        traced = list(_Lowering(net, module, precision, interpreter.shapes).layers(graph))
     except Exception:  # a user's module may raise anything, and fx has errors of its own
         return None
     names = [name for one in traced for name in one.layer.parameter_names]
     if not traced or len(names) > len(set(names)):
         return None  # the backward pass writes a gradient once, and a parameter that is used twice has a sum of two
-    return _numbered(_fused(traced), graph)
+    return _numbered(_fused(traced, interpreter.shapes), graph)
 
 
-class _Dimensions(fx.Interpreter):
-    """Runs the module and records how many dimensions the value of each node has; None if it is no tensor."""
+class _Shapes(fx.Interpreter):
+    """Runs the module and records the shape of each node's value; None if it is no tensor."""
 
     def __init__(self, module: fx.GraphModule):
         super().__init__(module)
-        self.dimensions: dict[str, int | None] = {}
+        self.shapes: dict[str, torch.Size | None] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        self.dimensions[n.name] = value.ndim if isinstance(value, Tensor) else None
+        self.shapes[n.name] = value.shape if isinstance(value, Tensor) else None
         return value
 
 
 class _Lowering:
     """From fx nodes to layers."""
 
-    def __init__(self, net: Net, module: nn.Module, precision: Precision, dimensions: Mapping[str, int | None]):
+    def __init__(self, net: Net, module: nn.Module, precision: Precision, shapes: Mapping[str, torch.Size | None]):
         self._net = net
         self._modules = dict(module.named_modules())
         self._parameters = set(net.layout.names)
         self._precision = precision
-        self._dimensions = dimensions
+        self._shapes = shapes
         self._dropouts = 0
 
     def layers(self, graph: fx.Graph) -> Iterator[TracedLayer]:
         for node in graph.nodes:
-            is_value = self._dimensions.get(node.name) is not None
+            is_value = self._shapes.get(node.name) is not None
             if node.op in ("placeholder", "output") or not is_value or self._is_parameter(node):
                 continue  # values that are no tensors are computed where they are read
             layer, inputs = self._known(node) or self._any(node)
@@ -107,7 +107,9 @@ class _Lowering:
         """A layer with an implementation of its own, with its inputs."""
         inputs = tuple(node.all_input_nodes)
         if node.op == "call_module" and len(inputs) == 1:
-            layer = self._of_module(str(node.target), self._modules[str(node.target)], self._dimensions[node.name] or 0)
+            layer = self._of_module(
+                str(node.target), self._modules[str(node.target)], len(self._shapes[node.name] or ())
+            )
             return None if layer is None else (layer, inputs)
         if node.op == "call_function" and node.target is F.dropout:
             bound = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
@@ -159,7 +161,7 @@ class _Lowering:
             for source in upcoming.all_input_nodes:
                 if self._is_parameter(source):
                     names.append(str(source.target))
-                elif self._dimensions[source.name] is None:
+                elif self._shapes[source.name] is None:
                     if source not in nodes:
                         nodes.insert(0, source)
                         collect(source)
@@ -228,7 +230,7 @@ class _Expression:
         return node.target in functions
 
 
-def _fused(traced: list[TracedLayer]) -> list[TracedLayer]:
+def _fused(traced: list[TracedLayer], shapes: Mapping[str, torch.Size | None]) -> list[TracedLayer]:
     """With ReLUs, residual sums and 2 x 2 max-pools as parts of the layers before them, if nothing else reads these."""
     result: list[TracedLayer] = []
     merged: dict[fx.Node, TracedLayer] = {}  # the layer that computes this node's value now
@@ -239,7 +241,7 @@ def _fused(traced: list[TracedLayer]) -> list[TracedLayer]:
         return merged.get(source) if len(source.users) == 1 else None
 
     for one in traced:
-        fused = _with_relu(one, before) or _with_shortcut(one, before) or _with_pool(one, before)
+        fused = _with_relu(one, before) or _with_shortcut(one, before, shapes) or _with_pool(one, before)
         if fused is not None:
             earlier, replaced, inputs = fused
             result.remove(earlier)
@@ -275,9 +277,11 @@ def _with_relu(one: TracedLayer, before: Before) -> Fusion | None:
     return None
 
 
-def _with_shortcut(one: TracedLayer, before: Before) -> Fusion | None:
+def _with_shortcut(one: TracedLayer, before: Before, shapes: Mapping[str, torch.Size | None]) -> Fusion | None:
     if not _is(one.layer, operator.add, operator.iadd, torch.add, "add", "add_") or len(one.inputs) != 2:
         return None
+    if shapes[one.inputs[0].name] != shapes[one.inputs[1].name]:
+        return None  # the kernel does not broadcast
     for position in (0, 1):
         earlier = before(one, position)
         layer = earlier and earlier.layer

@@ -161,6 +161,26 @@ def test_a_value_that_is_read_twice_stays() -> None:
     assert matches_module(program(net, found), net)
 
 
+class Broadcast(nn.Module):
+    """A sum behind a normalisation with one number for each channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.head = nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        z: Tensor = self.head(F.relu(self.norm(y) + y.mean((2, 3), keepdim=True)).mean((2, 3)))
+        return z
+
+
+def test_a_sum_that_broadcasts_is_no_shortcut() -> None:
+    net = net_of(Broadcast, 16)
+    found = traced(net)
+    assert not any(layer.shortcut for layer in found.layers if isinstance(layer, RowGroupNorm))
+    assert matches_module(program(net, found), net)
+
+
 def test_a_wrong_reading_is_found() -> None:
     net = net_of(*MODULES["resnet20"])
     found = traced(net)
