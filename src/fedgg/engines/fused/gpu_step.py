@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -104,22 +105,23 @@ class FusedStep:
         plain = type(algorithm).loss is Algorithm.loss  # one forward pass, so one weight gradient to defer
         program = program if plain else None
         wide = program if program is not None and program.can_defer(width) else None
-        if wide is not None or program is None or len(program.spans) < 2:
+        if wide is not None or program is None or (len(program.spans) < 2 and not program.stepped):
             program = None  # small rows take one step
         wide_parameters = math.prod(client.net.layout.shapes[0]) if wide else 0
         spans = program.spans if program else ()
+        blocks = optimiser_step.blocks(length, wide_parameters, spans) + sum(_blocks_of_stepped(program).values())
         short = program.short_rows(client.w) if program else None
         return cls(
             terms,
-            client.w.new_zeros(rows, len(terms.inner_products), optimiser_step.blocks(length, wide_parameters, spans)),
+            client.w.new_zeros(rows, len(terms.inner_products), blocks),
             {name: optimiser_step.leads(client.notes[name], owners) for name in shared},
             plain,
             wide,
             program,
             short,
             plan.split.of(algorithm, client) if plan.split else None,
-            torch.cuda.Stream(client.w.device, priority=-1),
-            torch.cuda.Stream(client.w.device),
+            torch.cuda.Stream(client.w.device, priority=-2),
+            torch.cuda.Stream(client.w.device),  # of lower priority than the streams of `CudaStreams`
         )
 
     def step(self, algorithm: Algorithm, sgd: SGD, running: LocalState, client: Client, batch: Batch) -> None:
@@ -163,7 +165,11 @@ class FusedStep:
             self.behind.wait_stream(self.side)  # the coefficients
             side.run(partial(optimiser_step.advance_span, move, grad, span), grad)
 
-        return self.program.stepping(self.short, side, written)
+        blocks = _blocks_of_stepped(self.program)
+        first = self.parts.shape[2] - sum(blocks.values())
+        places = dict(zip(blocks, accumulate(blocks.values(), initial=first), strict=False))
+        stepper = _StepperOfWeights(self.program.stepped, places, move, side, self.side, self.behind)
+        return self.program.stepping(self.short, side, written, stepper)
 
     @property
     def captured(self) -> object:
@@ -220,6 +226,36 @@ class FusedStep:
         order = ["drift", "step", *self.terms.notes]
         a, b = pair.split(".")
         return order.index(a), order.index(b)
+
+
+def _blocks_of_stepped(program: Program | None) -> dict[str, int]:
+    """The number of partial sums of weights whose step the kernel of their gradient takes, by their names."""
+    from fedgg.kernels import weight_gradient_step
+
+    if program is None:
+        return {}
+    shapes = dict(zip(program.layout.names, program.layout.shapes, strict=True))
+    sizes = {name: (shapes[name][0], math.prod(shapes[name][1:]), shapes[name][1]) for name in program.stepped}
+    return {name: weight_gradient_step.blocks(*size) for name, size in sizes.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class _StepperOfWeights:
+    weights: Mapping[str, int]
+    blocks: Mapping[str, int]  # the place of the first partial sum
+    move: Pass
+    side_work: SideWork
+    coefficients: torch.cuda.Stream
+    behind: torch.cuda.Stream
+
+    def take(self, name: str, x: Tensor, grad: Tensor, geometry: Any) -> None:
+        from fedgg.kernels import weight_gradient_step
+
+        self.behind.wait_stream(self.coefficients)
+        offset, first_block = self.weights[name], self.blocks[name]
+        self.side_work.run(
+            partial(weight_gradient_step.advance, self.move, x, grad, geometry, offset, first_block), x, grad
+        )
 
 
 # The key is all that a plan depends on: the algorithm's class and settings, and the shapes of its tensors.

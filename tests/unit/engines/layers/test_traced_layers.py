@@ -288,10 +288,24 @@ def test_spans_are_complete_when_they_are_reported(monkeypatch: pytest.MonkeyPat
         begin, end = plain.spans[number]
         reported[number] = grad[:, begin:end].clone()
 
-    with plain.stepping(None, HERE, written):
+    with plain.stepping(None, HERE, written, None):
         (grad,) = torch.autograd.grad(plain(w, x).square().sum(), w)
     assert list(reported) == [2, 1, 0]
     torch.testing.assert_close(torch.cat([reported[number] for number in range(3)], 1), grad)
+
+
+def test_spans_leave_out_weights_that_are_stepped_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "SPAN", 30)
+    parts = [nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 5), nn.Linear(5, 5), nn.Linear(5, 4)]
+    net = Net(nn.Sequential(*parts))
+    layers = layers_of(net, lambda prefix, parts: None)
+    assert layers is not None
+    first, second, third, _ = (name for name in net.layout.names if name.endswith("weight"))
+    assert Program(layers, net.layout, stepped=[second]).spans == ((0, 54), (84, 89), (89, 143))
+    some = Program(layers, net.layout, stepped=[first, third])
+    assert (some.stepped, some.spans) == ({first: 0, third: 89}, ((48, 54), (54, 89), (114, 143)))
+    whole = sum(end - begin for begin, end in some.spans) + 48 + 25
+    assert whole == net.layout.total
 
 
 @needs_gpu
