@@ -1,7 +1,7 @@
 """The optimiser's step of a layer's weights in the kernel that computes their gradient, which is not stored.
 
-For layers that `kernels.row_convolution_by_copies` supports, with so many weights that a tile of them sums over all
-pixels (`supports`); a linear layer is a convolution of images of one pixel. The step is that of
+For layers that `kernels.row_convolution_by_copies` supports, with many weights and small images, whose time is that of
+reading and writing rows (`supports`); a linear layer is a convolution of images of one pixel. The step is that of
 `kernels.optimiser_step`, on a part of the row.
 """
 
@@ -17,8 +17,10 @@ from fedgg.kernels.row_convolution import Geometry, _place
 from fedgg.kernels.row_convolution_by_copies import LARGEST_SIDE, _box, _images_box, _is_power_of_two
 
 WEIGHTS = 1 << 18  # of a layer at least: smaller ones have too few tiles to occupy a GPU
+MOST_PIXELS = 8  # of an output image: with more, arithmetic takes longer than the step, and is done by other kernels
 DEPTH = 64  # pixels that are summed at a time
 WARPS, STAGES = 8, 3
+REGISTERS = 128  # of a thread, so that two programs share a multiprocessor: one loads while the other computes
 
 
 @triton.jit(do_not_specialize=["height", "width", "turns", "first_block"])
@@ -104,9 +106,11 @@ def _half(
 def supports(outputs: int, channels: int, geometry: Geometry, height: int, width: int) -> bool:
     """Whether there is a kernel for bf16 images of this size on a GPU with tensor copies."""
     taps = geometry.kernel[0] * geometry.kernel[1]
-    sides = (height, width, *geometry.outputs(height, width))
+    high, wide = geometry.outputs(height, width)
+    sides = (height, width, high, wide)
     return (
         outputs * taps * channels >= WEIGHTS
+        and high * wide <= MOST_PIXELS
         and outputs % 64 == 0
         and channels % 64 == 0
         and geometry.stride == (1, 1)
@@ -146,5 +150,5 @@ def advance(step: Pass, x: Tensor, grad: Tensor, geometry: Geometry, offset: int
         first_block, step.w.stride(0), step.velocity.stride(0), short.stride(0), *arguments.strides,
         *arguments.switches, step.short is not None, by_tile,
         high, wide, *geometry.kernel, *geometry.padding, images, tall, rows, columns,
-        num_warps=WARPS, num_stages=STAGES,
+        num_warps=WARPS, num_stages=STAGES, maxnreg=REGISTERS,
     )  # fmt: skip

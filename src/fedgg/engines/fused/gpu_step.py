@@ -76,7 +76,8 @@ class FusedStep:
     short: Tensor | None  # the rows in the program's type of matrix products
     coefficients: Coefficients | None  # None: computed by calling `Algorithm.terms`
     side: torch.cuda.Stream
-    behind: torch.cuda.Stream  # steps of spans, beside the backward pass of the layers before them
+    gradient_stream: torch.cuda.Stream  # gradients of parameters, beside the backward pass of the layers before them
+    step_stream: torch.cuda.Stream  # steps of parts of the rows, likewise
 
     @classmethod
     def of(
@@ -121,7 +122,8 @@ class FusedStep:
             short,
             plan.split.of(algorithm, client) if plan.split else None,
             torch.cuda.Stream(client.w.device, priority=-2),
-            torch.cuda.Stream(client.w.device),  # of lower priority than the streams of `CudaStreams`
+            torch.cuda.Stream(client.w.device, priority=-1),
+            torch.cuda.Stream(client.w.device),  # of lower priority: the backward pass does not wait for steps
         )
 
     def step(self, algorithm: Algorithm, sgd: SGD, running: LocalState, client: Client, batch: Batch) -> None:
@@ -137,8 +139,8 @@ class FusedStep:
         if not self.plain:
             here.wait_stream(self.side)  # the algorithm's `loss` may read the sums
         deferring: AbstractContextManager[list[Wide]] = self.wide.deferring() if self.wide else nullcontext([])
-        side = SideWork(self.behind)
-        with deferring as deferred, self._stepping(move, side):
+        side, steps = SideWork(self.gradient_stream), SideWork(self.step_stream)
+        with deferring as deferred, self._stepping(move, side, steps):
             loss, grad = gradient(algorithm, running.w, batch, client)
         here.wait_stream(self.side)
         with self._on_side_stream(here):
@@ -150,11 +152,13 @@ class FusedStep:
             with torch.no_grad():
                 optimiser_step.advance(move, grad, *deferred)
         else:
-            here.wait_stream(self.behind)
+            here.wait_stream(self.gradient_stream)
+            here.wait_stream(self.step_stream)
             side.end()
+            steps.end()
         here.wait_stream(self.side)
 
-    def _stepping(self, move: Pass, side: SideWork) -> AbstractContextManager[None]:
+    def _stepping(self, move: Pass, side: SideWork, steps: SideWork) -> AbstractContextManager[None]:
         """Within, gradients of parameters are computed beside the backward pass, and the program's spans stepped."""
         from fedgg.kernels import optimiser_step
 
@@ -162,13 +166,14 @@ class FusedStep:
             return nullcontext()
 
         def written(grad: Tensor, span: int) -> None:
-            self.behind.wait_stream(self.side)  # the coefficients
-            side.run(partial(optimiser_step.advance_span, move, grad, span), grad)
+            self.step_stream.wait_stream(self.side)  # the coefficients
+            self.step_stream.wait_stream(self.gradient_stream)
+            steps.run(partial(optimiser_step.advance_span, move, grad, span), grad)
 
         blocks = _blocks_of_stepped(self.program)
         first = self.parts.shape[2] - sum(blocks.values())
         places = dict(zip(blocks, accumulate(blocks.values(), initial=first), strict=False))
-        stepper = _StepperOfWeights(self.program.stepped, places, move, side, self.side, self.behind)
+        stepper = _StepperOfWeights(self.program.stepped, places, move, steps, self.side, self.step_stream)
         return self.program.stepping(self.short, side, written, stepper)
 
     @property
@@ -246,12 +251,12 @@ class _StepperOfWeights:
     move: Pass
     side_work: SideWork
     coefficients: torch.cuda.Stream
-    behind: torch.cuda.Stream
+    step_stream: torch.cuda.Stream
 
     def take(self, name: str, x: Tensor, grad: Tensor, geometry: Any) -> None:
         from fedgg.kernels import weight_gradient_step
 
-        self.behind.wait_stream(self.coefficients)
+        self.step_stream.wait_stream(self.coefficients)
         offset, first_block = self.weights[name], self.blocks[name]
         self.side_work.run(
             partial(weight_gradient_step.advance, self.move, x, grad, geometry, offset, first_block), x, grad

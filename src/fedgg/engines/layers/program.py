@@ -236,7 +236,7 @@ def padded_rows(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return like.new_empty((len(like), -(-length // ALIGNMENT) * ALIGNMENT), dtype=dtype)[:, :length]
 
 
-SPAN = 1 << 20  # parameters of a span, at least: shorter ones cost more launches than they save time
+SPAN = 1 << 19  # parameters of a span, at least: shorter ones cost more launches than they save time
 
 
 def _spans(layers: Sequence[Layer], layout: Layout, stepped: Container[str] = ()) -> dict[int, list[tuple[int, int]]]:
