@@ -40,6 +40,16 @@ class StepTerms:
         return tuple(name for name in dict.fromkeys(self._named) if name not in ("drift", "step"))
 
     @property
+    def of_step(self) -> StepTerms:
+        """Without the displacement."""
+        return replace(self, displacement=())
+
+    @property
+    def of_displacement(self) -> StepTerms:
+        """The displacement's vectors as if they were terms."""
+        return StepTerms(self.displacement, ())
+
+    @property
     def drift(self) -> bool:
         return "drift" in self._named
 
@@ -59,12 +69,14 @@ def _vectors_of(coefficients: Mapping[str, Number]) -> tuple[tuple[str, ...], tu
     return tuple(name for name in coefficients if not name.startswith(DISPLACED)), displacement
 
 
-def analyse_terms(algorithm: Algorithm, client: Client) -> StepTerms | None:
-    """None if a step is not a sum of terms that are known in advance: then the reference step is taken."""
-    kind = type(algorithm)
-    if kind.steer is not Algorithm.steer or kind.second_displacement is not Algorithm.second_displacement:
+def analyse_terms(algorithm: Algorithm, client: Client, *, gpu: bool = False) -> StepTerms | None:
+    """None if a step is not a sum of terms that are known in advance: then the reference step is taken.
+
+    `gpu`: `nudge` is not examined, and there may be a second gradient.
+    """
+    if type(algorithm).steer is not Algorithm.steer:
         return None
-    if not _does_not_nudge(algorithm, client):
+    if not gpu and (takes_second_gradient(algorithm) or not _does_not_nudge(algorithm, client)):
         return None
     during, after = _Recorder(client.lr), _Recorder(client.lr)
     without_rows = replace(client, w=cast(Tensor, None), last_step=None, sums=during)
@@ -72,6 +84,11 @@ def analyse_terms(algorithm: Algorithm, client: Client) -> StepTerms | None:
         factors = coefficients_of(algorithm, without_rows)
         if list(coefficients_of(algorithm, replace(without_rows, step=client.step + 1))) != list(factors):
             return None  # the first step has other terms
+        if takes_second_gradient(algorithm):
+            grad, at_model = torch.zeros_like(client.w), replace(without_rows, w=client.w)
+            second = algorithm.second_displacement(grad, client.w, at_model)
+            if second is None or second.shape != client.w.shape:
+                return None
         algorithm.diagnostics(client.w, replace(client, last_step=None, sums=after))
     except (AttributeError, TypeError, RuntimeError):
         return None  # it uses the rows themselves
@@ -116,6 +133,34 @@ def later_terms(algorithm: Algorithm, client: Client, number: int, terms: StepTe
             f"step, with a factor of zero for those not in use"
         )
     return coefficients
+
+
+def takes_second_gradient(algorithm: Algorithm) -> bool:
+    return type(algorithm).second_displacement is not Algorithm.second_displacement
+
+
+class _Move:
+    """Stands for the optimiser's step, and knows by what `nudge` multiplies it."""
+
+    def __init__(self, factor: Number = 1.0):
+        self.factor = factor
+
+    def __mul__(self, factor: Any) -> Any:
+        return _Move(self.factor * factor) if isinstance(factor, int | float) or _is_column(factor) else NotImplemented
+
+    __rmul__ = __mul__
+
+
+def step_scale(algorithm: Algorithm, client: Client) -> Number | None:
+    """By what `nudge` multiplies the optimiser's step in all steps of a round; None where it does something else."""
+    if type(algorithm).nudge is Algorithm.nudge:
+        return 1.0
+    without_rows = replace(client, w=cast(Tensor, None), last_step=None, step=cast(Tensor, None), sums={})
+    try:
+        move: Any = algorithm.nudge(cast(Tensor, _Move()), cast(Tensor, None), without_rows)
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+    return move.factor if isinstance(move, _Move) else None
 
 
 def _does_not_nudge(algorithm: Algorithm, client: Client) -> bool:
