@@ -181,7 +181,8 @@ def fused_steps(
 
 def _coefficients(algorithm: Algorithm, client: Client, terms: StepTerms) -> CoefficientFunction:
     """The function that computes the coefficients of a step: of its terms, then of its displacement, in their order."""
-    trace, zero = trace_terms(algorithm, client, terms.inner_products), torch.zeros_like(client.w[:, :1])
+    trace = trace_terms(algorithm, client, terms.inner_products, terms.constant_products)
+    zero = torch.zeros_like(client.w[:, :1])
 
     def by_tensors(number: int, sums: Sequence[float]) -> Sequence[float]:
         inner_products = _InnerProducts(_tensors(terms, sums, zero))

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -22,8 +22,8 @@ from fedgg.engines.fused.term_analysis import (
     StepTerms,
     analyse_terms,
     check_later_terms,
+    is_column,
     is_independent_of_values,
-    step_scale,
     takes_second_gradient,
     trace_terms,
 )
@@ -58,7 +58,7 @@ class FusedPlan:
         ):
             return None
         check_later_terms(algorithm, client, terms)
-        trace = trace_terms(algorithm, client, terms.inner_products)
+        trace = trace_terms(algorithm, client, terms.inner_products, terms.constant_products)
         split = split_trace(trace, _places(terms.of_step)) if trace else None
         places = tuple(f"{DISPLACED}{name}" for name in _places(terms.of_displacement))
         displaced = split_trace(trace, places) if trace and terms.displacement else None
@@ -298,6 +298,30 @@ FusedPlans = dict[Hashable, FusedPlan]
 def _places(terms: StepTerms) -> tuple[str, ...]:
     """The vectors a step may add, in the kernel's order."""
     return ("drift", *terms.notes, "", "")[:3]
+
+
+class _Move:
+    """Stands for the optimiser's step, and knows by what `nudge` multiplies it."""
+
+    def __init__(self, factor: Number = 1.0):
+        self.factor = factor
+
+    def __mul__(self, factor: Any) -> Any:
+        return _Move(self.factor * factor) if isinstance(factor, int | float) or is_column(factor) else NotImplemented
+
+    __rmul__ = __mul__
+
+
+def step_scale(algorithm: Algorithm, client: Client) -> Number | None:
+    """By what `nudge` multiplies the optimiser's step in all steps of a round; None where it does something else."""
+    if type(algorithm).nudge is Algorithm.nudge:
+        return 1.0
+    without_rows = replace(client, w=cast(Tensor, None), last_step=None, step=cast(Tensor, None), sums={})
+    try:
+        move: Any = algorithm.nudge(cast(Tensor, _Move()), cast(Tensor, None), without_rows)
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+    return move.factor if isinstance(move, _Move) else None
 
 
 def _factors_of(factors: Mapping[str, Number], terms: StepTerms, like: Tensor) -> Tensor:
