@@ -51,8 +51,8 @@ def _squares(
 @triton.jit(do_not_specialize=["first_block"])
 def _sum_squares(
     w, grad, anchor, a, b, lead_anchor, lead_a, lead_b, factors, at_work, parts,
-    rows, length, blocks, begin, first_block,
-    stride_w, stride_grad, stride_anchor, stride_a, stride_b,
+    rows, length, begin, first_block,
+    stride_w, stride_grad, stride_anchor, stride_a, stride_b, stride_parts,
     drift_term: tl.constexpr, vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
     size: tl.constexpr, each: tl.constexpr,
 ):  # fmt: skip
@@ -77,18 +77,18 @@ def _sum_squares(
                     stride_w, stride_grad, stride_anchor, stride_a, stride_b, drift_term, vectors, a_term, b_term,
                 )  # fmt: skip
                 total += tl.where(at < length, squares, 0)
-        tl.store(parts + row * blocks + first_block + block, tl.sum(total, axis=0))
+        tl.store(parts + row * stride_parts + first_block + block, tl.sum(total, axis=0))
 
 
 @triton.jit
-def _factor(longest, parts, factor, blocks, stride_longest, epsilon, size: tl.constexpr):
+def _factor(longest, parts, factor, blocks, stride_parts, epsilon, size: tl.constexpr):
     row = tl.program_id(0)
     total = tl.zeros((size,), tl.float64)
     for start in range(0, blocks, size):
         at = start + tl.arange(0, size)
-        total += tl.load(parts + row * blocks + at, mask=at < blocks, other=0).to(tl.float64)
+        total += tl.load(parts + row * stride_parts + at, mask=at < blocks, other=0).to(tl.float64)
     length = tl.sqrt(tl.sum(total, axis=0))
-    ratio = tl.load(longest + row * stride_longest).to(tl.float64) / (length + epsilon)
+    ratio = tl.load(longest + row).to(tl.float64) / (length + epsilon)
     tl.store(factor + row, tl.where(ratio > 1, 1.0, ratio))  # NaN stays NaN
 
 
@@ -106,13 +106,13 @@ def sum_squares(step: Pass, grad: Tensor, clipping: Clipping, number: int = 0) -
     drift_term, a_term, b_term = step.has_factor
     _sum_squares[(rows * counts[number],)](
         step.w, grad, *arguments.vectors, step.factors, step.at_work, clipping.parts,
-        rows, end, sum(counts), begin, sum(counts[:number]), step.w.stride(0), grad.stride(0), *arguments.strides,
-        drift_term, 2 if b_term else 1 if a_term else 0, a_term, b_term, BLOCK, _blocks_each(length),
+        rows, end, begin, sum(counts[:number]), step.w.stride(0), grad.stride(0), *arguments.strides,
+        clipping.parts.stride(0), drift_term, 2 if b_term else 1 if a_term else 0, a_term, b_term,
+        BLOCK, _blocks_each(length),
     )  # fmt: skip
 
 
 def set_factors(clipping: Clipping, epsilon: float) -> None:
     """From the sums of all spans."""
     rows, blocks = clipping.parts.shape
-    longest = clipping.longest
-    _factor[(rows,)](longest, clipping.parts, clipping.factor, blocks, longest.stride(0), epsilon, SIZE)
+    _factor[(rows,)](clipping.longest, clipping.parts, clipping.factor, blocks, clipping.parts.stride(0), epsilon, SIZE)

@@ -77,7 +77,8 @@ def test_a_clipped_step(size: str, terms: str, momentum: float) -> None:
         torch.where(at_work, new, old) for new, old in ((w + move, w), (state["velocity"], velocity))
     )
 
-    parts = w.new_full((ROWS, clip_gradient.blocks(length, spans)), 9.0)
+    blocks = clip_gradient.blocks(length, spans)
+    parts = w.new_full((ROWS, blocks + 5), 9.0)[:, :blocks]  # engines pad long rows
     clipping = Clipping(sgd.clip_norm, parts, torch.full_like(sgd.clip_norm, 9.0), spans)
     sums = torch.zeros(ROWS, 1, optimiser_step.blocks(length), dtype=dtype, device=DEVICE)
     step = Pass(
