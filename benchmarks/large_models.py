@@ -1,14 +1,16 @@
 """Seconds per round for networks of others' benchmarks: the engines `stacked` and `streams`, in turns.
 
     python benchmarks/large_models.py --device cuda --out large-models.json
+    python benchmarks/large_models.py --device cuda --workloads resnet18 --algorithm fedlesam --clip
     python benchmarks/large_models.py --tiny                          # a trial on a CPU, with stacked alone
 
-Random images of CIFAR's size on the device, FedAvg, whole rounds with their aggregation, without evaluation. The first
-round, in which kernels are compiled and steps captured, is not counted.
+Random images of CIFAR's size on the device, FedAvg (or `--algorithm`), whole rounds with their aggregation, without
+evaluation. The first round, in which kernels are compiled and steps captured, is not counted.
 
 - vgg16: as in experiments/cifar100.toml, 10 clients, Dirichlet 0.5, 5 epochs, batch 64, momentum 0.9, crop and flip;
 - resnet18: as FL-Simulator's comparison, 10 of 100 clients with 500 images each, ResNet-18 with GroupNorm and
-  ImageNet's stem, 5 epochs, batch 50, no momentum, weight decay 0.001, crop and flip; without its gradient clipping;
+  ImageNet's stem, 5 epochs, batch 50, no momentum, weight decay 0.001, crop and flip; with `--clip` gradients are
+  clipped at 10, as there;
 - pfl: as pfl-research's CIFAR-10 benchmark, 50 of 1,000 clients with 50 images each, two convolutions of 32 and 64
   channels, dropout, 128 hidden units, one epoch, batch 10.
 """
@@ -62,6 +64,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "local": {"epochs": 1, "batch": 10, "lr": 0.1, "momentum": 0.0},
     },
 }
+CLIPPED = {"resnet18": {"optimiser": {"clip_norm": 10.0}}}  # with --clip
 CLASSES = {"vgg16": 100, "resnet18": 10, "pfl": 10}
 
 
@@ -74,7 +77,8 @@ def pfl_network() -> nn.Module:
 
 def rounds_of(workload: str, engine: str, options: argparse.Namespace) -> Callable[[], float]:
     """A function that runs one round and returns its seconds."""
-    settings = {**SETTINGS[workload], "algorithm": {"name": options.algorithm}}
+    clipped = CLIPPED.get(workload, {}) if options.clip else {}
+    settings = {**SETTINGS[workload], **clipped, "algorithm": {"name": options.algorithm}}
     section = {"name": engine, "device": options.device, "precision": options.precision}
     experiment = Experiment(**settings, engine=section)
     images, changes = 50_000, {}
@@ -120,7 +124,8 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     add_common_options(parser)
     parser.add_argument("--workloads", default=",".join(SETTINGS), help="some of them, with commas")
     parser.add_argument("--precision", default=None, help="fp32, tf32 or bf16 (default: bf16; on a CPU fp32)")
-    parser.add_argument("--algorithm", default="fedavg")
+    parser.add_argument("--algorithm", default="fedavg", help="by name, with its default settings")
+    parser.add_argument("--clip", action="store_true", help="clip gradients where the workload's protocol does")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each engine")
     parser.add_argument("--tiny", action="store_true", help="a few steps, as a test")
     options = parser.parse_args(words)
@@ -134,7 +139,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parsed(words)
     present_device(options.device)
     content: dict[str, Any] = {"conditions": conditions(options.device, options.commit), "workloads": {}}
-    content |= {"precision": options.precision, "algorithm": options.algorithm}
+    content |= {"precision": options.precision, "algorithm": options.algorithm, "clip": options.clip}
     for workload in options.workloads:
         content["workloads"][workload] = measure(workload, options)
         save_results(content, options.out)

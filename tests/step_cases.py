@@ -127,6 +127,8 @@ def personal(method: str, rule: Rule, model: Callable[[], nn.Module] | None = No
 
 FEDSAM: Rule = {"name": "fedsam", "rho": 0.3}
 FEDLESAM: Rule = {"name": "fedlesam", "rho": 0.3}
+FEDWMSAM: Rule = {"name": "fedwmsam", "rho": 0.3}
+FEDCM: Rule = {"name": "fedcm"}
 FEDAVG, FEDPROX, FEDNOVA, SCAFFOLD, FEDGG = (
     {"name": name} for name in ("fedavg", "fedprox", "fednova", "scaffold", "fedgg")
 )
@@ -139,7 +141,10 @@ CASES = [
     *(case(f"{name}, pooling", {"name": name}, with_pooling) for name in ("fedgg", "fedcurv", "moon")),
     *(case(f"{rule['name']}, pooling", rule, with_pooling) for rule in (FEDSAM, FEDLESAM)),
     *(case(f"{rule['name']}, noise", rule, with_noise) for rule in (FEDAVG, FEDSAM)),
-    *(case(f"{rule['name']}, clipped", rule, optimiser__clip_norm=0.5) for rule in (FEDSAM, FEDLESAM)),
+    *(
+        case(f"{rule['name']}, clipped", rule, optimiser__clip_norm=0.5)
+        for rule in (FEDAVG, SCAFFOLD, FEDGG, FEDCM, FEDSAM, FEDLESAM, FEDWMSAM)
+    ),
     case("fedsam, adamw", FEDSAM, optimiser__name="adamw", optimiser__state="kept", local__lr=0.01),
     *(case(f"{rule['name']}, no momentum", rule, local__momentum=0.0) for rule in (FEDPROX, SCAFFOLD, FEDGG)),
     *(case(f"{r['name']}, plain", r, local__momentum=0.0, local__weight_decay=0.0) for r in (FEDAVG, FEDGG)),

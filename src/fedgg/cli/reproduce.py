@@ -37,6 +37,11 @@ def reproduce(
         bool, typer.Option("--list", help="List the items, their runs, and how long missing runs take here.")
     ] = False,
     datasets: Annotated[str | None, typer.Option(help="svhn, cifar10, cifar100; several with commas.")] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Run these methods only, as the tables name them: FedAvg,FedGG (all of its settings)."),
+    ] = None,
+    betas: Annotated[str | None, typer.Option(help="Run on these splits only: 0.6, 0.1; several with commas.")] = None,
     seeds: Annotated[str | None, typer.Option(help="How many (3 is 0, 1, 2), or which: 0,1 or 0-4.")] = None,
     reading: Annotated[
         list[str] | None,
@@ -78,6 +83,7 @@ def reproduce(
     - `fedgg reproduce table2 --device cuda --on ray:auto --out runs/paper`
     - `fedgg reproduce all --from results/paper --out runs/shown`
     - `fedgg reproduce literature-cifar10 --device cuda --out runs/literature`
+    - `fedgg reproduce literature-cifar10 --methods FedAvg,FedGG --betas 0.6 --seeds 1 --device cuda`
     - `fedgg reproduce literature-cpu --set engine.name=fused`
     """
     from fedgg.cluster.connect import is_ray
@@ -103,6 +109,8 @@ def reproduce(
         readings=tuple(dict.fromkeys(reading or ["text"])),
         quick=quick,
         changes=options.changes(rounds=rounds, device=device, settings=settings),
+        methods=tuple(name.strip() for name in methods.split(",")) if methods else (),
+        betas=_numbers(betas, "--betas") if betas else (),
     )
     folder = out or Path("runs") / ("paper-shown" if source else "paper-quick" if quick else "paper")
     processes = jobs or processes_for(plan.base(plan.datasets[0]).engine.device)
@@ -113,6 +121,13 @@ def reproduce(
     runner = runner_of(on, folder, processes=jobs, default_processes=processes, resources=resources)
     on_ray = on is not None and is_ray(on)
     _reproduce(plan, folder, runner, on_ray, options.shard_of_call(shard, on), accuracy, data_folder, source, fold)
+
+
+def _numbers(text: str, option: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise UserError(f"{option} {text!r}: give numbers, several with commas") from None
 
 
 def _reproduce(
@@ -180,7 +195,7 @@ def _run(
     from fedgg.paper.find_or_run import missing_jobs, run_missing
 
     missing = missing_jobs(plan, folder, data_folder, shard)
-    runs = len(plan.runs(shard=shard))
+    runs = len(plan.runs_to_make(shard=shard))
     names = ", ".join(item.name for item in plan.items)
     part = f"shard {shard} of " if shard else ""
     if runs:

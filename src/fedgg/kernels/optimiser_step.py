@@ -1,7 +1,7 @@
 """One optimiser step of many rows in one pass over memory: terms, weight decay, momentum, update, and inner products.
 
-    grad' = grad + factor_0 (w - anchor) + factor_1 a + factor_2 b + decay w
-    v     = momentum v + grad'
+    grad' = clip (grad + factor_0 (w - anchor) + factor_1 a + factor_2 b) + decay w
+    v     = momentum v + grad'             clip: a factor per row (`kernels/clip_gradient.py`), 1 without clipping
     w     = w - lr v
 
 and, for the next step's factors, inner products of drift = w - anchor, step = -lr v, a and b in the new state. A
@@ -61,6 +61,7 @@ class Pass:
     pairs: tuple[tuple[int, int], ...]  # the vectors of each inner product
     spans: tuple[Span, ...] = ()  # parts of the row that are stepped one by one, in their order; empty: the whole row
     short: Tensor | None = None  # [K, P] a copy of `w` in the type of matrix products, which is kept equal to it
+    clip: Tensor | None = None  # [K, 1] factors of the gradient with its terms
 
 
 @dataclass(frozen=True)
@@ -146,17 +147,17 @@ def _read(
 
 @triton.jit
 def _write(
-    total, here, start, first, second, w, velocity, factors, lr, momentum, decay,
+    total, here, start, first, second, w, velocity, factors, lr, momentum, decay, clip,
     row, at, inside, stride_w, stride_velocity, short, stride_short,
-    has_momentum: tl.constexpr, has_decay: tl.constexpr, has_anchor: tl.constexpr, drift_term: tl.constexpr,
-    a_term: tl.constexpr, b_term: tl.constexpr,
+    has_momentum: tl.constexpr, has_decay: tl.constexpr, has_clip: tl.constexpr, has_anchor: tl.constexpr,
+    drift_term: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
     sums: tl.constexpr, s00: tl.constexpr, s01: tl.constexpr, s10: tl.constexpr, s11: tl.constexpr,
     s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr, has_short: tl.constexpr,
 ):  # fmt: skip
     """Updates the row; returns the products to be summed up for the inner products, unused ones undefined."""
     long_row = row.to(tl.int64)
     speed = velocity + long_row * stride_velocity + at
-    if has_momentum:
+    if has_momentum and not has_clip:
         total += tl.load(momentum + row) * tl.load(speed, mask=inside, other=0)
     if drift_term:
         total += tl.load(factors + row * 3) * (here - start)
@@ -164,6 +165,10 @@ def _write(
         total += tl.load(factors + row * 3 + 1) * first
     if b_term:
         total += tl.load(factors + row * 3 + 2) * second
+    if has_clip:
+        total *= tl.load(clip + row)
+        if has_momentum:
+            total += tl.load(momentum + row) * tl.load(speed, mask=inside, other=0)
     if has_decay:
         total += tl.load(decay + row) * here
     if has_momentum:
@@ -192,10 +197,10 @@ def _write(
 def _block(
     at, inside, row,
     w, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
-    factors, lr, momentum, decay, short,
+    factors, lr, momentum, decay, clip, short,
     stride_w, stride_grad, stride_velocity, stride_short, stride_anchor, stride_a, stride_b,
-    has_momentum: tl.constexpr, has_decay: tl.constexpr, has_anchor: tl.constexpr, drift_term: tl.constexpr,
-    vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
+    has_momentum: tl.constexpr, has_decay: tl.constexpr, has_clip: tl.constexpr, has_anchor: tl.constexpr,
+    drift_term: tl.constexpr, vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
     sums: tl.constexpr, s00: tl.constexpr, s01: tl.constexpr, s10: tl.constexpr, s11: tl.constexpr,
     s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr, has_short: tl.constexpr,
 ):  # fmt: skip
@@ -205,9 +210,9 @@ def _block(
         stride_w, stride_anchor, stride_a, stride_b, has_anchor, vectors,
     )  # fmt: skip
     return _write(
-        total, here, start, first, second, w, velocity, factors, lr, momentum, decay,
+        total, here, start, first, second, w, velocity, factors, lr, momentum, decay, clip,
         row, at, inside, stride_w, stride_velocity, short, stride_short,
-        has_momentum, has_decay, has_anchor, drift_term, a_term, b_term,
+        has_momentum, has_decay, has_clip, has_anchor, drift_term, a_term, b_term,
         sums, s00, s01, s10, s11, s20, s21, s30, s31, has_short,
     )  # fmt: skip
 
@@ -215,11 +220,11 @@ def _block(
 @triton.jit(do_not_specialize=["first_block"])
 def _advance(
     w, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
-    factors, lr, momentum, decay, at_work, parts, short,
+    factors, lr, momentum, decay, clip, at_work, parts, short,
     rows, length, blocks, begin, first_block,
     stride_w, stride_grad, stride_velocity, stride_short, stride_anchor, stride_a, stride_b,
-    has_momentum: tl.constexpr, has_decay: tl.constexpr, has_anchor: tl.constexpr, drift_term: tl.constexpr,
-    vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
+    has_momentum: tl.constexpr, has_decay: tl.constexpr, has_clip: tl.constexpr, has_anchor: tl.constexpr,
+    drift_term: tl.constexpr, vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
     sums: tl.constexpr, s00: tl.constexpr, s01: tl.constexpr, s10: tl.constexpr, s11: tl.constexpr,
     s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr,
     has_short: tl.constexpr, size: tl.constexpr, each: tl.constexpr,
@@ -236,9 +241,9 @@ def _advance(
                 v0, v1, v2, v3 = _block(
                     begin + (block * each + number) * size + tl.arange(0, size), tl.full((size,), 1, tl.int1), row,
                     w, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
-                    factors, lr, momentum, decay, short,
+                    factors, lr, momentum, decay, clip, short,
                     stride_w, stride_grad, stride_velocity, stride_short, stride_anchor, stride_a, stride_b,
-                    has_momentum, has_decay, has_anchor, drift_term, vectors, a_term, b_term,
+                    has_momentum, has_decay, has_clip, has_anchor, drift_term, vectors, a_term, b_term,
                     sums, s00, s01, s10, s11, s20, s21, s30, s31, has_short,
                 )  # fmt: skip
                 t0, t1, t2, t3 = t0 + v0, t1 + v1, t2 + v2, t3 + v3
@@ -248,9 +253,9 @@ def _advance(
                 v0, v1, v2, v3 = _block(
                     at, at < length, row,
                     w, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
-                    factors, lr, momentum, decay, short,
+                    factors, lr, momentum, decay, clip, short,
                     stride_w, stride_grad, stride_velocity, stride_short, stride_anchor, stride_a, stride_b,
-                    has_momentum, has_decay, has_anchor, drift_term, vectors, a_term, b_term,
+                    has_momentum, has_decay, has_clip, has_anchor, drift_term, vectors, a_term, b_term,
                     sums, s00, s01, s10, s11, s20, s21, s30, s31, has_short,
                 )  # fmt: skip
                 t0, t1, t2, t3 = t0 + v0, t1 + v1, t2 + v2, t3 + v3
@@ -260,11 +265,11 @@ def _advance(
 @triton.jit
 def _advance_wide(
     w, x, grad, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
-    factors, lr, momentum, decay, at_work, parts,
+    factors, lr, momentum, decay, clip, at_work, parts,
     rows, blocks, batch, inputs: tl.constexpr, outputs: tl.constexpr,
     stride_w, stride_velocity, stride_anchor, stride_a, stride_b,
-    has_momentum: tl.constexpr, has_decay: tl.constexpr, has_anchor: tl.constexpr, drift_term: tl.constexpr,
-    vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
+    has_momentum: tl.constexpr, has_decay: tl.constexpr, has_clip: tl.constexpr, has_anchor: tl.constexpr,
+    drift_term: tl.constexpr, vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
     sums: tl.constexpr, s00: tl.constexpr, s01: tl.constexpr, s10: tl.constexpr, s11: tl.constexpr,
     s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr,
     tile_out: tl.constexpr, tile_in: tl.constexpr, size_batch: tl.constexpr, precision: tl.constexpr,
@@ -294,9 +299,9 @@ def _advance_wide(
         total = product(tl.trans(slope), seen, tl.zeros((tile_out, tile_in), tl.float32), precision)
         total = tl.reshape(total, [tile_out * tile_in])
         v0, v1, v2, v3 = _write(
-            total, here, start, first, second, w, velocity, factors, lr, momentum, decay,
+            total, here, start, first, second, w, velocity, factors, lr, momentum, decay, clip,
             row, at, inside, stride_w, stride_velocity, w, stride_w,
-            has_momentum, has_decay, has_anchor, drift_term, a_term, b_term,
+            has_momentum, has_decay, has_clip, has_anchor, drift_term, a_term, b_term,
             sums, s00, s01, s10, s11, s20, s21, s30, s31, False,
         )  # fmt: skip
         _sum_up(parts + (row * sums) * blocks + block, blocks, v0, v1, v2, v3, sums)
@@ -331,16 +336,11 @@ class _Arguments:
         pairs = [*step.pairs, (0, 0), (0, 0), (0, 0), (0, 0)][:MOST_SUMS]
         return cls(
             (*(vector.rows for vector in shared), *(vector.lead for vector in shared)),
-            (
-                step.factors,
-                lr,
-                lr if step.momentum is None else step.momentum,
-                lr if step.decay is None else step.decay,
-            ),
+            (step.factors, lr, *(lr if value is None else value for value in (step.momentum, step.decay, step.clip))),
             tuple(vector.rows.stride(0) for vector in shared),
             (
-                step.momentum is not None, step.decay is not None, step.anchor is not None, step.has_factor[0],
-                len(step.vectors), step.has_factor[1], step.has_factor[2],
+                step.momentum is not None, step.decay is not None, step.clip is not None, step.anchor is not None,
+                step.has_factor[0], len(step.vectors), step.has_factor[1], step.has_factor[2],
                 len(step.pairs), *(number for pair in pairs for number in pair),
             ),
         )  # fmt: skip

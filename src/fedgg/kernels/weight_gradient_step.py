@@ -26,11 +26,11 @@ REGISTERS = 128  # of a thread, so that two programs share a multiprocessor: one
 @triton.jit(do_not_specialize=["height", "width", "turns", "first_block"])
 def _advance(
     x, grad, w, velocity, anchor, a, b, lead_anchor, lead_a, lead_b,
-    factors, lr, momentum, decay, at_work, parts, short,
+    factors, lr, momentum, decay, clip, at_work, parts, short,
     rows_total, height, width, channels, outputs, turns, offset, blocks, first_block,
     stride_w, stride_velocity, stride_short, stride_anchor, stride_a, stride_b,
-    has_momentum: tl.constexpr, has_decay: tl.constexpr, has_anchor: tl.constexpr, drift_term: tl.constexpr,
-    vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
+    has_momentum: tl.constexpr, has_decay: tl.constexpr, has_clip: tl.constexpr, has_anchor: tl.constexpr,
+    drift_term: tl.constexpr, vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
     sums: tl.constexpr, s00: tl.constexpr, s01: tl.constexpr, s10: tl.constexpr, s11: tl.constexpr,
     s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr,
     has_short: tl.constexpr, by_tile: tl.constexpr,
@@ -65,15 +65,15 @@ def _advance(
         along = tl.arange(0, rows * half)
         at = offset + (tile_m * rows + along // half) * weights + tile_n * columns + along % half
         u0, u1, u2, u3 = _half(
-            left, at, row, w, velocity, anchor, a, b, lead_anchor, lead_a, lead_b, factors, lr, momentum, decay, short,
-            stride_w, stride_velocity, stride_short, stride_anchor, stride_a, stride_b,
-            has_momentum, has_decay, has_anchor, drift_term, vectors, a_term, b_term,
+            left, at, row, w, velocity, anchor, a, b, lead_anchor, lead_a, lead_b, factors, lr, momentum, decay, clip,
+            short, stride_w, stride_velocity, stride_short, stride_anchor, stride_a, stride_b,
+            has_momentum, has_decay, has_clip, has_anchor, drift_term, vectors, a_term, b_term,
             sums, s00, s01, s10, s11, s20, s21, s30, s31, has_short, rows * half,
         )  # fmt: skip
         v0, v1, v2, v3 = _half(
             right, at + half, row, w, velocity, anchor, a, b, lead_anchor, lead_a, lead_b, factors, lr, momentum, decay,
-            short, stride_w, stride_velocity, stride_short, stride_anchor, stride_a, stride_b,
-            has_momentum, has_decay, has_anchor, drift_term, vectors, a_term, b_term,
+            clip, short, stride_w, stride_velocity, stride_short, stride_anchor, stride_a, stride_b,
+            has_momentum, has_decay, has_clip, has_anchor, drift_term, vectors, a_term, b_term,
             sums, s00, s01, s10, s11, s20, s21, s30, s31, has_short, rows * half,
         )  # fmt: skip
         part = parts + (row * sums) * blocks + first_block + number
@@ -82,10 +82,10 @@ def _advance(
 
 @triton.jit
 def _half(
-    total, at, row, w, velocity, anchor, a, b, lead_anchor, lead_a, lead_b, factors, lr, momentum, decay, short,
+    total, at, row, w, velocity, anchor, a, b, lead_anchor, lead_a, lead_b, factors, lr, momentum, decay, clip, short,
     stride_w, stride_velocity, stride_short, stride_anchor, stride_a, stride_b,
-    has_momentum: tl.constexpr, has_decay: tl.constexpr, has_anchor: tl.constexpr, drift_term: tl.constexpr,
-    vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
+    has_momentum: tl.constexpr, has_decay: tl.constexpr, has_clip: tl.constexpr, has_anchor: tl.constexpr,
+    drift_term: tl.constexpr, vectors: tl.constexpr, a_term: tl.constexpr, b_term: tl.constexpr,
     sums: tl.constexpr, s00: tl.constexpr, s01: tl.constexpr, s10: tl.constexpr, s11: tl.constexpr,
     s20: tl.constexpr, s21: tl.constexpr, s30: tl.constexpr, s31: tl.constexpr, has_short: tl.constexpr,
     size: tl.constexpr,
@@ -96,9 +96,9 @@ def _half(
         stride_w, stride_anchor, stride_a, stride_b, has_anchor, vectors,
     )  # fmt: skip
     return _write(
-        tl.reshape(total, [size]), here, start, first, second, w, velocity, factors, lr, momentum, decay,
+        tl.reshape(total, [size]), here, start, first, second, w, velocity, factors, lr, momentum, decay, clip,
         row, at, inside, stride_w, stride_velocity, short, stride_short,
-        has_momentum, has_decay, has_anchor, drift_term, a_term, b_term,
+        has_momentum, has_decay, has_clip, has_anchor, drift_term, a_term, b_term,
         sums, s00, s01, s10, s11, s20, s21, s30, s31, has_short,
     )  # fmt: skip
 

@@ -149,7 +149,7 @@ def missing_jobs(plan: ReproductionPlan, out: Path, data_folder: Path | None, sh
             out / method.folder(seed),
             data_folder,
         )
-        for method, seed in plan.runs(shard=shard)
+        for method, seed in plan.runs_to_make(shard=shard)
         if not folders.ended(method, seed)
     ]
     with writing_to(out):
@@ -254,7 +254,7 @@ class Estimate:
 
     def missing(self, items: Iterable[Item]) -> MissingRuns:
         """Of several items together; runs that they share count once."""
-        runs = self.plan.runs(tuple(items))
+        runs = self.plan.runs_to_make(tuple(items))
         missing = [(method, seed) for method, seed in runs if not self.folders.ended(method, seed)]
         return MissingRuns(len(runs), len(runs) - len(missing), sum(self._seconds(method) for method, _ in missing))
 

@@ -256,6 +256,8 @@ class ReproductionPlan:
     readings: tuple[str, ...] = ("text",)
     quick: bool = False
     changes: Mapping[str, Any] = field(default_factory=dict)  # dotted keys, the same for every run
+    methods: tuple[str, ...] = ()  # those that are run, by `PlannedMethod.name` in any case; empty: all
+    betas: tuple[float, ...] = ()  # the splits on which methods are run; empty: all
 
     def __post_init__(self) -> None:
         check_readings(self.readings)
@@ -263,6 +265,19 @@ class ReproductionPlan:
             owner = _FIXED.get(key) or _FIXED.get(key.partition(".")[0])
             if owner is not None and key != "rounds":
                 raise UserError(f"--set {key} is not possible here: it is decided by {owner}")
+        if self.methods or self.betas:
+            self._check_selection()
+
+    def _check_selection(self) -> None:
+        planned = [method for item in self.items for method in self.methods_of(item)]
+        names = {method.name.lower(): method.name for method in planned}
+        for name in self.methods:
+            if name.lower() not in names:
+                raise UserError(f"no item here has a method {name!r}{nearest(name, sorted(names.values()))}")
+        betas = sorted({method.beta for method in planned})
+        for beta in self.betas:
+            if beta not in betas:
+                raise UserError(f"no item here is on beta {beta:g}: choose from {', '.join(f'{b:g}' for b in betas)}")
 
     def base(self, dataset: str) -> Experiment:
         return preset("quick" if dataset == QUICK else dataset).base.changed(dict(self.changes))
@@ -306,6 +321,17 @@ class ReproductionPlan:
             return runs
         shards = shards_of(runs, shard.count, lambda run: run[0].folder(0))
         return [run for run, its_shard in zip(runs, shards, strict=True) if its_shard == shard]
+
+    def runs_to_make(
+        self, items: Iterable[Item] | None = None, shard: Shard | None = None
+    ) -> list[tuple[PlannedMethod, int]]:
+        """The runs of the chosen methods and splits; tables show the others too, where they have been run."""
+        names = {name.lower() for name in self.methods}
+        return [
+            (method, seed)
+            for method, seed in self.runs(items, shard)
+            if (not names or method.name.lower() in names) and (not self.betas or method.beta in self.betas)
+        ]
 
     def table_methods(self, dataset: str, beta: float) -> list[PlannedMethod]:
         """The methods of the paper's tables; FedGG once for each reading."""

@@ -32,7 +32,10 @@ GUIDABLE = [name for name in ALGORITHMS if name not in CHANGE_THE_LOOP | NEED_ST
 GUIDED = [
     case
     for case in CASES
-    if case.experiment.algorithm.name in GUIDABLE and not case.experiment.server.cohort and case.model is None
+    if case.experiment.algorithm.name in GUIDABLE
+    and not case.experiment.server.cohort
+    and case.model is None
+    and case.experiment.optimiser.clip_norm is None  # the app's loop is its own, and clips nothing
 ]
 WITH_BUFFERS = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 10)).double()
 

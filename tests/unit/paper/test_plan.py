@@ -76,6 +76,24 @@ def test_the_literature_has_its_own_settings_and_is_not_among_ours() -> None:
     assert plan("literature-cpu", changes={"rounds": 3}).lengths() == (3,)
 
 
+def test_a_part_of_the_runs() -> None:
+    """What is shown stays the same: a table grows as its parts are run."""
+
+    def made(**more: object) -> list[tuple[str, float, int]]:
+        runs = plan("literature-cifar10", **more).runs_to_make()
+        return [(method.label, method.beta, seed) for method, seed in runs]
+
+    assert len(made()) == counts("literature-cifar10")
+    labels = ["FedAvg", "FedGG, text", "FedGG, relative push"]
+    assert made(methods=("fedgg", "FedAvg"), betas=(0.6,)) == [(x, 0.6, seed) for seed in range(3) for x in labels]
+    assert {beta for _, beta, _ in made(methods=("FedACG",))} == {0.6, 0.1}
+    assert counts("literature-cifar10", methods=("FedAvg",), betas=(0.1,)) == counts("literature-cifar10")
+    with pytest.raises(UserError, match="has a method 'FedACGG': did you mean 'FedACG'"):
+        made(methods=("FedACGG",))
+    with pytest.raises(UserError, match=r"on beta 0.5: choose from 0.1, 0.6"):
+        made(betas=(0.5,))
+
+
 def test_settings_of_the_protocol_for_a_cpu_were_chosen_with_another_seed() -> None:
     tuning, chosen = preset("literature-cpu-tuning"), preset("literature-cpu")
     assert not set(tuning.seeds) & set(chosen.seeds)

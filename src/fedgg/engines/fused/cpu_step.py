@@ -136,9 +136,9 @@ def fused_round(
 
 
 def can_fuse(optimiser: Optimiser, start: LocalStart) -> bool:
-    """Whether the fused steps compute this: SGD from a zero velocity, without clipping, in shared parameters alone."""
-    is_plain_sgd = type(optimiser) is SGD and "clip_norm" not in optimiser.used
-    return is_plain_sgd and not start.keeps_optimiser_state and not start.personal
+    """Whether the fused steps compute this: SGD from a zero velocity in shared parameters alone; on a CPU unclipped."""
+    clips = "clip_norm" in optimiser.used and not start.w.is_cuda
+    return type(optimiser) is SGD and not clips and not start.keeps_optimiser_state and not start.personal
 
 
 def fused_steps(
@@ -181,7 +181,8 @@ def fused_steps(
 
 def _coefficients(algorithm: Algorithm, client: Client, terms: StepTerms) -> CoefficientFunction:
     """The function that computes the coefficients of a step: of its terms, then of its displacement, in their order."""
-    trace, zero = trace_terms(algorithm, client, terms.inner_products), torch.zeros_like(client.w[:, :1])
+    trace = trace_terms(algorithm, client, terms.inner_products, terms.constant_products)
+    zero = torch.zeros_like(client.w[:, :1])
 
     def by_tensors(number: int, sums: Sequence[float]) -> Sequence[float]:
         inner_products = _InnerProducts(_tensors(terms, sums, zero))

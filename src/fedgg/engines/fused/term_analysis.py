@@ -29,6 +29,7 @@ class StepTerms:
     vectors: tuple[str, ...]  # the drift and notes, by name
     inner_products: tuple[str, ...]  # "a.b"; those that change from step to step
     displacement: tuple[str, ...] = ()  # vectors by which the gradient is taken elsewhere than at w
+    constant_products: tuple[str, ...] = ()  # "a.b" of notes, which coefficients read too
 
     @property
     def _named(self) -> list[str]:
@@ -38,6 +39,16 @@ class StepTerms:
     def notes(self) -> tuple[str, ...]:
         """Vectors besides the drift, added or in the inner products."""
         return tuple(name for name in dict.fromkeys(self._named) if name not in ("drift", "step"))
+
+    @property
+    def of_step(self) -> StepTerms:
+        """Without the displacement."""
+        return replace(self, displacement=())
+
+    @property
+    def of_displacement(self) -> StepTerms:
+        """The displacement's vectors as if they were terms."""
+        return StepTerms(self.displacement, ())
 
     @property
     def drift(self) -> bool:
@@ -59,12 +70,14 @@ def _vectors_of(coefficients: Mapping[str, Number]) -> tuple[tuple[str, ...], tu
     return tuple(name for name in coefficients if not name.startswith(DISPLACED)), displacement
 
 
-def analyse_terms(algorithm: Algorithm, client: Client) -> StepTerms | None:
-    """None if a step is not a sum of terms that are known in advance: then the reference step is taken."""
-    kind = type(algorithm)
-    if kind.steer is not Algorithm.steer or kind.second_displacement is not Algorithm.second_displacement:
+def analyse_terms(algorithm: Algorithm, client: Client, *, gpu: bool = False) -> StepTerms | None:
+    """None if a step is not a sum of terms that are known in advance: then the reference step is taken.
+
+    `gpu`: `nudge` is not examined, and there may be a second gradient.
+    """
+    if type(algorithm).steer is not Algorithm.steer:
         return None
-    if not _does_not_nudge(algorithm, client):
+    if not gpu and (takes_second_gradient(algorithm) or not _does_not_nudge(algorithm, client)):
         return None
     during, after = _Recorder(client.lr), _Recorder(client.lr)
     without_rows = replace(client, w=cast(Tensor, None), last_step=None, sums=during)
@@ -72,6 +85,11 @@ def analyse_terms(algorithm: Algorithm, client: Client) -> StepTerms | None:
         factors = coefficients_of(algorithm, without_rows)
         if list(coefficients_of(algorithm, replace(without_rows, step=client.step + 1))) != list(factors):
             return None  # the first step has other terms
+        if takes_second_gradient(algorithm):
+            grad, at_model = torch.zeros_like(client.w), replace(without_rows, w=client.w)
+            second = algorithm.second_displacement(grad, client.w, at_model)
+            if second is None or second.shape != client.w.shape:
+                return None
         algorithm.diagnostics(client.w, replace(client, last_step=None, sums=after))
     except (AttributeError, TypeError, RuntimeError):
         return None  # it uses the rows themselves
@@ -82,7 +100,8 @@ def analyse_terms(algorithm: Algorithm, client: Client) -> StepTerms | None:
         return None
     with_step = [pair for pair in after.names if "step" in pair.split(".")]
     changing = [pair for pair in during.names if not {"drift", "step"}.isdisjoint(pair.split("."))]
-    terms = StepTerms(vectors, tuple(dict.fromkeys([*changing, *with_step])), displacement)
+    constant = tuple(pair for pair in during.names if pair not in changing)
+    terms = StepTerms(vectors, tuple(dict.fromkeys([*changing, *with_step])), displacement, constant)
     for name in terms.notes:
         client.check_noted(name)
     return terms
@@ -118,6 +137,10 @@ def later_terms(algorithm: Algorithm, client: Client, number: int, terms: StepTe
     return coefficients
 
 
+def takes_second_gradient(algorithm: Algorithm) -> bool:
+    return type(algorithm).second_displacement is not Algorithm.second_displacement
+
+
 def _does_not_nudge(algorithm: Algorithm, client: Client) -> bool:
     if type(algorithm).nudge is Algorithm.nudge:
         return True
@@ -142,6 +165,7 @@ class _Recorder(dict[str, Tensor]):
 Source = tuple[str, ...]  # of an input: ("lr",), ("sums", "drift.drift"), ("notes", "reach"), ...
 Operand = int | float  # the index of a value, or a constant
 STEP: Source = ("step",)
+INNER = "inner"  # begins the source of an inner product of notes
 
 
 @dataclass(frozen=True)
@@ -242,9 +266,12 @@ def _add_operators() -> None:
 _add_operators()
 
 
-def trace_terms(algorithm: Algorithm, client: Client, inner_products: Iterable[str]) -> Trace | None:
+def trace_terms(
+    algorithm: Algorithm, client: Client, inner_products: Iterable[str], constant_products: Iterable[str] = ()
+) -> Trace | None:
     """None if `terms` cannot be traced: then it is called in every step, with tensors."""
     sources = [STEP, *(("sums", pair) for pair in inner_products), *_columns(algorithm, client)]
+    sources += [(INNER, pair) for pair in constant_products]
     operations: list[TracedOperation] = []
     columns: Any = {source: _TracedColumn(operations, len(sources), number) for number, source in enumerate(sources)}
     try:
@@ -271,6 +298,8 @@ def column_of(source: Source, algorithm: Algorithm, client: Client) -> Tensor:
     if source[0] == "algorithm":
         setting: Tensor = getattr(algorithm, source[1])
         return setting
+    if source[0] == INNER:
+        return client.inner(*source[1].split("."))
     value: Any = getattr(client, source[0])
     column: Tensor = value[source[1]] if len(source) > 1 else value
     return column
@@ -279,7 +308,8 @@ def column_of(source: Source, algorithm: Algorithm, client: Client) -> Tensor:
 def is_independent_of_values(trace: Trace, algorithm: Algorithm, client: Client, inner_products: Iterable[str]) -> bool:
     """Whether `terms` and `diagnostics` do not depend on values in Python: then one trace is valid for all rounds."""
     without_values = _without_values(client)
-    traced_again = trace_terms(algorithm, without_values, inner_products)
+    constant_products = [source[1] for source in trace.sources if source[0] == INNER]
+    traced_again = trace_terms(algorithm, without_values, inner_products, constant_products)
     return traced_again == trace and _diagnostics_are_traceable(algorithm, without_values)
 
 
@@ -287,7 +317,7 @@ def _without_values(client: Client) -> Client:
     """The client with rows on the meta device: a condition on their values raises an error."""
 
     def empty(rows: Rows) -> Rows:
-        return {name: row if _is_column(row) else torch.empty_like(row, device="meta") for name, row in rows.items()}
+        return {name: row if is_column(row) else torch.empty_like(row, device="meta") for name, row in rows.items()}
 
     return replace(
         client,
@@ -318,19 +348,19 @@ class _AnyInnerProduct(dict[str, Any]):
 
 def _columns(algorithm: Algorithm, client: Client) -> list[Source]:
     """All values with one number per row that `terms` may use."""
-    names: list[Source] = [("algorithm", f.name) for f in fields(algorithm) if _is_column(getattr(algorithm, f.name))]
+    names: list[Source] = [("algorithm", f.name) for f in fields(algorithm) if is_column(getattr(algorithm, f.name))]
     for field in fields(client):
         value = getattr(client, field.name)
         if field.name in ("step", "sums", "w", "last_step"):
             continue
         if isinstance(value, dict):
-            names += [(field.name, name) for name, rows in value.items() if _is_column(rows)]
-        elif _is_column(value):
+            names += [(field.name, name) for name, rows in value.items() if is_column(rows)]
+        elif is_column(value):
             names.append((field.name,))
     return names
 
 
-def _is_column(value: Any) -> bool:
+def is_column(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == 1
 
 
@@ -348,5 +378,6 @@ def _with_traced_columns(client: Client, columns: Any) -> Client:
         if len(source) == 1:
             changed[source[0]] = column
         else:
-            changed.setdefault(source[0], dict(getattr(client, source[0])))[source[1]] = column
+            entry = "sums" if source[0] == INNER else source[0]
+            changed.setdefault(entry, dict(getattr(client, entry)))[source[1]] = column
     return replace(client, **changed)

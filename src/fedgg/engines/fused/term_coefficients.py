@@ -155,10 +155,10 @@ class Coefficients:
 
 @lru_cache(maxsize=64)
 def split_trace(trace: Trace, places: tuple[str, ...]) -> SplitTrace | None:
-    """None if a step needs an operation that the kernel has no code for."""
+    """None if a step needs an operation that the kernel has no code for. Other coefficients are not computed."""
     from fedgg.kernels.compute_coefficients import CODES, NOTHING
 
-    factors = {name: (is_value, operand) for name, is_value, operand in trace.coefficients}
+    factors = {name: (is_value, operand) for name, is_value, operand in trace.coefficients if name in places}
     operations = dict(enumerate(trace.operations, start=len(trace.sources)))
     needed = _needed(operations, list(factors.values()))
     variables = sum(not is_constant(source) for source in trace.sources)  # the step and the inner products come first

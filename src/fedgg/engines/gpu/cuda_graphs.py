@@ -253,7 +253,8 @@ class GraphCache:
         if can_fuse(optimiser, start):
             program = program if isinstance(program, Program) else None
             plan_key = (rule, _shapes(start.down), _shapes(start.memory))
-            fused = FusedStep.of(algorithm, client, owners, program, width, self._plans, plan_key)
+            assert isinstance(optimiser, SGD)
+            fused = FusedStep.of(algorithm, client, optimiser, owners, program, width, self._plans, plan_key)
         if fused is not None:
             running = replace(running, last_step=None)
         per_row = tuple(sorted(start.per_row))

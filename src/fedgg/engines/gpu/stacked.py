@@ -44,6 +44,7 @@ SETTINGS = ("task", "metrics", "frozen_statistics", "products", "channels_last",
 PASSES = 16  # rows of parameters in memory: models, velocity, gradient, notes and memory, static and as copies
 TRACES = 3  # per activation: itself, its gradient, and the tensor saved for the backward pass
 SHARE = 0.8  # of the free memory; the rest is for kernels and fragmentation
+LONG = 1 << 20  # bytes of a row of client state that is kept by itself
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,8 @@ class Stacked:
             end = fused_round(algorithm, first.net, optimiser, start, first.data.gather(agendas))
         end = recorded_on_host(restored_end(end, first.net))
         for position, row in enumerate(rows):
-            ends[row.job][row.client] = each_row(end, slice(position, position + 1))
+            one = each_row(end, slice(position, position + 1))
+            ends[row.job][row.client] = replace(one, memory=_apart(one.memory)) if len(rows) > 1 else one
 
     def score(self, looks: Sequence[Look]) -> list[Score]:
         """Models that share a program and a test set are scored together."""
@@ -200,6 +202,11 @@ class Stacked:
             for job in jobs
         }
         return {name: torch.stack([tensors[id(job)][name].detach() for job in jobs]) for name in names}
+
+
+def _apart(memory: Rows) -> Rows:
+    """Long rows as copies: a client keeps them for many rounds, and a view would keep the rows of the whole stack."""
+    return {name: rows.clone() if rows.nbytes >= LONG else rows for name, rows in memory.items()}
 
 
 def stack_bytes(net: Net, batch: int | None, clients: int) -> int:

@@ -62,15 +62,14 @@ class Program:
         self._stepper: Stepper | None = None
         starts = dict(zip(layout.names, accumulate(layout.sizes, initial=0), strict=False))
         self.stepped = {name: starts[name] for name in stepped}  # the place of these weights in the row
-        self._spans = _spans(self.layers, layout, self.stepped)
+        self._spans = {True: _spans(self.layers, layout, self.stepped), False: _spans(self.layers, layout)}
 
-    @property
-    def spans(self) -> tuple[tuple[int, int], ...]:
+    def spans(self, *, stepped: bool) -> tuple[tuple[int, int], ...]:
         """Parts of the row, first and last parameter each, whose gradients are complete one after another.
 
-        All but the weights whose step the kernel of their gradient takes.
+        With `stepped`, all but the weights whose step the kernel of their gradient takes.
         """
-        return tuple(sorted(span for spans in self._spans.values() for span in spans))
+        return tuple(sorted(span for spans in self._spans[stepped].values() for span in spans))
 
     @contextmanager
     def stepping(
@@ -79,7 +78,8 @@ class Program:
         """Within, forward passes read `short` for the rows in the type of products, if there is one.
 
         In backward passes, `written` is called with the gradient and the number of a span as soon as all that completes
-        it is launched, as side work or before; its parameters are not read any more.
+        it is launched, as side work or before; its parameters are not read any more. With `stepper`, spans are all but
+        what that steps.
         """
         self._short, self._side, self._written, self._stepper = short, side, written, stepper
         try:
@@ -186,13 +186,14 @@ class Program:
         if any(name in self.stepped for name in names):
             assert self._stepper is None, "which layers the loss depends on has changed"
             self.stepped = {name: place for name, place in self.stepped.items() if name not in names}
-            self._spans = _spans(self.layers, self.layout, self.stepped)
+            self._spans[True] = _spans(self.layers, self.layout, self.stepped)
 
     def _report(self, grad: Tensor, number: int) -> None:
         """That the backward pass of this layer is launched."""
         if self._written is not None:
-            for span in self._spans.get(number, ()):
-                self._written(grad, self.spans.index(span))
+            stepped = self._stepper is not None
+            for span in self._spans[stepped].get(number, ()):
+                self._written(grad, self.spans(stepped=stepped).index(span))
 
     def backward(self, w: Tensor, grad: Tensor, saved: list[Any], to_last: Tensor | None = None) -> Tensor:
         """The rows' gradient, from those of the outputs and of the last layer's input (`to_last`)."""

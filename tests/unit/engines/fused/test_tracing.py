@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedgg.algorithms import FedAvg, FedGG, FedProx
 from fedgg.core.algorithm import Algorithm, Client, Number
-from fedgg.engines.fused.term_analysis import constant_columns, is_independent_of_values, trace_terms
+from fedgg.engines.fused.term_analysis import analyse_terms, constant_columns, is_independent_of_values, trace_terms
 from fedgg.engines.fused.term_coefficients import as_python_function
 
 PAIRS = ("drift.drift", "direction.drift", "step.step")
@@ -94,6 +94,33 @@ def test_every_word(a: float, b: float) -> None:
     now = {"drift.drift": column(a), "direction.drift": column(0.0), "step.step": column(b)}
     wanted = float(cast(Tensor, Words().terms(client(sums=now))["drift"]))
     assert by_recipe(Words(), client(), 0, [a, 0.0, b])["drift"] == pytest.approx(wanted, rel=1e-12)
+
+
+@dataclass(frozen=True)
+class Leans(Algorithm):
+    """By the angle between two notes, which stays the same in a round."""
+
+    def terms(self, client: Client) -> Mapping[str, Number]:
+        lengths = client.inner("direction", "direction") * client.inner("drift", "drift")
+        return {"direction": client.inner("anchor", "direction") / lengths.sqrt()}
+
+
+def test_inner_products_of_notes_are_sources() -> None:
+    algorithm, notes = Leans(), {"anchor": torch.arange(9.0)[None].double(), "direction": torch.ones(1, 9).double()}
+    where = client(notes=notes, w=notes["anchor"] + 2, step=column(1.0))
+    terms = analyse_terms(algorithm, where)
+    assert terms is not None
+    assert (terms.inner_products, terms.constant_products) == (
+        ("drift.drift",),
+        ("direction.direction", "anchor.direction"),
+    )
+    trace = trace_terms(algorithm, where, terms.inner_products, terms.constant_products)
+    assert trace is not None
+    constants = [float(found) for found in constant_columns(trace, algorithm, where)]
+    (found,) = as_python_function(trace)(1, 36.0, *constants)
+    assert found == pytest.approx(float(cast(Tensor, algorithm.terms(where)["direction"])))
+    assert is_independent_of_values(trace, algorithm, where, terms.inner_products)
+    assert trace_terms(algorithm, where, terms.inner_products) is None
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,14 @@ def test_models_that_cannot_be_stacked_go_to_the_fused_step() -> None:
     assert torch.equal(fused.server.w, stacked.server.w)
 
 
+def test_what_a_client_keeps_does_not_hold_the_stack_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedgg.engines.gpu.stacked.LONG", 1)
+    federation = build(experiment({"name": "scaffold"}, "cpu", 3))
+    ends = dict(Stacked().train(next_job(federation, begin(federation))))
+    for end in ends.values():
+        assert end.memory["variate"].untyped_storage().nbytes() == end.memory["variate"].nbytes
+
+
 def test_prefix_sizes_hold_everybody_and_waste_little() -> None:
     lengths = tuple(sorted(range(5, 800, 7), reverse=True))
     sizes = prefix_sizes(lengths, 12)

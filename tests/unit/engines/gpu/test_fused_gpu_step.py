@@ -1,0 +1,185 @@
+"""The fused step on a GPU takes clipped, displaced, second and scaled steps, also part by part beside a backward pass.
+
+In float64, where no program has kernels, `test_every_engine.py` compares the same steps to ten digits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from step_cases import played
+from torch import Tensor, nn
+
+from fedgg.algorithms import SCAFFOLD, FedCM, FedWMSAM
+from fedgg.core.algorithm import Algorithm, Client, Number
+from fedgg.data.user_arrays import from_arrays
+from fedgg.engines import Engine, Loop, Stacked, Streams
+from fedgg.engines.fused.gpu_step import FusedStep, step_scale
+from fedgg.engines.layers import program as programs
+from fedgg.lab.build import build
+from fedgg.lab.config import Experiment
+from fedgg.lab.engine_setup import arithmetic
+from fedgg.lab.one_round import begin
+from fedgg.models import MODELS
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+SIDE, CLASSES = 16, 10
+Case = tuple[str, tuple[tuple[str, Any], ...], float | None]  # an algorithm, its settings, and clip_norm
+FEDAVG: Case = ("fedavg", (), None)
+CASES: list[Case] = [
+    ("fedavg", (), 0.3),
+    ("scaffold", (), 0.3),
+    ("fedgg", (("mu", 0.5),), 0.3),
+    ("fedcm", (), None),
+    ("fedlesam", (("rho", 1.0),), None),
+    ("fedwmsam", (("rho", 0.5),), 0.3),
+    ("fedsam", (("rho", 0.5),), None),
+    ("mofedsam", (("rho", 0.5),), 0.3),
+]
+
+
+def resnet20() -> nn.Module:
+    return MODELS["resnet20"]((3, SIDE, SIDE), CLASSES, width=8)
+
+
+def ended(case: Case, engine: Engine, precision: str) -> tuple[Tensor, Tensor]:
+    """The model after two rounds, and before them."""
+    name, settings, clip_norm = case
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(96, 3, SIDE, SIDE, generator=generator), torch.randint(0, CLASSES, (96,), generator=generator)
+    chosen = Experiment(
+        algorithm={"name": name, **dict(settings)},
+        split={"clients": 3, "scheme": "dirichlet", "beta": 0.5, "min_examples": 8},
+        local={"epochs": 1, "batch": 16, "lr": 0.01, "weight_decay": 0.001, "momentum": 0.0},
+        optimiser={} if clip_norm is None else {"clip_norm": clip_norm},
+        engine={"precision": precision, "device": "cuda", "name": "loop"},
+    )
+    with arithmetic(chosen):
+        dataset = from_arrays(x, y, x[:20], y[:20]).to(torch.device("cuda"))
+        federation = build(chosen, data=dataset, model=resnet20)
+        return played(federation, engine, 2).server.w.double(), begin(federation).server.w.double()
+
+
+@cache
+def by_the_loop(case: Case) -> tuple[Tensor, Tensor]:
+    return ended(case, Loop(), "fp64")
+
+
+@pytest.fixture
+def fused_steps(monkeypatch: pytest.MonkeyPatch) -> list[FusedStep | None]:
+    """The fused steps that engines open, None for reference steps; rows have several spans."""
+    opened: list[FusedStep | None] = []
+    of = FusedStep.of
+
+    def watched(*arguments: Any) -> FusedStep | None:
+        opened.append(of(*arguments))
+        return opened[-1]
+
+    monkeypatch.setattr(FusedStep, "of", watched)
+    monkeypatch.setattr(programs, "SPAN", 10_000)
+    return opened
+
+
+@needs_gpu
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+def test_a_stack_ends_where_the_loop_does(case: Case, fused_steps: list[FusedStep | None]) -> None:
+    exact, start = by_the_loop(case)
+    stacked, _ = ended(case, Stacked("fp32"), "fp32")
+    assert len(fused_steps) == 2
+    assert all(
+        step is not None and step.program is not None and len(step.program.spans(stepped=False)) > 2
+        for step in fused_steps
+    )
+    gap, moved = float((stacked - exact).norm()), float((exact - start).norm())
+    assert gap < 1e-5 * float(exact.norm())
+    assert gap < 0.02 * moved
+    assert float((by_the_loop(FEDAVG)[0] - exact).norm()) > 5 * gap  # what the case adds is seen
+    assert torch.equal(stacked, ended(case, Stacked("fp32"), "fp32")[0])  # to the bit
+
+
+@needs_gpu
+@pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[7]], ids=lambda case: case[0])
+def test_short_rows_follow_the_model_and_the_point(case: Case, fused_steps: list[FusedStep | None]) -> None:
+    """In bf16, beside the reference step with the same layers."""
+    fused, start = ended(case, Stacked("bf16"), "bf16")
+    assert fused_steps
+    assert None not in fused_steps
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FusedStep, "of", lambda *_: None)
+        reference, _ = ended(case, Stacked("bf16"), "bf16")
+    assert float((fused - reference).norm()) < 0.1 * float((reference - start).norm())
+
+
+@needs_gpu
+def test_streams_clip_in_the_fused_step(fused_steps: list[FusedStep | None]) -> None:
+    exact, _ = by_the_loop(CASES[0])
+    streamed, _ = ended(CASES[0], Streams(), "fp32")
+    assert None not in fused_steps
+    assert float((streamed - exact).norm()) < 1e-5 * float(exact.norm())
+
+
+# What `nudge` does, on any device -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Halves(Algorithm):
+    share: Number = 0.5
+
+    def nudge(self, move: Tensor, w: Tensor, client: Client) -> Tensor:
+        return self.share * move * client.lr
+
+
+@dataclass(frozen=True)
+class Fades(Algorithm):
+    """By the step's number: not the same in all steps."""
+
+    def nudge(self, move: Tensor, w: Tensor, client: Client) -> Tensor:
+        return move / (1 + client.step)
+
+
+@dataclass(frozen=True)
+class Turns(Algorithm):
+    def nudge(self, move: Tensor, w: Tensor, client: Client) -> Tensor:
+        return -move + w
+
+
+def opened(algorithm: Algorithm) -> Client:
+    column, row = torch.tensor([[0.2], [0.4]]), torch.ones(2, 5)
+    names = ("steps", "effective_steps", "lr", "momentum", "examples", "round", "step")
+    rest: dict[str, Any] = dict.fromkeys(names, column) | {
+        "net": None,
+        "probe": None,
+        "down": {},
+        "memory": {},
+        "last_step": row,
+        "sums": {},
+        "w": row,
+    }
+    notes = {"anchor": row, "correction": row, "alpha": 2 * column}
+    return Client(**rest, notes=notes)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "scale"),
+    [
+        (Algorithm(), 1.0),
+        (SCAFFOLD(), 1.0),
+        (SCAFFOLD(correction="after"), None),
+        (FedCM(alpha=0.3), 0.3),
+        (FedCM(alpha=torch.tensor([[0.3], [0.1]])), [0.3, 0.1]),
+        (FedWMSAM(), [0.4, 0.8]),
+        (Halves(), [0.1, 0.2]),
+        (Fades(), None),
+        (Turns(), None),
+    ],
+    ids=str,
+)
+def test_what_multiplies_a_step_is_known(algorithm: Algorithm, scale: Any) -> None:
+    found = step_scale(algorithm, opened(algorithm))
+    assert (found if found is None or isinstance(found, float) else found.flatten().tolist()) == (
+        pytest.approx(scale) if scale is not None else None
+    )
