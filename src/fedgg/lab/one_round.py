@@ -84,9 +84,10 @@ def begin(federation: Federation) -> State:
 def next_job(federation: Federation, state: State) -> RoundJob:
     """What the engine is asked to do in the next round."""
     experiment, number = federation.experiment, state.rounds_done
-    filled = federation.filled
-    drawn = random_choices.cohort(experiment.seed, number, len(filled), federation.cohort_size)
-    cohort = [int(client) for client in filled[drawn]]
+    chosen = federation.filled
+    if federation.cohort_size < len(chosen):
+        chosen = chosen[random_choices.cohort(experiment.seed, number, len(chosen), federation.cohort_size)]
+    cohort = [int(client) for client in chosen]
     examples, population = federation.examples, federation.population
     server = server_of(state, federation.net, federation.feed, examples, cohort, population, federation.aggregation)
     algorithm = federation.algorithm
@@ -112,12 +113,13 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     )
 
 
-def train(job: RoundJob, engine: Engine, trained_one: TrainedOne = lambda done, of: None) -> Ends:
+def train(job: RoundJob, engine: Engine, trained_one: TrainedOne | None = None) -> Ends:
     """Every client of the cohort, trained, in the cohort's order; the engine may return them in another one."""
     ends: dict[int, LocalEnd | Lost] = {}
     for client, end in engine.train(job):
         ends[client] = end
-        trained_one(len(ends), len(job.cohort))
+        if trained_one is not None:
+            trained_one(len(ends), len(job.cohort))
     if job.personal_model is not None:
         ends = with_personal_models(job, ends, dict(engine.train(personal_job(job))))
     if job.w.is_cuda:
