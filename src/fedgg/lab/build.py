@@ -21,7 +21,7 @@ from fedgg.core.tasks import task_name
 from fedgg.data.batch_preparation import CHUNK, Feed, Scaling, scaling
 from fedgg.data.dataset import Dataset
 from fedgg.engines import ENGINES
-from fedgg.engines.fused.cpu_step import fused_net
+from fedgg.engines.fused.net import fused_net
 from fedgg.errors import UserError
 from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation, aggregation_of
 from fedgg.lab.config import Experiment

@@ -18,7 +18,7 @@ from fedgg.core.server import PLAIN
 from fedgg.core.tensor_rows import Rows
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Look, Scorer, score_here
-from fedgg.engines.fused.cpu_step import fused_net
+from fedgg.engines.fused.net import fused_net
 from fedgg.lab.build import Federation
 from fedgg.lab.checkpoint import Snapshot, snapshot, unpin
 from fedgg.lab.client_state import RowsOnDisk

@@ -15,8 +15,8 @@ from fedgg.core.model import Net
 from fedgg.core.server import Lost
 from fedgg.core.tensor_rows import Rows
 from fedgg.engines.base import Look, RoundJob
-from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.engines.fused.engine import Fused, train_fused
+from fedgg.engines.fused.net import fused_net
 
 Key = int | tuple[int, int]  # a client, or a look and a chunk
 Rank = tuple[int, ...]  # the smallest is done first
