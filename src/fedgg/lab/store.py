@@ -245,11 +245,11 @@ class Store:
         """The history of a run that has ended, which must be whole."""
         summary, recorded = self._summary()
         history = self.history()
-        done = summary["rounds_done"]
+        rounds_done = summary["rounds_done"]
         damage = history.damage
-        if damage is None and len(history.rounds) < done:
-            damage = f"it ends at round {len(history.rounds)}, and summary.json says that {done} were done"
-        if damage is None and recorded.get(HISTORY, history.sha256(done)) != history.sha256(done):
+        if damage is None and len(history.rounds) < rounds_done:
+            damage = f"it ends at round {len(history.rounds)}, and summary.json says that {rounds_done} were done"
+        if damage is None and recorded.get(HISTORY, history.sha256(rounds_done)) != history.sha256(rounds_done):
             damage = "it is another history than that of summary.json"
         if damage is not None:
             raise UserError(f"{self.folder / HISTORY} is damaged ({damage}): put the file back, or try fedgg resume")
