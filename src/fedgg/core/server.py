@@ -94,17 +94,27 @@ def healthy(
     """
     finite: dict[int, LocalEnd] = {}
     lost: list[Lost] = []
+    rows: dict[tuple[int, str, str], Tensor] = {}
+    for client, end in ends.items():
+        if not isinstance(end, Lost):
+            kinds = {"": end.up, "memory ": end.memory, "statistics": end.buffers}
+            rows |= {(client, kind, name): tensor for kind, part in kinds.items() for name, tensor in part.items()}
+    not_finite_names: dict[int, list[str]] = {client: [] for client in ends}
+    changed_buffers = set[int]()
+    for (client, kind, name), size in largest(rows).items():
+        if not math.isfinite(size) and kind == "statistics":
+            changed_buffers.add(client)
+        elif not math.isfinite(size):
+            not_finite_names[client].append(f"{kind}{name}")
     for client, end in ends.items():
         if isinstance(end, Lost):
             lost.append(end)
             continue
-        everything = end.up | {f"memory {name}": rows for name, rows in end.memory.items()}
-        not_finite_names = [name for name, rows in everything.items() if not bool(torch.isfinite(rows).all())]
-        if not all(bool(torch.isfinite(rows).all()) for rows in end.buffers.values()):
+        if client in changed_buffers:
             # Read only here: they may lie on disk.
-            not_finite_names += not_finite(buffers_before(client), end.buffers)
-        if not_finite_names:
-            lost.append(Lost(client, f"not finite: {', '.join(not_finite_names)}"))
+            not_finite_names[client] += not_finite(buffers_before(client), end.buffers)
+        if not_finite_names[client]:
+            lost.append(Lost(client, f"not finite: {', '.join(not_finite_names[client])}"))
         else:
             finite[client] = end
     return finite, lost
@@ -172,7 +182,7 @@ def largest(rows: Mapping[K, Tensor]) -> dict[K, float]:
     for key, tensor in rows.items():
         if tensor.numel():
             is_integer = not (tensor.is_floating_point() or tensor.is_complex())
-            maxima[key] = (tensor.double() if is_integer else tensor).abs().amax().double()
+            maxima[key] = torch.linalg.vector_norm(tensor.double() if is_integer else tensor, torch.inf).double()
     sizes = dict.fromkeys(rows, 0.0)
     if maxima:
         sizes |= dict(zip(maxima, torch.stack(list(maxima.values())).tolist(), strict=True))

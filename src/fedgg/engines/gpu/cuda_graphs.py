@@ -4,8 +4,7 @@ A counter on the device selects the page of the schedule, so that a round runs w
 are sorted by their number of steps, longest first, and graphs of fewer rows are replayed as rows finish; a finished row
 in a larger graph is masked. If batches must not be padded (batch statistics), each batch size has a graph.
 
-A schedule is a function of (seed, round, client). The next round's clients are not known yet, so the schedules of the
-current clients are prefetched, and used if these clients train again.
+A schedule is a function of (seed, round, client), so that those of the next round's clients are computed ahead.
 """
 
 from __future__ import annotations
@@ -84,14 +83,15 @@ class Prefetch:
         """The agenda of each of these clients, prefetched or computed now."""
         return [self._agenda(job, client) for job, client in job_clients]
 
-    def prepare(self, job_clients: Sequence[JobClient]) -> None:
-        """Starts to compute the agendas of the same clients' next round."""
+    def prepare(self, jobs: Sequence[RoundJob]) -> None:
+        """Starts to compute the agendas of the next round's clients."""
         self._threads = self._threads or ThreadPoolExecutor(2, "fedgg-schedules")
-        oldest = min(job.round for job, _ in job_clients)
+        oldest = min(job.round for job in jobs)
         self._prefetched = {key: entry for key, entry in self._prefetched.items() if key[3] >= oldest}  # drop unused
-        for job, client in job_clients:
-            future = self._threads.submit(job.data.agenda, job.seed, job.round + 1, client, job.work)
-            self._prefetched[_key(job, client, 1)] = (job.data, future)
+        for job in jobs:
+            for client in job.upcoming():
+                future = self._threads.submit(job.data.agenda, job.seed, job.round + 1, client, job.work)
+                self._prefetched[_key(job, client, 1)] = (job.data, future)
 
     def _agenda(self, job: RoundJob, client: int) -> Any:
         entry = self._prefetched.pop(_key(job, client, 0), None)
@@ -169,8 +169,10 @@ class Stack:
         """The results of the rows, copied out of the static tensors."""
         static = self.static
         sums = _copied(static.fused.sums()) if static.fused else None
-        buffers = _copied(static.client.net.buffers)
-        return end_round(algorithm, replace(start, buffers=buffers), _copied(static.running), client, sums)
+        buffers, running = _copied(static.client.net.buffers), static.running
+        if not start.keeps_optimiser_state:
+            running = replace(running, optimiser_state={})
+        return end_round(algorithm, replace(start, buffers=buffers), _copied(running), client, sums)
 
     def _captured(self, step: Step) -> Callable[[], None]:
         """Captured on the current stream after a warm-up; `torch.cuda.graph` would run the garbage collector."""
@@ -260,7 +262,9 @@ class GraphCache:
         per_row = tuple(sorted(start.per_row))
         key = (place, rule, id(net), id(data), start.w.shape, fused and fused.captured, form, per_row)
         counter = torch.zeros(1, dtype=torch.int64, device=start.w.device)
-        fresh = StaticTensors(algorithm, optimiser, running, replace(client, probe=None), pages, counter, fused)
+        # Steps set these three themselves: none of them needs a tensor at a fixed address.
+        static_client = replace(client, probe=None, w=running.step, last_step=None)
+        fresh = StaticTensors(algorithm, optimiser, running, static_client, pages, counter, fused)
         stack = self._stacks.get(key)
         if stack is None or not stack.fits(fresh):
             stack = self._stacks[key] = Stack(fresh, data, net, form)

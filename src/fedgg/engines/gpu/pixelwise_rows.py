@@ -12,12 +12,15 @@ from fedgg.core.model import Net
 from fedgg.core.tensor_rows import Rows
 
 
+def arranged_rows(rows: Rows, net: Net) -> Rows:
+    """Those with one value for each parameter in the net's memory layout."""
+    return _each(rows, net.layout.arranged) if net.layout.pixelwise else rows
+
+
 def arranged_start(start: LocalStart, net: Net) -> LocalStart:
     """The rows in the net's memory layout."""
-    if not net.layout.pixelwise:
-        return start
-    convert = net.layout.arranged
-    return replace(start, w=convert(start.w), down=_each(start.down, convert), memory=_each(start.memory, convert))
+    rows = arranged_rows({"w": start.w}, net)
+    return replace(start, w=rows["w"], down=arranged_rows(start.down, net), memory=arranged_rows(start.memory, net))
 
 
 def restored_end(end: LocalEnd, net: Net) -> LocalEnd:

@@ -29,7 +29,7 @@ from fedgg.engines.flops import activations
 from fedgg.engines.fused.cpu_step import fused_net, fused_round
 from fedgg.engines.fused.engine import Fused, with_fused_net
 from fedgg.engines.gpu.cuda_graphs import CudaStreams, Form, GraphCache, Prefetch, steps_of_stack
-from fedgg.engines.gpu.pixelwise_rows import arranged_start, restored_end
+from fedgg.engines.gpu.pixelwise_rows import arranged_rows, restored_end
 from fedgg.engines.gpu.same_architecture import varying_tensors
 from fedgg.engines.layers.module_programs import program_of, runs_rows
 from fedgg.engines.layers.program import Program
@@ -95,10 +95,13 @@ class Stacked:
         program = self._program(first.net)
         if program is not None and first.algorithm.needs_representation and not program.offers(first.net.head):
             program = None
-        memory = stack([jobs[row.job].memory_before(row.client) for row in rows])
+        memory = arranged_rows(stack([jobs[row.job].memory_before(row.client) for row in rows]), first.net)
+        down = {n: arranged_rows(jobs[n].down | {_MODEL: jobs[n].w}, first.net) for n in group}
+        received = _one_per_row([down[row.job] for row in rows])
+        w = received.pop(_MODEL)
         start = LocalStart(
-            w=memory["w"] if first.from_memory else torch.cat([jobs[row.job].w for row in rows]),
-            down=stack([jobs[row.job].down for row in rows]),
+            w=memory["w"] if first.from_memory else w,
+            down=received,
             memory=memory,
             buffers=stack([jobs[row.job].buffers for row in rows]),
             examples=_column([jobs[row.job].data.examples(row.client) for row in rows], first.w),
@@ -110,7 +113,6 @@ class Stacked:
             per_row=self._tensors_per_row(first.net, [jobs[row.job] for row in rows]),
             keeps_optimiser_state=first.optimiser.kept,
         )
-        start = arranged_start(start, first.net)
         optimiser = first.optimiser.kind.on_rows([jobs[row.job].optimiser.values for row in rows], start.w)
         if first.net.personal is not None:
             alone = [jobs[row.job].personal_steps(row.client) for row in rows]
@@ -125,7 +127,7 @@ class Stacked:
             graphs, client_view = self._graphs.open(
                 place, algorithm, first.net, optimiser, start, first.data, pages, owners, steps, _form(program)
             )
-            self._prefetch.prepare([(jobs[row.job], row.client) for row in rows])
+            self._prefetch.prepare([jobs[number] for number in group])
             yield from graphs.replay(steps)
             end = graphs.end(algorithm, start, client_view)
         else:
@@ -202,6 +204,16 @@ class Stacked:
             for job in jobs
         }
         return {name: torch.stack([tensors[id(job)][name].detach() for job in jobs]) for name in names}
+
+
+_MODEL = ""  # beside what the algorithm sends
+
+
+def _one_per_row(received: Sequence[Rows]) -> Rows:
+    """What the clients of a stack receive; where all receive the same, a row that is read by all of them."""
+    if received[0][_MODEL].is_cuda and all(rows is received[0] for rows in received):
+        return {name: rows.expand(len(received), *rows.shape[1:]) for name, rows in received[0].items()}
+    return stack(received)
 
 
 def _apart(memory: Rows) -> Rows:

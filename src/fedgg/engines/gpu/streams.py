@@ -50,6 +50,7 @@ class Streams:
         order = sorted(job.cohort, key=lambda client: -job.data.examples(client))
         waiting, ends = deque(order), dict[int, LocalEnd]()
         works = [self._lane(number, job, waiting, ends, exact) for number in range(min(self._max_lanes, len(order)))]
+        self._prefetch.prepare([job])
         self._streams.run(works, job.w.device)
         for client in job.cohort:
             yield client, recorded_on_host(ends[client])
@@ -64,7 +65,6 @@ class Streams:
         while waiting:
             client = waiting.popleft()
             (agenda,) = self._prefetch.agendas([(job, client)])
-            self._prefetch.prepare([(job, client)])
             net, program = self._arranged(job.net)
             start, optimiser = open_client(job, client)
             start = replace(arranged_start(start, net), many=program)
