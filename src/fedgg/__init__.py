@@ -131,7 +131,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'fedgg' has no attribute {name!r}")
     check_numpy()
-    return getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value = getattr(importlib.import_module(_HOME_OF[name]), name)  # not looked up here again
+    return value
 
 
 def __dir__() -> list[str]:

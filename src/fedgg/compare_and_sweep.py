@@ -146,13 +146,13 @@ def compare(
         jobs = [
             Job(
                 f"{label}, seed {seed}",
-                own.changed({"name": label, "seed": seed}),
+                varied.changed({"name": label, "seed": seed}),
                 folder / place_of(label, seed),
                 data_folder,
                 Given(model, shared, algorithm, objective),
             )
             for seed in chosen_seeds
-            for label, (own, algorithm) in parts.items()
+            for label, (varied, algorithm) in parts.items()
         ]
         again = f"fedgg.compare(..., out={os.fspath(folder_name)!r}), from Python, with the same variants"
         with (
@@ -267,10 +267,10 @@ def _parts(
     algorithm = None if isinstance(variant, Mapping) else given_algorithm(variant)
     if reserved := [key for key in ("seed", "name") if key in settings]:
         raise UserError(f"{label}: a variant cannot set {reserved[0]}; seeds=... and the labels do that")
-    for key, given in (("model.name", model), ("data.source", data)):
-        if key in settings and given is not None:
+    for key, part in (("model.name", model), ("data.source", data)):
+        if key in settings and part is not None:
             raise UserError(f"{label}: a variant cannot set {key} where {key.partition('.')[0]}=... is passed for all")
-    own = base.changed(settings)
-    own = with_given_clients(with_names(own, model, data, algorithm), data, data_folder)
-    check_needs(algorithm or build_algorithm(own.algorithm.name, own.algorithm.settings), own)
-    return own, algorithm
+    experiment = with_names(base.changed(settings), model, data, algorithm)
+    experiment = with_given_clients(experiment, data, data_folder)
+    check_needs(algorithm or build_algorithm(experiment.algorithm.name, experiment.algorithm.settings), experiment)
+    return experiment, algorithm

@@ -41,8 +41,8 @@ class FedNTD(Algorithm):
         with torch.no_grad():
             received = client.net.quiet(client.notes["anchor"], batch.x)
         tau = self.tau[..., None] if isinstance(self.tau, Tensor) else self.tau
-        local, kept = (_of_others(each / tau, batch.y) for each in (outputs, received))
-        divergence = (kept.exp() * (kept - local)).sum(2) * batch.mask
+        local, others = (_of_others(each / tau, batch.y) for each in (outputs, received))
+        divergence = (others.exp() * (others - local)).sum(2) * batch.mask
         mean = divergence.sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True).clamp_min(1)
         return client.net.mean_loss(outputs, batch.y, batch.mask) + self.beta * self.tau**2 * mean
 

@@ -244,7 +244,9 @@ class _Watched(Algorithm):
 
 
 def _watched(algorithm: Algorithm, wrapper: Wrapper) -> Algorithm:
-    kind = type(type(algorithm).__name__, (_Watched,), {})  # so that messages have the algorithm's name
+    # With the algorithm's name, for messages, and with hooks that `local_step` looks for in the class.
+    hooks = {name: getattr(type(algorithm), name) for name in ("displacement", "second_displacement")}
+    kind = type(type(algorithm).__name__, (_Watched,), hooks)
     watched: Algorithm = kind(algorithm, wrapper)
     return watched
 

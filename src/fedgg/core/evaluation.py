@@ -40,14 +40,8 @@ class Tally:
     sums: tuple[Sums, ...]  # of each metric
 
 
-def tally(net: Net, w: Tensor, buffers: Rows, x: Tensor, y: Tensor) -> Tally:
-    """One row on one chunk, in evaluation mode."""
-    with torch.no_grad():
-        return tally_of_outputs(net, net.bind(buffers, train=False)(w, x[None])[0], y)
-
-
 def tally_of_outputs(net: Net, outputs: Tensor, y: Tensor) -> Tally:
-    """The same of outputs that have been computed."""
+    """The loss and metrics of a chunk, from the outputs of a model in evaluation mode."""
     losses = net.criterion(outputs, y).double()
     if not net.task.examples_differ:
         return Tally(losses.sum(), len(y), len(y), tuple(metric.sums(outputs, y) for metric in net.metrics))
@@ -77,7 +71,9 @@ def total(metrics: Sequence[Metric], tallies: Sequence[Tally]) -> Score:
 
 def evaluate(net: Net, w: Tensor, buffers: Rows, chunks: Iterable[tuple[Tensor, Tensor]]) -> Score:
     """Mean loss and metrics of one row, in evaluation mode."""
-    return total(net.metrics, [tally(net, w, buffers, x, y) for x, y in chunks])
+    forward = net.bind(buffers, train=False)
+    with torch.no_grad():
+        return total(net.metrics, [tally_of_outputs(net, forward(w, x[None])[0], y) for x, y in chunks])
 
 
 Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B, ...]

@@ -131,7 +131,11 @@ def local_step(
     client = replace(client, step=running.step, w=running.w, last_step=running.last_step)
     if running.personal:
         return _masked(batch.at_work, _joint_step(algorithm, optimiser, running, client, batch), running)
-    loss, grad = displaced_gradient(algorithm, running.w, batch, client)
+    kind = type(algorithm)
+    if kind.displacement is Algorithm.displacement and kind.second_displacement is Algorithm.second_displacement:
+        loss, grad = gradient(algorithm, running.w, batch, client)
+    else:
+        loss, grad = displaced_gradient(algorithm, running.w, batch, client)
     with torch.no_grad():
         w = running.w
         grad = algorithm.steer(grad, w, client)

@@ -210,14 +210,14 @@ class Net:
                 f"{list(shape)}"
                 f"{': return outputs.transpose(1, 2)' if turned else ''}"
             )
-        given = f"outputs {list(outputs.shape)} and targets {list(y.shape)} ({y.dtype})"
+        shapes = f"outputs {list(outputs.shape)} and targets {list(y.shape)} ({y.dtype})"
         with torch.enable_grad():
             leaf = outputs.detach().requires_grad_(outputs.is_floating_point())
             try:
                 losses: Any = self.criterion(leaf, y)
             except Exception as error:  # a user's function may raise anything
                 reason = " ".join(str(error).split())
-                raise UserError(f"the loss cannot take {given}: {type(error).__name__}: {reason}") from error
+                raise UserError(f"the loss cannot take {shapes}: {type(error).__name__}: {reason}") from error
         if not isinstance(losses, Tensor) or losses.shape != (len(y),):
             got = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise UserError(
@@ -234,7 +234,7 @@ class Net:
             except Exception as error:  # a user's function may raise anything
                 reason = " ".join(str(error).split())
                 raise UserError(
-                    f"the metric {metric.name} cannot take {given}: {type(error).__name__}: {reason}"
+                    f"the metric {metric.name} cannot take {shapes}: {type(error).__name__}: {reason}"
                 ) from error
 
     def _run(self, x: Tensor, buffers: Rows, *, train: bool, w: Tensor | None = None) -> tuple[Any, bool, bool]:

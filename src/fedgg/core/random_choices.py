@@ -88,8 +88,6 @@ class Work:
 
 def cohort(seed: int, round_: int, clients: int, size: int) -> list[int]:
     """The clients of a round, drawn without replacement, in ascending order."""
-    if size == clients:
-        return list(range(clients))
     chosen = stream(seed, "cohort", round_).choice(clients, size=size, replace=False)
     return sorted(int(client) for client in chosen)
 

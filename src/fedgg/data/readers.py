@@ -368,11 +368,8 @@ def _digits_of_sklearn() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """`sklearn.datasets.load_digits(return_X_y=True)`, from the file it reads: sklearn takes a second to import."""
     package = find_spec("sklearn")
     if package is not None and package.origin is not None:
-        with (
-            suppress(OSError, EOFError, zlib.error, ValueError),
-            open_regular(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz") as packed,
-            gzip.open(packed, "rt", encoding="ascii") as file,
-        ):
+        with suppress(OSError, EOFError, zlib.error, ValueError):
+            file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
             table = np.loadtxt(file, delimiter=",", ndmin=2)
             if table.shape == (1797, 65):
                 return table[:, :-1], table[:, -1].astype(np.int64)

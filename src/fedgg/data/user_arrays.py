@@ -143,16 +143,16 @@ def _inputs(
     x_train: Any, x_test: Any, y_train: Any, y_test: Any, name: str
 ) -> tuple[tuple[Tensor, Tensor], tuple[InputPart, ...]]:
     """Training and test inputs; where there are several, packed into one tensor `[N, ...]` of their parts."""
-    given = {"x_train": several_inputs(x_train, y_train), "x_test": several_inputs(x_test, y_test)}
-    if not any(given.values()):
+    several = {"x_train": several_inputs(x_train, y_train), "x_test": several_inputs(x_test, y_test)}
+    if not any(several.values()):
         return (input_tensor(x_train, "x_train", name), input_tensor(x_test, "x_test", name)), ()
-    if list(given["x_train"]) != list(given["x_test"]):
-        raise UserError(f"{name}: x_train has the inputs {list(given['x_train'])}, x_test {list(given['x_test'])}")
+    if list(several["x_train"]) != list(several["x_test"]):
+        raise UserError(f"{name}: x_train has the inputs {list(several['x_train'])}, x_test {list(several['x_test'])}")
     tensors = {
         key: {
             part: torch.from_numpy(_as_array(values, f"{key}[{part!r}]", name).copy()) for part, values in parts.items()
         }
-        for key, parts in given.items()
+        for key, parts in several.items()
     }
     for key, count in (("x_train", len(y_train)), ("x_test", len(y_test))):
         for part, tensor in tensors[key].items():

@@ -77,8 +77,8 @@ class RoundJob:
 
     def buffers_before(self, client: int) -> Rows:
         """Those the client starts from: its own under `local`, once it has some; else the server's."""
-        kept = self.kept_buffers.get(client) if self.policy == "local" else None
-        return self.buffers if kept is None else kept
+        buffers = self.kept_buffers.get(client) if self.policy == "local" else None
+        return self.buffers if buffers is None else buffers
 
     def buffers_down(self, client: int) -> Rows:
         """Those that travel to the client, which has the model as it was at the start."""

@@ -28,8 +28,8 @@ from fedgg.core.tensor_rows import Rows
 from fedgg.data.batch_preparation import Feed
 from fedgg.engines import RoundJob
 from fedgg.engines.base import personal_job, with_personal_models
-from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.engines.fused.engine import train_fused
+from fedgg.engines.fused.net import fused_net
 from fedgg.engines.loop import trained_personal_tensors
 from fedgg.errors import UserError
 from fedgg.flower import messages

@@ -355,7 +355,7 @@ def advance(step: Pass, grad: Tensor, wide: Wide | None = None) -> None:
         arguments, (batch, inputs) = _Arguments.of(step), wide.x.shape[1:]
         _advance_wide[(rows * (begin // (TILE[0] * TILE[1])),)](
             step.w, wide.x, wide.grad, step.velocity, *arguments.vectors, *arguments.numbers, step.at_work, step.parts,
-            rows, blocks(length, begin, spans), batch, inputs, wide.grad.shape[2], step.w.stride(0),
+            rows, step.parts.shape[2], batch, inputs, wide.grad.shape[2], step.w.stride(0),
             step.velocity.stride(0), *arguments.strides, *arguments.switches,
             *TILE, max(16, triton.next_power_of_2(batch)), wide.precision, num_warps=WARPS,
         )  # fmt: skip
@@ -372,7 +372,7 @@ def advance_span(step: Pass, grad: Tensor, number: int, wide: int = 0) -> None:
     short = step.w if step.short is None else step.short
     _advance[(rows * counts[number],)](
         step.w, grad, step.velocity, *arguments.vectors, *arguments.numbers, step.at_work, step.parts, short,
-        rows, end, blocks(length, wide, spans), begin, wide // (TILE[0] * TILE[1]) + sum(counts[:number]),
+        rows, end, step.parts.shape[2], begin, wide // (TILE[0] * TILE[1]) + sum(counts[:number]),
         step.w.stride(0), grad.stride(0), step.velocity.stride(0), short.stride(0), *arguments.strides,
         *arguments.switches, step.short is not None, BLOCK, _blocks_each(length - wide),
     )  # fmt: skip

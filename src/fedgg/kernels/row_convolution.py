@@ -52,14 +52,48 @@ SIZES = ["batch", "height", "width", "high", "wide", "turns"]
 
 
 @triton.jit
-def _place(rows_total, columns_total, rows: tl.constexpr, columns: tl.constexpr, group: tl.constexpr):
-    """This program's tile, in an order in which programs that run at the same time share operands in the cache."""
+def _place(number, rows_total, columns_total, rows: tl.constexpr, columns: tl.constexpr, group: tl.constexpr):
+    """The tile of a number, in an order in which programs that run at the same time share operands in the cache."""
     tiles_m, tiles_n = tl.cdiv(rows_total, rows), tl.cdiv(columns_total, columns)
-    number = tl.program_id(0)
     in_group = group * tiles_n
     first = (number // in_group) * group
     size = tl.minimum(tiles_m - first, group)
     return first + (number % in_group) % size, (number % in_group) // size
+
+
+@dataclass
+class Finish:
+    """What the kernel of a gradient of images does with it before it is written.
+
+    `added` `[K, B, H, W, C]` is another gradient of the same images. `relu` are the images, if they are the outputs of
+    a ReLU: the gradient is then that before the ReLU, and `sums` `[K, parts, C]` its sums over pixels.
+    """
+
+    added: Tensor | None = None
+    relu: Tensor | None = None
+    sums: Tensor | None = None  # written by the kernel's launch
+
+    @property
+    def switches(self) -> tuple[bool, bool]:
+        return self.added is not None, self.relu is not None
+
+    def tensors(self, out: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The arguments of a kernel whose tiles of pixels number so many; an unused one is `out`."""
+        if self.relu is not None:
+            self.sums = torch.empty((len(out), parts, out.shape[4]), dtype=torch.float32, device=out.device)
+        added, relu, sums = (out if tensor is None else tensor for tensor in (self.added, self.relu, self.sums))
+        return added, relu, sums
+
+
+@triton.jit
+def finished(total, added, input_, sums, at, inside, part, inside_c, has_added: tl.constexpr, masked: tl.constexpr):
+    """A tile of a gradient of images as `Finish` says; `part` is the place of its sums."""
+    if has_added:
+        total += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
+    if masked:
+        total = tl.where(inside & (tl.load(input_ + at, mask=inside, other=0.0) > 0), total, 0.0)
+        tl.store(sums + part, tl.sum(total, axis=0), mask=inside_c)
+    return total
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -72,7 +106,7 @@ def _forward(
     """Outputs of one tile of pixels and channels; with `flat`, one chunk of operands covers several taps."""
     row = tl.program_id(1).to(tl.int64)
     pixels = batch * high * wide
-    tile_m, tile_n = _place(pixels, outputs, rows, columns, 8)
+    tile_m, tile_n = _place(tl.program_id(0), pixels, outputs, rows, columns, 8)
     m = tile_m * rows + tl.arange(0, rows)
     o = tile_n * columns + tl.arange(0, columns)
     kk = tl.arange(0, depth)
@@ -113,9 +147,10 @@ def _forward(
 
 @triton.jit(do_not_specialize=SIZES)
 def _input_gradient(
-    grad, w, out, stride_w, batch, height, width, channels, high, wide, outputs,
+    grad, w, out, added, input_, sums, stride_w, batch, height, width, channels, high, wide, outputs,
     kh: tl.constexpr, kw: tl.constexpr, sy: tl.constexpr, sx: tl.constexpr, py: tl.constexpr, px: tl.constexpr,
-    flat: tl.constexpr, precision: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr,
+    has_added: tl.constexpr, masked: tl.constexpr, flat: tl.constexpr, precision: tl.constexpr,
+    rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one tile of input pixels and channels.
 
@@ -126,7 +161,8 @@ def _input_gradient(
     first_y, first_x = tl.program_id(2) // sx, tl.program_id(2) % sx
     tall, broad = tl.cdiv(height - first_y, sy), tl.cdiv(width - first_x, sx)
     pixels = batch * tall * broad
-    tile_m, tile_n = _place(batch * tl.cdiv(height, sy) * tl.cdiv(width, sx), channels, rows, columns, 8)
+    most_pixels = batch * tl.cdiv(height, sy) * tl.cdiv(width, sx)
+    tile_m, tile_n = _place(tl.program_id(0), most_pixels, channels, rows, columns, 8)
     m = tile_m * rows + tl.arange(0, rows)
     c = tile_n * columns + tl.arange(0, columns)
     kk = tl.arange(0, depth)
@@ -162,8 +198,12 @@ def _input_gradient(
             b = tl.load(to, mask=inside_c[None, :], other=0.0)
         total = product(a, b, total, precision)
     pixel = (image * height + iy) * width + ix
-    to = out + row * batch * height * width * channels + pixel[:, None] * channels + c[None, :]
-    tl.store(to, total, mask=inside_m[:, None] & inside_c[None, :])
+    at = row * batch * height * width * channels + pixel[:, None] * channels + c[None, :]
+    inside = inside_m[:, None] & inside_c[None, :]
+    tiles_m = tl.cdiv(most_pixels, rows)
+    part = ((row * tl.num_programs(2) + tl.program_id(2)) * tiles_m + tile_m) * channels + c
+    total = finished(total, added, input_, sums, at, inside, part, inside_c, has_added, masked)
+    tl.store(out + at, total, mask=inside)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -177,7 +217,7 @@ def _weight_gradient(
     split = tl.program_id(2)
     pixels = batch * high * wide
     weights = kh * kw * channels
-    tile_m, tile_n = _place(outputs, weights, rows, columns, 8)
+    tile_m, tile_n = _place(tl.program_id(0), outputs, weights, rows, columns, 8)
     o = tile_m * rows + tl.arange(0, rows)
     n = tile_n * columns + tl.arange(0, columns)
     dy, dx, c = n // (kw * channels), (n // channels) % kw, n % channels
@@ -274,18 +314,22 @@ def forward(
 
 
 def input_gradient(
-    grad: Tensor, w: Tensor, height: int, width: int, geometry: Geometry, precision: str, tile: Tile | None = None
-) -> Tensor:
+    grad: Tensor, w: Tensor, height: int, width: int, geometry: Geometry, precision: str, finish: Finish | None = None,
+    tile: Tile | None = None,
+) -> Tensor:  # fmt: skip
     """The gradient of the images `[K, B, H, W, C]`, from that of the outputs `[K, B, H', W', O]`."""
+    finish = finish or Finish()
     models, batch, high, wide, outputs = grad.shape
     channels = w.shape[4]
     out = torch.empty((models, batch, height, width, channels), dtype=grad.dtype, device=grad.device)
     sy, sx = geometry.stride
     pixels = batch * -(-height // sy) * -(-width // sx)
     tile = tile or forward_tile(models * sy * sx, pixels, outputs, channels, grad.element_size())
-    _input_gradient[(-(-pixels // tile.rows) * -(-channels // tile.columns), models, sy * sx)](
-        grad, w, out, w.stride(0), batch, height, width, channels, high, wide, outputs,
-        *geometry.kernel, *geometry.stride, *geometry.padding, outputs % tile.depth != 0, precision,
+    tiles_m = -(-pixels // tile.rows)
+    _input_gradient[(tiles_m * -(-channels // tile.columns), models, sy * sx)](
+        grad, w, out, *finish.tensors(out, sy * sx * tiles_m), w.stride(0),
+        batch, height, width, channels, high, wide, outputs, *geometry.kernel, *geometry.stride, *geometry.padding,
+        *finish.switches, outputs % tile.depth != 0, precision,
         tile.rows, tile.columns, tile.depth, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

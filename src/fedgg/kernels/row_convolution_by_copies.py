@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fedgg.kernels.row_convolution import PROCESSORS, Geometry, Tile, _add_parts, _place
+from fedgg.kernels.row_convolution import PROCESSORS, Finish, Geometry, Tile, _add_parts, _place, finished
 
 LARGEST_SIDE = 64  # pixels of an output image
 
@@ -28,19 +28,21 @@ def _box(m, high: tl.constexpr, wide: tl.constexpr):
 
 @triton.jit(do_not_specialize=["batch", "from_y", "from_x", "taps_y", "taps_x"])
 def _product(
-    x, w, bias, y, stride_bias, batch, channels, outputs, from_y, from_x, taps_y, taps_x,
+    x, w, bias, y, added, input_, sums, stride_bias, batch, channels, outputs, from_y, from_x, taps_y, taps_x,
     high: tl.constexpr, wide: tl.constexpr, kh: tl.constexpr, kw: tl.constexpr, py: tl.constexpr, px: tl.constexpr,
-    back: tl.constexpr, has_bias: tl.constexpr, relu: tl.constexpr,
+    back: tl.constexpr, has_bias: tl.constexpr, relu: tl.constexpr, has_added: tl.constexpr, masked: tl.constexpr,
     images: tl.constexpr, tall: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     """A tile of outputs; with `back`, of the gradient of the input: taps in reverse order, weights transposed.
+
+    This gradient is finished as `row_convolution.finished` says.
 
     Taps `from_y`, `from_x` and so many after them see the image at all: of a single pixel, one in nine.
     """
     rows: tl.constexpr = images * tall * wide
     row = tl.program_id(1)
     pixels = batch * high * wide
-    tile_m, tile_n = _place(pixels, outputs, rows, columns, 8)
+    tile_m, tile_n = _place(tl.program_id(0), pixels, outputs, rows, columns, 8)
     image, line = _box(tile_m * rows, high, wide)
     total = tl.zeros((rows, columns), tl.float32)
     chunks = channels // depth
@@ -61,8 +63,11 @@ def _product(
         total += tl.load(bias + row.to(tl.int64) * stride_bias + o, mask=o < outputs, other=0.0).to(tl.float32)[None, :]
     if relu:
         total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    to = y + row.to(tl.int64) * pixels * outputs + m[:, None] * outputs + o[None, :]
-    tl.store(to, total, mask=(m < pixels)[:, None] & (o < outputs)[None, :])
+    at = row.to(tl.int64) * pixels * outputs + m[:, None] * outputs + o[None, :]
+    inside = (m < pixels)[:, None] & (o < outputs)[None, :]
+    part = (row.to(tl.int64) * tl.cdiv(pixels, rows) + tile_m) * outputs + o
+    total = finished(total, added, input_, sums, at, inside, part, o < outputs, has_added, masked)
+    tl.store(y + at, total, mask=inside)
 
 
 @triton.jit(do_not_specialize=["height", "width", "turns"])
@@ -76,7 +81,7 @@ def _weight_gradient(
     row, split = tl.program_id(1), tl.program_id(2)
     parts_of = turns
     weights = kh * kw * channels
-    tile_m, tile_n = _place(outputs, weights, rows, columns, 8)
+    tile_m, tile_n = _place(tl.program_id(0), outputs, weights, rows, columns, 8)
     tap, c = tile_n * columns // channels, tile_n * columns % channels
     total = tl.zeros((rows, columns), tl.float32)
     reach_y, reach_x = tap // kw - py, tap % kw - px
@@ -94,13 +99,13 @@ def _weight_gradient(
 
 
 @cache
-def _has_copies(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+def has_copies(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def supports(x: Tensor, w: Tensor, geometry: Geometry) -> bool:
     """Whether images `[K, B, H, W, C]` and weights `[K, O, kh, kw, C]` can be read by copies."""
-    if not x.is_cuda or x.dtype != torch.bfloat16 or geometry.stride != (1, 1) or not _has_copies(x.device.index):
+    if x.dtype != torch.bfloat16 or geometry.stride != (1, 1) or not has_copies(x.device):
         return False
     height, width, channels = x.shape[2:]
     sides = geometry.outputs(height, width)
@@ -168,7 +173,7 @@ def weight_tile(models: int, pixels: int, channels: int, outputs: int, taps: int
 
 def _product_of(
     x: Tensor, w: Tensor, bias: Tensor | None, sides: tuple[int, int], outputs: int, kernel: tuple[int, int],
-    padding: tuple[int, int], back: bool, relu: bool, tile: Tile | None,
+    padding: tuple[int, int], back: bool, relu: bool, finish: Finish, tile: Tile | None,
 ) -> Tensor:  # fmt: skip
     models, batch, _, _, channels = x.shape
     pixels = batch * sides[0] * sides[1]
@@ -177,13 +182,15 @@ def _product_of(
     taps = [_taps(*of_side) for of_side in zip(kernel, padding, x.shape[2:4], sides, strict=True)]
     y = torch.empty((models, batch, *sides, outputs), dtype=x.dtype, device=x.device)
     box = [1, tile.depth, tile.columns] if back else [1, tile.columns, tile.depth]
-    _product[(-(-pixels // tile.rows) * -(-outputs // tile.columns), models)](
+    tiles_m = -(-pixels // tile.rows)
+    _product[(tiles_m * -(-outputs // tile.columns), models)](
         TensorDescriptor.from_tensor(x, [1, images, tall, sides[1], tile.depth]),
         TensorDescriptor.from_tensor(w.flatten(2), box),
-        y if bias is None else bias, y, 0 if bias is None else bias.stride(0), batch, channels, outputs,
+        y if bias is None else bias, y, *finish.tensors(y, tiles_m),
+        0 if bias is None else bias.stride(0), batch, channels, outputs,
         *(first for first, _ in taps), *(count for _, count in taps),
-        *sides, *kernel, *padding, back, bias is not None, relu, images, tall, tile.columns, tile.depth,
-        num_warps=tile.warps, num_stages=tile.stages,
+        *sides, *kernel, *padding, back, bias is not None, relu, *finish.switches,
+        images, tall, tile.columns, tile.depth, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return y
 
@@ -193,16 +200,18 @@ def forward(
 ) -> Tensor:
     """As `row_convolution.forward`."""
     sides = geometry.outputs(x.shape[2], x.shape[3])
-    return _product_of(x, w, bias, sides, w.shape[1], geometry.kernel, geometry.padding, False, relu, tile)
+    kernel, padding = geometry.kernel, geometry.padding
+    return _product_of(x, w, bias, sides, w.shape[1], kernel, padding, False, relu, Finish(), tile)
 
 
 def input_gradient(
-    grad: Tensor, w: Tensor, height: int, width: int, geometry: Geometry, tile: Tile | None = None
-) -> Tensor:
+    grad: Tensor, w: Tensor, height: int, width: int, geometry: Geometry, finish: Finish | None = None,
+    tile: Tile | None = None,
+) -> Tensor:  # fmt: skip
     """As `row_convolution.input_gradient`."""
     (kh, kw), (py, px) = geometry.kernel, geometry.padding
-    padding = (kh - 1 - py, kw - 1 - px)
-    return _product_of(grad, w, None, (height, width), w.shape[4], (kh, kw), padding, True, False, tile)
+    padding, finish = (kh - 1 - py, kw - 1 - px), finish or Finish()
+    return _product_of(grad, w, None, (height, width), w.shape[4], (kh, kw), padding, True, False, finish, tile)
 
 
 def weight_gradient(

@@ -20,7 +20,8 @@ from fedgg.core.random_choices import Work
 from fedgg.core.tasks import task_name
 from fedgg.data.batch_preparation import CHUNK, Feed, Scaling, scaling
 from fedgg.data.dataset import Dataset
-from fedgg.engines.fused.cpu_step import fused_net
+from fedgg.engines import ENGINES
+from fedgg.engines.fused.net import fused_net
 from fedgg.errors import UserError
 from fedgg.lab.aggregation import PLAIN_AGGREGATION, Aggregation, aggregation_of
 from fedgg.lab.config import Experiment
@@ -115,22 +116,6 @@ def build(
     `engine_reason`: why the experiment names the engine it names, where a study chose it in the place of `auto`.
     """
     dataset = data_of(experiment, data, data_folder)
-    try:
-        return _build(experiment, dataset, model, algorithm, objective, engine_reason)
-    except NeedsFloatingPoint:
-        federation = _build(experiment, dataset.in_floating_point, model, algorithm, objective, engine_reason)
-        notice = "the inputs are whole numbers, and the model takes floating point numbers: they are converted"
-        return replace(federation, notices=(notice, *federation.notices))
-
-
-def _build(
-    experiment: Experiment,
-    dataset: Dataset,
-    model: ModelGiven | None,
-    algorithm: Algorithm | None,
-    objective: Objective,
-    engine_reason: str | None,
-) -> Federation:
     split = split_of(experiment, dataset)
     held = holdings(experiment, split)
     device, dtype = chosen_device(experiment), DTYPES[experiment.engine.precision]
@@ -149,15 +134,13 @@ def _build(
         proxy=held.proxy,
     )
     origin = WholeData(dataset, split, held.proxy)
-    federation = assemble(
-        experiment,
-        feed,
-        origin,
-        model=model,
-        algorithm=algorithm,
-        objective=objective,
-        engine_reason=engine_reason,
-    )
+    parts: dict[str, Any] = {"model": model, "algorithm": algorithm, "objective": objective}
+    try:
+        federation = assemble(experiment, feed, origin, **parts, engine_reason=engine_reason)
+    except NeedsFloatingPoint:
+        federation = build(experiment, data=dataset.in_floating_point, **parts, engine_reason=engine_reason)
+        notice = "the inputs are whole numbers, and the model takes floating point numbers: they are converted"
+        return replace(federation, notices=(notice, *federation.notices))
     if federation.net.embeds:
         try_the_largest_inputs(federation.net.module, dataset, feed.scaling)
     notices = notices_on_data(experiment, dataset, feed.scaling, federation.net.embeds)
@@ -198,9 +181,9 @@ def assemble(
     if algorithm.step_passes or algorithm.look_passes:
         times = arithmetic_beside_fedavg(algorithm, work.examples_trained(sizes) / sum(sizes))
         notices.append(f"{type(algorithm).__name__} takes about {times:.2f} times FedAvg's arithmetic")
-    clients = experiment.cohort_of(sum(size > 0 for size in sizes))
-    choice = choose(experiment, net, work.examples_trained(sizes), engine_reason, clients)
-    engine_class(choice.name)  # user code must be an engine, before anything is written
+    choice = choose(experiment, net, work, sizes, engine_reason)
+    if choice.name not in ENGINES:
+        engine_class(choice.name)  # user code must be an engine, before anything is written
     # Tensor cores are fastest where the channels of a pixel are neighbours in memory.
     coarse = experiment.engine.precision in ("tf32", "bf16")
     net.channels_last = choice.name == "streams" and coarse and net.personal is None

@@ -63,8 +63,9 @@ def snapshot(
 ) -> Snapshot:
     """What a checkpoint of this state holds, `checksums` as in `write_checkpoint`.
 
-    With `copy_into` the tensors are copied, so that training may continue before they are written. The copies are put
-    into it by name: passed again with the next state, their memory is used again.
+    Rows in files that it refers to are not overwritten from now on, until `unpin`. With `copy_into` the tensors are
+    copied, so that training may continue before they are written. The copies are put into it by name: passed again with
+    the next state, their memory is used again.
     """
     named = {"w": state.server.w}
     named |= {f"buffers/{name}": tensor for name, tensor in state.server.buffers.items()}
@@ -90,6 +91,8 @@ def snapshot(
     shelved = {name: rows for name in FILES if isinstance(rows := getattr(state, name), RowsOnDisk)}
     if shelved:
         tensors |= _named_places(shelved)
+        for rows in shelved.values():
+            rows.shelf.pinned[state.rounds_done] = rows.places
     facts = {
         "format": WITH_PLACES if shelved else FORMAT,
         "experiment": experiment_hash,
@@ -110,6 +113,12 @@ def write_snapshot(path: Path, snapshot: Snapshot, check: Callable[[], None] = l
     metadata = snapshot.facts | {"checksum": _checksum(snapshot.tensors, snapshot.facts)}
     with replacing(path, check=check) as file:
         _write_safetensors(file, snapshot.tensors, metadata)
+
+
+def unpin(snapshot: Snapshot, rounds: set[int]) -> None:
+    """Let rows in files be overwritten, except those to which checkpoints of these rounds refer."""
+    for rows in snapshot.shelved.values():
+        rows.shelf.pinned = {number: places for number, places in rows.shelf.pinned.items() if number in rounds}
 
 
 def _copied(tensors: Rows, copies: Rows) -> Rows:

@@ -201,10 +201,10 @@ class Shelf:
         free = self._free(before)
         same_tensors: dict[Any, tuple[int, int]] = {}
         same_content: dict[int, int] = {}  # by checksum: the slot written in this call
-        for client, own in rows.items():
-            tensors = identity(own)
+        for client, client_rows in rows.items():
+            tensors = identity(client_rows)
             if tensors not in same_tensors:
-                same_tensors[tensors] = self._written(client, own, free, same_content)
+                same_tensors[tensors] = self._written(client, client_rows, free, same_content)
             places.slot[client], places.sum[client] = same_tensors[tensors]
         return places
 
@@ -226,14 +226,16 @@ class Shelf:
                 return int(client)
         return None
 
-    def _written(self, client: int, own: Rows, free: Iterator[int], same_content: dict[int, int]) -> tuple[int, int]:
-        if not self.record.takes(own):
-            kept, now = self.record.described(), RecordLayout.like(own).described()
+    def _written(
+        self, client: int, client_rows: Rows, free: Iterator[int], same_content: dict[int, int]
+    ) -> tuple[int, int]:
+        if not self.record.takes(client_rows):
+            before, now = self.record.described(), RecordLayout.like(client_rows).described()
             raise UserError(
                 f"client {client} keeps {now}, but memory in a file must keep its names, shapes and types, and they "
-                f"were {kept}"
+                f"were {before}"
             )
-        record = self.record.pack(own)
+        record = self.record.pack(client_rows)
         its_sum = checksum(record)
         if its_sum in same_content and torch.equal(self.file.read(same_content[its_sum]), record):
             return same_content[its_sum], its_sum

@@ -145,7 +145,7 @@ class Experiment(ConfigSection):
             raise ValueError(f"{section} needs examples to score clients' models on: set data.holdout = 0.2")
         if self.split.unseen and self.clients_are_known and self.split.unseen >= self.split.clients:
             raise ValueError(f"split.unseen = {self.split.unseen} leaves none of {self.split.clients} clients to train")
-        if names_code(self.task.name) and self.task.settings:
+        if self.task.settings and names_code(self.task.name):
             raise ValueError(f"task.{next(iter(self.task.settings))}: a loss of your own has no settings; leave it out")
         if self.stop is not None:
             # Whether the run has this metric is checked by `metrics_of`: some are handed in from Python.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from fedgg.core.model import Net
+from fedgg.core.random_choices import Work
 from fedgg.engines.flops import multiply_adds
 from fedgg.engines.gpu.stacked import room, stack_bytes
 from fedgg.engines.layers.module_programs import runs_rows
@@ -29,18 +30,17 @@ class Choice:
 
 
 def choose(
-    experiment: Experiment, net: Net, examples: int, chosen_because: str | None = None, clients: int = 1
+    experiment: Experiment, net: Net, work: Work, sizes: Sequence[int], chosen_because: str | None = None
 ) -> Choice:
     """The engine that the experiment names where that can train the model, else the fastest one that can.
 
-    `examples`: how many a round trains on, over all epochs; `clients`: how many it trains.
-
-    `chosen_because`: why a study has put the engine that the experiment names into the place of `auto`.
+    `sizes`: how many examples each client trains on. `chosen_because`: why a study has put the engine that the
+    experiment names into the place of `auto`.
     """
     wanted = experiment.engine.name
     on_gpu = experiment.engine.device != "cpu"
     if wanted == "auto":
-        best, reason = _best_on_gpu(experiment, net, clients) if on_gpu else _best_on_cpu(experiment, net, examples)
+        best, reason = (_best_on_gpu if on_gpu else _best_on_cpu)(experiment, net, work, sizes)
         return Choice(best, reason, f"engine: {best} ({reason})")
     if wanted == "stacked" and not is_stackable(net):
         instead = "streams" if on_gpu and not net.draws_random_numbers else "fused"
@@ -54,7 +54,7 @@ def choose(
     return Choice(wanted, "named in the experiment")
 
 
-def _best_on_gpu(experiment: Experiment, net: Net, clients: int) -> tuple[str, str]:
+def _best_on_gpu(experiment: Experiment, net: Net, work: Work, sizes: Sequence[int]) -> tuple[str, str]:
     if net.draws_random_numbers:
         return "fused", _obstacle(net)
     large = multiply_adds(net) >= LARGE
@@ -62,20 +62,21 @@ def _best_on_gpu(experiment: Experiment, net: Net, clients: int) -> tuple[str, s
         return "stacked", "a small model: all clients as one program"
     # In the other precisions cuDNN's kernels, client by client, are as fast or have not been compared.
     if large and experiment.engine.precision == "bf16" and is_stackable(net) and runs_rows(net, "bf16"):
+        clients = experiment.cohort_of(sum(size > 0 for size in sizes))
         if stack_bytes(net, experiment.local.batch, clients) <= room(net.start.device):
             return "stacked", "a large model with kernels for all clients at once"
         return "streams", "a large model, and no memory for all clients at once: several clients in flight"
     return "streams", f"{'a large model' if large else _obstacle(net)}: several clients in flight"
 
 
-def _best_on_cpu(experiment: Experiment, net: Net, examples: int) -> tuple[str, str]:
+def _best_on_cpu(experiment: Experiment, net: Net, work: Work, sizes: Sequence[int]) -> tuple[str, str]:
     """Both have the same bits; processes pay when there is more than a few seconds' work."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cores == 1:
         return "fused", "one core"
     if experiment.engine.threads > 1:
         return "fused", f"engine.threads = {experiment.engine.threads} in one process"
-    if 3 * multiply_adds(net) * examples * experiment.rounds <= LONG:
+    if 3 * multiply_adds(net) * work.examples_trained(sizes) * experiment.rounds <= LONG:
         return "fused", "a few seconds of work: processes would take longer to start"
     return "workers", f"{cores} cores, and more than a few seconds of work"
 

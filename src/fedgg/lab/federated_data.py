@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedgg.core.layout import InputPart
 from fedgg.core.random_choices import stream
 from fedgg.core.tasks import TASKS, Targets
-from fedgg.data import DATASETS
+from fedgg.data import DATASETS, SPLITS
 from fedgg.data.batch_preparation import Scaling
 from fedgg.data.catalog import data_folder
 from fedgg.data.dataset import Dataset, load
@@ -123,11 +123,13 @@ def notices_on_data(experiment: Experiment, dataset: Dataset, scaling: Scaling, 
         )
     if ":" in experiment.data.source:  # the user's own arrays, which by default are not scaled
         notices += _notices_on_scale(experiment, dataset, scaling, embeds)
-    accepted, default = accepted_settings(split_function(split)), type(split)().scheme_settings
+    default = type(split)().scheme_settings
+    changed = {key: value for key, value in split.scheme_settings.items() if value != default.get(key)}
+    accepted = accepted_settings(split_function(split)) if changed else {}
     notices += [
         f"split.{key} = {value} has no effect under split.scheme = {split.scheme!r}"
-        for key, value in split.scheme_settings.items()
-        if key not in accepted and value != default.get(key)
+        for key, value in changed.items()
+        if key not in accepted
     ]
     return notices
 
@@ -160,6 +162,9 @@ def split_of(experiment: Experiment, dataset: Dataset) -> Partition:
             f"split.scheme = {split.scheme!r}: {dataset.name} does not say {what}; put an array `clients` "
             f"beside y_train into the .npz file, or hand it in as the fifth of data=(...)"
         )
+    function = SPLITS.get(split.scheme)
+    if function is None or split.settings:
+        function = split_function(split)  # of user code, or with settings to be checked
     try:
         return partition(
             split.scheme,
@@ -169,7 +174,7 @@ def split_of(experiment: Experiment, dataset: Dataset) -> Partition:
             min_examples=split.min_examples,
             allow_empty=split.allow_empty,
             owners=None if dataset.owners is None else dataset.owners.numpy(),
-            function=split_function(split),
+            function=function,
             **split.scheme_settings,
         )
     except Exception as error:

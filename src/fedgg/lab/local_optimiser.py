@@ -25,8 +25,8 @@ def optimiser_of(experiment: Experiment, round_: int) -> OptimiserSettings:
     clip_norm = math.inf if config.clip_norm is None else config.clip_norm
     momentum = local.momentum if issubclass(kind, SGD) else 0.0
     known = {"lr": lr, "momentum": momentum, "weight_decay": local.weight_decay, "clip_norm": clip_norm}
-    own = {field.name: field.default for field in fields(kind) if field.default is not MISSING}
-    values = {**known, **own, **kind.defaults, **config.settings}
+    defaults = {field.name: field.default for field in fields(kind) if field.default is not MISSING}
+    values = {**known, **defaults, **kind.defaults, **config.settings}
     names = [field.name for field in fields(kind) if field.name != "used"]
     for name in names:
         if not isinstance(values.get(name), int | float) or isinstance(values[name], bool):

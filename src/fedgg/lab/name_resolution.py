@@ -51,7 +51,7 @@ REGISTRIES: tuple[Registry[Any], ...] = (
     RULES,
     ENGINES,
 )
-_used: dict[str, tuple[Code, str]] = {}  # by place: the code that this process has run, and what allowed it
+USED_CODE: dict[str, tuple[Code, str]] = {}  # by place: the code that this process has run, and what allowed it
 
 
 # User code -----------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def find_object(address: str) -> Any:
         module = importlib.import_module(code.place) if code.text is None else module_of(Path(code.place), code.text)
     except Exception as error:
         raise UserError(f"{code.place} cannot be imported: {type(error).__name__}: {error}") from error
-    _used[code.place] = (code, allowed)
+    USED_CODE[code.place] = (code, allowed)
     if not hasattr(module, name):
         public = [n for n, thing in vars(module).items() if callable(thing) and not n.startswith("_")]
         raise UserError(f"{code.place} has no {name!r}{nearest(name, public)}")
@@ -98,8 +98,8 @@ def named_parts(experiment: Experiment) -> dict[str, str]:
 def used_code(experiment: Experiment) -> dict[str, dict[str, str]]:
     """By part, for versions.json: the file as it was named, its SHA-256, and what allowed it."""
     files = {}
-    for part, name in named_parts(experiment).items() if _used else ():
-        code, allowed = _used.get(name.rpartition(":")[0], (None, ""))
+    for part, name in named_parts(experiment).items():
+        code, allowed = USED_CODE.get(name.rpartition(":")[0], (None, ""))
         if code is not None:
             files[part] = {"path": code.place, "sha256": code.sha256, "allowed": allowed}
     return files
@@ -226,7 +226,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
 
 
 def build_algorithm(name: str, settings: dict[str, Any]) -> Algorithm:
-    kind = algorithm_class(name)
+    kind = ALGORITHMS.get(name) or algorithm_class(name)
     if not settings:
         return kind()
     known = [field.name for field in fields(kind)]
@@ -302,11 +302,11 @@ def data_function(data: DataConfig) -> Callable[..., Any]:
 
 def split_function(split: SplitConfig) -> Callable[..., Any]:
     """The registered split, or a user's function of `labels` and `clients`, its settings checked."""
-    function, place = part_named(SPLITS, split.scheme), split.scheme.rpartition(":")[0]
-    if split.scheme in SPLITS:
+    if (registered := SPLITS.get(split.scheme)) is not None:
         if split.settings:
-            check_settings("split", split.scheme, function, split.settings, OFFERED)
-        return cast("Callable[..., Any]", function)
+            check_settings("split", split.scheme, registered, split.settings, OFFERED)
+        return registered
+    function, place = part_named(SPLITS, split.scheme), split.scheme.rpartition(":")[0]
     if not (_is_function_of(place, function) and {"labels", "clients"} <= accepted_settings(function).keys()):
         raise UserError(
             f"split.scheme = {split.scheme!r} must be a function of {place} with the parameters `labels` and `clients`"
@@ -343,7 +343,7 @@ def engine_class(name: str) -> type[Engine]:
 
 def build_engine(name: str, config: EngineConfig) -> Engine:
     """An engine, made with those settings of the section [engine] that its constructor has parameters for."""
-    kind = engine_class(name)
+    kind = ENGINES.get(name) or engine_class(name)
     accepted, settings = accepted_settings(kind), config.model_dump(exclude={"name"})
     return kind(**{key: value for key, value in settings.items() if key in accepted})
 
@@ -380,7 +380,7 @@ def build_model(
             raise UserError(
                 f"model {type(name).__name__} cannot be copied ({reason}): hand in a function that makes it instead"
             ) from error
-    maker = model_maker(name) if isinstance(name, str) else name
+    maker = (MODELS.get(name) or model_maker(name)) if isinstance(name, str) else name
     title = name if isinstance(name, str) else getattr(name, "__name__", "model")
     offered: dict[str, Any] = {"shape": shape, "classes": classes}
     if settings or title not in MODELS:

@@ -68,7 +68,7 @@ class Diverged(Exception):
 class Played:
     """The clients of an aggregated round: those in it, with their shares, and those dropped."""
 
-    kept: dict[int, LocalEnd]
+    included: dict[int, LocalEnd]
     share: dict[int, float]
     lost: list[Lost]
     train_seconds: float
@@ -84,9 +84,10 @@ def begin(federation: Federation) -> State:
 def next_job(federation: Federation, state: State) -> RoundJob:
     """What the engine is asked to do in the next round."""
     experiment, number = federation.experiment, state.rounds_done
-    filled = federation.filled
-    drawn = random_choices.cohort(experiment.seed, number, len(filled), federation.cohort_size)
-    cohort = [int(client) for client in filled[drawn]]
+    chosen = federation.filled
+    if federation.cohort_size < len(chosen):
+        chosen = chosen[random_choices.cohort(experiment.seed, number, len(chosen), federation.cohort_size)]
+    cohort = [int(client) for client in chosen]
     examples, population = federation.examples, federation.population
     server = server_of(state, federation.net, federation.feed, examples, cohort, population, federation.aggregation)
     algorithm = federation.algorithm
@@ -112,12 +113,13 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     )
 
 
-def train(job: RoundJob, engine: Engine, trained_one: TrainedOne = lambda done, of: None) -> Ends:
+def train(job: RoundJob, engine: Engine, trained_one: TrainedOne | None = None) -> Ends:
     """Every client of the cohort, trained, in the cohort's order; the engine may return them in another one."""
     ends: dict[int, LocalEnd | Lost] = {}
     for client, end in engine.train(job):
         ends[client] = end
-        trained_one(len(ends), len(job.cohort))
+        if trained_one is not None:
+            trained_one(len(ends), len(job.cohort))
     if job.personal_model is not None:
         ends = with_personal_models(job, ends, dict(engine.train(personal_job(job))))
     if job.w.is_cuda:
@@ -141,18 +143,18 @@ def close(
     started = time.perf_counter()
     if aggregation.attack is not None:
         ends = aggregation.attack.act(ends, job.round)
-    kept, lost = healthy(ends, job.buffers_before)
+    included, lost = healthy(ends, job.buffers_before)
     number = state.rounds_done + 1
     if aggregation.budget is not None:
-        _refuse_changed_buffers(job, kept)
-    if not kept:
+        _refuse_changed_buffers(job, included)
+    if not included:
         raise Diverged(f"no client of round {number} sent a finite update", lost)
     if sparse := job.algorithm.sparse_up(job.w.shape[1]):
-        _check_sparse_updates(job, kept, sparse, aggregation)
+        _check_sparse_updates(job, included, sparse, aggregation)
     # Where clients are private, whether one is in the sum must not depend on the others: each is clipped instead.
     private = aggregation.budget is not None
     if not private:
-        kept, too_large = in_proportion(kept, job.w)
+        included, too_large = in_proportion(included, job.w)
         lost += too_large
 
     def aggregated(part: dict[int, LocalEnd]) -> tuple[ServerState, dict[int, float]]:
@@ -164,24 +166,25 @@ def close(
             job.algorithm, state.server, server_view, part, counts, job.policy, collector, len(job.cohort)
         )
 
-    server, share = aggregated(kept)
+    server, share = aggregated(included)
     wrong = spoilt(state.server, server)
     if wrong is not None:
         offender = None
         if not private and is_ordinary(state.server):
-            offender = _only_offender(kept, lambda part: spoilt(state.server, aggregated(part)[0]) is None)
+            offender = _only_offender(included, lambda part: spoilt(state.server, aggregated(part)[0]) is None)
         if offender is None:
             raise Diverged(f"{wrong} after round {number}", lost)
-        kept = {client: end for client, end in kept.items() if client != offender}
+        included = {client: end for client, end in included.items() if client != offender}
         lost = [*lost, Lost(offender, f"{wrong} with its update")]
-        server, share = aggregated(kept)
+        server, share = aggregated(included)
     new = State(
         rounds_done=number,
         server=server,
-        memory=state.memory | {client: end.memory for client, end in kept.items() if end.memory},
-        kept_buffers=state.kept_buffers | ({c: e.buffers for c, e in kept.items()} if job.policy == "local" else {}),
+        memory=state.memory | {client: end.memory for client, end in included.items() if end.memory},
+        kept_buffers=state.kept_buffers
+        | ({c: e.buffers for c, e in included.items()} if job.policy == "local" else {}),
     )
-    return new, Played(kept, share, lost, train_seconds, time.perf_counter() - started)
+    return new, Played(included, share, lost, train_seconds, time.perf_counter() - started)
 
 
 def _refuse_changed_buffers(job: RoundJob, ends: Mapping[int, LocalEnd]) -> None:
@@ -195,24 +198,24 @@ def _refuse_changed_buffers(job: RoundJob, ends: Mapping[int, LocalEnd]) -> None
 
 
 def _check_sparse_updates(
-    job: RoundJob, kept: Mapping[int, LocalEnd], sparse: Mapping[str, int], aggregation: Aggregation
+    job: RoundJob, included: Mapping[int, LocalEnd], sparse: Mapping[str, int], aggregation: Aggregation
 ) -> None:
     """Clients send what the algorithm declares, those that attack excepted."""
     who = f"{type(job.algorithm).__name__}.sparse_up()"
-    for client, end in kept.items():
+    for client, end in included.items():
         if aggregation.attack is None or client not in aggregation.attack.clients:
             check_sparse(end.up, sparse, who, f" from client {client}")
 
 
-def _only_offender(kept: Mapping[int, LocalEnd], is_usable: Callable[[dict[int, LocalEnd]], bool]) -> int | None:
+def _only_offender(included: Mapping[int, LocalEnd], is_usable: Callable[[dict[int, LocalEnd]], bool]) -> int | None:
     """The one client without which the round is usable; None if there are several such, or none.
 
     Those with the largest values are tried first, and no more than TRIED.
     """
     offenders: list[int] = []
-    sizes = {client: max(largest(end.up).values(), default=0.0) for client, end in kept.items()}
-    for client in sorted(kept, key=lambda client: -sizes[client])[:TRIED] if len(kept) > 1 else []:
-        if is_usable({other: end for other, end in kept.items() if other != client}):
+    sizes = {client: max(largest(end.up).values(), default=0.0) for client, end in included.items()}
+    for client in sorted(included, key=lambda client: -sizes[client])[:TRIED] if len(included) > 1 else []:
+        if is_usable({other: end for other, end in included.items() if other != client}):
             offenders.append(client)
         if len(offenders) > 1:
             return None
@@ -254,7 +257,7 @@ def close_without_offender(
     """The round without the one client with which the test loss is not finite, and its scores, if there is such."""
     if federation.aggregation.budget is not None or not closed.looks or not is_ordinary(state.server):
         return None
-    everybody, why = closed.played.kept, "the test loss is not finite with its update"
+    everybody, why = closed.played.included, "the test loss is not finite with its update"
 
     def closed_with(part: Mapping[int, LocalEnd]) -> Closed:
         ends = {**closed.ends, **{client: Lost(client, why) for client in everybody if client not in part}}

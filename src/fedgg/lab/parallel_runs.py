@@ -123,7 +123,7 @@ def _as_many_as_fit(
     used, free = 0, None
     while waiting:
         job = waiting[0]
-        with ExitStack() as own:
+        with ExitStack() as resources:
             given = job.given
             data = given.data
             if data is None:
@@ -137,7 +137,7 @@ def _as_many_as_fit(
                 objective=given.objective,
             )
             try:
-                session = own.enter_context(opened(build_it, job.experiment, job.folder, observer, job.name))
+                session = resources.enter_context(opened(build_it, job.experiment, job.folder, observer, job.name))
             except InUse:
                 in_use.append(waiting.popleft())
                 continue
@@ -155,7 +155,7 @@ def _as_many_as_fit(
                 return taken
             used += needed
             taken.append(session)
-            folders.push(own.pop_all())
+            folders.push(resources.pop_all())
             waiting.popleft()
     return taken
 

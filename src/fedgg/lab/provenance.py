@@ -25,9 +25,10 @@ import fedgg
 from fedgg.core.metrics import METRICS, Mean, Metric
 from fedgg.core.random_choices import unchanged_generators
 from fedgg.core.tasks import OwnLoss
+from fedgg.engines import ENGINES
 from fedgg.lab.build import Federation
-from fedgg.lab.name_resolution import engine_class, used_code
-from fedgg.lab.run_places import place_here
+from fedgg.lab.name_resolution import USED_CODE, engine_class, used_code
+from fedgg.lab.run_places import PLACE
 
 ACCURACY = [{"name": "accuracy", "higher_is_better": True, "percent": True}]  # where versions.json has no metrics
 OURS = ("fedgg", "torch", "builtins", "abc", "typing")  # packages that are identified by their versions
@@ -51,10 +52,10 @@ def versions_of(federation: Federation) -> dict[str, Any]:
         ("task", code_of(net.task.function) if isinstance(net.task, OwnLoss) else None),
         ("metrics", _code_of_metrics(net.metrics) if metrics != ACCURACY else None),
         ("robust", code_of(federation.aggregation.collector)),
-        ("engine", code_of(engine_class(federation.engine))),
+        ("engine", code_of(ENGINES.get(federation.engine) or engine_class(federation.engine))),
     ):
         code |= {} if user_code is None else {part: user_code}
-    code_files = used_code(experiment)
+    code_files = used_code(experiment) if USED_CODE else {}
     is_users = isinstance(net.task, OwnLoss) or metrics != ACCURACY or ":" in experiment.model.name
     behaviour = behaviour_of(federation) if is_users else {}
     engine = {"name": federation.engine, "precision": experiment.engine.precision, "reason": federation.choice.reason}
@@ -80,7 +81,7 @@ def versions_of(federation: Federation) -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "engine": engine,
-        **({"where": place} if (place := place_here()) else {}),
+        **({"where": dict(PLACE)} if PLACE else {}),
     }
 
 

@@ -132,16 +132,16 @@ def _check_epsilon(federation: Federation, rounds_done: int, summary: dict[str, 
 
 def _another_accountant(federation: Federation, rounds: list[dict[str, Any]]) -> list[str]:
     """That epsilon is bounded in another way from now on, where the history has it by an older accountant."""
-    budget, done = federation.aggregation.budget, len(rounds)
-    if budget is None or not rounds or rounds[-1].get("epsilon") is None or done >= federation.last_round:
+    budget, rounds_done = federation.aggregation.budget, len(rounds)
+    if budget is None or not rounds or rounds[-1].get("epsilon") is None or rounds_done >= federation.last_round:
         return []
-    before, now = rounds[-1].get("accountant", OLD_ACCOUNTANT), budget.accountant(done)
+    before, now = rounds[-1].get("accountant", OLD_ACCOUNTANT), budget.accountant(rounds_done)
     if before == now:
         return []
     return [
-        f"epsilon of rounds 1 to {done} was recorded by the accountant {before!r}, {rounds[-1]['epsilon']:.2f} so far; "
-        f"from round {done + 1} on it is that of all rounds by {now!r}, by which those {done} spent "
-        f"{budget.epsilon(done):.2f}"
+        f"epsilon of rounds 1 to {rounds_done} was recorded by the accountant {before!r}, "
+        f"{rounds[-1]['epsilon']:.2f} so far; from round {rounds_done + 1} on it is that of all rounds by {now!r}, by "
+        f"which those {rounds_done} spent {budget.epsilon(rounds_done):.2f}"
     ]
 
 

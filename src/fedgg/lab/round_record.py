@@ -56,7 +56,7 @@ def record_of(
     """
     evaluate_seconds = time.perf_counter() - closed.at if evaluate_seconds is None else evaluate_seconds
     job, played, rounds_done = closed.job, closed.played, closed.state.rounds_done
-    kept, share, parameters = played.kept, played.share, job.w.shape[1]
+    included, share, parameters = played.included, played.share, job.w.shape[1]
     budget, attack = federation.aggregation.budget, federation.aggregation.attack
     record: dict[str, Any] = {"round": rounds_done}
     if closed.looks:
@@ -80,17 +80,17 @@ def record_of(
         record |= spent(budget, rounds_done)
     if rates := federation.aggregation.server_rates:
         record["server_lr"] = rates[rounds_done - 1]
-    record["train_loss"] = _finite(sum(share[c] * float(end.loss) for c, end in kept.items()))
+    record["train_loss"] = _finite(sum(share[c] * float(end.loss) for c, end in included.items()))
     record["readings"] = {
-        name: _finite(sum(share[c] * float(end.diagnostics[name]) for c, end in kept.items()))
-        for name in next(iter(kept.values())).diagnostics
+        name: _finite(sum(share[c] * float(end.diagnostics[name]) for c, end in included.items()))
+        for name in next(iter(included.values())).diagnostics
     }
     sparse_down, sparse_up = job.algorithm.sparse_down(parameters), job.algorithm.sparse_up(parameters)
     record["bytes_down"] = len(job.cohort) * (message_bytes(job.down, sparse_down) + job.w.nbytes)
-    record["bytes_up"] = sum(message_bytes(end.up, sparse_up) for end in kept.values())
+    record["bytes_up"] = sum(message_bytes(end.up, sparse_up) for end in included.values())
     if job.buffers:
         sent_down = [rows for client in job.cohort for rows in job.buffers_down(client).values()]
-        sent_up = [rows for client, end in kept.items() for rows in job.buffers_up(client, end).values()]
+        sent_up = [rows for client, end in included.items() for rows in job.buffers_up(client, end).values()]
         record["bytes_down"] += sum(rows.nbytes for rows in sent_down)
         record["bytes_up"] += sum(rows.nbytes for rows in sent_up)
     record["clients"] = [
@@ -101,10 +101,10 @@ def record_of(
             "loss": _finite(float(end.loss)),
             **{name: _finite(float(value)) for name, value in end.diagnostics.items()},
         }
-        for client, end in kept.items()
+        for client, end in included.items()
     ]
     record["lost"] = [{**federation.named(gone.client), "why": gone.why} for gone in played.lost]
-    if notes := [{**federation.named(client), "what": end.note} for client, end in kept.items() if end.note]:
+    if notes := [{**federation.named(client), "what": end.note} for client, end in included.items() if end.note]:
         record["notes"] = notes
     if attack is not None:
         record["attackers"] = [client for client in job.cohort if client in attack.clients]
@@ -185,20 +185,20 @@ def summary_of(
     key, best_is = f"test_{primary.name}", "highest" if primary.higher_is_better else "lowest"
     scored = [record for record in rounds if record.get(key) is not None]
     best = (max if primary.higher_is_better else min)(scored, key=lambda record: record[key], default=None)
-    budget, done = federation.aggregation.budget, len(rounds)
+    budget, rounds_done = federation.aggregation.budget, len(rounds)
     status = "finished" if why is None else "diverged"
-    if why is None and stopped is not None and done < federation.last_round:
+    if why is None and stopped is not None and rounds_done < federation.last_round:
         status, why = "stopped_early", stopped
-    elif why is None and budget is not None and budget.limit is not None and done < federation.experiment.rounds:
+    elif why is None and budget is not None and budget.limit is not None and rounds_done < federation.experiment.rounds:
         status, why = (
             "spent",
-            f"round {done + 1} would raise epsilon to {budget.epsilon(done + 1):.2f}, over privacy.epsilon_limit = "
-            f"{budget.limit:g}; a larger limit lets the run go on",
+            f"round {rounds_done + 1} would raise epsilon to {budget.epsilon(rounds_done + 1):.2f}, over "
+            f"privacy.epsilon_limit = {budget.limit:g}; a larger limit lets the run go on",
         )
     return {
         "status": status,
         "why": why,
-        "rounds_done": done,
+        "rounds_done": rounds_done,
         f"final_{key}": scored[-1][key] if scored else None,
         f"{best_is}_{key}": best[key] if best else None,
         f"{best_is}_at_round": best["round"] if best else None,
@@ -207,5 +207,5 @@ def summary_of(
         "bytes": sum(record["bytes_up"] + record["bytes_down"] for record in rounds),
         "seconds": round(sum(sum(record["seconds"].values()) for record in rounds), 3),
         "clients_lost": sum(len(record["lost"]) for record in rounds),
-        **({} if budget is None else spent(budget, done)),
+        **({} if budget is None else spent(budget, rounds_done)),
     }

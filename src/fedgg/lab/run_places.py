@@ -83,7 +83,7 @@ def kind_of(devices: Sequence[str]) -> str:
 
 # The place of a run ---------------------------------------------------------------------------------------------------
 
-_place: dict[str, str] = {}
+PLACE: dict[str, str] = {}  # what `record_place` was called with
 
 
 def record_place(**facts: str | None) -> None:
@@ -91,13 +91,8 @@ def record_place(**facts: str | None) -> None:
 
     Without a call nothing is recorded: a run on one machine does not name it.
     """
-    _place.clear()
-    _place.update({key: value for key, value in facts.items() if value})
-
-
-def place_here() -> dict[str, str]:
-    """What `record_place` has been called with; empty if it was not."""
-    return dict(_place)
+    PLACE.clear()
+    PLACE.update({key: value for key, value in facts.items() if value})
 
 
 def machine_name() -> str:

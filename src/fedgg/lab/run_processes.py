@@ -32,7 +32,7 @@ from fedgg.lab.engine_setup import arithmetic
 from fedgg.lab.federated_data import DataGiven
 from fedgg.lab.observer import Observer
 from fedgg.lab.provenance import code_of
-from fedgg.lab.run_places import machine_name, place_here, record_place
+from fedgg.lab.run_places import PLACE, machine_name, record_place
 from fedgg.lab.run_session import opened
 from fedgg.lab.runner import name_of_part, run_rounds
 from fedgg.lab.task_and_metrics import NAMED_OBJECTIVE, Objective
@@ -109,7 +109,7 @@ def run_on_devices(jobs: list[Job], devices: Sequence[str], observer: Observer) 
         _check_can_be_sent(job)
     stacks = stacks_of(jobs, len(devices))
     processes = list(devices[: len(stacks)])
-    with _pool(processes, "fedgg.lab.parallel_runs:run_stack", place_here() | {"node": machine_name()}) as pool:
+    with _pool(processes, "fedgg.lab.parallel_runs:run_stack", PLACE | {"node": machine_name()}) as pool:
         return pool.work_off(stacks, observer)
 
 
@@ -175,7 +175,7 @@ class _Pool:
 
     def __init__(self, devices: Sequence[str], runner: str, place: dict[str, str] | None = None):
         self._context = multiprocessing.get_context("spawn")
-        self._runner, self._place = runner, place_here() if place is None else place
+        self._runner, self._place = runner, dict(PLACE) if place is None else place
         self.workers: dict[Connection, tuple[BaseProcess, str]] = dict(self._start(device) for device in devices)
 
     def _start(self, device: str) -> tuple[Connection, tuple[BaseProcess, str]]:

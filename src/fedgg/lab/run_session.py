@@ -18,9 +18,9 @@ from fedgg.core.server import PLAIN
 from fedgg.core.tensor_rows import Rows
 from fedgg.engines import RoundJob
 from fedgg.engines.base import Look, Scorer, score_here
-from fedgg.engines.fused.cpu_step import fused_net
+from fedgg.engines.fused.net import fused_net
 from fedgg.lab.build import Federation
-from fedgg.lab.checkpoint import Snapshot
+from fedgg.lab.checkpoint import Snapshot, snapshot, unpin
 from fedgg.lab.client_state import RowsOnDisk
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import Choice
@@ -56,7 +56,7 @@ def opened(
     build_it: Callable[[], Federation],
     experiment: Experiment,
     folder: Path | None,
-    observer: Observer,
+    observer: Observer | None,
     label: str = "",
 ) -> Iterator[Session]:
     """A run at its start, or at its last checkpoint, with its folder locked."""
@@ -75,7 +75,11 @@ def opened(
             rehearse(federation)
         if store is not None and not known:
             locks.enter_context(store.locked())
-        notice = partial(observer.on_notice, label)
+
+        def notice(message: str) -> None:
+            if observer is not None:
+                observer.on_notice(label, message)
+
         for message in federation.notices:
             notice(message)
         inputs = Inputs.of(federation)
@@ -85,10 +89,13 @@ def opened(
             if store is not None:
                 store.create(federation, inputs.to_json())
             state, rounds, ended = begin(federation), [], None
-        observer.on_experiment(label, experiment)
-        observer.on_start(label, state.rounds_done, experiment.rounds)
+        if observer is not None:
+            observer.on_experiment(label, experiment)
+            observer.on_start(label, state.rounds_done, experiment.rounds)
         checkpoints = CheckpointWriter(store, experiment, state.rounds_done) if store is not None else None
-        session = Session(experiment, federation, inputs, store, checkpoints, observer, label, state, rounds, ended)
+        session = Session(
+            experiment, federation, inputs, store, checkpoints, observer, label, notice, state, rounds, ended
+        )
         if ended is not None and ended["status"] == "diverged":
             session.diverged = ended["why"]  # the same numbers would come again
         if experiment.stop is not None:
@@ -117,8 +124,9 @@ class Session:
     inputs: Inputs  # of the final model
     store: Store | None
     checkpoints: CheckpointWriter | None  # None without a store
-    observer: Observer
+    observer: Observer | None
     label: str  # of the run, for the observer
+    notice: Callable[[str], None]
     state: State
     rounds: list[dict[str, Any]]
     ended: dict[str, Any] | None  # the summary of a run that had ended when it was opened
@@ -127,9 +135,6 @@ class Session:
     closed: Closed | None = None  # a round that has been aggregated but not evaluated
     lost: NamedOnce = field(default_factory=NamedOnce)
     whole: bool = field(init=False, default=True)  # whether state and history are of the same round
-
-    def notice(self, message: str) -> None:
-        self.observer.on_notice(self.label, message)
 
     @property
     def over(self) -> bool:
@@ -175,15 +180,13 @@ class Session:
         self.whole = True
         if self.experiment.stop is not None:
             self.stopped = early_stop(self.experiment, self.federation.net.metrics, self.rounds)
-        if self.over:
-            self._save_now()
-        elif self.checkpoints is not None:
-            self.checkpoints.round_done(self.state)
-        self.observer.on_round(self.label, record)
-
-    def _save_now(self) -> None:
         if self.checkpoints is not None:
-            self.checkpoints.save_now(self.state)
+            if self.over:
+                self.checkpoints.save_now(self.state)
+            else:
+                self.checkpoints.round_done(self.state)
+        if self.observer is not None:
+            self.observer.on_round(self.label, record)
 
     def keep(self) -> None:
         """Stopped between two checkpoints: rounds that are in the history already need not be trained again."""
@@ -197,7 +200,8 @@ class Session:
         lost = [{**self.federation.named(gone.client), "why": gone.why} for gone in end.lost]
         names = "; ".join(f"client {', '.join(who)}: {why}" for why, who in by_reason(lost).items())
         self.diverged = f"{end}" + (f" ({names})" if names else "")
-        self._save_now()  # the history up to here is valid, and so is its model
+        if self.checkpoints is not None:
+            self.checkpoints.save_now(self.state)  # the history up to here is valid, and so is its model
 
     def finish(self) -> Run:
         weights, unsaved = final_tensors(self.federation.net, self.state.server)
@@ -208,7 +212,8 @@ class Session:
             self.store.finish(weights, unsaved, summary)
         trained = partial(trained_module, self.federation.net.module, weights, unsaved)
         folder = self.store.folder if self.store else None
-        self.observer.on_end(self.label, summary)
+        if self.observer is not None:
+            self.observer.on_end(self.label, summary)
         personal: Callable[[int], nn.Module] | None = None
         if self.experiment.personal is not None and self.store is None:
             personal = partial(personal_module, self.federation.net, self.state)
@@ -241,7 +246,8 @@ class CheckpointWriter:
 
     def __init__(self, store: Store, experiment: Experiment, rounds_done: int):
         self._store = store
-        self._experiment = experiment
+        self._settings = experiment.server
+        self._trajectory = experiment.trajectory()
         self._saved = rounds_done  # of the newest checkpoint on disk
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._in_flight: tuple[Snapshot, Future[set[int]]] | None = None
@@ -255,14 +261,17 @@ class CheckpointWriter:
             self.wait()
         if self._in_flight is None and self._is_due(state.rounds_done):
             self._begun = time.monotonic()
-            content = self._store.snapshot(state, self._experiment, copy_into=self._copies)
+            content = snapshot(state, self._trajectory, self._store.digests(), copy_into=self._copies)
             self._in_flight = content, self._thread.submit(self._write, content)
 
     def save_now(self, state: State) -> None:
         """Return when a checkpoint of this state is on the disk."""
         self.wait()
         if state.rounds_done > self._saved:
-            self._store.save(state, self._experiment)
+            content = snapshot(state, self._trajectory, self._store.digests())
+            rounds = self._store.write(content)
+            if content.shelved:
+                unpin(content, rounds)
             self._saved = state.rounds_done
 
     def wait(self) -> None:
@@ -275,7 +284,8 @@ class CheckpointWriter:
         finally:
             if written.done():  # and not interrupted by Ctrl-C
                 self._in_flight = None
-        self._store.unpin(content, rounds)
+        if content.shelved:
+            unpin(content, rounds)
         self._saved = content.rounds_done
 
     def close(self) -> None:
@@ -291,10 +301,9 @@ class CheckpointWriter:
             raise interrupted
 
     def _is_due(self, rounds_done: int) -> bool:
-        settings = self._experiment.server
-        if settings.checkpoint_every is not None:
-            return rounds_done // settings.checkpoint_every > self._saved // settings.checkpoint_every
-        return time.monotonic() - self._begun >= min(settings.checkpoint_seconds, SHARE * self._seconds)
+        if (every := self._settings.checkpoint_every) is not None:
+            return rounds_done // every > self._saved // every
+        return time.monotonic() - self._begun >= min(self._settings.checkpoint_seconds, SHARE * self._seconds)
 
     def _write(self, content: Snapshot) -> set[int]:
         rounds = self._store.write(content)

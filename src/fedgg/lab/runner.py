@@ -70,7 +70,7 @@ def run(
         observer = Observers(observer)
     with (
         arithmetic(experiment),
-        opened(build_it, experiment, folder, observer or Observer(), experiment.name) as session,
+        opened(build_it, experiment, folder, observer, experiment.name) as session,
     ):
         run_rounds(session)
         return session.finish()
@@ -84,9 +84,11 @@ def run_rounds(session: Session, engine: Engine | None = None) -> None:
         return
     if engine is None:
         engine = build_engine(federation.engine, federation.experiment.engine)
+    observer = session.observer
+    client_trained = None if observer is None else partial(observer.on_client, session.label)
     while not session.over:
         job, started = next_job(federation, session.state), time.perf_counter()
-        ends = train(job, engine, partial(session.observer.on_client, session.label))
+        ends = train(job, engine, client_trained)
         looks = session.aggregate(job, ends, time.perf_counter() - started)
         if looks is not None:
             session.write_down(engine.score(looks), score=engine.score)
@@ -119,7 +121,8 @@ def requests_of(session: Session, *, alone: bool = False) -> RequestStream:
 
     Alone, a round's seconds are wall-clock time; beside other runs they are the run's share of the pool's time.
     """
-    client_trained = partial(session.observer.on_client, session.label)
+    observer = session.observer
+    client_trained = None if observer is None else partial(observer.on_client, session.label)
     while not session.over:
         job, started = next_job(session.federation, session.state), time.perf_counter()
         turn = session.state.rounds_done - session.experiment.rounds

@@ -160,7 +160,7 @@ def _run_trial(
                     ends = train(job, engine, partial(observer.on_client, name))
                     closed = close_before_looking(federation, states[place], job, ends, 0.0)
                     states[place] = closed.state
-                    losses += [float(end.loss) for end in closed.played.kept.values()]
+                    losses += [float(end.loss) for end in closed.played.included.values()]
                     if looks := [look for look in closed.looks if look.client is not None and look.model == model]:
                         values.append(_mean(engine.score(looks), measure.metric, round_))
             except Diverged as end:

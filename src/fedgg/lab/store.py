@@ -42,13 +42,12 @@ from fedgg.files import (
     open_in_place,
     parse_json,
     read_bytes,
-    write_atomically,
+    replacing,
     writing_to,
 )
 from fedgg.lab.build import Federation
-from fedgg.lab.checkpoint import Snapshot, snapshot, write_snapshot
+from fedgg.lab.checkpoint import Snapshot, write_snapshot
 from fedgg.lab.config import Experiment, load_experiment
-from fedgg.lab.one_round import State
 from fedgg.lab.provenance import versions_of
 from fedgg.runfolder import checksums
 from fedgg.runfolder.checksums import (
@@ -74,6 +73,10 @@ class ChangedConfig(UserError):
     """config.toml is not what this library wrote."""
 
 
+def not_locked() -> None:
+    """The check of a folder that this process has not locked: there is nothing to lose."""
+
+
 class Store:
     """One run folder, held by one process at a time."""
 
@@ -91,7 +94,7 @@ class Store:
         self.folder = folder
         self.checkpoint_folder = folder / "checkpoint"
         self.lock_file = folder / "lock"
-        self._lock: LockFile | None = None
+        self.check_lock = not_locked  # within `locked`: LockLost if the folder was removed or replaced since
         self.manifest: Manifest | None = None  # of a folder that was opened to be written; None: without checksums
         self.lines: LineChecksums | None = None  # of its history
 
@@ -103,17 +106,12 @@ class Store:
             make_folder(self.checkpoint_folder, self.folder)
             if not lock.acquire():
                 raise InUse(f"another process is working in {self.folder}: wait for it, or stop it")
-        self._lock = lock
+        self.check_lock = lock.check
         try:
             yield self
         finally:
-            self._lock = None
+            self.check_lock = not_locked
             lock.release()
-
-    def check_lock(self) -> None:
-        """LockLost if this process locked the folder and it was removed or replaced since."""
-        if self._lock is not None:
-            self._lock.check()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -128,7 +126,8 @@ class Store:
 
     def replace_file(self, name: str, content: bytes) -> None:
         """Write a file of the folder in one move, within `writing`; LockLost rather than into another folder."""
-        write_atomically(self.folder / name, content, check=self.check_lock)
+        with replacing(self.folder / name, check=self.check_lock) as file:
+            file.write(content)
 
     def write_manifest(self) -> None:
         """Write checksums.json, where the folder has one, within `writing`."""
@@ -211,14 +210,12 @@ class Store:
         }
         if attack is not None:
             contents["attackers.json"] = indented_json({"kind": attack.kind, "clients": sorted(attack.clients)})
-        config = federation.experiment.to_toml().encode()
-        digests = {name: sha256(content) for name, content in contents.items()}
-        self.manifest, self.lines = Manifest(digests | {"config.toml": sha256(config)}), LineChecksums()
+        config = {"config.toml": federation.experiment.to_toml().encode()}
+        self.manifest = Manifest({name: sha256(content) for name, content in {**contents, **config}.items()})
+        self.lines = LineChecksums()
         with self.writing():
-            for name, content in contents.items():
+            for name, content in {**contents, checksums.FILE: self.manifest.content(), **config}.items():
                 self.replace_file(name, content)
-            self.write_manifest()
-            self.replace_file("config.toml", config)
 
     def code_files(self) -> dict[str, Any]:
         """By part: path and SHA-256 of the code that the run began with, as the folder records it."""
@@ -248,30 +245,15 @@ class Store:
         """The history of a run that has ended, which must be whole."""
         summary, recorded = self._summary()
         history = self.history()
-        done = summary["rounds_done"]
+        rounds_done = summary["rounds_done"]
         damage = history.damage
-        if damage is None and len(history.rounds) < done:
-            damage = f"it ends at round {len(history.rounds)}, and summary.json says that {done} were done"
-        if damage is None and recorded.get(HISTORY, history.sha256(done)) != history.sha256(done):
+        if damage is None and len(history.rounds) < rounds_done:
+            damage = f"it ends at round {len(history.rounds)}, and summary.json says that {rounds_done} were done"
+        if damage is None and recorded.get(HISTORY, history.sha256(rounds_done)) != history.sha256(rounds_done):
             damage = "it is another history than that of summary.json"
         if damage is not None:
             raise UserError(f"{self.folder / HISTORY} is damaged ({damage}): put the file back, or try fedgg resume")
         return history.rounds
-
-    def save(self, state: State, experiment: Experiment) -> None:
-        """Write a checkpoint."""
-        content = self.snapshot(state, experiment)
-        self.unpin(content, self.write(content))
-
-    def snapshot(self, state: State, experiment: Experiment, copy_into: Rows | None = None) -> Snapshot:
-        """What the checkpoint of this state holds; `copy_into` as in `checkpoint.snapshot`.
-
-        The rows in files that it refers to are not overwritten from now on.
-        """
-        content = snapshot(state, experiment.trajectory(), self._checksums(), copy_into)
-        for rows in content.shelved.values():
-            rows.shelf.pinned[state.rounds_done] = rows.places
-        return content
 
     def write(self, content: Snapshot) -> set[int]:
         """Write a checkpoint and remove the oldest; returns the rounds of those that remain. May run in a thread.
@@ -289,12 +271,7 @@ class Store:
                 old.unlink()
         return {int(path.stem) for path in paths[-KEPT_CHECKPOINTS:]}
 
-    def unpin(self, content: Snapshot, rounds: set[int]) -> None:
-        """Let the rows in files be overwritten that only checkpoints of other rounds refer to."""
-        for rows in content.shelved.values():
-            rows.shelf.pinned = {number: places for number, places in rows.shelf.pinned.items() if number in rounds}
-
-    def _checksums(self) -> dict[str, str]:
+    def digests(self) -> dict[str, str]:
         """SHA-256 of the history so far and of the files that do not grow with it."""
         if self.manifest is None or self.lines is None:
             return {}
@@ -308,7 +285,7 @@ class Store:
 
     def finish(self, weights: Rows, unsaved: Rows, summary: dict[str, Any]) -> None:
         """`unsaved`: buffers that are not among the weights and that training changed."""
-        recorded = self._checksums()
+        recorded = self.digests()
         with self.writing():
             for name, tensors in (("buffers.safetensors", unsaved), ("model.safetensors", weights)):
                 if tensors:

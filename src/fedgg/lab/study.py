@@ -40,9 +40,9 @@ class Study:
     def __post_init__(self) -> None:
         check_labels(tuple(self.variants), self.seeds, self.reference)
         for label, changes in self.variants.items():
-            if own := [key for key in ("seed", "name") if key in changes]:
-                said = "seeds (--seeds)" if own == ["seed"] else "labels"
-                raise UserError(f"{label}: a variant cannot set {own[0]}; a study has {said} for that")
+            if reserved := [key for key in ("seed", "name") if key in changes]:
+                instead = "seeds (--seeds)" if reserved == ["seed"] else "labels"
+                raise UserError(f"{label}: a variant cannot set {reserved[0]}; a study has {instead} for that")
         for label, seed in itertools.product(self.variants, self.seeds):
             check_parts(self.experiment(label, seed))  # all mistakes before the first run
 
@@ -159,7 +159,7 @@ def grid(axes: Mapping[str, Sequence[Any]], names: Mapping[str, str] | None = No
     """
     names = names or {}
     last = [key.rpartition(".")[2] for key in axes]
-    shown = {key: key if own == "name" or last.count(own) > 1 else own for key, own in zip(axes, last, strict=True)}
+    shown = {key: key if part == "name" or last.count(part) > 1 else part for key, part in zip(axes, last, strict=True)}
     combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     return {
         " ".join(f"{shown[key]}={names.get(str(value), _shown(value))}" for key, value in c.items()): c

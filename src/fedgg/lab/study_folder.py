@@ -82,7 +82,9 @@ class Listing:
             "labels": list(self.runs),
             "seeds": self.seeds,
             "reference": self.reference,
-            "runs": {label: {str(seed): place for seed, place in own.items()} for label, own in self.runs.items()},
+            "runs": {
+                label: {str(seed): place for seed, place in places.items()} for label, places in self.runs.items()
+            },
             "experiments": self.experiments,
             **({"command": self.commands[-1]} if self.commands else {}),
             **({"commands": self.commands} if len(self.commands) > 1 else {}),
@@ -138,10 +140,12 @@ def _merged(before: Listing, index: Index, by_label: Mapping[str, Job], folder: 
     """`keep_all`: also what has not begun, since another process may begin it."""
     runs: dict[str, dict[int, str]] = {}
     for label, by_seed in before.runs.items():
-        kept = {seed: place for seed, place in by_seed.items() if keep_all or _has_begun(folder / place)}
-        if kept:
-            runs[label] = kept
-    for label, seed, place in _unlisted(folder, {place for own in before.runs.values() for place in own.values()}):
+        remaining = {seed: place for seed, place in by_seed.items() if keep_all or _has_begun(folder / place)}
+        if remaining:
+            runs[label] = remaining
+    for label, seed, place in _unlisted(
+        folder, {place for places in before.runs.values() for place in places.values()}
+    ):
         runs.setdefault(label, {})[seed] = place
     identities = {label: before.experiments[label] for label in runs if label in before.experiments}
     for label in index.labels:
@@ -150,12 +154,12 @@ def _merged(before: Listing, index: Index, by_label: Mapping[str, Job], folder: 
     check_folders(list(runs))
     if set(index.labels) >= runs.keys():
         runs = {label: runs[label] for label in index.labels}
-    seeds = {seed for own in runs.values() for seed in own}
+    seeds = {seed for by_seed in runs.values() for seed in by_seed}
     in_order = list(index.seeds) if seeds <= set(index.seeds) else sorted(seeds)
     # A single row has nothing to be measured against, so its call does not decide what the others are.
     keeps_reference = len(index.labels) == 1 and before.reference in runs
     return Listing(
-        {label: {seed: own[seed] for seed in in_order if seed in own} for label, own in runs.items()},
+        {label: {seed: places[seed] for seed in in_order if seed in places} for label, places in runs.items()},
         in_order,
         before.reference if keeps_reference else index.reference,
         {label: identities[label] for label in runs if label in identities},
@@ -287,10 +291,9 @@ def build_on_trial(jobs: Sequence[Job]) -> None:
     if len(kinds) < 2:
         return
     for data in dict.fromkeys(job.experiment.data.data_set for job in kinds.values()):
-        own = [job for job in kinds.values() if job.experiment.data.data_set == data]
-        given = own[0].given.data
-        dataset = data_of(own[0].experiment, given, own[0].data_folder)
-        for job in own:
+        sharing = [job for job in kinds.values() if job.experiment.data.data_set == data]
+        dataset = data_of(sharing[0].experiment, sharing[0].given.data, sharing[0].data_folder)
+        for job in sharing:
             if Store(job.folder).rounds():
                 continue  # it was built before
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,12 +52,15 @@ def test_the_file_is_read_as_scikit_learn_reads_it(monkeypatch: pytest.MonkeyPat
     assert arrays[0].dtype == images.dtype
     assert arrays[0].tobytes() == images.tobytes()
     np.testing.assert_array_equal(arrays[1], labels)
-    opened: list[Path] = []
+    read: list[Path] = []
+    loadtxt = np.loadtxt
 
-    def missing(path: Path) -> None:
-        opened.append(path)
-        raise FileNotFoundError
+    def missing(file: Path, *more: Any, **named: Any) -> Any:
+        read.append(file)
+        if len(read) == 1:
+            raise FileNotFoundError
+        return loadtxt(file, *more, **named)
 
-    monkeypatch.setattr(readers, "open_regular", missing)
+    monkeypatch.setattr("numpy.loadtxt", missing)
     assert readers._digits_of_sklearn()[0].tobytes() == images.tobytes()
-    assert opened[0].name == "digits.csv.gz"
+    assert read[0].name == "digits.csv.gz"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedgg.core.model import Net
 from fedgg.engines.fused.conv_pool import FusedPool
-from fedgg.engines.fused.cpu_step import fused_net
+from fedgg.engines.fused.net import fused_net
 from fedgg.engines.module_equivalence import is_plain, is_stackable, mixes_examples, parts_in_order
 from fedgg.errors import UserError
 from fedgg.lab.build import build

@@ -10,8 +10,17 @@ from torch import Tensor
 if not torch.cuda.is_available():
     pytest.skip("kernels need a GPU", allow_module_level=True)
 
-from fedgg.kernels import max_pool, row_convolution, row_convolution_by_copies, row_group_norm
-from fedgg.kernels.row_convolution import Geometry
+from fedgg.kernels import (
+    max_pool,
+    narrow_convolution,
+    optimiser_step,
+    row_convolution,
+    row_convolution_by_copies,
+    row_group_norm,
+    weight_gradient_step,
+)
+from fedgg.kernels.optimiser_step import Pass, Shared
+from fedgg.kernels.row_convolution import Finish, Geometry
 
 CUDA = torch.device("cuda")
 UNTOUCHED = 9.0
@@ -76,6 +85,115 @@ def test_convolutions(case: Case, precision: str) -> None:
             assert distance(grad_x, expected_x.movedim(2, -1)) < CLOSE[precision]
             assert distance(into_w, expected_w.movedim(2, -1)) < CLOSE[precision]
             assert (into[:, weights:] == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_images_with_what_follows(dtype: torch.dtype, stride: int) -> None:
+    torch.manual_seed(0)
+    rows, batch, channels, side, outputs, precision = 3, 7, 64, 8, 32, "bf16" if dtype == torch.bfloat16 else "tf32x3"
+    geometry = Geometry((3, 3), (stride, stride), (1, 1))
+    x, added = (drawn(rows, batch, side, side, channels, dtype=dtype) for _ in range(2))
+    w = drawn(rows, outputs, 3, 3, channels, dtype=dtype)
+    grad = drawn(rows, batch, *geometry.outputs(side, side), outputs, dtype=dtype)
+    leaf = x.double().movedim(-1, 2).requires_grad_()
+    exact_w = w.double().movedim(-1, 2)
+    y = torch.stack([F.conv2d(leaf[k], exact_w[k], None, stride, 1) for k in range(rows)])
+    (plain,) = torch.autograd.grad(y, leaf, grad.double().movedim(-1, 2))
+    exact = torch.where(x > 0, plain.movedim(2, -1) + added.double(), 0)
+    finish = Finish(added, x)
+    if row_convolution_by_copies.supports(x, w, geometry):
+        ours = row_convolution_by_copies.input_gradient(grad, w, side, side, geometry, finish)
+    else:
+        ours = row_convolution.input_gradient(grad, w, side, side, geometry, precision, finish)
+    assert finish.sums is not None
+    assert distance(ours, exact) < CLOSE[precision]
+    assert distance(finish.sums.sum(1), exact.sum((1, 2, 3))) < CLOSE[precision]
+
+
+@pytest.mark.parametrize("precision", ["tf32x3", "tf32", "bf16"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        (2, 5, 3, 32, 32, 64, 7, 2, 3),
+        (3, 7, 3, 8, 9, 48, 3, 1, 1),
+        (2, 3, 1, 9, 9, 16, 5, 1, 2),
+        (1, 4, 4, 6, 6, 80, 1, 1, 0),
+    ],
+    ids=str,
+)
+def test_convolutions_of_few_channels(case: Case, precision: str) -> None:
+    torch.manual_seed(0)
+    rows, batch, channels, height, width, outputs, kernel, stride, padding = case
+    geometry = Geometry((kernel, kernel), (stride, stride), (padding, padding))
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    x, w = drawn(rows, batch, channels, height, width, dtype=dtype), drawn(rows, outputs, kernel, kernel, channels)
+    w, bias = w.to(dtype), drawn(rows, outputs)
+    assert narrow_convolution.supports(w, geometry)
+    exact_w = w.double().movedim(-1, 2).requires_grad_()
+    y = torch.stack([F.conv2d(x[k].double(), exact_w[k], bias[k].double(), stride, padding) for k in range(rows)])
+    packed = narrow_convolution.packed(x)
+    grad = drawn(*y.movedim(2, -1).shape, dtype=dtype)
+    (expected,) = torch.autograd.grad(y, exact_w, grad.double().movedim(-1, 2), retain_graph=True)
+    ours = narrow_convolution.forward(packed, w, bias, geometry, True, precision)
+    assert distance(ours, y.relu().movedim(2, -1)) < CLOSE[precision]
+    for splits in (1, 3):
+        into = torch.full_like(w, UNTOUCHED, dtype=torch.float32)
+        narrow_convolution.weight_gradient(packed, grad, into, geometry, precision, splits)
+        assert distance(into, expected.movedim(2, -1)) < CLOSE[precision]
+
+
+@pytest.mark.parametrize("vectors", [0, 1])
+@pytest.mark.parametrize("case", [(6, 128, 64, 2, 3), (3, 64, 128, 4, 1), (50, 128, 256, 1, 3)], ids=str)
+def test_steps_in_the_kernel_of_a_gradient(case: tuple[int, ...], vectors: int) -> None:
+    torch.manual_seed(0)
+    batch, channels, outputs, side, kernel = case
+    rows, before, behind, geometry = 3, 48, 80, Geometry((kernel, kernel), (1, 1), (kernel // 2, kernel // 2))
+    x = drawn(rows, batch, side, side, channels, dtype=torch.bfloat16)
+    grad = drawn(rows, batch, side, side, outputs, dtype=torch.bfloat16)
+    weights = outputs * kernel**2 * channels
+    gradient = drawn(rows, before + weights + behind)
+    of_weights = gradient[:, before : before + weights].view(rows, outputs, kernel, kernel, channels)
+    row_convolution_by_copies.weight_gradient(x, grad, of_weights, geometry)
+    spans = ((0, before), (before + weights, gradient.shape[1]))
+    start, velocity, anchor, vector = (torch.randn_like(gradient) for _ in range(4))
+    lead = torch.zeros(rows, dtype=torch.int32, device=CUDA)
+    of_spans = optimiser_step.blocks(gradient.shape[1], 0, spans)
+    blocks = {0: optimiser_step.blocks(gradient.shape[1])}
+    blocks[len(spans)] = of_spans + weight_gradient_step.blocks(outputs, kernel**2 * channels, channels)
+    passes = []
+    parts_of_row: tuple[tuple[int, int], ...]
+    for parts_of_row in ((), spans):
+        step = Pass(
+            w=start.clone(),
+            velocity=velocity.clone(),
+            anchor=Shared(anchor, lead) if vectors else None,
+            vectors=[Shared(vector, lead)] * vectors,
+            factors=torch.rand(rows, 3, device=CUDA),
+            has_factor=[bool(vectors), bool(vectors), False],
+            lr=torch.rand(rows, 1, device=CUDA),
+            momentum=torch.rand(rows, 1, device=CUDA),
+            decay=torch.rand(rows, 1, device=CUDA),
+            at_work=torch.tensor([[True], [False], [True]], device=CUDA),
+            parts=torch.zeros(rows, 2, blocks[len(parts_of_row)], device=CUDA),
+            pairs=((1, 1), (0, 2)) if vectors else ((1, 1), (1, 1)),
+            spans=parts_of_row,
+            short=start.bfloat16(),
+        )
+        passes.append(step)
+    for name in ("factors", "lr", "momentum", "decay"):
+        getattr(passes[1], name).copy_(getattr(passes[0], name))
+    optimiser_step.advance(passes[0], gradient)
+    gradient[:, before : before + weights] = torch.nan  # must not be read
+    for number in range(len(spans)):
+        optimiser_step.advance_span(passes[1], gradient, number)
+    weight_gradient_step.advance(passes[1], x, grad, geometry, before, of_spans)
+    for name in ("w", "velocity", "short"):
+        exact, ours = (getattr(one, name).double() for one in passes)
+        assert distance(ours, exact) < (1e-2 if name == "short" else 1e-5), name
+    assert torch.equal(passes[1].w[1], start[1])  # a row without work
+    exact_sums, sums = (one.parts.double().sum(2) for one in passes)
+    assert distance(sums, exact_sums) < 1e-4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

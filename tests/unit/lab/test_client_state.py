@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fedgg.core.server import ServerState
 from fedgg.core.tensor_rows import Rows
 from fedgg.errors import UserError
-from fedgg.lab.checkpoint import BadCheckpoint, Snapshot, pin, read_checkpoint, write_checkpoint
+from fedgg.lab.checkpoint import BadCheckpoint, Snapshot, pin, read_checkpoint, snapshot, unpin, write_checkpoint
 from fedgg.lab.client_state import Places, RecordLayout, RowsOnDisk, Shelf
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import ServerConfig
@@ -66,6 +66,12 @@ def same(mapping: Any, expected: dict[int, float]) -> bool:
     )
 
 
+def save(store: Store, state: State) -> None:
+    """A checkpoint, as `CheckpointWriter.save_now` writes it."""
+    content = snapshot(state, EXPERIMENT.trajectory())
+    unpin(content, store.write(content))
+
+
 class Lives(RuleBasedStateMachine):
     """Rounds, checkpoints, kills between any two writes, torn checkpoints and resumes, against a dict a round."""
 
@@ -110,19 +116,19 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.state.rounds_done and self.in_flight is None)
     @rule()
     def save(self) -> None:
-        self.store.save(self.state, EXPERIMENT)
+        save(self.store, self.state)
         self.torn.discard(self.store.checkpoint_folder / f"{self.state.rounds_done:06d}.safetensors")
 
     @precondition(lambda self: self.state.rounds_done and self.in_flight is None)
     @rule()
     def begin_to_save(self) -> None:
-        self.in_flight = self.store.snapshot(self.state, EXPERIMENT, copy_into={})
+        self.in_flight = snapshot(self.state, EXPERIMENT.trajectory(), copy_into={})
 
     @precondition(lambda self: self.in_flight is not None)
     @rule()
     def end_to_save(self) -> None:
         assert self.in_flight is not None
-        self.store.unpin(self.in_flight, self.store.write(self.in_flight))
+        unpin(self.in_flight, self.store.write(self.in_flight))
         self.torn.discard(self.store.checkpoint_folder / f"{self.in_flight.rounds_done:06d}.safetensors")
         self.in_flight = None
 
@@ -215,7 +221,7 @@ def test_the_file_stops_growing(tmp_path: Path) -> None:
         expected |= now
         memory = state.memory | {client: rows_of(value) for client, value in now.items()}
         state = moved(State(number, SERVER, memory, {}), called, population, ALWAYS, store.checkpoint_folder)
-        store.save(state, EXPERIMENT)
+        save(store, state)
         assert isinstance(state.memory, RowsOnDisk)
         assert state.memory.shelf.file.count <= len(expected) + 3 * cohort
         assert len(state.memory.shelf.pinned) <= 2
@@ -238,8 +244,8 @@ def test_a_checkpoint_whose_rows_are_gone_is_refused(how: str, tmp_path: Path) -
     store = Store(tmp_path)
     store.checkpoint_folder.mkdir()
     first = State(1, SERVER, shelved(store.checkpoint_folder, {0: rows_of(1), 1: rows_of(2)}), {})
-    store.save(first, EXPERIMENT)
-    store.save(State(2, SERVER, first.memory | {1: rows_of(3)}, {}), EXPERIMENT)
+    save(store, first)
+    save(store, State(2, SERVER, first.memory | {1: rows_of(3)}, {}))
     path = store.checkpoint_folder / "client-memory.slots"
     content = bytearray(path.read_bytes())
     if how == "flipped":

@@ -15,6 +15,7 @@ from torch import nn
 
 from fedgg.analysis.run_environment import conditions
 from fedgg.core.model import Net
+from fedgg.core.random_choices import Work
 from fedgg.errors import UserError
 from fedgg.lab import parallel_runs
 from fedgg.lab.build import build
@@ -28,6 +29,7 @@ from fedgg.models.paper_models import cnn, mlp, vgg16
 from fedgg.runfolder.read import read_run
 
 IMAGE = (3, 32, 32)
+WORK = Work(epochs=1, batch=64)
 
 
 def with_statistics() -> nn.Module:
@@ -69,7 +71,7 @@ def examined(module: nn.Module) -> Net:
     ],
 )
 def test_auto_on_a_gpu(module: Callable[[], nn.Module], engine: str, word: str) -> None:
-    choice = choose(Experiment(engine={"device": "cuda"}), examined(module()), 50_000)
+    choice = choose(Experiment(engine={"device": "cuda"}), examined(module()), WORK, [50_000])
     assert choice.name == engine
     assert choice.notice is not None
     assert word in choice.notice
@@ -78,11 +80,11 @@ def test_auto_on_a_gpu(module: Callable[[], nn.Module], engine: str, word: str) 
 def test_auto_on_a_cpu_starts_processes_for_long_work_only(monkeypatch: pytest.MonkeyPatch) -> None:
     net = examined(cnn(IMAGE, 10))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
-    assert choose(Experiment(rounds=100), net, 250_000).name == "workers"
-    assert choose(Experiment(rounds=1), net, 1_000).name == "fused"
-    assert choose(Experiment(rounds=100, engine={"threads": 4}), net, 250_000).name == "fused"
+    assert choose(Experiment(rounds=100), net, WORK, [250_000]).name == "workers"
+    assert choose(Experiment(rounds=1), net, WORK, [1_000]).name == "fused"
+    assert choose(Experiment(rounds=100, engine={"threads": 4}), net, WORK, [250_000]).name == "fused"
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
-    assert choose(Experiment(rounds=100), net, 250_000).name == "fused"
+    assert choose(Experiment(rounds=100), net, WORK, [250_000]).name == "fused"
 
 
 def test_a_study_under_auto_keeps_the_threads_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,11 +113,11 @@ def test_threads_have_no_effect_under_workers_and_that_is_said() -> None:
 def test_what_was_named_and_cannot_be_is_said() -> None:
     stacked = Experiment(engine={"device": "cuda", "name": "stacked"})
     for module, instead in ((with_statistics, "streams"), (with_noise, "fused")):
-        choice = choose(stacked, examined(module()), 1)
+        choice = choose(stacked, examined(module()), WORK, [1])
         assert choice.name == instead
         assert choice.notice is not None
         assert "cannot be stacked" in choice.notice
-    assert choose(stacked, examined(cnn(IMAGE, 10)), 1).notice is None
+    assert choose(stacked, examined(cnn(IMAGE, 10)), WORK, [1]).notice is None
 
 
 @pytest.mark.parametrize("engine", [{"precision": "bf16"}, {"precision": "tf32"}, {"name": "streams"}])
@@ -143,12 +145,12 @@ def test_auto_says_on_a_cpu_too_what_it_chose_and_why(monkeypatch: pytest.Monkey
         "engine: fused (engine.threads = 4 in one process)": (Experiment(engine={"threads": 4}), 250_000),
     }
     for notice, (experiment, examples) in cases.items():
-        choice = choose(experiment, net, examples)
+        choice = choose(experiment, net, WORK, [examples])
         assert choice.notice == notice
         assert choice.reason in notice
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
-    assert choose(Experiment(), net, 250_000).notice == "engine: fused (one core)"
-    named = choose(Experiment(engine={"name": "loop"}), net, 250_000)
+    assert choose(Experiment(), net, WORK, [250_000]).notice == "engine: fused (one core)"
+    named = choose(Experiment(engine={"name": "loop"}), net, WORK, [250_000])
     assert (named.notice, named.reason) == (None, "named in the experiment")
 
 

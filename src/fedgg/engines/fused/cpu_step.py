@@ -12,89 +12,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch, Client
-from fedgg.core.forward import Forward, RowsForward
 from fedgg.core.local import LocalEnd, LocalStart, LocalState, end_round, local_round, open_round
 from fedgg.core.model import Net
 from fedgg.core.optimisers import SGD, Optimiser
 from fedgg.core.tensor_rows import Rows
-from fedgg.engines.fused import per_example_gradients
-from fedgg.engines.fused.conv_pool import with_faster_layers
+from fedgg.engines.fused.net import FusedForward
+from fedgg.engines.fused.net import fused_net as fused_net
 from fedgg.engines.fused.term_analysis import StepTerms, analyse_terms, constant_columns, later_terms, trace_terms
 from fedgg.engines.fused.term_coefficients import as_python_function
-from fedgg.engines.module_equivalence import Trial, agree
 from fedgg.errors import UserError
-
-
-class FusedNet(Net):
-    """A net for the fused step, created by `fused_net`."""
-
-    row_module: nn.Module  # runs a single row on a CPU: the module itself, or with faster layers
-
-    def bind(
-        self,
-        buffers: Rows,
-        *,
-        train: bool,
-        keys: Tensor | None = None,
-        many: RowsForward | None = None,
-        per_row: Rows | None = None,
-    ) -> FusedForward:
-        return FusedForward(self, buffers, train, keys, 0, many, per_row or {})
-
-    def set_mode(self, train: bool) -> None:
-        super().set_mode(train)
-        if self.row_module.training != train:  # its changed parts are copies
-            for part in self.row_module.modules():
-                part.training = part.training if isinstance(part, nn.modules.batchnorm._NormBase) else train
-
-    def fisher(self, row: Tensor, buffers: Rows, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-        return per_example_gradients.fisher(self, row, buffers, chunks)
-
-
-class FusedForward(Forward):
-    """Runs single rows with faster layers on a CPU."""
-
-    _net: FusedNet
-
-    def loss_with(self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """`loss` for one row, from a list of its parameters in the layout's order."""
-        net = self._net
-        net.set_mode(self._train)
-        outputs = self._alone(dict(zip(net.layout.names, parameters, strict=True)), x[0], 0)
-        return self.mean_loss(outputs[None], y, mask)
-
-
-def fused_net(net: Net) -> FusedNet:
-    """The same net for the fused step: one object per net, updated to the net's current settings."""
-    if isinstance(net, FusedNet):
-        return net
-    fused: FusedNet = net.facts.setdefault("fused net", FusedNet.__new__(FusedNet))
-    row_module = vars(fused).get("row_module")
-    vars(fused).update(vars(net))
-    fused.row_module = _with_checked_layers(net) if row_module is None else row_module
-    return fused
-
-
-def _with_checked_layers(net: Net) -> nn.Module:
-    """The module with faster layers if it gives equal results, else the module itself."""
-    module = with_faster_layers(net.module)
-    if module is net.module or net.start.is_cuda or net.personal is not None:
-        return net.module
-    trial = Trial.of(net)
-    if trial is None:
-        return net.module
-    candidate = FusedNet.__new__(FusedNet)
-    vars(candidate).update(vars(trial.net), row_module=with_faster_layers(trial.net.module))
-    same = agree(partial(trial.with_buffers, trial.net), partial(trial.with_buffers, candidate), trial.tolerance)
-    return module if same else net.module
-
 
 CoefficientFunction = Callable[[int, Sequence[float]], Sequence[float]]  # of the step's index and the inner products
 

@@ -13,7 +13,8 @@ import torch
 from fedgg.core.evaluation import Score
 from fedgg.core.local import LocalEnd
 from fedgg.engines.base import Look, RoundJob, score_here
-from fedgg.engines.fused.cpu_step import fused_net, fused_round
+from fedgg.engines.fused.cpu_step import fused_round
+from fedgg.engines.fused.net import fused_net
 from fedgg.engines.loop import open_client
 
 

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -84,7 +85,8 @@ class FusedStep:
     clipping: Clipping | None
     second: bool  # whether `Algorithm.second_displacement` asks for another gradient
     side: torch.cuda.Stream
-    behind: torch.cuda.Stream  # steps of spans, beside the backward pass of the layers before them
+    gradient_stream: torch.cuda.Stream  # gradients of parameters, beside the backward pass of the layers before them
+    step_stream: torch.cuda.Stream  # steps of parts of the rows, likewise
 
     @classmethod
     def of(
@@ -113,14 +115,15 @@ class FusedStep:
         rows, length = client.w.shape
         plain = type(algorithm).loss is Algorithm.loss  # one forward pass, so one weight gradient to defer
         program = program if plain else None
-        clips = "clip_norm" in sgd.used
+        clips = "clip_norm" in sgd.used  # with clipping, steps are taken when all gradients are there
         wide = program if program is not None and not clips and program.can_defer(width) else None
-        if wide is not None or program is None or len(program.spans) < 2:
-            program = None  # small rows take one step
+        stepped = _blocks_of_stepped(program) if program is not None and not clips else {}
+        spans = program.spans(stepped=not clips) if program is not None and wide is None else ()
+        if len(spans) < 2 and not stepped:
+            program, spans = None, ()  # small rows take one step
         wide_parameters = math.prod(client.net.layout.shapes[0]) if wide else 0
-        spans = program.spans if program else ()
         short = program.short_rows(client.w) if program and not terms.displacement else None
-        blocks = optimiser_step.blocks(length, wide_parameters, () if clips else spans)
+        blocks = optimiser_step.blocks(length, wide_parameters, () if clips else spans) + sum(stepped.values())
         return cls(
             terms,
             client.w.new_zeros(rows, len(terms.inner_products), blocks),
@@ -134,8 +137,9 @@ class FusedStep:
             sgd.lr * scale,
             _clipping(sgd.clip_norm, client.w, spans) if clips else None,
             takes_second_gradient(algorithm),
+            torch.cuda.Stream(client.w.device, priority=-2),
             torch.cuda.Stream(client.w.device, priority=-1),
-            torch.cuda.Stream(client.w.device),
+            torch.cuda.Stream(client.w.device),  # of lower priority: the backward pass does not wait for steps
         )
 
     def step(self, algorithm: Algorithm, sgd: SGD, running: LocalState, client: Client, batch: Batch) -> None:
@@ -152,9 +156,11 @@ class FusedStep:
         if not self.plain or self.second or factors is not None:
             here.wait_stream(self.side)  # the algorithm's `loss` may read the sums
         point, short = (running.w, self.short) if factors is None else self._displaced(running.w, client, factors)
-        side, first_loss = SideWork(self.behind), None
+        side, first_loss = _SideWorks(SideWork(self.gradient_stream), SideWork(self.step_stream)), None
+        if self.program is not None:
+            for stream in (self.gradient_stream, self.step_stream):
+                stream.wait_stream(here)  # both are part of a captured step, whatever they are used for
         if self.second:
-            self.behind.wait_stream(here)
             with self._stepping(None, side, short):
                 first_loss, grad = gradient(algorithm, point, batch, client)
             self._end_side_work(here, side)
@@ -179,8 +185,8 @@ class FusedStep:
                 optimiser_step.advance(move, grad, *deferred)
         here.wait_stream(self.side)
 
-    def _stepping(self, move: Pass | None, side: SideWork, short: Tensor | None) -> AbstractContextManager[None]:
-        """Within, gradients of parameters are computed beside the backward pass, and the program's spans stepped.
+    def _stepping(self, move: Pass | None, side: _SideWorks, short: Tensor | None) -> AbstractContextManager[None]:
+        """Within, gradients of parameters are computed beside the backward pass, and parts of the rows stepped.
 
         With clipping, only the squares of the spans are summed there. Without `move`, gradients are all.
         """
@@ -192,17 +198,27 @@ class FusedStep:
         def written(grad: Tensor, span: int) -> None:
             if move is None:
                 return
-            self.behind.wait_stream(self.side)  # the coefficients
-            if self.clipping is None:
-                side.run(partial(optimiser_step.advance_span, move, grad, span), grad)
+            if self.clipping is not None:
+                self.gradient_stream.wait_stream(self.side)  # the coefficients
+                side.gradients.run(partial(clip_gradient.sum_squares, move, grad, self.clipping, span), grad)
             else:
-                side.run(partial(clip_gradient.sum_squares, move, grad, self.clipping, span), grad)
+                self.step_stream.wait_stream(self.side)
+                self.step_stream.wait_stream(self.gradient_stream)
+                side.steps.run(partial(optimiser_step.advance_span, move, grad, span), grad)
 
-        return self.program.stepping(short, side, written)
+        if move is None or self.clipping is not None:
+            return self.program.stepping(short, side.gradients, written, None)
+        blocks = _blocks_of_stepped(self.program)
+        first = self.parts.shape[2] - sum(blocks.values())
+        places = dict(zip(blocks, accumulate(blocks.values(), initial=first), strict=False))
+        stepper = _StepperOfWeights(self.program.stepped, places, move, side.steps, self.side, self.step_stream)
+        return self.program.stepping(short, side.gradients, written, stepper)
 
-    def _end_side_work(self, here: torch.cuda.Stream, side: SideWork) -> None:
-        here.wait_stream(self.behind)
-        side.end()
+    def _end_side_work(self, here: torch.cuda.Stream, side: _SideWorks) -> None:
+        for stream in (self.gradient_stream, self.step_stream):
+            here.wait_stream(stream)
+        side.gradients.end()
+        side.steps.end()
 
     def _set_clip_factors(self, clipping: Clipping, move: Pass, grad: Tensor) -> None:
         from fedgg.kernels import clip_gradient
@@ -255,7 +271,7 @@ class FusedStep:
             at_work=at_work,
             parts=self.parts,
             pairs=tuple(self._vector_numbers(pair) for pair in self.terms.inner_products),
-            spans=self.program.spans if self.program and not self.clipping else (),
+            spans=self.program.spans(stepped=True) if self.program and not self.clipping else (),
             short=self.short,
             clip=self.clipping.factor if self.clipping else None,
         )
@@ -289,6 +305,42 @@ class FusedStep:
         order = ["drift", "step", *self.terms.of_step.notes]
         a, b = pair.split(".")
         return order.index(a), order.index(b)
+
+
+def _blocks_of_stepped(program: Program | None) -> dict[str, int]:
+    """The number of partial sums of weights whose step the kernel of their gradient takes, by their names."""
+    from fedgg.kernels import weight_gradient_step
+
+    if program is None:
+        return {}
+    shapes = dict(zip(program.layout.names, program.layout.shapes, strict=True))
+    sizes = {name: (shapes[name][0], math.prod(shapes[name][1:]), shapes[name][1]) for name in program.stepped}
+    return {name: weight_gradient_step.blocks(*size) for name, size in sizes.items()}
+
+
+@dataclass(frozen=True)
+class _SideWorks:
+    gradients: SideWork
+    steps: SideWork
+
+
+@dataclass(frozen=True, eq=False)
+class _StepperOfWeights:
+    weights: Mapping[str, int]
+    blocks: Mapping[str, int]  # the place of the first partial sum
+    move: Pass
+    side_work: SideWork
+    coefficients: torch.cuda.Stream
+    step_stream: torch.cuda.Stream
+
+    def take(self, name: str, x: Tensor, grad: Tensor, geometry: Any) -> None:
+        from fedgg.kernels import weight_gradient_step
+
+        self.step_stream.wait_stream(self.coefficients)
+        offset, first_block = self.weights[name], self.blocks[name]
+        self.side_work.run(
+            partial(weight_gradient_step.advance, self.move, x, grad, geometry, offset, first_block), x, grad
+        )
 
 
 # The key is all that a plan depends on: the algorithm's class and settings, and the shapes of its tensors.

@@ -45,7 +45,7 @@ class CudaStreams:
             _round_robin([(work, None) for work in works])
             return
         while len(self._streams) < len(works):
-            self._streams.append(torch.cuda.Stream(device))
+            self._streams.append(torch.cuda.Stream(device, priority=-1))  # before work that no layer waits for
         streams, here = self._streams[: len(works)], torch.cuda.current_stream(device)
         for stream in streams:
             stream.wait_stream(here)

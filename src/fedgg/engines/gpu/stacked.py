@@ -33,6 +33,7 @@ from fedgg.engines.gpu.pixelwise_rows import arranged_start, restored_end
 from fedgg.engines.gpu.same_architecture import varying_tensors
 from fedgg.engines.layers.module_programs import program_of, runs_rows
 from fedgg.engines.layers.program import Program
+from fedgg.engines.layers.row_layers import RowConvolution
 from fedgg.engines.layers.stacked_layers import ConvolutionReluPool, WideDense
 from fedgg.engines.module_equivalence import is_stackable
 
@@ -239,12 +240,14 @@ def _form(program: Program | None) -> Form:
     first = program and program.first
     if isinstance(first, WideDense):
         return Form(dtype=torch.bfloat16 if first.precision == "bf16" else None)
-    if program is None or not isinstance(first, ConvolutionReluPool):
+    if program is None or not isinstance(first, ConvolutionReluPool | RowConvolution):
         return Form()
-    from fedgg.kernels.convolution import lanes
+    from fedgg.kernels import convolution, narrow_convolution
 
     channels = program.layout.shapes[program.layout.names.index(first.weight)][1]
-    return Form(lanes(channels), torch.bfloat16 if first.precision == "bf16" else None)
+    if isinstance(first, RowConvolution) and channels > narrow_convolution.MOST_CHANNELS:
+        return Form()
+    return Form(convolution.lanes(channels), torch.bfloat16 if first.precision == "bf16" else None)
 
 
 def _rows(jobs: Sequence[RoundJob], group: list[int]) -> list[StackRow]:

@@ -27,7 +27,7 @@ from fedgg.core.model import Net
 from fedgg.engines.base import Precision
 from fedgg.engines.fused.conv_pool import is_2x2_max_pool
 from fedgg.engines.layers.program import Program
-from fedgg.engines.layers.row_layers import RowConvolution
+from fedgg.engines.layers.row_layers import RowConvolution, RowDense
 from fedgg.engines.layers.stacked_layers import (
     Convolution,
     ConvolutionReluPool,
@@ -38,7 +38,7 @@ from fedgg.engines.layers.stacked_layers import (
     Pair,
     WideDense,
 )
-from fedgg.engines.layers.traced_layers import traced_layers
+from fedgg.engines.layers.traced_layers import TracedLayers, traced_layers
 from fedgg.engines.module_equivalence import STEP, Trial, agree, is_plain, parts_in_order, shares_parameters
 
 # Tolerated relative distances from float64, of outputs and of gradients. In gradients, the distance due to rounding is
@@ -77,7 +77,23 @@ def _traced_program(net: Net, precision: Precision) -> Program | None:
     traced = traced_layers(net, precision)
     if traced is None or not any(isinstance(layer, RowConvolution) for layer in traced.layers):
         return None
-    return Program(traced.layers, net.layout, net.products, traced.inputs)
+    return Program(traced.layers, net.layout, net.products, traced.inputs, _stepped(traced, net))
+
+
+def _stepped(traced: TracedLayers, net: Net) -> list[str]:
+    """Names of the weights whose step the kernel of their gradient can take."""
+    from fedgg.kernels import row_convolution_by_copies, weight_gradient_step
+
+    if net.products != torch.bfloat16 or not row_convolution_by_copies.has_copies(net.start.device):
+        return []
+    shapes = dict(zip(net.layout.names, net.layout.shapes, strict=True))
+    result = []
+    for layer in traced.layers:
+        if isinstance(layer, RowConvolution | RowDense):
+            outputs, channels = shapes[layer.weight][:2]
+            if weight_gradient_step.supports(outputs, channels, layer.geometry, *traced.sides[layer.weight]):
+                result.append(layer.weight)
+    return result
 
 
 def _small_program(net: Net, precision: Precision) -> Program | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
@@ -12,8 +12,18 @@ import torch
 from torch import Tensor
 
 from fedgg.core.layout import Layout
-from fedgg.engines.layers.row_layers import TokenDense
-from fedgg.engines.layers.stacked_layers import HERE, Dense, Flatten, Layer, MaskKeys, Parameters, SideWork, WideDense
+from fedgg.engines.layers.row_layers import RowConvolution, TokenDense
+from fedgg.engines.layers.stacked_layers import (
+    HERE,
+    Dense,
+    Flatten,
+    Layer,
+    MaskKeys,
+    Parameters,
+    SideWork,
+    Stepper,
+    WideDense,
+)
 
 if TYPE_CHECKING:
     from fedgg.kernels.optimiser_step import Wide
@@ -31,8 +41,12 @@ class Program:
         layout: Layout,
         products: torch.dtype | None = None,
         inputs: Sequence[tuple[int, ...]] | None = None,
+        stepped: Sequence[str] = (),
     ):
-        """`inputs`: the values that each layer reads, if not the one before; 0 is the input, n layer n's output."""
+        """`inputs`: the values that each layer reads, if not the one before; 0 is the input, n layer n's output.
+
+        `stepped`: weights whose step the kernel of their gradient can take.
+        """
         self.layers = tuple(layers)
         self.inputs = tuple(inputs or [(number,) for number in range(len(layers))])
         self.layout = layout
@@ -45,25 +59,33 @@ class Program:
         self._short: Tensor | None = None
         self._written: Callable[[Tensor, int], None] | None = None
         self._side = HERE
-        self._spans = _spans(self.layers, layout)
+        self._stepper: Stepper | None = None
+        starts = dict(zip(layout.names, accumulate(layout.sizes, initial=0), strict=False))
+        self.stepped = {name: starts[name] for name in stepped}  # the place of these weights in the row
+        self._spans = {True: _spans(self.layers, layout, self.stepped), False: _spans(self.layers, layout)}
 
-    @property
-    def spans(self) -> tuple[tuple[int, int], ...]:
-        """Parts of the row, first and last parameter each, whose gradients are complete one after another."""
-        return tuple(sorted(self._spans.values()))
+    def spans(self, *, stepped: bool) -> tuple[tuple[int, int], ...]:
+        """Parts of the row, first and last parameter each, whose gradients are complete one after another.
+
+        With `stepped`, all but the weights whose step the kernel of their gradient takes.
+        """
+        return tuple(sorted(span for spans in self._spans[stepped].values() for span in spans))
 
     @contextmanager
-    def stepping(self, short: Tensor | None, side: SideWork, written: Callable[[Tensor, int], None]) -> Iterator[None]:
+    def stepping(
+        self, short: Tensor | None, side: SideWork, written: Callable[[Tensor, int], None], stepper: Stepper | None
+    ) -> Iterator[None]:
         """Within, forward passes read `short` for the rows in the type of products, if there is one.
 
         In backward passes, `written` is called with the gradient and the number of a span as soon as all that completes
-        it is launched, as side work or before; its parameters are not read any more.
+        it is launched, as side work or before; its parameters are not read any more. With `stepper`, spans are all but
+        what that steps.
         """
-        self._short, self._side, self._written = short, side, written
+        self._short, self._side, self._written, self._stepper = short, side, written, stepper
         try:
             yield
         finally:
-            self._short, self._side, self._written = None, HERE, None
+            self._short, self._side, self._written, self._stepper = None, HERE, None, None
 
     def short_rows(self, w: Tensor) -> Tensor | None:
         """A copy of the rows in the type of matrix products; None where that is their own."""
@@ -159,16 +181,25 @@ class Program:
         x: Tensor = saved[-1][0]
         return x.detach().to(like.dtype)  # detached: an output must not refer to a saved tensor
 
+    def _write_gradients_of(self, names: Sequence[str]) -> None:
+        """Excludes weights that no kernel computes a gradient of from those stepped by it: seen in the first pass."""
+        if any(name in self.stepped for name in names):
+            assert self._stepper is None, "which layers the loss depends on has changed"
+            self.stepped = {name: place for name, place in self.stepped.items() if name not in names}
+            self._spans[True] = _spans(self.layers, self.layout, self.stepped)
+
     def _report(self, grad: Tensor, number: int) -> None:
         """That the backward pass of this layer is launched."""
-        if self._written is not None and number in self._spans:
-            self._written(grad, self.spans.index(self._spans[number]))
+        if self._written is not None:
+            stepped = self._stepper is not None
+            for span in self._spans[stepped].get(number, ()):
+                self._written(grad, self.spans(stepped=stepped).index(span))
 
     def backward(self, w: Tensor, grad: Tensor, saved: list[Any], to_last: Tensor | None = None) -> Tensor:
         """The rows' gradient, from those of the outputs and of the last layer's input (`to_last`)."""
         result = padded_rows(w)
         parameters, *saved = saved
-        parameters = replace(parameters, side=self._side)
+        parameters = replace(parameters, side=self._side, stepper=self._stepper)
         into = self.layout.unflatten(result)
         upstream = {len(self.layers): grad}  # the gradients of values
         for number in reversed(range(self._first, len(self.layers))):
@@ -177,6 +208,7 @@ class Program:
             if of_output is None:  # the loss does not depend on it
                 for name in layer.parameter_names:
                     into[name].zero_()
+                self._write_gradients_of(layer.parameter_names)
                 self._report(result, number)
                 continue
             if self._deferred is not None and number == self._first and isinstance(layer, WideDense):
@@ -185,7 +217,10 @@ class Program:
             to_input = any(self._depends[value] for value in inputs)
             if not (layer.parameter_names or to_input):
                 continue  # no span ends here: one that does has parameters
-            grads = layer.backward(of_output, saved[number], parameters, into, to_input)
+            joined = []  # a gradient of the same value that the layer adds to its own
+            if isinstance(layer, RowConvolution) and inputs[0] in upstream:
+                joined.append(upstream.pop(inputs[0]))
+            grads = layer.backward(of_output, saved[number], parameters, into, to_input, *joined)
             for value, of_value in zip(inputs, grads if isinstance(grads, tuple) else (grads,), strict=True):
                 if self._depends[value] and of_value is not None:
                     upstream[value] = upstream[value] + of_value if value in upstream else of_value
@@ -202,24 +237,34 @@ def padded_rows(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return like.new_empty((len(like), -(-length // ALIGNMENT) * ALIGNMENT), dtype=dtype)[:, :length]
 
 
-SPAN = 1 << 20  # parameters of a span, at least: shorter ones cost more launches than they save time
+SPAN = 1 << 19  # parameters of a span, at least: shorter ones cost more launches than they save time
 
 
-def _spans(layers: Sequence[Layer], layout: Layout) -> dict[int, tuple[int, int]]:
-    """By the number of the layer whose backward pass completes it, the part of the row behind earlier parts' start.
+def _spans(layers: Sequence[Layer], layout: Layout, stepped: Container[str] = ()) -> dict[int, list[tuple[int, int]]]:
+    """By the number of the layer whose backward pass completes them, parts of the row behind earlier parts' start.
 
-    Backward passes run from the last layer to the first, so that parts are complete from the end of the row.
+    Backward passes run from the last layer to the first, so that parts are complete from the end of the row. Weights
+    that are stepped elsewhere are in no part.
     """
     ends = dict(zip(layout.names, accumulate(layout.sizes), strict=True))
     missing = {name: end - size for (name, end), size in zip(ends.items(), layout.sizes, strict=True)}
-    spans: dict[int, tuple[int, int]] = {}
-    behind = layout.total
+    runs: list[list[str]] = [[]]  # of neighbouring parameters
+    for name in layout.names:
+        if name in stepped:
+            runs.append([])
+        else:
+            runs[-1].append(name)
+    unfinished = [(missing[run[0]], ends[run[-1]], run) for run in runs if run]
+    spans: dict[int, list[tuple[int, int]]] = {}
     for number in reversed(range(len(layers))):
         for name in layers[number].parameter_names:
             missing.pop(name, None)
-        start = max((ends[name] for name in missing), default=0)
-        if behind - start >= SPAN or (not missing and start < behind):
-            spans[number], behind = (start, behind), start
+        for place, (begin, behind, run) in enumerate(unfinished):
+            left = [name for name in run if name in missing]
+            start = max((ends[name] for name in left), default=begin)
+            if behind - start >= SPAN or (not left and start < behind):
+                spans.setdefault(number, []).append((start, behind))
+                unfinished[place] = (begin, start, run)
     return spans
 
 

@@ -33,7 +33,8 @@ from fedgg.engines.layers.stacked_layers import (
 class RowConvolution:
     """A convolution with zero padding, optionally with bias, ReLU, and a 2 x 2 max-pool after them.
 
-    Weights are in the pixelwise layout.
+    Weights are in the pixelwise layout. Where the convolution before it ends in a ReLU and nothing else reads that,
+    the backward pass of this layer includes that of the ReLU and writes the gradient of the bias before it.
     """
 
     weight: str
@@ -44,6 +45,8 @@ class RowConvolution:
     precision: Precision
     relu: bool = False
     pool: bool = False
+    bias_before: str | None = None  # of the convolution before it, whose ReLU belongs to this backward pass
+    relu_by_next: bool = False  # whether the ReLU belongs to the next layer's backward pass
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -56,56 +59,99 @@ class RowConvolution:
         return F.max_pool2d(y, 2) if self.pool else y
 
     def forward(self, x: Tensor, parameters: Parameters, mask_keys: MaskKeys) -> tuple[Tensor, Any]:
-        from fedgg.kernels import relu_pool_dropout, row_convolution, row_convolution_by_copies
+        from fedgg.kernels import narrow_convolution, relu_pool_dropout, row_convolution, row_convolution_by_copies
 
         w = _weights(parameters[self.weight])
         bias = None if self.bias is None else parameters.exact[self.bias]
-        x = pixelwise(x.to(w.dtype))
         of_product = None if self.pool else bias
-        relu = self.relu and not self.pool
-        if row_convolution_by_copies.supports(x, w, self.geometry):
-            y = row_convolution_by_copies.forward(x, w, of_product, self.geometry, relu)
+        relu, product = self.relu and not self.pool, PRODUCTS[self.precision]
+        if narrow_convolution.supports(w, self.geometry):
+            x = narrow_convolution.packed(x.to(w.dtype))
+            y = narrow_convolution.forward(x, w, of_product, self.geometry, relu, product)
         else:
-            y = row_convolution.forward(x, w, of_product, self.geometry, relu, PRODUCTS[self.precision])
+            x = pixelwise(x.to(w.dtype))
+            if row_convolution_by_copies.supports(x, w, self.geometry):
+                y = row_convolution_by_copies.forward(x, w, of_product, self.geometry, relu)
+            else:
+                y = row_convolution.forward(x, w, of_product, self.geometry, relu, product)
         if not self.pool:
             return channelwise(y), (x, w, y if relu else None)
         assert bias is not None
         pooled, winner = relu_pool_dropout.bias_relu_pool(y, bias)
         return channelwise(pooled), (x, w, (winner, *y.shape[2:4]))
 
-    def backward(self, grad: Tensor, saved: Any, parameters: Parameters, into: Views, to_input: bool) -> Tensor | None:
-        from fedgg.kernels import relu_pool_dropout, row_convolution, row_convolution_by_copies
-
+    def backward(
+        self,
+        grad: Tensor,
+        saved: Any,
+        parameters: Parameters,
+        into: Views,
+        to_input: bool,
+        added: Tensor | None = None,
+    ) -> Tensor | None:
+        """`added`: another gradient of the input, which becomes part of the result."""
         x, w, activation = saved
-        grad = pixelwise(grad.to(x.dtype))
-        if self.bias is not None:
-            of_bias, parts = into[self.bias], grad
-            if self.pool:
-                grad, parts = relu_pool_dropout.pool_back(grad, *activation)
-            elif self.relu:
-                grad, parts = relu_pool_dropout.relu_back(grad, activation)
-            sums = partial(torch.sum, parts.flatten(1, -2), 1, dtype=of_bias.dtype, out=of_bias)
-            parameters.side.run(sums, parts)
+        grad = self._before_activation(pixelwise(grad.to(x.dtype)), activation, parameters, into)
+        if not parameters.steps(self.weight):
+            parameters.side.run(self._weight_gradient(x, grad, w, _weights(into[self.weight])), x, grad)
+        grad_x = self._of_input(grad, x, w, parameters, into, added) if to_input else None
+        if parameters.steps(self.weight):  # after the last use of the weights
+            parameters.take(self.weight, x, grad, self.geometry)
+        return None if grad_x is None else channelwise(grad_x)
+
+    def _before_activation(self, grad: Tensor, activation: Any, parameters: Parameters, into: Views) -> Tensor:
+        """The gradient before ReLU and pool; writes that of the bias."""
+        from fedgg.kernels import relu_pool_dropout
+
+        if self.relu_by_next:
+            return grad
+        if self.bias is None:
+            return torch.where(activation > 0, grad, 0) if self.relu else grad
+        parts = grad
+        if self.pool:
+            grad, parts = relu_pool_dropout.pool_back(grad, *activation)
         elif self.relu:
-            grad = torch.where(activation > 0, grad, 0)
-        geometry, into_w = self.geometry, _weights(into[self.weight])
+            grad, parts = relu_pool_dropout.relu_back(grad, activation)
+        _sum_parts(parts, into[self.bias], parameters)
+        return grad
+
+    def _of_input(
+        self, grad: Tensor, x: Tensor, w: Tensor, parameters: Parameters, into: Views, added: Tensor | None
+    ) -> Tensor:
+        from fedgg.kernels import row_convolution, row_convolution_by_copies
+        from fedgg.kernels.row_convolution import Finish
+
+        relu = x if self.bias_before is not None else None
+        finish = Finish(None if added is None else pixelwise(added.to(grad.dtype)), relu)
         height, width = x.shape[2:4]
-        if row_convolution_by_copies.supports(x, w, geometry):
-            of_weights = partial(row_convolution_by_copies.weight_gradient, x, grad, into_w, geometry)
-            of_input = partial(row_convolution_by_copies.input_gradient, grad, w, height, width, geometry)
+        if row_convolution_by_copies.supports(x, w, self.geometry):
+            grad_x = row_convolution_by_copies.input_gradient(grad, w, height, width, self.geometry, finish)
         else:
             product = PRODUCTS[self.precision]
-            of_weights = partial(row_convolution.weight_gradient, x, grad, into_w, geometry, product)
-            of_input = partial(row_convolution.input_gradient, grad, w, height, width, geometry, product)
-        parameters.side.run(of_weights, x, grad)
-        grad_x = of_input() if to_input else None
-        return None if grad_x is None else channelwise(grad_x)
+            grad_x = row_convolution.input_gradient(grad, w, height, width, self.geometry, product, finish)
+        if self.bias_before is not None:
+            assert finish.sums is not None
+            _sum_parts(finish.sums, into[self.bias_before], parameters)
+        return grad_x
+
+    def _weight_gradient(self, x: Tensor, grad: Tensor, w: Tensor, into: Tensor) -> Callable[[], None]:
+        from fedgg.kernels import narrow_convolution, row_convolution, row_convolution_by_copies
+
+        if row_convolution_by_copies.supports(x, w, self.geometry):
+            return partial(row_convolution_by_copies.weight_gradient, x, grad, into, self.geometry)
+        kernels = narrow_convolution if narrow_convolution.supports(w, self.geometry) else row_convolution
+        return partial(kernels.weight_gradient, x, grad, into, self.geometry, PRODUCTS[self.precision])
 
     @property
     def geometry(self) -> Any:
         from fedgg.kernels.row_convolution import Geometry
 
         return Geometry(self.kernel, self.stride, self.padding)
+
+
+def _sum_parts(parts: Tensor, into: Tensor, parameters: Parameters) -> None:
+    """Writes the sums of `[K, ..., C]` over all but rows and channels, as side work."""
+    parameters.side.run(partial(torch.sum, parts.flatten(1, -2), 1, dtype=into.dtype, out=into), parts)
 
 
 def _weights(view: Tensor) -> Tensor:
@@ -205,6 +251,45 @@ class MeanPool:
     def backward(self, grad: Tensor, saved: Any, parameters: Parameters, into: Views, to_input: bool) -> Tensor:
         spread: Tensor = (grad / (saved[-2] * saved[-1])).expand(saved)
         return spread
+
+
+@dataclass(frozen=True)
+class RowDense(Dense):
+    """A linear layer whose gradient of the weights is that of a convolution of images of one pixel, where it can be."""
+
+    def backward(self, grad: Tensor, saved: Any, parameters: Parameters, into: Views, to_input: bool) -> Tensor | None:
+        from fedgg.kernels import row_convolution_by_copies
+
+        x, y = saved
+        if x.dtype == into[self.weight].dtype:
+            return super().backward(grad, saved, parameters, into, to_input)
+        geometry = self.geometry
+        images, weights, into_w = (_as_images(t) for t in (x, parameters[self.weight], into[self.weight]))
+        if not row_convolution_by_copies.supports(images, weights, geometry):
+            return super().backward(grad, saved, parameters, into, to_input)
+        grad = grad.to(x.dtype).contiguous()
+        if self.relu:
+            grad = torch.where(y > 0, grad, 0)
+        _sum_parts(grad, into[self.bias], parameters)
+        slopes = _as_images(grad)
+        if not parameters.steps(self.weight):
+            of_weights = partial(row_convolution_by_copies.weight_gradient, images, slopes, into_w, geometry)
+            parameters.side.run(of_weights, x, grad)
+        grad_x = torch.bmm(grad, parameters[self.weight]) if to_input else None
+        if parameters.steps(self.weight):  # after the last use of the weights
+            parameters.take(self.weight, images, slopes, geometry)
+        return grad_x
+
+    @property
+    def geometry(self) -> Any:
+        from fedgg.kernels.row_convolution import Geometry
+
+        return Geometry((1, 1), (1, 1), (0, 0))
+
+
+def _as_images(rows: Tensor) -> Tensor:
+    """`[K, N, F]` as `[K, N, 1, 1, F]`."""
+    return rows[:, :, None, None]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -50,13 +50,33 @@ class SideWork:
 HERE = SideWork(None)
 
 
+class Stepper(Protocol):
+    """Takes the optimiser's step of some weights in the kernel that computes their gradient."""
+
+    @property
+    def weights(self) -> Mapping[str, int]:
+        """By name, the place in the row."""
+
+    def take(self, name: str, x: Tensor, grad: Tensor, geometry: Any) -> None:
+        """From pixelwise inputs and the gradient of the outputs; nothing may read the weights afterwards."""
+
+
 @dataclass(frozen=True)
 class Parameters:
-    """Views into the rows, and into a copy of them in the type of matrix products; and the stream for side work."""
+    """Views into the rows, and into a copy of them in the type of matrix products; and where work is done."""
 
     exact: Views
     products: Views
     side: SideWork = HERE
+    stepper: Stepper | None = None  # None: all gradients are written
+
+    def steps(self, weight: str) -> bool:
+        """Whether the backward pass takes the step of these weights instead of writing their gradient."""
+        return self.stepper is not None and weight in self.stepper.weights
+
+    def take(self, weight: str, x: Tensor, grad: Tensor, geometry: Any) -> None:
+        assert self.stepper is not None
+        self.stepper.take(weight, x, grad, geometry)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.products[name]

@@ -20,7 +20,15 @@ from torch import Tensor, fx, nn
 
 from fedgg.core.model import Net
 from fedgg.engines.base import Precision
-from fedgg.engines.layers.row_layers import AnyOperation, MaxPool, MeanPool, RowConvolution, RowGroupNorm, TokenDense
+from fedgg.engines.layers.row_layers import (
+    AnyOperation,
+    MaxPool,
+    MeanPool,
+    RowConvolution,
+    RowDense,
+    RowGroupNorm,
+    TokenDense,
+)
 from fedgg.engines.layers.stacked_layers import Dense, Dropout, Flatten, Layer, Pair, Views
 from fedgg.engines.module_equivalence import is_plain, shares_parameters
 
@@ -40,6 +48,7 @@ class TracedLayers:
 
     layers: tuple[Layer, ...]
     inputs: tuple[tuple[int, ...], ...]
+    sides: Mapping[str, Pair]  # of the images that layers with weights read, by the name of the weights
 
 
 def traced_layers(net: Net, precision: Precision) -> TracedLayers | None:
@@ -65,7 +74,8 @@ def traced_layers(net: Net, precision: Precision) -> TracedLayers | None:
     names = [name for one in traced for name in one.layer.parameter_names]
     if not traced or len(names) > len(set(names)):
         return None  # the backward pass writes a gradient once, and a parameter that is used twice has a sum of two
-    return _numbered(_fused(traced, interpreter.shapes), graph)
+    shapes = interpreter.shapes
+    return _numbered(_with_relus_of_next(_fused(traced, shapes), shapes), graph, shapes)
 
 
 class _Shapes(fx.Interpreter):
@@ -136,7 +146,7 @@ class _Lowering:
             sizes = (_pair(part.kernel_size), _pair(part.stride), _pair(part.padding))
             return RowConvolution(weight, bias if has_bias else None, *sizes, self._precision)
         if is_plain(part, nn.Linear) and has_bias:
-            return (Dense if dimensions == 2 else TokenDense)(weight, bias, False)
+            return (RowDense if dimensions == 2 else TokenDense)(weight, bias, False)
         if is_plain(part, nn.GroupNorm) and has_bias and dimensions == 4:
             assert isinstance(part, nn.GroupNorm)
             return RowGroupNorm(weight, bias, part.num_groups, part.eps)
@@ -301,16 +311,44 @@ def _with_pool(one: TracedLayer, before: Before) -> Fusion | None:
     return earlier, replace(first, pool=True), earlier.inputs
 
 
-def _numbered(traced: list[TracedLayer], graph: fx.Graph) -> TracedLayers | None:
+def _with_relus_of_next(traced: list[TracedLayer], shapes: Mapping[str, torch.Size | None]) -> list[TracedLayer]:
+    """With the backward pass of ReLUs in the layers behind them, where a convolution alone reads the outputs."""
+    result = list(traced)
+    for number, one in enumerate(result):
+        readers = [n for n, other in enumerate(result) for node in other.inputs if node is one.output]
+        layer, shape = one.layer, shapes[one.output.name]
+        if len(readers) != 1 or not isinstance(layer, RowConvolution) or not layer.relu or layer.pool:
+            continue
+        reader = result[readers[0]].layer
+        if layer.bias is None or not isinstance(reader, RowConvolution) or shape is None or shape[1] <= FEW_CHANNELS:
+            continue
+        result[number] = TracedLayer(replace(layer, relu_by_next=True), one.inputs, one.output)
+        behind = result[readers[0]]
+        result[readers[0]] = TracedLayer(replace(reader, bias_before=layer.bias), behind.inputs, behind.output)
+    return result
+
+
+FEW_CHANNELS = 4  # images with so few have other kernels
+
+
+def _numbered(
+    traced: list[TracedLayer], graph: fx.Graph, shapes: Mapping[str, torch.Size | None]
+) -> TracedLayers | None:
     """None if the model does not return the last layer's value."""
     (placeholder,) = (node for node in graph.nodes if node.op == "placeholder")
     numbers = {placeholder: 0} | {one.output: number for number, one in enumerate(traced, 1)}
     (returned,) = (node.args[0] for node in graph.nodes if node.op == "output")
     if returned is not traced[-1].output:
         return None
-    return TracedLayers(
-        tuple(one.layer for one in traced), tuple(tuple(numbers[node] for node in one.inputs) for one in traced)
-    )
+    sides = dict[str, Pair]()
+    for one in traced:
+        shape = shapes[one.inputs[0].name]
+        if isinstance(one.layer, RowConvolution) and shape is not None:
+            sides[one.layer.weight] = (shape[2], shape[3])
+        elif isinstance(one.layer, RowDense):
+            sides[one.layer.weight] = (1, 1)
+    inputs = tuple(tuple(numbers[node] for node in one.inputs) for one in traced)
+    return TracedLayers(tuple(one.layer for one in traced), inputs, sides)
 
 
 def _pair(value: Any) -> Pair:

@@ -7,14 +7,16 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from fedgg.core.evaluation import Score, Tally, tally, total
+import torch
+
+from fedgg.core.evaluation import Score, Tally, tally_of_outputs, total
 from fedgg.core.local import LocalEnd
 from fedgg.core.model import Net
 from fedgg.core.server import Lost
 from fedgg.core.tensor_rows import Rows
 from fedgg.engines.base import Look, RoundJob
-from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.engines.fused.engine import Fused, train_fused
+from fedgg.engines.fused.net import fused_net
 
 Key = int | tuple[int, int]  # a client, or a look and a chunk
 Rank = tuple[int, ...]  # the smallest is done first
@@ -57,7 +59,9 @@ class ScoreChunk:
     def do(self) -> Tally:
         look = self.looks[self.look]
         buffers = look.buffers if look.train_personal is None else look.buffers | look.train_personal()
-        return tally(fused_net(look.net), look.w, buffers, *look.data.unseen(look.client, self.chunk))
+        net, (x, y) = fused_net(look.net), look.data.unseen(look.client, self.chunk)
+        with torch.no_grad():
+            return tally_of_outputs(net, net.bind(buffers, train=False)(look.w, x[None])[0], y)
 
     def __str__(self) -> str:
         client = self.looks[self.look].client
@@ -86,7 +90,7 @@ class Request:
     work: RoundJob | tuple[Look, ...]
     turn: int = 0
     name: str = ""  # of the experiment, for messages
-    trained_one: Callable[[int, int], None] = field(default=lambda done, of: None)
+    trained_one: Callable[[int, int], None] | None = None
     notice: Callable[[str], None] = field(default=lambda sentence: None)
 
     @property
@@ -101,7 +105,8 @@ class Request:
         ends: dict[int, LocalEnd | Lost] = {}
         for client, end in Fused().train(self.work):
             ends[client] = end
-            self.trained_one(len(ends), len(self.work.cohort))
+            if self.trained_one is not None:
+                self.trained_one(len(ends), len(self.work.cohort))
         return Trained(ends, time.perf_counter() - started)
 
 
@@ -146,7 +151,7 @@ class OpenRequest:
     def add_result(self, key: Key, result: object, seconds: float) -> None:
         self.results[key] = result
         self.seconds += seconds
-        if isinstance(self.request.work, RoundJob):
+        if isinstance(self.request.work, RoundJob) and self.request.trained_one is not None:
             self.request.trained_one(len(self.results), len(self.request.work.cohort))
 
     def reply(self, processes: int) -> Reply:

@@ -16,7 +16,7 @@ from fedgg.engines.fused.conv_pool import (
     FusedPool,
     with_faster_layers,
 )
-from fedgg.engines.fused.cpu_step import fused_net
+from fedgg.engines.fused.net import fused_net
 from fedgg.lab.build import build
 from fedgg.models import MODELS as LIBRARY
 

@@ -5,6 +5,7 @@ In float64, where no program has kernels, `test_every_engine.py` compares the sa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -44,7 +45,16 @@ def resnet20() -> nn.Module:
     return MODELS["resnet20"]((3, SIDE, SIDE), CLASSES, width=8)
 
 
-def ended(case: Case, engine: Engine, precision: str) -> tuple[Tensor, Tensor]:
+def narrowing() -> nn.Module:
+    """Convolutions of small images and linear layers, three of which have thousands of weights."""
+    before = [nn.Conv2d(3, 64, 3, 4, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()]
+    behind = [nn.Conv2d(64, 128, 3, padding=1), nn.GroupNorm(2, 128), nn.Flatten(), nn.Linear(512, 64), nn.ReLU()]
+    return nn.Sequential(*before, *behind, nn.Linear(64, CLASSES))
+
+
+def ended(
+    case: Case, engine: Engine, precision: str, model: Callable[[], nn.Module] = resnet20
+) -> tuple[Tensor, Tensor]:
     """The model after two rounds, and before them."""
     name, settings, clip_norm = case
     generator = torch.Generator().manual_seed(1)
@@ -52,13 +62,19 @@ def ended(case: Case, engine: Engine, precision: str) -> tuple[Tensor, Tensor]:
     chosen = Experiment(
         algorithm={"name": name, **dict(settings)},
         split={"clients": 3, "scheme": "dirichlet", "beta": 0.5, "min_examples": 8},
-        local={"epochs": 1, "batch": 16, "lr": 0.01, "weight_decay": 0.001, "momentum": 0.0},
+        local={
+            "epochs": 1,
+            "batch": 16,
+            "lr": 0.01,
+            "weight_decay": 0.001,
+            "momentum": 0.0 if model is resnet20 else 0.9,
+        },
         optimiser={} if clip_norm is None else {"clip_norm": clip_norm},
         engine={"precision": precision, "device": "cuda", "name": "loop"},
     )
     with arithmetic(chosen):
         dataset = from_arrays(x, y, x[:20], y[:20]).to(torch.device("cuda"))
-        federation = build(chosen, data=dataset, model=resnet20)
+        federation = build(chosen, data=dataset, model=model)
         return played(federation, engine, 2).server.w.double(), begin(federation).server.w.double()
 
 
@@ -88,7 +104,10 @@ def test_a_stack_ends_where_the_loop_does(case: Case, fused_steps: list[FusedSte
     exact, start = by_the_loop(case)
     stacked, _ = ended(case, Stacked("fp32"), "fp32")
     assert len(fused_steps) == 2
-    assert all(step is not None and step.program is not None and len(step.program.spans) > 2 for step in fused_steps)
+    assert all(
+        step is not None and step.program is not None and len(step.program.spans(stepped=False)) > 2
+        for step in fused_steps
+    )
     gap, moved = float((stacked - exact).norm()), float((exact - start).norm())
     assert gap < 1e-5 * float(exact.norm())
     assert gap < 0.02 * moved
@@ -108,6 +127,28 @@ def test_short_rows_follow_the_model_and_the_point(case: Case, fused_steps: list
         patch.setattr(FusedStep, "of", lambda *_: None)
         reference, _ = ended(case, Stacked("bf16"), "bf16")
     assert float((fused - reference).norm()) < 0.1 * float((reference - start).norm())
+
+
+WIDE_CASES: list[Case] = [("fedavg", (), None), ("fedgg", (("mu", 0.5),), None), ("scaffold", (), None)]
+
+
+@needs_gpu
+@pytest.mark.parametrize("case", WIDE_CASES, ids=lambda case: case[0])
+def test_weights_are_stepped_by_the_kernel_of_their_gradient(
+    case: Case, fused_steps: list[FusedStep | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where their gradients are written first, but for rounding."""
+    from fedgg.kernels import weight_gradient_step
+
+    monkeypatch.setattr(weight_gradient_step, "WEIGHTS", 1 << 12)
+    ours, start = ended(case, Stacked("bf16"), "bf16", narrowing)
+    assert all(step and step.program and len(step.program.stepped) == 3 for step in fused_steps)
+    assert torch.equal(ours, ended(case, Stacked("bf16"), "bf16", narrowing)[0])  # to the bit
+    monkeypatch.setattr(weight_gradient_step, "supports", lambda *_: False)
+    fused_steps.clear()
+    reference, _ = ended(case, Stacked("bf16"), "bf16", narrowing)
+    assert all(step and step.program and not step.program.stepped for step in fused_steps)
+    assert float((ours - reference).norm()) < 0.02 * float((reference - start).norm())
 
 
 @needs_gpu

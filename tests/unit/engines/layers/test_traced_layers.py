@@ -280,18 +280,32 @@ def test_spans_are_complete_when_they_are_reported(monkeypatch: pytest.MonkeyPat
     layers = layers_of(net, lambda prefix, parts: None)
     assert layers is not None
     plain = Program(layers, net.layout)
-    assert plain.spans == ((0, 54), (54, 89), (89, net.layout.total))
+    assert plain.spans(stepped=False) == ((0, 54), (54, 89), (89, net.layout.total))
     w, x = torch.randn(3, net.layout.total, dtype=torch.float64).requires_grad_(), torch.randn(3, 7, 8).double()
     reported: dict[int, Tensor] = {}
 
     def written(grad: Tensor, number: int) -> None:
-        begin, end = plain.spans[number]
+        begin, end = plain.spans(stepped=False)[number]
         reported[number] = grad[:, begin:end].clone()
 
-    with plain.stepping(None, HERE, written):
+    with plain.stepping(None, HERE, written, None):
         (grad,) = torch.autograd.grad(plain(w, x).square().sum(), w)
     assert list(reported) == [2, 1, 0]
     torch.testing.assert_close(torch.cat([reported[number] for number in range(3)], 1), grad)
+
+
+def test_spans_leave_out_weights_that_are_stepped_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "SPAN", 30)
+    parts = [nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 5), nn.Linear(5, 5), nn.Linear(5, 4)]
+    net = Net(nn.Sequential(*parts))
+    layers = layers_of(net, lambda prefix, parts: None)
+    assert layers is not None
+    first, second, third, _ = (name for name in net.layout.names if name.endswith("weight"))
+    assert Program(layers, net.layout, stepped=[second]).spans(stepped=True) == ((0, 54), (84, 89), (89, 143))
+    some = Program(layers, net.layout, stepped=[first, third])
+    assert (some.stepped, some.spans(stepped=True)) == ({first: 0, third: 89}, ((48, 54), (54, 89), (114, 143)))
+    whole = sum(end - begin for begin, end in some.spans(stepped=True)) + 48 + 25
+    assert whole == net.layout.total
 
 
 @needs_gpu

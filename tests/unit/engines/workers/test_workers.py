@@ -303,5 +303,5 @@ def test_healthy_leaves_out_who_was_lost() -> None:
     job = next_job(federation, state)
     ends = {**train(job, Fused()), 2: Lost(2, "gone")}
     _, record = close(state, job, federation.examples, ends)
-    assert 2 not in record.kept
+    assert 2 not in record.included
     assert record.lost == [Lost(2, "gone")]

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from fedgg.core.evaluation import Probe
 from fedgg.core.model import Net
 from fedgg.core.random_choices import torch_stream
-from fedgg.engines.fused.cpu_step import fused_net
-from fedgg.engines.fused.per_example_gradients import (
+from fedgg.engines.fused.net import (
     examples_at_once,
+    fused_net,
     layers_of,
     regrouped,
     squares_by_vmap,

@@ -1,5 +1,6 @@
-"""The Fisher information: sums of squared per-example gradients from one backward pass for many examples.
+"""The net of the engine `fused`: faster layers for single rows on a CPU, and the Fisher information in one pass.
 
+The Fisher information is made of sums of squared per-example gradients, here from one backward pass for many examples.
 The gradient of a layer's weight follows from the layer's input x and output gradient g. For a linear layer it is g x^T,
 whose square is g^2 (x^2)^T, so that the sum over examples is one matrix product; a convolution needs one small product
 per example.
@@ -7,7 +8,7 @@ per example.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,14 +18,94 @@ from torch import Tensor, nn
 from torch.func import grad as gradient_of
 from torch.func import vmap
 
+from fedgg.core.forward import Forward, RowsForward
 from fedgg.core.layout import Layout
 from fedgg.core.model import Net
 from fedgg.core.tensor_rows import Rows
+from fedgg.engines.fused.conv_pool import with_faster_layers
 from fedgg.engines.module_equivalence import Trial, agree, is_plain, shares_parameters
 
 Examples = tuple[Tensor, Tensor]  # x [B, ...], y [B]
 AT_ONCE = 1 << 24  # elements of per-example gradients in memory at the same time
 ON_A_GPU = 16  # times as many: a GB of memory for fewer launches
+
+
+class FusedNet(Net):
+    """A net for the fused step, created by `fused_net`."""
+
+    row_module: nn.Module  # runs a single row on a CPU: the module itself, or with faster layers
+
+    def bind(
+        self,
+        buffers: Rows,
+        *,
+        train: bool,
+        keys: Tensor | None = None,
+        many: RowsForward | None = None,
+        per_row: Rows | None = None,
+    ) -> FusedForward:
+        return FusedForward(self, buffers, train, keys, 0, many, per_row or {})
+
+    def set_mode(self, train: bool) -> None:
+        super().set_mode(train)
+        if self.row_module.training != train:  # its changed parts are copies
+            for part in self.row_module.modules():
+                part.training = part.training if isinstance(part, nn.modules.batchnorm._NormBase) else train
+
+    def fisher(self, row: Tensor, buffers: Rows, chunks: Iterable[Examples]) -> Tensor:
+        """Mean squared per-example gradient, `[1, P]`, in evaluation mode: from one pass for many examples."""
+        self.set_mode(False)
+        layers = one_pass_layers(self)
+        if row.is_cuda and layers is not None:
+            chunks = regrouped(chunks, lambda x: examples_at_once(layers, x, ON_A_GPU * AT_ONCE))
+        total, examples = torch.zeros_like(row[:, :1]), 0
+        for x, y in chunks:
+            squares = None if layers is None else squares_in_one_pass(self, layers, row, buffers, x, y)
+            squares = squares_by_vmap(self, row, buffers, x, y) if squares is None else squares
+            total = total + len(x) * (squares / len(x))
+            examples += len(x)
+        return total / max(examples, 1)
+
+
+class FusedForward(Forward):
+    """Runs single rows with faster layers on a CPU."""
+
+    _net: FusedNet
+
+    def loss_with(self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """`loss` for one row, from a list of its parameters in the layout's order."""
+        net = self._net
+        net.set_mode(self._train)
+        outputs = self._alone(dict(zip(net.layout.names, parameters, strict=True)), x[0], 0)
+        return self.mean_loss(outputs[None], y, mask)
+
+
+def fused_net(net: Net) -> FusedNet:
+    """The same net for the fused step: one object per net, updated to the net's current settings."""
+    if isinstance(net, FusedNet):
+        return net
+    fused: FusedNet = net.facts.setdefault("fused net", FusedNet.__new__(FusedNet))
+    row_module = vars(fused).get("row_module")
+    vars(fused).update(vars(net))
+    fused.row_module = _with_checked_layers(net) if row_module is None else row_module
+    return fused
+
+
+def _with_checked_layers(net: Net) -> nn.Module:
+    """The module with faster layers if it gives equal results, else the module itself."""
+    module = with_faster_layers(net.module)
+    if module is net.module or net.start.is_cuda or net.personal is not None:
+        return net.module
+    trial = Trial.of(net)
+    if trial is None:
+        return net.module
+    candidate = FusedNet.__new__(FusedNet)
+    vars(candidate).update(vars(trial.net), row_module=with_faster_layers(trial.net.module))
+    same = agree(partial(trial.with_buffers, trial.net), partial(trial.with_buffers, candidate), trial.tolerance)
+    return module if same else net.module
+
+
+# Squared gradients of single examples ---------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -40,21 +121,6 @@ class _LayerRecord:
         self.inputs.append(layer_inputs[0].detach())
         self.outputs.append(output)
         return output.clone()
-
-
-def fisher(net: Net, row: Tensor, buffers: Rows, chunks: Iterable[Examples]) -> Tensor:
-    """Mean squared per-example gradient, `[1, P]`, in evaluation mode: a faster `Net.fisher`."""
-    net.set_mode(False)
-    layers = one_pass_layers(net)
-    if row.is_cuda and layers is not None:
-        chunks = regrouped(chunks, lambda x: examples_at_once(layers, x, ON_A_GPU * AT_ONCE))
-    total, examples = torch.zeros_like(row[:, :1]), 0
-    for x, y in chunks:
-        squares = None if layers is None else squares_in_one_pass(net, layers, row, buffers, x, y)
-        squares = squares_by_vmap(net, row, buffers, x, y) if squares is None else squares
-        total = total + len(x) * (squares / len(x))
-        examples += len(x)
-    return total / max(examples, 1)
 
 
 def squares_in_one_pass(
