@@ -75,6 +75,16 @@ def test_rounds_of_vgg_beside_the_eager_loop(tmp_path: Path, monkeypatch: pytest
     assert eager["round"] == pytest.approx(steps * eager["step_ms"] / 1000 + eager["copies_and_average_seconds"])
 
 
+@pytest.mark.slow
+def test_rounds_of_large_models_with_clipping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large_models = script("large_models", monkeypatch)
+    out = tmp_path / "large.json"
+    large_models.main([*["--tiny", "--workloads", "resnet18", "--algorithm", "fedlesam", "--clip", "--out"], str(out)])
+    content = json.loads(out.read_text(encoding="utf-8"))
+    assert (content["algorithm"], content["clip"]) == ("fedlesam", True)
+    assert len(content["workloads"]["resnet18"]["round_seconds"]["stacked"]) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "words", "complaint"),
     [

@@ -176,8 +176,7 @@ class FusedStep:
             running.step.add_(at_work)
             running.loss_sum.add_(torch.where(at_work, loss, 0) * count)
             running.seen.add_(count)
-        if self.program is not None:
-            self._end_side_work(here, side)
+        self._end_side_work(here, side)
         if self.clipping is not None:
             self._set_clip_factors(self.clipping, move, grad)
         if self.program is None or self.clipping is not None:
@@ -215,8 +214,8 @@ class FusedStep:
         return self.program.stepping(short, side.gradients, written, stepper)
 
     def _end_side_work(self, here: torch.cuda.Stream, side: _SideWorks) -> None:
-        for stream in (self.gradient_stream, self.step_stream):
-            here.wait_stream(stream)
+        for stream in (self.gradient_stream, self.step_stream) if self.program is not None else ():
+            here.wait_stream(stream)  # without a program they are not part of the captured step
         side.gradients.end()
         side.steps.end()
 
