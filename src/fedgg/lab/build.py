@@ -200,10 +200,10 @@ def assemble(
         notices.append(f"{type(algorithm).__name__} takes about {times:.2f} times FedAvg's arithmetic")
     clients = experiment.cohort_of(sum(size > 0 for size in sizes))
     choice = choose(experiment, net, work.examples_trained(sizes), engine_reason, clients)
-    engine_class(choice.name)  # user code must be an engine, before anything is written
+    engine_class(choice.trains)  # user code must be an engine, before anything is written
     # Tensor cores are fastest where the channels of a pixel are neighbours in memory.
     coarse = experiment.engine.precision in ("tf32", "bf16")
-    net.channels_last = choice.name == "streams" and coarse and net.personal is None
+    net.channels_last = choice.trains == "streams" and coarse and net.personal is None
     if choice.notice is not None and origin.keeper == "here":  # else the clients' nodes train
         notices.append(choice.notice)
     if net.keeps_statistics:

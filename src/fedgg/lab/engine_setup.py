@@ -6,16 +6,21 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from fedgg.core.model import Net
+from fedgg.engines import Devices, Engine
 from fedgg.engines.flops import multiply_adds
 from fedgg.engines.gpu.stacked import room, stack_bytes
 from fedgg.engines.layers.module_programs import runs_rows
 from fedgg.engines.module_equivalence import is_stackable, mixes_examples
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
+from fedgg.lab.config_sections import EngineConfig
+from fedgg.lab.name_resolution import engine_class
+from fedgg.registry import accepted_settings
 
 LARGE = 20e6  # multiply-adds an example: torch's own layers of one client of such a model keep a GPU busy
 LONG = 3e12  # multiply-adds a run: below this, starting worker processes takes longer than they save
@@ -26,6 +31,12 @@ class Choice:
     name: str
     reason: str
     notice: str | None = None  # one line for the user where the engine is not the one that was named
+    each: str | None = None  # under `devices`, the engine of each process
+
+    @property
+    def trains(self) -> str:
+        """The engine whose steps the clients take."""
+        return self.each or self.name
 
 
 def choose(
@@ -37,9 +48,21 @@ def choose(
 
     `chosen_because`: why a study has put the engine that the experiment names into the place of `auto`.
     """
+    devices = experiment.engine.devices
+    if len(devices) == 1:
+        return _choose_for_one(experiment, net, examples, chosen_because, clients)
+    on_busiest = -(-clients // len(devices)) * max(map(devices.count, devices))
+    each = _choose_for_one(experiment, net, examples, chosen_because, on_busiest)
+    reason = f"{each.name} in a process on each of {', '.join(devices)} ({each.reason})"
+    return Choice("devices", reason, f"engine: {reason}", each.name)
+
+
+def _choose_for_one(
+    experiment: Experiment, net: Net, examples: int, chosen_because: str | None, clients: int
+) -> Choice:
     wanted = experiment.engine.name
-    on_gpu = experiment.engine.device != "cpu"
-    if wanted == "auto":
+    on_gpu = experiment.engine.kind != "cpu"
+    if wanted in ("auto", "devices"):
         best, reason = _best_on_gpu(experiment, net, clients) if on_gpu else _best_on_cpu(experiment, net, examples)
         return Choice(best, reason, f"engine: {best} ({reason})")
     if wanted == "stacked" and not is_stackable(net):
@@ -70,6 +93,8 @@ def _best_on_gpu(experiment: Experiment, net: Net, clients: int) -> tuple[str, s
 
 def _best_on_cpu(experiment: Experiment, net: Net, examples: int) -> tuple[str, str]:
     """Both have the same bits; processes pay when there is more than a few seconds' work."""
+    if len(experiment.engine.devices) > 1:
+        return "fused", "one client after another"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cores == 1:
         return "fused", "one core"
@@ -93,6 +118,14 @@ def _obstacle(net: Net) -> str:
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32}
 
 
+def build_engine(choice: Choice, config: EngineConfig) -> Engine:
+    """The chosen engine, made with those settings of [engine] that its constructor has parameters for."""
+    kind = engine_class(choice.trains)
+    accepted, settings = accepted_settings(kind), config.model_dump(exclude={"name"})
+    make = partial(kind, **{key: value for key, value in settings.items() if key in accepted})
+    return make() if choice.each is None else Devices(config.device, make, lost_clients=config.lost_clients)
+
+
 @contextmanager
 def arithmetic(experiment: Experiment) -> Iterator[None]:
     """TF32, deterministic kernels and threads as in the section [engine]; the user's settings come back afterwards."""
@@ -111,12 +144,13 @@ def arithmetic(experiment: Experiment) -> Iterator[None]:
 
 
 def chosen_device(experiment: Experiment) -> torch.device:
-    """The device that `engine.device` names; UserError where this machine does not have it."""
-    name = experiment.engine.device
-    if name.startswith("cuda"):
+    """The device that `engine.device` names, of several the first; UserError where this machine does not have all."""
+    devices = experiment.engine.devices
+    if experiment.engine.kind == "cuda":
         count = torch.cuda.device_count()
-        if int(name.partition(":")[2] or 0) >= count:
-            raise UserError(
-                f"engine.device = {name!r}: this machine has {count} CUDA devices; set engine.device = 'cpu'"
-            )
-    return torch.device(name)
+        for name in devices:
+            if int(name.partition(":")[2] or 0) >= count:
+                raise UserError(
+                    f"engine.device = {name!r}: this machine has {count} CUDA devices; set engine.device = 'cpu'"
+                )
+    return torch.device(devices[0])

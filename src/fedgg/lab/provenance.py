@@ -51,7 +51,7 @@ def versions_of(federation: Federation) -> dict[str, Any]:
         ("task", code_of(net.task.function) if isinstance(net.task, OwnLoss) else None),
         ("metrics", _code_of_metrics(net.metrics) if metrics != ACCURACY else None),
         ("robust", code_of(federation.aggregation.collector)),
-        ("engine", code_of(engine_class(federation.engine))),
+        ("engine", code_of(engine_class(federation.choice.trains))),
     ):
         code |= {} if user_code is None else {part: user_code}
     code_files = used_code(experiment)
@@ -60,7 +60,7 @@ def versions_of(federation: Federation) -> dict[str, Any]:
     engine = {"name": federation.engine, "precision": experiment.engine.precision, "reason": federation.choice.reason}
     if origin.keeper == "nodes":
         engine |= {"name": "flower", "reason": "clients train on nodes of their own"}
-    device, texts = net.start.device, dict(federation.algorithm.diagnostic_texts)
+    texts = dict(federation.algorithm.diagnostic_texts)
     return {
         "experiment": experiment.trajectory(),
         "data": origin.fingerprint,
@@ -78,10 +78,14 @@ def versions_of(federation: Federation) -> dict[str, Any]:
         "numpy": np.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": ", ".join(dict.fromkeys(map(_name_of_device, experiment.engine.devices))),
         "engine": engine,
         **({"where": place} if (place := place_here()) else {}),
     }
+
+
+def _name_of_device(device: str) -> str:
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
 
 
 def _code_of_metrics(metrics: Sequence[Metric]) -> str | None:
