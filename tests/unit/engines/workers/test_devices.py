@@ -23,6 +23,7 @@ import fedgg
 from fedgg.cli import app
 from fedgg.engines import Devices, Engine, Fused, Stacked, Streams
 from fedgg.engines.devices import dealt
+from fedgg.engines.workers.process import VISIBLE, see_only
 from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
@@ -130,6 +131,19 @@ def test_a_study_runs_one_after_another_on_all_of_them(tmp_path: Path) -> None:
     assert both[0].final == both[1].final
     versions = json.loads(next((tmp_path / "devices").glob("*/seed-1/versions.json")).read_text())
     assert versions["engine"]["name"] == "devices"
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "left"),
+    [("cuda:1", None, "1"), ("cuda:1", "4,7", "7"), ("cuda:0", "GPU-a, GPU-b", "GPU-a"), ("cpu", "4", "4")],
+)
+def test_a_process_sees_its_own_gpu_alone(
+    device: str, visible: str | None, left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted among those that this process may use."""
+    monkeypatch.setenv(VISIBLE, visible or "")
+    see_only(device)
+    assert os.environ[VISIBLE] == left
 
 
 # Processes that die, objects that cannot be sent ----------------------------------------------------------------------
@@ -242,6 +256,12 @@ def test_a_device_that_does_not_exist(tmp_path: Path) -> None:
     assert isinstance(result.exception, UserError)
     assert "CUDA devices; set engine.device = 'cpu'" in str(result.exception)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_all_of_no_devices() -> None:
+    with pytest.raises(UserError, match="'cuda:all': this machine has no CUDA device; set --device cpu"):
+        Experiment(engine={"device": "cuda:all"})
 
 
 def test_a_search_trains_on_one_device() -> None:
