@@ -71,11 +71,11 @@ def test_a_node_without_the_study_folder(tmp_path: Path) -> None:
     disk.mkdir()
     expected = tmp_path / "expected"
     rounds = 160  # a run takes several times the two seconds between two sendings
-    ended(start(*study(expected, "0,1", rounds, "--jobs", "2")))
+    ended(start(*study(expected, "0", rounds, "--jobs", "2")))
     with ray_cluster(0) as cluster:
         node = cluster.add_apart(out, disk)
         try:
-            words = study(out / "study", "0,1", rounds, "--on", cluster.on)
+            words = study(out / "study", "0", rounds, "--on", cluster.on)
             wait_for_a_core(cluster.on)
             call = start(*words)
             until = time.monotonic() + 120
