@@ -12,9 +12,11 @@ import torch
 import fedgg
 from fedgg.cluster.connect import RayAddress, Resources, ray_address, resources_from
 from fedgg.cluster.run_file_transfer import RunFiles, folder_of_a_node, read_files, write_files
+from fedgg.cluster.study_on_ray import task_options
 from fedgg.cluster.task import DriverInfo, EventSender, SharedParts, check_node, sees_folder
 from fedgg.data.dataset import load
 from fedgg.errors import UserError
+from fedgg.lab.config import Experiment
 from fedgg.lab.run_processes import Given
 from fedgg.runfolder.locks import LockFile
 
@@ -95,6 +97,15 @@ def test_data_come_back_as_they_were() -> None:
     assert again.fingerprint == data.fingerprint
     assert torch.equal(again.x_train, data.x_train)
     assert replace(again, name="x").fingerprint == data.fingerprint  # computed from the values
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "gpus"), [("cpu", 1, 0), ("cpu,cpu,cpu", 3, 0), ("cuda:0,1", 1, 2), ("cuda:0,cuda:0", 1, 1)]
+)
+def test_a_task_asks_for_the_devices_of_its_run(device: str, cores: int, gpus: int) -> None:
+    options = task_options(Experiment(engine={"device": device}), Resources())
+    assert (options["num_cpus"], options["num_gpus"]) == (cores, gpus)
+    assert task_options(Experiment(engine={"device": device}), Resources(gpu=0.5))["num_gpus"] == 0.5
 
 
 def test_addresses_and_resources() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from clusters import COMMAND, assert_same, ended, ray_cluster, resumes_of, rounds_done, start, study
+from clusters import COMMAND, assert_same, ended, ray_cluster, resumes_of, start, study
 from torch import nn
 from typer.testing import CliRunner
 
@@ -70,15 +70,16 @@ def test_a_node_without_the_study_folder(tmp_path: Path) -> None:
     out.mkdir()
     disk.mkdir()
     expected = tmp_path / "expected"
-    ended(start(*study(expected, "0,1", 60, "--jobs", "2")))
+    rounds = 160  # a run takes several times the two seconds between two sendings
+    ended(start(*study(expected, "0", rounds, "--jobs", "2")))
     with ray_cluster(0) as cluster:
         node = cluster.add_apart(out, disk)
         try:
-            words = study(out / "study", "0,1", 60, "--on", cluster.on)
+            words = study(out / "study", "0", rounds, "--on", cluster.on)
             wait_for_a_core(cluster.on)
             call = start(*words)
             until = time.monotonic() + 120
-            while rounds_done(out / "study") < 90 and time.monotonic() < until:
+            while not begun_after_another(out / "study") and time.monotonic() < until:
                 assert call.poll() is None, call.communicate()[0]
                 time.sleep(0.1)
             end_group(node, signal.SIGKILL)
@@ -91,6 +92,13 @@ def test_a_node_without_the_study_folder(tmp_path: Path) -> None:
     assert [len(after) for after in resumes_of(out / "study").values()] == [1]
     assert all(after[0] > 0 for after in resumes_of(out / "study").values())
     assert not list(disk.iterdir())
+
+
+def begun_after_another(folder: Path) -> bool:
+    """Whether one run has ended and rounds of another have come back."""
+    begun = {file.parent for file in folder.glob("*/*/rounds.jsonl") if file.stat().st_size}
+    ended_runs = {file.parent for file in folder.glob("*/*/summary.json")}
+    return bool(ended_runs) and bool(begun - ended_runs)
 
 
 def wait_for_a_core(on: str) -> None:
@@ -151,6 +159,19 @@ def test_objects_from_python(tmp_path: Path) -> None:
         )
     assert results[None].final == results["ray:local"].final
     assert_same(tmp_path / "ray:local", tmp_path / "None")
+
+
+@pytest.mark.slow
+@ray_warnings
+def test_clients_of_a_run_in_several_processes_of_a_node(tmp_path: Path) -> None:
+    """A list in the experiment: each task takes two cores, and has the bits of one process."""
+    words = ["compare", "--algorithm", "fedavg", "--algorithm", "scaffold", "--model", "linear", "--rounds", "3"]
+    words += ["--set", "local.epochs=1", "--seeds", "0", "--jobs", "2"]
+    ended(start(*words, "--out", str(tmp_path / "here")))
+    spread = ("--set", "engine.device=cpu,cpu", "--on", "ray:local")
+    output = ended(start(*words, "--out", str(tmp_path / "ray"), *spread))
+    assert "in a process on each of cpu, cpu" in output
+    assert_same(tmp_path / "ray", tmp_path / "here")
 
 
 OWN = """

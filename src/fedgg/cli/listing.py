@@ -176,6 +176,7 @@ _NEEDED = {
     "domains": _OF_YOURS,
     "given": _OF_YOURS,
     "streams": ("engine.device=cuda",),
+    "devices": ("engine.device=cuda:0,1",),
 }
 
 

@@ -82,6 +82,10 @@ ClientsOption = Annotated[int | None, typer.Option(help="Number of clients.")]
 BetaOption = Annotated[float | None, typer.Option(help="Dirichlet concentration; smaller is more skewed.")]
 RoundsOption = Annotated[int | None, typer.Option(help="Communication rounds.")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")]
+SpreadOption = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda or cuda:N; cuda:all or a list (cuda:0,1) to spread the clients of a round over them."),
+]
 DevicesOption = Annotated[
     str | None,
     typer.Option(help="cpu, cuda or cuda:N; cuda:all or a list (cuda:0,1) for one process on each of them."),

@@ -28,7 +28,7 @@ def run(
     seed: Annotated[
         int | None, typer.Option(help="Random seed: split, initial weights, client sampling, batch order.")
     ] = None,
-    device: options.DeviceOption = None,
+    device: options.SpreadOption = None,
     settings: options.SetOption = None,
     data_folder: options.DataFolderOption = None,
     out: options.OutOption = None,
@@ -43,6 +43,7 @@ def run(
     - `fedgg run --algorithm scaffold:correction=exact --beta 0.1 --seed 3`
     - `fedgg run --data cifar10 --model cnn --set data.augment=crop_flip --out runs/cifar`
     - `fedgg run my.toml --set local.lr=0.05 --track wandb`
+    - `fedgg run --data cifar100 --model vgg16 --device cuda:0,1`
     """
     from fedgg.lab.config import Experiment, load_experiment
     from fedgg.lab.federated_data import with_given_clients

@@ -99,9 +99,12 @@ def task_options(experiment: Experiment, asked: Resources) -> dict[str, Any]:
     """The resources of a task: what was asked for, else the cores or the GPU that its engine uses."""
     engine = experiment.engine
     cores = engine.workers or 1 if engine.name == "workers" else engine.threads_in_use
+    on_gpu = engine.devices[0] != "cpu"
+    if not on_gpu:
+        cores *= len(engine.devices)
     options: dict[str, Any] = {
         "num_cpus": cores if asked.cpu is None else asked.cpu,
-        "num_gpus": float(engine.device != "cpu") if asked.gpu is None else asked.gpu,
+        "num_gpus": float(on_gpu and len(set(engine.devices))) if asked.gpu is None else asked.gpu,
         "max_retries": 0,
     }
     if asked.memory:

@@ -7,6 +7,7 @@ section [engine]. A class attribute `devices` limits an engine to these devices.
 from __future__ import annotations
 
 from fedgg.engines.base import Engine, RoundJob
+from fedgg.engines.devices import Devices
 from fedgg.engines.fused.engine import Fused
 from fedgg.engines.gpu.stacked import Stacked
 from fedgg.engines.gpu.streams import Streams
@@ -16,7 +17,7 @@ from fedgg.registry import Registry
 
 ENGINES: Registry[type[Engine]] = Registry(
     "engine",
-    {"loop": Loop, "fused": Fused, "workers": Workers, "stacked": Stacked, "streams": Streams},
+    {"loop": Loop, "fused": Fused, "workers": Workers, "stacked": Stacked, "streams": Streams, "devices": Devices},
     code="CLASS",
 )
 

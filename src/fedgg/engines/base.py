@@ -62,7 +62,7 @@ class RoundJob:
     personal_epochs: int | None = None
     personal_model: PersonalModel | None = None  # clients train models of their own besides (Ditto)
     from_memory: bool = False  # clients start from the model `w` in their memory, not from the server's
-    upcoming: Callable[[], Sequence[int]] = tuple  # the clients of the next round, for what can be prepared
+    upcoming: Sequence[int] = ()  # the clients of the next round, for what can be prepared
 
     def memory_before(self, client: int) -> Rows:
         """The client state it starts from: with that of the optimiser, where clients keep it."""

@@ -78,7 +78,7 @@ class Federation:
         rounds, budget = self.experiment.rounds, self.aggregation.budget
         has_personal, is_here = self.experiment.personal is not None, self.origin.keeper == "here"
         computed: dict[str, Any] = {
-            "engine": self.choice.name,
+            "engine": "devices" if self.choice.spread else self.choice.name,
             "examples": examples,
             "filled": filled,
             "population": Population(len(filled), int(np.take(examples, filled).sum())),

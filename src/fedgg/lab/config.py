@@ -278,13 +278,15 @@ class Experiment(ConfigSection):
         for section, key, default in YOUNG_KEYS:
             if content[section][key] == default:
                 del content[section][key]
-        # On a CPU `auto`, `fused` and `workers` have the same bits. The fused step is "loop" here, as in folders of
-        # versions that had no other step under that name.
+        # On a CPU `auto`, `fused`, `workers` and `devices` have the same bits. The fused step is "loop" here, as in
+        # folders of versions that had no other step under that name.
         name, threads = self.engine.name, self.engine.threads_in_use
-        if name == "fused" or (self.engine.device == "cpu" and name in ("auto", "workers")):
+        on_cpu, known_as = self.engine.devices[0] == "cpu", {"fused": "loop", "loop": "local_step", "devices": "auto"}
+        content["engine"]["name"] = known_as.get(name, name)
+        if on_cpu and name in ("auto", "workers", "devices"):
             content["engine"]["name"] = "loop"
-        elif name == "loop":
-            content["engine"]["name"] = "local_step"
+        if on_cpu and name != "stacked":  # clients are trained one by one, in any number of processes
+            content["engine"]["device"] = "cpu"
         if threads > 1:  # sums of several threads are added up in another order
             content["engine"]["threads"] = threads
         return content

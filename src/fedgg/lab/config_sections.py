@@ -16,6 +16,7 @@ from fedgg.data.batch_preparation import Augmentation, Normalisation
 from fedgg.data.partition import OFFERED_TO_REGISTERED
 from fedgg.engines import ENGINES
 from fedgg.engines.base import Precision
+from fedgg.lab.run_places import devices_from
 from fedgg.models import MODELS
 from fedgg.older_python import Self
 from fedgg.registry import HUGGING_FACE, Registry, accepted_settings, described_parameters, names_code
@@ -241,7 +242,10 @@ class EngineConfig(PartConfig):
     other_names = ("auto",)
 
     name: str = Field("auto", description=f"{ENGINES.choices('auto')}; auto: the fastest that fits")
-    device: str = Field("cpu", description="cpu, cuda or cuda:N")
+    device: str = Field(
+        "cpu",
+        description="cpu, cuda or cuda:N; a list (cuda:0,1) or cuda:all spreads the clients of a round over several",
+    )
     precision: Precision = Field(
         "fp32", description="fp32 (without TF32) or fp64; on a GPU also tf32 and bf16, for products only"
     )
@@ -259,16 +263,23 @@ class EngineConfig(PartConfig):
     @field_validator("device")
     @classmethod
     def _known_device(cls, device: str) -> str:
+        several = devices_from(device)
+        if several is not None:
+            return ",".join(several)
         kind, colon, number = device.partition(":")
         if not (device == "cpu" or (kind == "cuda" and (number.isdecimal() if colon else True))):
-            raise ValueError("choose cpu, cuda or cuda:N")
+            raise ValueError("choose cpu, cuda or cuda:N; or a list such as cuda:0,1, or cuda:all")
         return device
 
     @model_validator(mode="after")
     def _fits_the_device(self) -> EngineConfig:
-        if self.precision in ("tf32", "bf16") and self.device == "cpu":
+        device, anywhere = "cpu" if self.devices[0] == "cpu" else "cuda", ("cpu", "cuda")
+        if self.precision in ("tf32", "bf16") and device == "cpu":
             raise ValueError(f"engine.precision = {self.precision!r} needs a GPU: set engine.device = 'cuda'")
-        device, anywhere = self.device.partition(":")[0], ("cpu", "cuda")
+        if (self.name == "devices") > (len(self.devices) > 1):
+            raise ValueError("engine 'devices' needs several: set engine.device to a list, as cuda:0,1 or cuda:all")
+        if self.name == "workers" and len(self.devices) > 1:
+            raise ValueError("engine 'workers' has processes of its own: set engine.device = 'cpu' and engine.workers")
         devices = getattr(ENGINES[self.name], "devices", anywhere) if self.name in ENGINES else anywhere
         if device not in devices:
             others = ", ".join(name for name in ENGINES if device in getattr(ENGINES[name], "devices", anywhere))
@@ -276,6 +287,11 @@ class EngineConfig(PartConfig):
             remedy = f"set engine.device = {' or '.join(map(repr, devices))}, or take one of the engines {others}"
             raise ValueError(f"engine {self.name!r} {problem}: {remedy}")
         return self
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Those that the clients of a round are spread over, all CPUs or all GPUs; usually one."""
+        return tuple(self.device.split(","))
 
     @property
     def threads_in_use(self) -> int:

@@ -341,13 +341,6 @@ def engine_class(name: str) -> type[Engine]:
     return cast("type[Engine]", kind)
 
 
-def build_engine(name: str, config: EngineConfig) -> Engine:
-    """An engine, made with those settings of the section [engine] that its constructor has parameters for."""
-    kind = ENGINES.get(name) or engine_class(name)
-    accepted, settings = accepted_settings(kind), config.model_dump(exclude={"name"})
-    return kind(**{key: value for key, value in settings.items() if key in accepted})
-
-
 # Models --------------------------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,13 @@ def begin(federation: Federation) -> State:
 def next_job(federation: Federation, state: State) -> RoundJob:
     """What the engine is asked to do in the next round."""
     experiment, number = federation.experiment, state.rounds_done
-    cohort = _cohort(federation, number)
+    filled, size = federation.filled, federation.cohort_size
+    if size < len(filled):
+        cohort, upcoming = (
+            filled[random_choices.cohort(experiment.seed, n, len(filled), size)].tolist() for n in (number, number + 1)
+        )
+    else:
+        cohort = upcoming = filled.tolist()
     examples, population = federation.examples, federation.population
     server = server_of(state, federation.net, federation.feed, examples, cohort, population, federation.aggregation)
     algorithm = federation.algorithm
@@ -107,16 +112,9 @@ def next_job(federation: Federation, state: State) -> RoundJob:
         down=down,
         memory=state.memory,
         kept_buffers=state.kept_buffers,
-        upcoming=partial(_cohort, federation, number + 1),
+        upcoming=upcoming,
         **federation.personal_settings,
     )
-
-
-def _cohort(federation: Federation, number: int) -> list[int]:
-    chosen = federation.filled
-    if federation.cohort_size < len(chosen):
-        chosen = chosen[random_choices.cohort(federation.experiment.seed, number, len(chosen), federation.cohort_size)]
-    return [int(client) for client in chosen]
 
 
 def train(job: RoundJob, engine: Engine, trained_one: TrainedOne | None = None) -> Ends:

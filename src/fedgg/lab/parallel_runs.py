@@ -216,8 +216,10 @@ def run_all(jobs: list[Job], processes: int, observer: Observer, devices: Sequen
         if devices:
             reason = f"{len(some)} runs of a study on {len(devices)} devices"
             return run_on_devices(
-                [job.under("fused", reason) if engine.device == "cpu" else job for job in some], devices, observer
+                [job.under("fused", reason) if engine.devices[0] == "cpu" else job for job in some], devices, observer
             )
+        if len(engine.devices) > 1:  # each run takes all of them
+            return run_one_by_one(some, observer)
         if go_together(some[0]):
             return run_together(some, observer)
         shared = engine.name == "auto" and 1 < len(some) < processes and _one_thread_each(some)

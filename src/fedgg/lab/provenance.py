@@ -52,7 +52,7 @@ def versions_of(federation: Federation) -> dict[str, Any]:
         ("task", code_of(net.task.function) if isinstance(net.task, OwnLoss) else None),
         ("metrics", _code_of_metrics(net.metrics) if metrics != ACCURACY else None),
         ("robust", code_of(federation.aggregation.collector)),
-        ("engine", code_of(ENGINES.get(federation.engine) or engine_class(federation.engine))),
+        ("engine", code_of(ENGINES.get(federation.choice.name) or engine_class(federation.choice.name))),
     ):
         code |= {} if user_code is None else {part: user_code}
     code_files = used_code(experiment) if USED_CODE else {}
@@ -61,7 +61,8 @@ def versions_of(federation: Federation) -> dict[str, Any]:
     engine = {"name": federation.engine, "precision": experiment.engine.precision, "reason": federation.choice.reason}
     if origin.keeper == "nodes":
         engine |= {"name": "flower", "reason": "clients train on nodes of their own"}
-    device, texts = net.start.device, dict(federation.algorithm.diagnostic_texts)
+    texts = dict(federation.algorithm.diagnostic_texts)
+    devices = [one if one == "cpu" else torch.cuda.get_device_name(one) for one in experiment.engine.devices]
     return {
         "experiment": experiment.trajectory(),
         "data": origin.fingerprint,
@@ -79,7 +80,7 @@ def versions_of(federation: Federation) -> dict[str, Any]:
         "numpy": np.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": ", ".join(dict.fromkeys(devices)),
         "engine": engine,
         **({"where": dict(PLACE)} if PLACE else {}),
     }

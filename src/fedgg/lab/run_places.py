@@ -64,7 +64,7 @@ def devices_from(text: str) -> tuple[str, ...] | None:
             )
         devices.append(device)
     if len({device.partition(":")[0] for device in devices}) > 1:
-        raise UserError(f"device {text!r}: the runs of a study need one kind of device, cpu or cuda")
+        raise UserError(f"device {text!r}: all must be of one kind of device, cpu or cuda")
     return tuple(devices)
 
 
@@ -77,7 +77,7 @@ def _all_devices() -> tuple[str, ...]:
 
 
 def kind_of(devices: Sequence[str]) -> str:
-    """What `engine.device` is for these devices. A process sees its own GPU alone, under the name `cuda`."""
+    """cpu or cuda. A process for one of several GPUs sees this one alone, under the name `cuda`."""
     return devices[0].partition(":")[0]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
-import os
 import pickle
 import signal
 import time
@@ -25,6 +24,7 @@ from pathlib import Path
 from fedgg.child_process import child_process
 from fedgg.core.algorithm import Algorithm
 from fedgg.engines.workers.pool import FILES_TO_START, allow_open_files
+from fedgg.engines.workers.process import see_only
 from fedgg.errors import UserError
 from fedgg.lab.build import ModelGiven, build
 from fedgg.lab.config import Experiment
@@ -43,7 +43,6 @@ from fedgg.runfolder.locks import InUse
 ATTEMPTS = 3  # a run whose worker died this often is given up
 SECONDS_TO_END = 60.0  # for a worker to write its checkpoint, before it is killed
 MOST_TOGETHER = 24  # runs of one stack; more of them would wait for one device while others are idle
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def stacks_of(jobs: Sequence[Job], devices: int) -> list[list[Job]]:
 def go_together(job: Job) -> bool:
     """Whether the runs of a study that have this job's engine are trained in one process, as stacks."""
     engine = job.experiment.engine
-    return engine.device != "cpu" or engine.name == "stacked"
+    return (engine.devices[0] != "cpu" or engine.name == "stacked") and len(engine.devices) == 1
 
 
 def _check_can_be_sent(job: Job) -> None:
@@ -275,8 +274,7 @@ def work(pipe: Connection, runner: str, device: str, place: dict[str, str], trus
     It sees no other GPU than its own.
     """
     inherit(trusted)
-    if device.startswith("cuda:"):
-        os.environ[VISIBLE] = _visible(int(device.partition(":")[2]))
+    see_only(device)
     if place:
         record_place(**place | {"device": device})
     module, _, function = runner.partition(":")
@@ -297,9 +295,3 @@ def work(pipe: Connection, runner: str, device: str, place: dict[str, str], trus
                 pipe.send(("failed", error))
     except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         return
-
-
-def _visible(number: int) -> str:
-    """The GPU with this number among those that CUDA_VISIBLE_DEVICES leaves to this process."""
-    visible = [name for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
-    return visible[number] if number < len(visible) else str(number)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,16 @@ from fedgg.core.algorithm import Algorithm
 from fedgg.core.tasks import TASKS, Criterion
 from fedgg.engines import Engine, Workers
 from fedgg.engines.base import Scorer, personal_job, score_here, with_personal_models
+from fedgg.engines.devices import Devices
 from fedgg.engines.workers.engine import TooManyDeaths
 from fedgg.engines.workers.tasks import Request, RequestStream, Scored, Trained
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import EngineConfig
-from fedgg.lab.engine_setup import arithmetic
+from fedgg.lab.engine_setup import arithmetic, build_engine
 from fedgg.lab.federated_data import DataGiven, with_given_clients
-from fedgg.lab.name_resolution import build_engine, given_algorithm
+from fedgg.lab.name_resolution import given_algorithm
 from fedgg.lab.observer import Observer, Observers
 from fedgg.lab.one_round import State, close_before_looking, next_job, train
 from fedgg.lab.round_record import record_of
@@ -30,6 +32,7 @@ from fedgg.lab.run_result import Run
 from fedgg.lab.run_session import Session, opened
 from fedgg.lab.task_and_metrics import NAMED_OBJECTIVE, MetricGiven, Objective, objective_of
 
+FEWER_DEVICES = "name fewer in engine.device, or set engine.lost_clients = 'leave_out' to drop such clients"
 FEWER_WORKERS = "set a smaller engine.workers, or engine.lost_clients = 'leave_out' to drop such clients"
 
 
@@ -83,7 +86,10 @@ def run_rounds(session: Session, engine: Engine | None = None) -> None:
         _run_rounds_with_workers(session)
         return
     if engine is None:
-        engine = build_engine(federation.engine, federation.experiment.engine)
+        engine = build_engine(federation.choice, session.experiment.engine)
+        if isinstance(engine, Devices):
+            _run_rounds_on_devices(session, engine)
+            return
     observer = session.observer
     client_trained = None if observer is None else partial(observer.on_client, session.label)
     while not session.over:
@@ -104,16 +110,28 @@ def play_round(
     return closed.state, record_of(federation, closed, score(closed.looks))
 
 
+def _run_rounds_on_devices(session: Session, devices: Devices) -> None:
+    with _resumable(session, FEWER_DEVICES), devices:
+        devices.notice = session.notice
+        run_rounds(session, devices)
+
+
 def _run_rounds_with_workers(session: Session) -> None:
     if session.over:
         return
+    with _resumable(session, FEWER_WORKERS), make_workers(session.experiment.engine) as workers:
+        workers.interleave([requests_of(session, alone=True)])
+
+
+@contextmanager
+def _resumable(session: Session, remedy: str) -> Iterator[None]:
+    """One line where several processes have died on the same clients."""
     try:
-        with make_workers(session.experiment.engine) as workers:
-            workers.interleave([requests_of(session, alone=True)])
+        yield
     except TooManyDeaths as end:
         folder = session.store.folder if session.store else None
         remains = f"finished rounds are kept, resume with: fedgg resume {folder}" if folder else "nothing was saved"
-        raise UserError(f"{end}: {FEWER_WORKERS}; {remains}") from end
+        raise UserError(f"{end}: {remedy}; {remains}") from end
 
 
 def requests_of(session: Session, *, alone: bool = False) -> RequestStream:

@@ -25,9 +25,8 @@ from fedgg.errors import UserError, missing_extra
 from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
 from fedgg.lab.config_sections import DataConfig
-from fedgg.lab.engine_setup import arithmetic, chosen_device
+from fedgg.lab.engine_setup import arithmetic, build_engine, chosen_device
 from fedgg.lab.federated_data import load_data, targets_of, with_given_clients
-from fedgg.lab.name_resolution import build_engine
 from fedgg.lab.observer import Observer
 from fedgg.lab.one_round import Diverged, begin, close_before_looking, next_job, train
 from fedgg.lab.run_processes import Given
@@ -213,8 +212,10 @@ def _engines(pools: ExitStack, processes: int) -> Callable[[Federation], Engine]
     pool: list[Workers] = []
 
     def engine_of(federation: Federation) -> Engine:
+        if federation.engine == "devices":
+            raise UserError(f"a search trains on one device: engine.device = {federation.experiment.engine.device!r}")
         if federation.engine != "workers":
-            return build_engine(federation.engine, federation.experiment.engine)
+            return build_engine(federation.choice, federation.experiment.engine)
         if processes == 1 and federation.experiment.engine.name == "auto":
             return Fused()
         if not pool:

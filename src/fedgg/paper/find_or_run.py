@@ -24,9 +24,9 @@ from fedgg.errors import UserError
 from fedgg.files import check_folder, writing_to
 from fedgg.lab.build import build
 from fedgg.lab.config import STORAGE, Experiment
-from fedgg.lab.engine_setup import arithmetic, chosen_device
+from fedgg.lab.engine_setup import arithmetic, build_engine, chosen_device
 from fedgg.lab.federated_data import load_data
-from fedgg.lab.name_resolution import build_algorithm, build_engine
+from fedgg.lab.name_resolution import build_algorithm
 from fedgg.lab.observer import Observer
 from fedgg.lab.one_round import begin, next_job, synchronise
 from fedgg.lab.run_places import Shard
@@ -190,15 +190,16 @@ def seconds_a_step(experiment: Experiment, runs: int = 1) -> float:
     """The time of one client's local step with this experiment's engine, with `runs` runs trained together."""
     shape, classes, _ = _facts(experiment.data.source)
     chosen = experiment.engine
-    one_by_one = chosen.device == "cpu" and chosen.name != "stacked"  # clients are trained one after another
+    one_by_one = chosen.devices[0] == "cpu" and chosen.name != "stacked"  # clients are trained one after another
     cohort = experiment.cohort_of(experiment.split.clients)
     clients, engine = (1, "fused") if one_by_one else (cohort, chosen.name)
     split = {"split.scheme": "iid", "split.clients": clients, "server.cohort": None}
-    small = experiment.changed({**split, "local.epochs": 1, "rounds": 2, "engine.name": engine})
+    on_one = {"engine.device": chosen.devices[0], "engine.name": "auto" if engine == "devices" else engine}
+    small = experiment.changed({**split, **on_one, "local.epochs": 1, "rounds": 2})
     with arithmetic(small):
         data = _noise(shape, classes, PROBE_STEPS * clients * small.local.batch).to(chosen_device(small))
         federation = build(small, data=data)
-        trainer, state = build_engine(federation.engine, federation.experiment.engine), begin(federation)
+        trainer, state = build_engine(federation.choice, federation.experiment.engine), begin(federation)
         together = min(runs, MOST_TOGETHER) if isinstance(trainer, Stacked) else 1
         jobs = [next_job(federation, state) for _ in range(together)]
         for _ in range(2):
@@ -266,7 +267,7 @@ class Estimate:
         kind = method.dataset, method.base.model.name
         if kind not in self.paces:
             self.paces[kind] = self._pace(method)
-        together = self.processes if method.base.engine.device == "cpu" else 1
+        together = self.processes if method.base.engine.devices[0] == "cpu" else 1
         return self.paces[kind].seconds * method.base.rounds / together
 
     def _pace(self, method: PlannedMethod) -> Pace:

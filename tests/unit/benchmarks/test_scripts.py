@@ -85,6 +85,31 @@ def test_rounds_of_large_models_with_clipping(tmp_path: Path, monkeypatch: pytes
     assert len(content["workloads"]["resnet18"]["round_seconds"]["stacked"]) == 1
 
 
+@pytest.mark.slow
+def test_devices_give_the_same_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = script("devices", monkeypatch)
+    out = tmp_path / "devices.json"
+    devices.main(["--tiny", "--rounds", "2", "--turns", "1", "--out", str(out)])
+    content = json.loads(out.read_text(encoding="utf-8"))
+    study, single = content["study"], content["single_run"]
+    assert study["runs"] == 24
+    assert all(one["same_bits"] for one in study["to_processes"]["stacks in turn"].values())
+    assert all(one["weights"] < 1e-5 for one in study["to_processes"]["one stack"].values())
+    assert single["difference"]["same_bits"]
+    assert single["engines"]["spread"].startswith("fused in a process on each of cpu, cpu")
+
+
+@pytest.mark.slow
+def test_a_study_on_ray_beside_the_local_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    overhead = script("ray_overhead", monkeypatch)
+    out = tmp_path / "ray-overhead.json"
+    overhead.main(["--tiny", "--out", str(out)])
+    (turn,) = json.loads(out.read_text(encoding="utf-8"))["turns"]
+    assert turn["ray"]["runs"] == turn["local"]["runs"] == 4
+    assert turn["ratio"] == pytest.approx(turn["ray"]["seconds"] / turn["local"]["seconds"], abs=0.001)
+
+
 @pytest.mark.parametrize(
     ("name", "words", "complaint"),
     [

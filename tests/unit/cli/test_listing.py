@@ -185,7 +185,7 @@ def fitting_data(part: str, changes: dict[str, Any]) -> Any:
 
 
 def test_the_advised_commands_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of data sets, which need their files, and of streams, which needs a GPU, as far as settings are checked."""
+    """Those of data sets, which need their files, and of engines that need a GPU, as far as settings are checked."""
     for _, registry in _registries().values():
         for name in registry:
             advice = " ".join(told(name, monkeypatch).split()).split("To run it: fedgg run ")
@@ -194,7 +194,7 @@ def test_the_advised_commands_run(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert options, name
                 changes = dict(options)
                 experiment = Experiment().changed(changes)
-                if name in (*DATASETS, "streams") and name != "shakespeare":
+                if name in (*DATASETS, "streams", "devices") and name != "shakespeare":
                     continue
                 given = fitting_data(name, changes)
                 if isinstance(given, tuple) and changes.get("split.scheme") not in ("given", "domains"):

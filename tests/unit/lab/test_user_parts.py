@@ -264,5 +264,5 @@ def test_unknown_names_meet_their_neighbours(changes: dict[str, Any], words: str
 def test_registered_names_are_parts() -> None:
     for key, registry in (("engine.name", ENGINES), ("split.scheme", SPLITS), ("robust.rule", RULES)):
         for name in registry:
-            device = "cuda" if name == "streams" else "cpu"
+            device = {"streams": "cuda", "devices": "cpu,cpu"}.get(name, "cpu")
             check_parts(SMALL.changed({key: name, "engine.device": device}))

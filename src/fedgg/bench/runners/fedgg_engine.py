@@ -13,8 +13,7 @@ from fedgg.core.evaluation import evaluate
 from fedgg.data.user_arrays import KEYS, from_arrays
 from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
-from fedgg.lab.engine_setup import arithmetic
-from fedgg.lab.name_resolution import build_engine
+from fedgg.lab.engine_setup import arithmetic, build_engine
 from fedgg.lab.one_round import State, begin
 from fedgg.lab.runner import play_round
 
@@ -24,7 +23,7 @@ NEVER = 1_000_000  # rounds; the driver ends the run
 def main() -> None:
     driver, federation = DriverConnection(), federation_of({"device": str(device()), **json.loads(sys.argv[1])})
     with arithmetic(federation.experiment), ExitStack() as stack:
-        engine: Any = build_engine(federation.engine, federation.experiment.engine)
+        engine: Any = build_engine(federation.choice, federation.experiment.engine)
         if hasattr(engine, "__enter__"):  # engines that start processes end them with this block
             engine = stack.enter_context(engine)
         elif hasattr(engine, "close"):

@@ -89,7 +89,7 @@ class Prefetch:
         oldest = min(job.round for job in jobs)
         self._prefetched = {key: entry for key, entry in self._prefetched.items() if key[3] >= oldest}  # drop unused
         for job in jobs:
-            for client in job.upcoming():
+            for client in job.upcoming:
                 future = self._threads.submit(job.data.agenda, job.seed, job.round + 1, client, job.work)
                 self._prefetched[_key(job, client, 1)] = (job.data, future)
 

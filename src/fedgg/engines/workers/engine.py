@@ -8,9 +8,7 @@ are used: they equal those of the engine `fused`, bit for bit.
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar, Literal
 
@@ -19,7 +17,7 @@ from fedgg.core.local import LocalEnd
 from fedgg.core.model import Net
 from fedgg.core.server import Lost
 from fedgg.engines.base import Look, RoundJob
-from fedgg.engines.workers.pool import Abandoned, Pool, StartMethod, Ticket
+from fedgg.engines.workers.pool import Abandoned, CannotBeSent, Pool, StartMethod, Ticket
 from fedgg.engines.workers.process import Unreadable
 from fedgg.engines.workers.tasks import Key, OpenRequest, Reply, Request, RequestStream, Scored, Trained
 
@@ -48,7 +46,7 @@ class Workers:
     ):
         self.size = workers or cores()
         self._lost_clients, self._notice = lost_clients, notice
-        self._pool = Pool(self.size, start)
+        self._pool = Pool(["cpu"] * self.size, start)
         self._numbers = itertools.count()
         self._open_requests: dict[int, OpenRequest] = {}
         self._local_nets: dict[int, Net] = {}  # models that cannot be sent to other processes
@@ -112,11 +110,8 @@ class Workers:
             return None
         open_request = OpenRequest.of(next(self._numbers), request)
         try:
-            if multiprocessing.current_process().daemon:
-                raise RuntimeError("this process is itself a worker")
-            constant = [self._pool.share(part, mapped=True) for part in open_request.constant_parts()]
-            needs = (*constant, self._pool.share(open_request.shared))
-        except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
+            needs = self._pool.share_all(open_request.constant_parts(), open_request.shared)
+        except CannotBeSent as error:
             self._fall_back(request, str(error))
             return None
         self._open_requests[open_request.number] = open_request

@@ -1,8 +1,9 @@
-"""A pool of worker processes: assigns tasks, and repeats a task whose worker died.
+"""A pool of worker processes, each on a device: assigns tasks, and repeats a task whose worker died.
 
 Workers are started by a fork server if the platform has one: it imports torch once, in a process without threads, and
 each worker is a fork of it, which starts quickly and shares its memory. Forking this process would copy locks that its
-threads may hold; spawning imports torch again for each worker. Both can be chosen (`start`).
+threads may hold; spawning imports torch again for each worker. Both can be chosen (`start`). Workers on GPUs are
+spawned: CUDA must not have been in use before a fork.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import multiprocessing
+import pickle
 import signal
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
@@ -33,6 +36,7 @@ except ImportError:  # Windows
 StartMethod = Literal["forkserver", "spawn", "fork"]
 FILES_TO_START = 12  # files open at the same time while a process is started
 OPEN_FILES = Path("/dev/fd")
+INSTEAD = "set engine.name = 'fused'"
 DEATHS = 3  # after this many dead processes a task is abandoned
 
 
@@ -56,35 +60,52 @@ class Ticket:
     needs: tuple[int, ...] = field(compare=False)  # numbers of shared objects, in the order to be sent
     owner: Any = field(compare=False)
     notice: Callable[[str], None] = field(compare=False)
+    place: int | None = field(default=None, compare=False)  # of the worker that has to do it; None: any
     deaths: int = field(default=0, compare=False)
 
 
 @dataclass
 class _Worker:
+    place: int
     process: BaseProcess
     ready: bool = False
     ticket: Ticket | None = None
     holds: set[int] = field(default_factory=set)  # numbers of the shared objects it has received
 
 
+class CannotBeSent(Exception):
+    """An object that pickle cannot send to another process, or a process that may not have others."""
+
+
 class Pool:
-    def __init__(self, size: int, start: StartMethod | None = None):
-        self._size = size
+    def __init__(self, devices: Sequence[str], start: StartMethod | None = None, instead: str = INSTEAD):
+        """One worker for each device. `instead`: what the user can do where processes cannot be started."""
+        self._devices, self._instead = tuple(devices), instead
         methods = multiprocessing.get_all_start_methods()
-        method = start or ("forkserver" if "forkserver" in methods else "spawn")
+        on_cpu = "forkserver" in methods and set(devices) <= {"cpu"}
+        method = start or ("forkserver" if on_cpu else "spawn")
         self._context: Any = multiprocessing.get_context(method)
         self._forks = method == "fork"
         if method == "forkserver":
             self._context.set_forkserver_preload(fork_server_modules("fedgg.engines.workers.process"))
         self._workers: dict[Connection, _Worker] = {}
-        self._queue: list[Ticket] = []
+        self._queues: defaultdict[int | None, list[Ticket]] = defaultdict(list)  # by place; None: for any worker
         self._numbers = itertools.count()
         self._shared: dict[int, tuple[Any, PackedObject]] = {}
         self._shared_numbers: dict[int, int] = {}  # by the object's id
         self._failed_starts = 0
 
-    def share(self, value: Any, *, mapped: bool = False) -> int:
-        """Packs an object once for all workers and returns its number; pickle's errors are raised."""
+    def share_all(self, constant: Sequence[object], shared: object) -> tuple[int, ...]:
+        """What the tasks of a round refer to, as numbers for their tickets: constant parts, and what changes."""
+        try:
+            if multiprocessing.current_process().daemon:
+                raise RuntimeError("this process is itself a worker")
+            return (*(self._share(part, mapped=True) for part in constant), self._share(shared))
+        except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
+            raise CannotBeSent(str(error)) from error
+
+    def _share(self, value: Any, *, mapped: bool = False) -> int:
+        """Packs an object once for all workers and returns its number."""
         if id(value) not in self._shared_numbers:
             number = next(self._numbers)
             self._shared[number] = (value, pack(value, self._shared_numbers, shared=mapped))
@@ -102,7 +123,7 @@ class Pool:
                     send(pipe, ("unshare", number))
 
     def submit(self, ticket: Ticket) -> None:
-        heapq.heappush(self._queue, ticket)
+        heapq.heappush(self._queues[ticket.place], ticket)
 
     def next_result(self) -> tuple[Ticket, TaskResult]:
         """The next finished task and its result; an exception in a task is raised here."""
@@ -128,12 +149,16 @@ class Pool:
                 return ticket, result
 
     def _assign_tasks(self) -> None:
-        idle = [pipe for pipe, worker in self._workers.items() if worker.ready and worker.ticket is None]
-        while idle and self._queue:
-            self._send_task(idle.pop(0), heapq.heappop(self._queue))
+        for pipe, worker in self._workers.items():
+            queue = self._queues[worker.place] or self._queues[None]
+            if queue and worker.ready and worker.ticket is None:
+                self._send_task(pipe, heapq.heappop(queue))
+        taken = {worker.place for worker in self._workers.values()}
         starting = sum(not worker.ready for worker in self._workers.values())
-        for _ in range(min(len(self._queue) - starting, self._size - len(self._workers))):
-            self._start()
+        for place in range(len(self._devices)):
+            if place not in taken and (self._queues[place] or len(self._queues[None]) > starting):
+                self._start(place)
+                starting += 1
 
     def _send_task(self, pipe: Connection, ticket: Ticket) -> None:
         worker = self._workers[pipe]
@@ -158,8 +183,8 @@ class Pool:
             self._failed_starts += 1
             if self._failed_starts >= DEATHS:
                 raise UserError(
-                    "the worker processes cannot start: in your own script, call fedgg under "
-                    "`if __name__ == '__main__':`, or set engine.name = 'fused'"
+                    f"the worker processes cannot start: in your own script, call fedgg under "
+                    f"`if __name__ == '__main__':`, or {self._instead}"
                 )
         ticket, code = worker.ticket, worker.process.exitcode
         if ticket is None:
@@ -168,18 +193,19 @@ class Pool:
         if ticket.deaths >= DEATHS:
             return ticket, Abandoned(f"its process died {DEATHS} times (exit code {code}; out of memory?)")
         ticket.notice(f"{ticket.task}: its process died (exit code {code}); another process repeats it")
-        heapq.heappush(self._queue, ticket)
+        self.submit(ticket)
         return None
 
-    def _start(self) -> None:
+    def _start(self, place: int) -> None:
         allow_open_files(FILES_TO_START)
         with _without_interrupts():
             parent_end, worker_end = self._context.Pipe()
             inherited = [*self._workers, parent_end] if self._forks else []
-            process = child_process(self._context, "fedgg.engines.workers.process:work", worker_end, inherited)
+            settings = (worker_end, inherited, self._devices[place])
+            process = child_process(self._context, "fedgg.engines.workers.process:work", *settings)
             process.start()
             worker_end.close()  # so that the worker's death closes the pipe
-            self._workers[parent_end] = _Worker(process)
+            self._workers[parent_end] = _Worker(place, process)
         with suppress(OSError):
             send(parent_end, ("settings", TorchSettings.of_this_process()))
 
@@ -192,7 +218,8 @@ class Pool:
             worker.process.join()
         for _, packed in self._shared.values():
             packed.close()
-        self._workers, self._shared, self._shared_numbers, self._queue = {}, {}, {}, []
+        self._workers, self._shared, self._shared_numbers = {}, {}, {}
+        self._queues.clear()
 
 
 def allow_open_files(count: int) -> None:

@@ -6,7 +6,7 @@ worker as soon as its parent has ended, also in the middle of a client.
 Tensor data are sent outside the pickle: small ones inline, large ones in an anonymous file in memory, so that no file
 is left behind when a process is killed and the size of /dev/shm does not matter. Objects packed as `shared` are mapped
 by the processes that receive them and exist once in the machine's memory; others are read at once, so that no file
-stays open.
+stays open. Tensors of a GPU are sent by way of the host's memory, and arrive on the current GPU of the receiver.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from torch import Tensor
 from fedgg.engines.import_user_file import UserModule, load_user_module, loaded_user_modules
 from fedgg.older_python import add_note
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 INLINE = 1 << 16  # bytes of tensor data that are sent inline; more are sent in a file
 ALIGNED = 64  # bytes, like torch's allocations: kernels may round differently on unaligned data
 
@@ -111,10 +112,11 @@ class _Packer(pickle.Pickler):
         return self._known.get(id(value))
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is not Tensor or value.device.type != "cpu" or value.layout is not torch.strided:
+        if type(value) is not Tensor or value.device.type not in ("cpu", "cuda") or value.layout is not torch.strided:
             return NotImplemented
-        content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return _tensor, (pickle.PickleBuffer(content.data), value.dtype, tuple(value.shape))
+        content = value.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
+        made = _gpu_tensor if value.is_cuda else _tensor
+        return made, (pickle.PickleBuffer(content.data), value.dtype, tuple(value.shape))
 
 
 class _Unpacker(pickle.Unpickler):
@@ -130,6 +132,10 @@ def _tensor(content: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> 
     if 0 in shape:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(content, dtype=dtype).view(shape)
+
+
+def _gpu_tensor(content: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return _tensor(content, dtype, shape).cuda()
 
 
 def _written(buffers: list[memoryview], places: list[tuple[int, int]], size: int) -> int:
@@ -186,13 +192,18 @@ class TorchSettings:
     dtype: torch.dtype
     deterministic: bool
     matmul_precision: str
+    cudnn: tuple[bool, bool, bool]
     user_modules: list[UserModule]
 
     @classmethod
     def of_this_process(cls) -> TorchSettings:
-        deterministic = torch.are_deterministic_algorithms_enabled()
+        deterministic, cudnn = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn
         return cls(
-            torch.get_default_dtype(), deterministic, torch.get_float32_matmul_precision(), loaded_user_modules()
+            torch.get_default_dtype(),
+            deterministic,
+            torch.get_float32_matmul_precision(),
+            (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark),
+            loaded_user_modules(),
         )
 
     def apply(self) -> None:
@@ -200,6 +211,8 @@ class TorchSettings:
         if self.deterministic != torch.are_deterministic_algorithms_enabled():  # setting it takes seconds
             torch.use_deterministic_algorithms(self.deterministic)
         torch.set_float32_matmul_precision(self.matmul_precision)
+        cudnn = torch.backends.cudnn
+        cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = self.cudnn
         for user_module in self.user_modules:
             load_user_module(user_module)
 
@@ -217,14 +230,15 @@ class Unreadable:
     reason: str
 
 
-def work(pipe: Connection, parents_pipes: Sequence[Connection]) -> None:
-    """Runs tasks until the parent ends.
+def work(pipe: Connection, parents_pipes: Sequence[Connection], device: str) -> None:
+    """Runs tasks until the parent ends. It sees no other GPU than its own.
 
     `parents_pipes`: under fork, the parent's ends of all pipes; while a copy is open, the parent's end is not noticed.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker inherits its parent's handler
     for inherited in parents_pipes:
         inherited.close()
+    see_only(device)
     torch.set_num_threads(1)
     keep_freed_memory()
     inbox: queue.SimpleQueue[tuple[tuple[Any, ...], PackedObject | None]] = queue.SimpleQueue()
@@ -234,6 +248,14 @@ def work(pipe: Connection, parents_pipes: Sequence[Connection]) -> None:
         _run_tasks(pipe, inbox)
     except OSError:  # the parent has ended
         os._exit(0)
+
+
+def see_only(device: str) -> None:
+    """In a process that has not used a GPU: hide all but this one, as `cuda:1`, which becomes `cuda`."""
+    kind, _, number = device.partition(":")
+    if kind == "cuda":
+        visible = [name for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
+        os.environ[VISIBLE] = visible[int(number)] if int(number) < len(visible) else number
 
 
 def keep_freed_memory() -> bool:
