@@ -107,7 +107,7 @@ def test_bits_do_not_depend_on_the_number_of_devices(count: int) -> None:
 
 
 def test_threads_of_a_process_are_those_of_the_run() -> None:
-    several = {"engine.threads": 2, "model.name": "mlp", "local.batch": 200}
+    several = {"engine.threads": 2, "model.name": "mlp", "local.batch": 200, "local.epochs": 1, "rounds": 1}
     assert_same(run(experiment(**several)), alone(**several))
 
 
