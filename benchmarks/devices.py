@@ -2,6 +2,7 @@
 
     python benchmarks/devices.py --device cuda --data-folder DATA --out devices.json
     python benchmarks/devices.py --device cuda --devices cuda:0,cuda:1 --data-folder DATA   # on two GPUs
+    python benchmarks/devices.py --device cuda --only single --model vgg16 --rounds 5 --data-folder DATA
     python benchmarks/devices.py --tiny                                # a trial on a CPU with digits, without CIFAR-10
 
 The study is that of experiments/cifar10.toml (four algorithms, two splits, three seeds), with fewer rounds. Each way is
@@ -124,7 +125,7 @@ def round_seconds(folder: Path) -> float:
     return statistics.median(seconds[1:] or seconds)
 
 
-def measure(options: argparse.Namespace, words: Sequence[str], root: Path) -> dict[str, Any]:
+def measured_study(options: argparse.Namespace, words: Sequence[str], root: Path) -> dict[str, Any]:
     for way in WAYS:
         timed(way, root / "first" / way, 1, words)
     seconds = {way: timed(way, root / way, options.rounds, words) for way in WAYS}
@@ -133,30 +134,29 @@ def measure(options: argparse.Namespace, words: Sequence[str], root: Path) -> di
         way: {str(place): differences(root / way / place, root / "processes" / place) for place in runs}
         for way in WAYS[:2]
     }
-    single: dict[str, list[Path]] = {ON_ONE: [], SPREAD: []}
+    return {"runs": len(runs), "seconds": seconds, "to_processes": compared}
+
+
+def measured_single_run(options: argparse.Namespace, words: Sequence[str], root: Path) -> dict[str, Any]:
+    folders: dict[str, list[Path]] = {ON_ONE: [], SPREAD: []}
     whole: dict[str, list[float]] = {ON_ONE: [], SPREAD: []}
+    for way in folders:
+        timed(way, root / "first" / way, 1, words)
     for turn in range(options.turns):
-        for way, folders in single.items():
-            folders.append(root / f"{way} {turn}")
-            whole[way].append(timed(way, folders[-1], options.rounds, words))
-    engines = {
-        way: json.loads((folders[0] / "versions.json").read_text())["engine"]["reason"]
-        for way, folders in single.items()
-    }
+        for way, some in folders.items():
+            some.append(root / f"{way} {turn}")
+            whole[way].append(timed(way, some[-1], options.rounds, words))
+    engines = {way: json.loads((some[0] / "versions.json").read_text())["engine"] for way, some in folders.items()}
     return {
-        "study": {"runs": len(runs), "seconds": seconds, "to_processes": compared},
-        "single_run": {
-            "seconds": whole,
-            "round_seconds": {way: list(map(round_seconds, folders)) for way, folders in single.items()},
-            "engines": engines,
-            "difference": differences(single[ON_ONE][0], single[SPREAD][0]),
-            "repeats_bit_for_bit": all(differences(single[SPREAD][0], one)["same_bits"] for one in single[SPREAD]),
-        },
+        "seconds": whole,
+        "round_seconds": {way: list(map(round_seconds, some)) for way, some in folders.items()},
+        "engines": {way: f"{engine['name']}: {engine['reason']}" for way, engine in engines.items()},
+        "difference": differences(folders[ON_ONE][0], folders[SPREAD][0]),
+        "repeats_bit_for_bit": all(differences(folders[SPREAD][0], one)["same_bits"] for one in folders[SPREAD]),
     }
 
 
-def show(content: dict[str, Any]) -> None:
-    study, single = content["study"], content["single_run"]
+def show_study(study: dict[str, Any]) -> None:
     rows = []
     for way, seconds in study["seconds"].items():
         runs = study["to_processes"].get(way, {}).values()
@@ -165,22 +165,23 @@ def show(content: dict[str, Any]) -> None:
         rows.append([way, f"{seconds:.1f}", same, *most])
     head = ["study", "seconds", "same bits as processes", "largest difference at the end, points", "of any round"]
     print(table(head, rows), "\n")
-    rows = [
-        [
-            way,
-            f"{statistics.median(single['seconds'][way]):.1f}",
-            f"{statistics.median(times):.4f}",
-            single["engines"][way],
-        ]
-        for way, times in single["round_seconds"].items()
-    ]
-    print(table(["single run", "seconds", "of training in a round, median", "engine"], rows))
-    print(
-        f"\nspread: {single['difference']['accuracy_points']} points from one device in any round, weights differ by "
-        f"{single['difference']['weights']:.3g}; the same bits again: {single['repeats_bit_for_bit']}"
-    )
     for place, one in study["to_processes"]["one stack"].items():
         print(f"{place}: one stack and processes differ by {one['accuracy_points']} points at most")
+
+
+def show_single_run(single: dict[str, Any]) -> None:
+    rows = []
+    for way, times in single["round_seconds"].items():
+        whole = statistics.median(single["seconds"][way])
+        rows.append([way, f"{whole:.1f}", f"{statistics.median(times):.4f}", single["engines"][way]])
+    print(table(["single run", "seconds", "of training in a round, median", "engine"], rows))
+    print(
+        f"spread: {single['difference']['accuracy_points']} points from one device in any round, weights differ by "
+        f"{single['difference']['weights']:.3g}; the same bits again: {single['repeats_bit_for_bit']}"
+    )
+
+
+PARTS = {"study": (measured_study, show_study), "single": (measured_single_run, show_single_run)}
 
 
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
@@ -193,6 +194,7 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=2, help="single runs of each kind")
     parser.add_argument("--model", help="of the single run, for instance vgg16 (default: that of the study)")
     parser.add_argument("--set", action="append", default=[], help="a setting of the single run, as KEY=VALUE")
+    parser.add_argument("--only", choices=list(PARTS), help="the study or the single run alone")
     parser.add_argument("--tiny", action="store_true", help="a linear model on digits, as a test")
     parser.add_argument("--part", choices=[*WAYS, ON_ONE, SPREAD], help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -216,9 +218,11 @@ def main(words: Sequence[str] | None = None) -> None:
     content |= {"devices": options.devices, "precision": options.precision, "rounds": options.rounds}
     content |= {"model": options.model, "set": options.set}
     with tempfile.TemporaryDirectory(prefix="fedgg-devices-") as root:
-        content |= measure(options, list(sys.argv[1:] if words is None else words), Path(root))
-    save_results(content, options.out)
-    show(content)
+        for name, (measure, show) in PARTS.items():
+            if options.only in (None, name):
+                content[name] = measure(options, list(sys.argv[1:] if words is None else words), Path(root) / name)
+                save_results(content, options.out)
+                show(content[name])
 
 
 if __name__ == "__main__":

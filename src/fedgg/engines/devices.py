@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import cast
 
 import torch
 
@@ -32,6 +33,7 @@ from fedgg.engines.workers.engine import LostClients, TooManyDeaths
 from fedgg.engines.workers.pool import Abandoned, CannotBeSent, Pool, Ticket
 from fedgg.engines.workers.process import Unreadable
 
+ClientEnds = list[tuple[int, LocalEnd | Lost]]
 EngineOfDevice = Callable[[], Engine]  # what makes the engine of a process; pickled
 
 
@@ -97,7 +99,7 @@ class Devices:
             if isinstance(outcome, Unreadable):
                 unreadable = outcome.reason
             elif not isinstance(outcome, Abandoned):
-                yield from outcome.result  # type: ignore[misc]
+                yield from cast("ClientEnds", outcome.result)
             elif self._lost_clients == "leave_out":
                 yield from ((client, Lost(client, outcome.reason)) for client in ticket.owner)
             else:
@@ -159,7 +161,7 @@ class TrainShare:
         memory, kept = ({c: rows[c] for c in clients if c in rows} for rows in (job.memory, job.kept_buffers))
         return cls(each, shared, clients, memory, kept, torch.get_num_threads())
 
-    def do(self) -> list[tuple[int, LocalEnd | Lost]]:
+    def do(self) -> ClientEnds:
         if self.threads != torch.get_num_threads():
             torch.set_num_threads(self.threads)
         job = replace(self.job, cohort=self.clients, memory=self.memory, kept_buffers=self.kept_buffers)

@@ -91,12 +91,12 @@ def test_devices_give_the_same_results(tmp_path: Path, monkeypatch: pytest.Monke
     out = tmp_path / "devices.json"
     devices.main(["--tiny", "--rounds", "2", "--turns", "1", "--out", str(out)])
     content = json.loads(out.read_text(encoding="utf-8"))
-    study, single = content["study"], content["single_run"]
+    study, single = content["study"], content["single"]
     assert study["runs"] == 24
     assert all(one["same_bits"] for one in study["to_processes"]["stacks in turn"].values())
     assert all(one["weights"] < 1e-5 for one in study["to_processes"]["one stack"].values())
     assert single["difference"]["same_bits"]
-    assert single["engines"]["spread"].startswith("fused in a process on each of cpu, cpu")
+    assert single["engines"]["spread"].startswith("devices: fused in a process on each of cpu, cpu")
 
 
 @pytest.mark.slow

@@ -183,7 +183,7 @@ class Pool:
             self._failed_starts += 1
             if self._failed_starts >= DEATHS:
                 raise UserError(
-                    f"the worker processes cannot start: in your own script, call fedgg under "
+                    "the worker processes cannot start: in your own script, call fedgg under "
                     f"`if __name__ == '__main__':`, or {self._instead}"
                 )
         ticket, code = worker.ticket, worker.process.exitcode

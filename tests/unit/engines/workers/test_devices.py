@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -68,6 +70,27 @@ def assert_same(a: fedgg.Run, b: fedgg.Run) -> None:
     assert [record["clients"] for record in a.rounds] == [record["clients"] for record in b.rounds]
 
 
+OWN = """
+from fedgg.engines import Fused
+
+class Own(Fused):
+    def __init__(self, device: str, precision: str):
+        assert (device, precision) == ("cpu", "fp32")
+"""
+
+
+def test_an_engine_of_a_file_in_each_process(tmp_path: Path) -> None:
+    """It is told the kind of its device, which is the only one that its process sees."""
+    (tmp_path / "own.py").write_text(OWN)
+    words = ["run", "--model", "linear", "--rounds", "2", "--device", "cpu,cpu", "--set", "engine.name=own.py:Own"]
+    command = [sys.executable, "-m", "fedgg", *words, "--out", "mine"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "own.py:Own in a process on each of cpu, cpu" in done.stdout + done.stderr
+    assert "cannot be sent" not in done.stdout + done.stderr
+    assert json.loads((tmp_path / "mine" / "versions.json").read_text())["engine"]["name"] == "devices"
+
+
 # What a run has to be whatever the devices ----------------------------------------------------------------------------
 
 
@@ -84,7 +107,7 @@ def test_bits_do_not_depend_on_the_number_of_devices(count: int) -> None:
 
 
 def test_threads_of_a_process_are_those_of_the_run() -> None:
-    several = {"engine.threads": 2, "model.name": "mlp", "local.batch": 200}
+    several = {"engine.threads": 2, "model.name": "mlp", "local.batch": 200, "local.epochs": 1, "rounds": 1}
     assert_same(run(experiment(**several)), alone(**several))
 
 
