@@ -118,7 +118,8 @@ def build_engine(choice: Choice, config: EngineConfig) -> Engine:
     """The chosen engine, made with those settings of [engine] that its constructor has parameters for."""
     kind = ENGINES.get(choice.name) or engine_class(choice.name)
     accepted, settings = accepted_settings(kind), config.model_dump(exclude={"name"})
-    settings["device"] = config.device if choice.each is None else config.kind  # a process sees one GPU
+    if choice.spread:  # a process sees one GPU, under the name cuda
+        settings["device"] = "cpu" if config.devices[0] == "cpu" else "cuda"
     make = partial(kind, **{key: value for key, value in settings.items() if key in accepted})
     return Devices(config.device, make, lost_clients=config.lost_clients) if choice.spread else make()
 
