@@ -12,6 +12,7 @@ from functools import cache
 
 import pytest
 import torch
+import typer.testing
 
 from fedgg.data import readers
 from fedgg.lab import trusted_code as trust
@@ -41,6 +42,14 @@ def digits_are_parsed_once() -> Iterator[None]:
     """Thousands of runs take them; what they get is a copy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(readers, "_digits_of_sklearn", cache(readers._digits_of_sklearn))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def the_command_line_is_built_once() -> Iterator[None]:
+    """Typer reads the signatures of all commands in every call of a runner, which takes longer than most commands."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", cache(typer.testing._get_command))
         yield
 
 
