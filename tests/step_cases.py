@@ -6,15 +6,17 @@ Used for the engines (`unit/engines/test_every_engine.py`), for clients over Flo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from fedgg.algorithms import ALGORITHMS
+from fedgg.core.algorithm import Algorithm
 from fedgg.engines import Engine, Loop
 from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
@@ -171,6 +173,27 @@ PERSONAL = [
     personal("ditto", FEDPROX, optimiser__name="adam", optimiser__state="kept"),
     personal("local", FEDAVG, with_pooling, split__unseen=2),
 ]
+
+
+def thinned(cases: Iterable[StepCase], hooks: Sequence[str] = ("client_memory",)) -> list[Any]:
+    """Parameters for pytest. With three of six clients, algorithms without one of these hooks are marked slow.
+
+    That a client misses a round changes a step by what the client has kept: for those that keep nothing, the fast suite
+    has every algorithm with all clients, and FedAvg with three of six.
+    """
+    kinds = {case: ALGORITHMS[case.experiment.algorithm.name] for case in cases}
+    return [
+        pytest.param(
+            case,
+            marks=pytest.mark.slow
+            if case.name.endswith("three of six")
+            and kind is not ALGORITHMS["fedavg"]
+            and all(getattr(kind, hook) is getattr(Algorithm, hook) for hook in hooks)
+            else [],
+            id=str(case),
+        )
+        for case, kind in kinds.items()
+    ]
 
 
 def played(federation: Federation, engine: Engine, rounds: int | None = None) -> State:

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from step_cases import BATCH, CASES, PERSONAL, StepCase, assert_as_reference, played_and_recorded, reference
+from step_cases import (
+    BATCH,
+    CASES,
+    PERSONAL,
+    StepCase,
+    assert_as_reference,
+    played_and_recorded,
+    reference,
+    thinned,
+)
 
 import fedgg.core.local
 from fedgg.engines import Engine, Fused, Loop, Stacked, Streams, Workers
@@ -22,7 +31,7 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("case", [*CASES, *PERSONAL], ids=str)
+@pytest.mark.parametrize("case", thinned([*CASES, *PERSONAL]))
 def test_an_engine_takes_the_reference_steps(case: StepCase, engine: str) -> None:
     assert_as_reference(case, *played_and_recorded(case.federation(), ENGINES[engine]()))
 
