@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,7 @@ def room_of(path: Path) -> str:
     return path.relative_to(HOME).parts[0].removesuffix(".py")
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Every module named in an import anywhere in the file, within functions too."""
     found: set[str] = set()
@@ -178,7 +180,9 @@ def test_what_a_run_does_not_import(tmp_path: Path) -> None:
     code = """
 import sys
 import fedgg
-fedgg.run(fedgg.Experiment(rounds=1, local={"epochs": 1}), out=sys.argv[1])
+for engine in ("auto", "loop"):
+    fedgg.run(fedgg.Experiment(rounds=1, local={"epochs": 1}, engine={"name": engine}), out=sys.argv[1] + engine)
+assert "torch" in sys.modules
 print([name for name in ("scipy", "sklearn", "sympy", "matplotlib", "pandas", "torch._dynamo") if name in sys.modules])
 """
     words = [sys.executable, "-c", code, str(tmp_path / "run")]
