@@ -175,25 +175,26 @@ PERSONAL = [
 ]
 
 
-def thinned(cases: Iterable[StepCase], hooks: Sequence[str] = ("client_memory",)) -> list[Any]:
-    """Parameters for pytest. With three of six clients, algorithms without one of these hooks are marked slow.
+def thinned(
+    cases: Iterable[StepCase], hooks: Sequence[str] = ("client_memory",), all_clients: bool = True
+) -> list[Any]:
+    """Parameters for pytest: an algorithm with three of six clients, and with all of them, is marked slow in one.
 
-    That a client misses a round changes a step by what the client has kept: for those that keep nothing, the fast suite
-    has every algorithm with all clients, and FedAvg with three of six.
+    That a client misses a round changes a step by what the client has kept. An algorithm that keeps nothing (that has
+    none of these hooks) is in the fast suite with all clients; with three of six FedAvg stands for it. Without
+    `all_clients`, one that keeps something is there with three of six, which repeats rounds of clients as all do.
     """
-    kinds = {case: ALGORITHMS[case.experiment.algorithm.name] for case in cases}
-    return [
-        pytest.param(
-            case,
-            marks=pytest.mark.slow
-            if case.name.endswith("three of six")
-            and kind is not ALGORITHMS["fedavg"]
-            and all(getattr(kind, hook) is getattr(Algorithm, hook) for hook in hooks)
-            else [],
-            id=str(case),
-        )
-        for case, kind in kinds.items()
-    ]
+
+    def is_slow(case: StepCase) -> bool:
+        kind = ALGORITHMS[case.experiment.algorithm.name]
+        keeps = any(getattr(kind, hook) is not getattr(Algorithm, hook) for hook in hooks)
+        if kind is ALGORITHMS["fedavg"]:
+            return False
+        if case.name.endswith("three of six"):
+            return not keeps
+        return keeps and not all_clients and case.name in {named(rule) for rule in RULES}
+
+    return [pytest.param(case, marks=pytest.mark.slow if is_slow(case) else [], id=str(case)) for case in cases]
 
 
 def played(federation: Federation, engine: Engine, rounds: int | None = None) -> State:
