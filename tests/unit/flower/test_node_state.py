@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -129,16 +130,29 @@ def _save_forever(path: Path) -> None:
         number += 1
 
 
+def _written(folder: Path) -> set[tuple[str, int]]:
+    """The files of rounds, and when each was written."""
+    found = set()
+    for path in folder.glob("[0-9]*.safetensors"):
+        with suppress(FileNotFoundError):  # that of an older round is removed
+            found.add((path.name, path.stat().st_mtime_ns))
+    return found
+
+
 def test_a_kill_leaves_no_incomplete_file(tmp_path: Path) -> None:
-    for _ in range(5):
+    for milliseconds in (0, 3, 10, 20, 40):
+        before = _written(tmp_path / "run")
         process = multiprocessing.get_context("fork").Process(target=_save_forever, args=(tmp_path,))
         process.start()
-        time.sleep(0.15)
+        end = time.monotonic() + 60
+        while not _written(tmp_path / "run") - before:
+            assert time.monotonic() < end, "nothing was saved"
+        time.sleep(milliseconds / 1000)
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         rounds = sorted(int(path.stem) for path in (tmp_path / "run").glob("[0-9]*.safetensors"))
-        if rounds:
-            start, why = NodeStateFolder(tmp_path, "run").begin(header(rounds[-1] + 1, met=rounds[-1]), "t", CPU)
-            assert start is not None, why
-            assert torch.equal(start.memory["c"], torch.full((1, 300_000), float(rounds[-1])))
+        assert rounds
+        start, why = NodeStateFolder(tmp_path, "run").begin(header(rounds[-1] + 1, met=rounds[-1]), "t", CPU)
+        assert start is not None, why
+        assert torch.equal(start.memory["c"], torch.full((1, 300_000), float(rounds[-1])))
