@@ -7,6 +7,7 @@ import importlib.util
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from functools import cache
 
@@ -15,6 +16,11 @@ import torch
 
 from fedgg.data import readers
 from fedgg.lab import trusted_code as trust
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer uses names that click is about to drop
+    import typer.testing  # noqa: F401
+    from typer.main import get_command
 
 pytest_plugins = ["browsing", "checkpoint_timing"]
 collect_ignore_glob = (
@@ -41,6 +47,14 @@ def digits_are_parsed_once() -> Iterator[None]:
     """Thousands of runs take them; what they get is a copy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(readers, "_digits_of_sklearn", cache(readers._digits_of_sklearn))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def the_command_line_is_built_once() -> Iterator[None]:
+    """Typer reads the signatures of all commands in every call of a runner, which takes longer than most commands."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.testing._get_command", cache(get_command))
         yield
 
 

@@ -6,15 +6,17 @@ Used for the engines (`unit/engines/test_every_engine.py`), for clients over Flo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from fedgg.algorithms import ALGORITHMS
+from fedgg.core.algorithm import Algorithm
 from fedgg.engines import Engine, Loop
 from fedgg.lab.build import Federation, build
 from fedgg.lab.config import Experiment
@@ -176,6 +178,28 @@ PERSONAL = [
     personal("ditto", FEDPROX, optimiser__name="adam", optimiser__state="kept"),
     personal("local", FEDAVG, with_pooling, split__unseen=2),
 ]
+
+
+def thinned(
+    cases: Iterable[StepCase], hooks: Sequence[str] = ("client_memory",), all_clients: bool = True
+) -> list[Any]:
+    """Parameters for pytest: an algorithm with three of six clients, and with all of them, is marked slow in one.
+
+    That a client misses a round changes a step by what the client has kept. An algorithm that keeps nothing (that has
+    none of these hooks) is in the fast suite with all clients; with three of six FedAvg stands for it. Without
+    `all_clients`, one that keeps something is there with three of six, which repeats rounds of clients as all do.
+    """
+
+    def is_slow(case: StepCase) -> bool:
+        kind = ALGORITHMS[case.experiment.algorithm.name]
+        keeps = any(getattr(kind, hook) is not getattr(Algorithm, hook) for hook in hooks)
+        if kind is ALGORITHMS["fedavg"]:
+            return False
+        if case.name.endswith("three of six"):
+            return not keeps
+        return keeps and not all_clients and case.name in {named(rule) for rule in RULES}
+
+    return [pytest.param(case, marks=pytest.mark.slow if is_slow(case) else [], id=str(case)) for case in cases]
 
 
 def played(federation: Federation, engine: Engine, rounds: int | None = None) -> State:

@@ -2,7 +2,8 @@
 
 Thinned: `many rounds on quadratics` (7 s each) is marked slow (tests/unit/algorithms/test_quadratics.py looks at fixed
 points in the fast suite); the other properties over whole runs are slow but for each algorithm's default and a few, and
-those of worker processes and AdamW for defaults, too, where the fast suite holds them elsewhere.
+those of worker processes, AdamW, digits and resumed runs for most defaults, too, where the fast suite holds them
+elsewhere.
 SCAFFOLD's `plain` reading is known to diverge under momentum above 0.5 (its docstring says so), so the two properties
 that train with momentum 0.9 to the end must find it broken: that is asserted, too.
 """
@@ -120,20 +121,29 @@ DIVERGES = {("scaffold plain share", p) for p in (QUADRATICS, "learns real digit
 
 WORKERS, ADAMW = "worker processes agree, bit for bit", "clients with AdamW"
 IN_WORKERS = ("fedavg", "moon", "scaffold exact share", "fedgg")  # of all: unit/engines/workers/test_workers.py
-FEDAVGS_STEPS = ("fedavgm", "fedadagrad", "fedyogi", "fedexp")  # as fedadam: they differ at the server alone
+# Each another kind of algorithm; that all others train under AdamW: unit/engines/test_client_optimisers.py.
+TO_THE_END = ("fedavg", "fedprox", "fedadam", "fedcurv", "moon", "fedsam", "fedntd", "fedgg")
+# Of all: the steps of each in its own file below unit/algorithms, and its runs resumed in unit/lab/test_store.py.
+LEARNS, RESUMED = "learns real digits", "resumed equals uninterrupted, bit for bit"
+READINGS = ("fedgg fixed epsilon", "fedgg sent layer push", "scaffold exact uniform")
 
 
 def _expensive(which: str, what: str) -> bool:
-    if (what == WORKERS and which not in IN_WORKERS) or (what == ADAMW and which in FEDAVGS_STEPS):
+    few: dict[str, tuple[str, ...]] = {
+        WORKERS: IN_WORKERS,
+        ADAMW: TO_THE_END,
+        LEARNS: (*TO_THE_END, "fedsgd", "scaffold exact share"),
+        RESUMED: (*IN_WORKERS, *READINGS),
+    }
+    if what in few and which not in few[what]:
         return True
-    always = which in ("fedgg fixed epsilon", "fedgg sent layer push", "scaffold exact uniform")
-    if what in ("neutral setting is FedAvg, bit for bit", "resumed equals uninterrupted, bit for bit") and always:
+    if what in ("neutral setting is FedAvg, bit for bit", RESUMED) and which in READINGS:
         return False
     whole_runs = (*list(PROPERTIES)[8:11], *list(PROPERTIES)[12:])
     return what == QUADRATICS or (what in whole_runs and SETTINGS[which] != type(SETTINGS[which])())
 
 
-assert {WORKERS, ADAMW} <= set(PROPERTIES)
+assert {WORKERS, ADAMW, LEARNS, RESUMED} <= set(PROPERTIES)
 
 
 def cases() -> list[Any]:

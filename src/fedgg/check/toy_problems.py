@@ -7,7 +7,9 @@ with unequal clients the two optima differ, so that an algorithm's end point sho
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -27,10 +29,18 @@ FEATURES, HIDDEN, CLASSES, BATCH = 4, 5, 3, 6
 
 
 def small_net() -> Net:
-    with torch_stream(0, "check net"):
-        net = Net(nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES)).double())
-    net.head = head_of(net, torch.zeros(2, FEATURES, dtype=torch.float64))
+    module, head = _small_module()
+    net = Net(deepcopy(module))
+    net.head = head
     return net
+
+
+@cache
+def _small_module() -> tuple[nn.Module, str]:
+    """The module, which is not given to an algorithm, and its last layer."""
+    with torch_stream(0, "check net"):
+        module = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES)).double()
+    return module, head_of(Net(deepcopy(module)), torch.zeros(2, FEATURES, dtype=torch.float64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,14 +53,20 @@ class ToyClient:
     @classmethod
     def draw(cls, number: int, examples: int, flat: bool = False) -> ToyClient:
         """`flat`: inputs are zero, so that a model of zeros has a gradient in its last bias only."""
-        with torch_stream(0, "check client", number):
-            x = torch.randn(examples, FEATURES, dtype=torch.float64)
-            return cls(torch.zeros_like(x) if flat else x, torch.randint(CLASSES, (examples,)))
+        x, y = _examples(number, examples)
+        return cls(torch.zeros_like(x) if flat else x.clone(), y.clone())
 
     def batches(self, work: Work) -> list[tuple[Tensor, Tensor]]:
         size = work.batch or len(self.x)
         epoch = list(zip(self.x.split(size), self.y.split(size), strict=True))
         return epoch * work.epochs
+
+
+@cache
+def _examples(number: int, examples: int) -> tuple[Tensor, Tensor]:
+    """Drawn once: algorithms get copies, which a wrong one may modify."""
+    with torch_stream(0, "check client", number):
+        return torch.randn(examples, FEATURES, dtype=torch.float64), torch.randint(CLASSES, (examples,))
 
 
 @dataclass(frozen=True)

@@ -130,15 +130,20 @@ def _save_forever(path: Path) -> None:
 
 
 def test_a_kill_leaves_no_incomplete_file(tmp_path: Path) -> None:
-    for _ in range(5):
-        process = multiprocessing.get_context("fork").Process(target=_save_forever, args=(tmp_path,))
+    """Killed as soon as the first file is seen, and later: in the middle of a write, if it were not in one move."""
+    for milliseconds in (0, 0, 0, 0, 0, 0, 3, 10, 30):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        process = multiprocessing.get_context("fork").Process(target=_save_forever, args=(path,))
         process.start()
-        time.sleep(0.15)
+        end = time.monotonic() + 60
+        while not list((path / "run").glob("[0-9]*.safetensors")):
+            assert time.monotonic() < end, "nothing was saved"
+        time.sleep(milliseconds / 1000)
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-        rounds = sorted(int(path.stem) for path in (tmp_path / "run").glob("[0-9]*.safetensors"))
-        if rounds:
-            start, why = NodeStateFolder(tmp_path, "run").begin(header(rounds[-1] + 1, met=rounds[-1]), "t", CPU)
-            assert start is not None, why
-            assert torch.equal(start.memory["c"], torch.full((1, 300_000), float(rounds[-1])))
+        rounds = sorted(int(file.stem) for file in (path / "run").glob("[0-9]*.safetensors"))
+        assert rounds
+        start, why = NodeStateFolder(path, "run").begin(header(rounds[-1] + 1, met=rounds[-1]), "t", CPU)
+        assert start is not None, why
+        assert torch.equal(start.memory["c"], torch.full((1, 300_000), float(rounds[-1])))

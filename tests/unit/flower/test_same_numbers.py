@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from in_process_grid import Federation, same, small
-from step_cases import CASES, StepCase, assert_weights_as_reference
+from step_cases import CASES, StepCase, assert_weights_as_reference, thinned
 
 import fedgg
 from fedgg.algorithms import ALGORITHMS
@@ -52,7 +52,13 @@ def of(name: str, **more: Any) -> Experiment:
     return small(algorithm__name=name, **proxy, **more)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.experiment.server.cohort and not case.model], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    thinned(
+        (case for case in CASES if case.experiment.server.cohort and not case.model),
+        hooks=("client_memory", "send_down", "finish", "loss"),  # what is in messages, and a loss that a node computes
+    ),
+)
 def test_clients_over_messages_take_the_reference_steps_and_resume(case: StepCase, tmp_path: Path) -> None:
     experiment = case.experiment.changed({"engine.name": "fused"})
     federation = Federation(experiment, tmp_path)

@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from dataclasses import replace
 from io import BytesIO
 from itertools import pairwise
@@ -223,6 +224,12 @@ def test_an_error_in_the_background_ends_the_run_at_the_next_round_with_one_line
     experiment = small(**{"rounds": 9, "server.checkpoint_every": 1, "algorithm.name": "scaffold"})
     run(experiment, out=tmp_path / "straight")
     rounds: list[int] = []
+    begin = CheckpointWriter.round_done
+
+    def until_written(writer: CheckpointWriter, state: State) -> None:
+        begin(writer, state)
+        if writer._in_flight is not None:
+            wait([writer._in_flight[1]], PATIENCE)  # raises nothing
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -231,11 +238,11 @@ def test_an_error_in_the_background_ends_the_run_at_the_next_round_with_one_line
         rounds.append(record["round"])
         if record["round"] == 3:
             monkeypatch.setattr("fedgg.lab.checkpoint._write_safetensors", full)
-        time.sleep(0.05)  # for the thread to be done
 
+    monkeypatch.setattr(CheckpointWriter, "round_done", until_written)
     with pytest.raises(UserError, match=r"cannot write to .*run: No space left on device; free some space, then res"):
         run(experiment, out=tmp_path / "run", observer=Callbacks(round=round_))
-    assert max(rounds) <= 5, "round 4 begins a checkpoint, which fails; round 5 is the last"
+    assert rounds == [1, 2, 3, 4], "round 4 begins a checkpoint, which fails; at the end of round 5 the run ends"
     assert not list((tmp_path / "run").rglob("*.tmp"))
     monkeypatch.undo()
     _, _, start = resumed(experiment, tmp_path / "run")

@@ -80,11 +80,11 @@ class KillingObserver(Events):
 def test_killed_workers_are_replaced_and_runs_go_on(tmp_path: Path) -> None:
     """Killed in a round, and between two jobs, when a worker is idle and nothing is read from it."""
     observer = KillingObserver(("round", 2), ("ended", 0))
-    run_jobs(jobs(tmp_path, 4), 2, observer)
+    run_jobs(jobs(tmp_path, 3), 2, observer)
     assert not observer.kill_at, "both happened"
-    assert sorted(observer.ended) == [f"job {n} finished" for n in range(4)]
+    assert sorted(observer.ended) == [f"job {n} finished" for n in range(3)]
     assert any("killed" in sentence for sentence in observer.notices)
-    for n in range(4):
+    for n in range(3):
         assert len((tmp_path / str(n) / "rounds.jsonl").read_text().splitlines()) == 4
 
 
