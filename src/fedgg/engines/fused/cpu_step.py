@@ -22,8 +22,7 @@ from fedgg.core.local import LocalEnd, LocalStart, LocalState, end_round, local_
 from fedgg.core.model import Net
 from fedgg.core.optimisers import SGD, Optimiser
 from fedgg.core.tensor_rows import Rows
-from fedgg.engines.fused.net import FusedForward
-from fedgg.engines.fused.net import fused_net as fused_net
+from fedgg.engines.fused.net import FusedForward, fused_net
 from fedgg.engines.fused.term_analysis import StepTerms, analyse_terms, constant_columns, later_terms, trace_terms
 from fedgg.engines.fused.term_coefficients import as_python_function
 from fedgg.errors import UserError

@@ -26,8 +26,9 @@ from fedgg.core.personal import open_personal, personal_names
 from fedgg.core.tensor_rows import Rows, each_row, stack
 from fedgg.engines.base import Look, Precision, RoundJob, recorded_on_host, score_here
 from fedgg.engines.flops import activations
-from fedgg.engines.fused.cpu_step import fused_net, fused_round
+from fedgg.engines.fused.cpu_step import fused_round
 from fedgg.engines.fused.engine import Fused, with_fused_net
+from fedgg.engines.fused.net import fused_net
 from fedgg.engines.gpu.cuda_graphs import CudaStreams, Form, GraphCache, Prefetch, steps_of_stack
 from fedgg.engines.gpu.pixelwise_rows import arranged_rows, restored_end
 from fedgg.engines.gpu.same_architecture import varying_tensors

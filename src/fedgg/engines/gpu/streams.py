@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from fedgg.core.local import LocalEnd
 from fedgg.core.model import Net
 from fedgg.engines.base import RoundJob, recorded_on_host, score_here
-from fedgg.engines.fused.cpu_step import fused_net
 from fedgg.engines.fused.engine import Fused
+from fedgg.engines.fused.net import fused_net
 from fedgg.engines.gpu.cuda_graphs import CudaStreams, Form, GraphCache, Prefetch, Step
 from fedgg.engines.gpu.pixelwise_rows import arranged_start, restored_end
 from fedgg.engines.layers.module_programs import large_program_of
