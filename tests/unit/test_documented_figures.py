@@ -16,6 +16,7 @@ from fedgg.algorithms import ALGORITHMS, FedGG
 from fedgg.check.cost import cost_of
 from fedgg.core.algorithm import Algorithm
 from fedgg.errors import UserError
+from fedgg.paper.tables import PUBLISHED_500
 from fedgg.runfolder.archive_file import read_archive
 from fedgg.runfolder.record_types import RunRecord
 
@@ -175,6 +176,38 @@ def test_the_page_of_the_literature_is_what_make_numbers_writes() -> None:
     numbers = script("paper_numbers")
     page = numbers.LITERATURE.read_text(encoding="utf-8")
     assert numbers.filled(page, numbers.item_outputs(numbers.LITERATURE)) == page
+
+
+def test_the_papers_protocol_in_the_text() -> None:
+    """What the pages say of the five runs is what they are, beside the printed values."""
+    path = HOME / "results" / "paper" / "literature-cifar10.json"
+    runs = {record.config["name"].removesuffix(", beta 0.6"): record for record in read_archive(path)}
+    text, readme = (" ".join((HOME / name).read_text("utf-8").split()) for name in ("docs/literature.md", "README.md"))
+    printed = PUBLISHED_500["cifar10"][0.6]
+    highest = {name: 100 * max(record.accuracy()[1]) for name, record in runs.items()}
+    shown = {name: f"{value:.1f}" for name, value in highest.items()}
+    below = {name: f"{printed[name] - highest[name]:.1f}" for name in ("FedAvg", "SCAFFOLD", "FedCM")}
+    assert "FedAvg and SCAFFOLD are {FedAvg} and {SCAFFOLD} points below the printed values".format(**below) in text
+    assert f"{below['FedCM']} points below the printed value" in text
+    for name, value in printed.items():
+        assert name not in runs or f"{shown[name]} where {value} is" in text
+    push, words = shown["FedGG, relative push"], shown["FedGG, text"]
+    assert f"reaches {words} as the paper's text has it (mu 0.01)" in text
+    assert f"and {push} with a relative push of 0.3" in text
+    assert f"highest accuracy is {shown['FedAvg']} % ({printed['FedAvg']} is printed)" in readme
+    assert f"SCAFFOLD's {shown['SCAFFOLD']} ({printed['SCAFFOLD']}), FedGG's {words} as its text has it" in readme
+    assert f"and {push} with a relative push of 0.3" in readme
+    note, seconds = json.loads(path.read_text(encoding="utf-8"))["note"], runs["FedAvg"].seconds
+    assert "whole command 281 s" in note
+    assert "281 s from the command to the table on one H200, with an empty kernel cache, trained side by side" in text
+    assert f"side by side; {seconds:.0f} s of rounds each" in text
+    early = [f"{100 * runs[name].accuracy()[1][99]:.1f}" for name in ("FedCM", "FedAvg")]
+    losses = [float(round_["test_loss"]) for round_ in runs["FedCM"].rounds]
+    least = min(range(len(losses)), key=losses.__getitem__)
+    assert "leads FedAvg after 100 rounds ({} and {} %)".format(*early) in text
+    assert f"least in round {least + 1} ({losses[least]:.2f}) and rises to {losses[-1]:.2f}" in text
+    ends = [f"{runs[name].rounds[-1]['train_loss']:.2f}" for name in ("FedCM", "FedAvg", "SCAFFOLD")]
+    assert "at the end is {}, where FedAvg's is {} and SCAFFOLD's {}".format(*ends) in text
 
 
 def test_costs_beside_the_literature() -> None:

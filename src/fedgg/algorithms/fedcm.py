@@ -14,8 +14,12 @@ rounds, the difference of two received models would hold r updates, and with (1 
 The paper weights clients equally; here they count by their examples, as in all averages of the library. The paper does
 not treat local momentum: with momentum b the pace is divided by the effective number of steps (a_K,
 `client.effective_steps`) instead of K, so that a constant gradient is its own pace. Divided by K it would return a_K /
-K (up to 10 for b = 0.9) times as long each round, and diverge. alpha is applied to the step, so that weight decay is
-part of the client's gradient, as in the paper.
+K (up to 10 for b = 0.9) times as long each round, and diverge.
+
+alpha is applied to the step, so that weight decay is part of the client's gradient, as the gradient of a regularised
+objective is. A pace that no longer changes is then grad + decay w. FL-Simulator, whose values papers print, adds weight
+decay to the mixture, after clipping it: its pace is grad + decay / alpha w. Its decay and clip_norm divided by alpha
+are the same steps here (`tests/unit/algorithms/test_fedcm.py`).
 
 If all clients take the same number of steps, the pace is zero at the fixed point, which is FedAvg's with alpha times
 the learning rate: nearer the optimum by examples. With different numbers, which the paper does not treat, each update

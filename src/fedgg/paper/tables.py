@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fedgg.analysis.compare import WINDOW, Comparison, ComparisonRow, Reach, Spread, compare, paired_difference, spread
 from fedgg.analysis.run_environment import conditions, shown_megabytes
@@ -284,7 +284,7 @@ def study_table(plan: ReproductionPlan, item: Item, results: Results) -> Table:
                 continue  # the notes name the methods that were not run
             over = "reference" if method.label == REFERENCE else over_reference(method, study, "highest")
             accuracies = (_shown(row.best, row), over, _shown(row.final, row), _worst(study.runs[method.label]))
-            costs = _costs(method, study.runs[method.label]) if item.costs else ()
+            costs = _costs(method, of_split, study.runs[method.label]) if item.costs else ()
             printed = _published(method) if _has_published(plan, item) else ()
             rows.append((f"{beta:g}", method.label, *accuracies, *_ends(row), *costs, *printed))
         notes += [f"beta {beta:g}: {note}" for note in notes_of(comparison, study)]
@@ -316,11 +316,22 @@ def _published(method: PlannedMethod) -> tuple[str, str]:
     return five_hundred, thousand
 
 
-def _costs(method: PlannedMethod, runs: dict[int, RunRecord]) -> tuple[str, str, str]:
-    settings = ", ".join(f"{key} {value}" for key, value in method.base.algorithm.settings.items()) or "none"
+def _costs(method: PlannedMethod, others: list[PlannedMethod], runs: dict[int, RunRecord]) -> tuple[str, str, str]:
+    of_local_steps = _differing_settings(method, next(each for each in others if each.label == REFERENCE))
+    chosen = {**method.base.algorithm.settings, **of_local_steps}
+    settings = ", ".join(f"{key} {value}" for key, value in chosen.items()) or "none"
     bytes_a_round = [float(run.megabytes()[-1]) / len(run.rounds) for run in runs.values() if len(run.megabytes())]
     traffic = shown_megabytes(sum(bytes_a_round) / len(bytes_a_round)) if bytes_a_round else NONE
     return settings, traffic, f"{extra_work(method.base):.2f}"
+
+
+def _differing_settings(method: PlannedMethod, reference: PlannedMethod) -> dict[str, Any]:
+    """The settings of the local steps that are not the reference's."""
+    ours, theirs = (
+        {**each.base.local.model_dump(exclude_none=True), **each.base.optimiser.model_dump(exclude_none=True)}
+        for each in (method, reference)
+    )
+    return {key: value for key, value in ours.items() if value != theirs.get(key)}
 
 
 def _shown(accuracy: Spread | None, row: ComparisonRow) -> str:

@@ -39,6 +39,7 @@ class Case:
     epochs: int = 2
     split: str = "dirichlet"
     proxy: int = 0
+    clip_norm: float | None = None
 
 
 PARTIAL = Case()
@@ -98,6 +99,7 @@ def federation(name: str, settings: Frozen, case: Case) -> Federation:
             "momentum": case.momentum,
             "weight_decay": case.weight_decay,
         },
+        optimiser={} if case.clip_norm is None else {"clip_norm": case.clip_norm},
         server={"cohort": case.cohort} if case.cohort else {},
         algorithm={"name": name, **dict(settings)},
     )

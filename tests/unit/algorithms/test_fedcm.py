@@ -1,15 +1,19 @@
-"""FedCM against a plain transcription, with weight decay as part of the client's gradient, and where it rests."""
+"""FedCM against a plain transcription, with weight decay as part of the client's gradient, and where it rests.
+
+And in the form of FL-Simulator, whose printed values docs/literature.md compares with.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from paper_transcription import Federated, Weights, total_push, weights_of
-from plain_rounds import compare, minus, shares, trained, weighted, zeros
-from test_against_transcription import Case, every_case, with_settings
+from plain_rounds import compare, minus, nothing, shares, trained, weighted, zeros
+from test_against_transcription import FULL, Case, by_library, distance, every_case, flat, problem, with_settings
 from test_fednova import BATCH, EXAMPLES, LR, unequal
 from test_quadratics import HALF, away, end, fixed_point, world
 from torch import Tensor, nn
@@ -22,23 +26,44 @@ ALPHA = 0.3
 
 
 def fedcm(given: Federated) -> list[Weights]:
+    def own(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
+        return gradient + given.weight_decay * parameter.detach()
+
+    return rounds_of_fedcm(given, replace(given, weight_decay=0.0), own)
+
+
+def fl_simulators(given: Federated, clip_norm: float) -> list[Weights]:
+    """alpha times the loss' gradient alone; the mixture is clipped, and then the optimiser adds weight decay."""
+
+    def clipped(model: nn.Module) -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+
+    return rounds_of_fedcm(given, given, lambda _, gradient: gradient, clipped)
+
+
+def rounds_of_fedcm(
+    given: Federated,
+    local: Federated,
+    own: Callable[[nn.Parameter, Tensor], Tensor],
+    then: Callable[[nn.Module], None] = nothing,
+) -> list[Weights]:
+    """`own`: the client's gradient, of which alpha is taken; `local`: with the weight decay of the optimiser."""
     w, history = weights_of(given.module), []
     pace = zeros(w)
-    undecayed = replace(given, weight_decay=0.0)  # it is added by hand, inside alpha
     for round_, cohort in enumerate(given.cohorts):
 
         def mixed(model: nn.Module, pace: Weights = pace) -> None:
             for name, parameter in model.named_parameters():
                 assert parameter.grad is not None
-                own = parameter.grad + given.weight_decay * parameter.detach()
-                parameter.grad = ALPHA * own + (1 - ALPHA) * pace[name]
+                parameter.grad = ALPHA * own(parameter, parameter.grad) + (1 - ALPHA) * pace[name]
+            then(model)
 
-        share, local = shares(given, list(cohort)), {}
+        share, ends = shares(given, list(cohort)), {}
         for c in cohort:
-            local[c] = trained(undecayed, round_, c, w, mixed)
+            ends[c] = trained(local, round_, c, w, mixed)
         reach = {c: given.lr_at(round_) * total_push(len(given.batches(round_, c)), given.momentum) for c in cohort}
-        pace = weighted({c: minus(w, local[c]) for c in cohort}, {c: share[c] / reach[c] for c in cohort})
-        w = weighted(local, share)
+        pace = weighted({c: minus(w, ends[c]) for c in cohort}, {c: share[c] / reach[c] for c in cohort})
+        w = weighted(ends, share)
         history.append(w)
     return history
 
@@ -46,6 +71,16 @@ def fedcm(given: Federated) -> list[Weights]:
 @every_case
 def test_as_transcribed(case: Case) -> None:
     compare("fedcm", with_settings(alpha=ALPHA), case, fedcm)
+
+
+def test_as_fl_simulator_has_it() -> None:
+    """With weight decay and clip_norm divided by alpha, but for the epsilon of the clipping."""
+    theirs, alpha, clip_norm = replace(FULL, weight_decay=0.1), with_settings(alpha=ALPHA), 0.2
+    expected = [flat(weights) for weights in fl_simulators(problem(theirs), clip_norm)]
+    ours = replace(theirs, weight_decay=theirs.weight_decay / ALPHA, clip_norm=clip_norm / ALPHA)
+    assert max(distance(by_library("fedcm", alpha, ours), expected)) < 1e-5
+    for change in ({"weight_decay": theirs.weight_decay}, {"clip_norm": clip_norm}, {"clip_norm": None}):
+        assert distance(by_library("fedcm", alpha, replace(ours, **change)), expected)[-1] > 1e-2
 
 
 @pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])

@@ -38,6 +38,7 @@ CASES: list[Case] = [
     ("fedlesam", (("rho", 1.0),), None),
     ("fedwmsam", (("rho", 0.5),), 0.3),
     ("mofedsam", (("rho", 0.5),), 0.3),
+    ("fedcm", (), 0.3),
 ]
 
 
@@ -66,7 +67,7 @@ def ended(
             "epochs": 1,
             "batch": 16,
             "lr": 0.01,
-            "weight_decay": 0.001,
+            "weight_decay": 0.1,  # so large that it is seen beside the tolerance, also times FedCM's alpha
             "momentum": 0.0 if model is resnet20 else 0.9,
         },
         optimiser={} if clip_norm is None else {"clip_norm": clip_norm},
@@ -99,7 +100,7 @@ def fused_steps(monkeypatch: pytest.MonkeyPatch) -> list[FusedStep | None]:
 
 
 @needs_gpu
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}, clip_norm {case[2]}")
 def test_a_stack_ends_where_the_loop_does(case: Case, fused_steps: list[FusedStep | None]) -> None:
     exact, start = by_the_loop(case)
     stacked, _ = ended(case, Stacked("fp32"), "fp32")
@@ -112,7 +113,7 @@ def test_a_stack_ends_where_the_loop_does(case: Case, fused_steps: list[FusedSte
     assert gap < 1e-5 * float(exact.norm())
     assert gap < 0.02 * moved
     assert float((by_the_loop(FEDAVG)[0] - exact).norm()) > 5 * gap  # what the case adds is seen
-    if case in (CASES[0], CASES[-1]):
+    if case in (CASES[0], CASES[5]):
         assert torch.equal(stacked, ended(case, Stacked("fp32"), "fp32")[0])  # to the bit
 
 
