@@ -99,6 +99,8 @@ def check_locking(folder: Path) -> None:
             warnings.simplefilter("ignore")  # of filelock, which takes the existence of the file for the lock
             is_locked = first.acquire() and not second.acquire(timeout=0)
         reason = "" if is_locked and not isinstance(first._lock, SoftFileLock) else "flock is not supported"
+    except NotImplementedError:  # of a filelock that does not take the existence of the file for the lock
+        reason = "flock is not supported"
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
