@@ -17,13 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgg import Number
+from fedgg import Collector, Number, Optimiser, RoundJob
 from fedgg.core.evaluation import Score
 from fedgg.core.local import LocalEnd
-from fedgg.core.optimisers import Optimiser
-from fedgg.core.server import Collector, Sent, all_sent_the_same
+from fedgg.core.server import Sent, all_sent_the_same
 from fedgg.core.tensor_rows import Rows
-from fedgg.engines import Loop, RoundJob
+from fedgg.engines import Loop
 from fedgg.engines.base import Look
 
 

@@ -48,7 +48,8 @@ def nearest(word: str, choices: Iterable[str], section: str = "") -> str:
 
 def suggestion(word: str, choices: Iterable[str], section: str = "") -> str:
     choices = list(choices)
-    similar = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    similar = [choice for choice in choices if choice.lower() == word.lower()]
+    similar = similar or difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     similar = similar or difflib.get_close_matches(word.lower().replace("-", ""), choices, n=1, cutoff=0.5)
     within = f"{section}." if section else ""
     if variants := [choice for choice in choices if choice.startswith(f"{word.lower()}-")]:  # of one data set

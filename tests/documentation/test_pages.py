@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 links = site_build("repository_links")
 GUIDES = sorted((DOCS / "guides").glob("*.md"))
-RUN = ["tutorial.md", "tasks.md", "coming-from.md", *(f"guides/{path.name}" for path in GUIDES)]
+RUN = ["tutorial.md", "tasks.md", "personal.md", "coming-from.md", *(f"guides/{path.name}" for path in GUIDES)]
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]

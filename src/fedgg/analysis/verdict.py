@@ -100,9 +100,9 @@ def _several_rows(rows: Sequence[ComparisonRow], comparison: Comparison) -> Conc
         leader = f"{quoted(best.label)} has the {measure.best_word} final {measure.short}, {end}"
         if best.label == comparison.reference:
             return Conclusion(f"{leader}; no other row has finished with the same seeds yet.")
-        return Conclusion(
-            f"{leader}; the reference {quoted(comparison.reference)} has not finished with the same seeds yet."
-        )
+        lacking = any(row.label == comparison.reference and row.lacking for row in comparison.rows)
+        reason = f"has no {measure.short}" if lacking else "has not finished with the same seeds yet"
+        return Conclusion(f"{leader}; the reference {quoted(comparison.reference)} {reason}.")
     verdicts = _verdicts(differences, comparison)
     seeds = {difference.n for difference in differences}
     over = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(max(seeds))

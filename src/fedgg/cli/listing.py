@@ -213,8 +213,8 @@ def list_parts(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Show this one in full: a name from the list, a kind such as `metrics`, or FILE.py:CLASS or "
-            "MODULE:CLASS of an algorithm."
+            help="Show this one in full: a name from the list, a kind such as `metrics`, a section such as `stop`, a "
+            "setting such as `local.lr`, or FILE.py:CLASS or MODULE:CLASS of an algorithm."
         ),
     ] = None,
 ) -> None:
@@ -229,8 +229,10 @@ def list_parts(
     - `fedgg list metrics`
     - `fedgg list scaffold`
     - `fedgg list median`
+    - `fedgg list personal`
     """
     from fedgg.algorithms import ALGORITHMS
+    from fedgg.lab.config import described_settings
 
     if name is not None:
         parts = [part for _, registry in _registries().values() for part in registry]
@@ -241,12 +243,14 @@ def list_parts(
             show_algorithm(name.lower() if name.lower() in ALGORITHMS else name)
         elif _reduced(name) in (kinds := _kinds()):
             show_kind(kinds[_reduced(name)])
+        elif named := [row for row in described_settings() if name in (row[0], row[0].partition(".")[0])]:
+            print_table(Table("settings", ("key", "default", "meaning"), tuple(named)), numbers=False)
         else:
-            choices = [*ALGORITHMS, *parts, "algorithms", *_registries()]
-            raise UserError(f"unknown algorithm or part {name!r}{nearest(name, choices)}")
+            keys = [key for key, *_ in described_settings()]
+            sections = dict.fromkeys(key.partition(".")[0] for key in keys)
+            choices = [*ALGORITHMS, *parts, "algorithms", *_registries(), *sections, *(keys if "." in name else ())]
+            raise UserError(f"unknown algorithm, part or setting {name!r}{nearest(name, choices)}")
         return
-    from fedgg.lab.config import described_settings
-
     settings = tuple(described_settings())
     print_table(
         Table("an experiment: TOML keys, or --set KEY=VALUE", ("key", "default", "meaning"), settings), numbers=False

@@ -210,7 +210,7 @@ class Net:
                 f"{list(shape)}"
                 f"{': return outputs.transpose(1, 2)' if turned else ''}"
             )
-        shapes = f"outputs {list(outputs.shape)} and targets {list(y.shape)} ({y.dtype})"
+        shapes = _shapes(outputs, y)
         with torch.enable_grad():
             leaf = outputs.detach().requires_grad_(outputs.is_floating_point())
             try:
@@ -226,15 +226,16 @@ class Net:
             )
         if not losses.requires_grad:
             raise UserError("the loss has no gradient with respect to the outputs: compute it from them, undetached")
+        scored = self.task.scored(outputs, y)
         for metric in self.metrics:
             try:
-                check_metric(metric, *self.task.scored(outputs, y))
+                check_metric(metric, *scored)
             except UserError:
                 raise
             except Exception as error:  # a user's function may raise anything
                 reason = " ".join(str(error).split())
                 raise UserError(
-                    f"the metric {metric.name} cannot take {shapes}: {type(error).__name__}: {reason}"
+                    f"the metric {metric.name} cannot take {_shapes(*scored)}: {type(error).__name__}: {reason}"
                 ) from error
 
     def _run(self, x: Tensor, buffers: Rows, *, train: bool, w: Tensor | None = None) -> tuple[Any, bool, bool]:
@@ -358,6 +359,10 @@ class Net:
                 if isinstance(part, nn.modules.batchnorm._NormBase):
                     part.eval()
         self._training = train
+
+
+def _shapes(outputs: Tensor, y: Tensor) -> str:
+    return f"outputs {list(outputs.shape)} and targets {list(y.shape)} ({y.dtype})"
 
 
 def _hint(shape: tuple[int, ...], reason: str) -> str:

@@ -152,7 +152,11 @@ class Experiment(ConfigSection):
             place = self.stop.metric.partition("_")[0]
             if self.stop.metric not in ("test_loss", "train_loss") and place not in PLACES:
                 names = [f"{where}_{name}" for where in PLACES for name in self.metrics or METRICS if name in METRICS]
-                raise ValueError(f"stop.metric = {self.stop.metric!r}: {suggestion(self.stop.metric, names)}")
+                way_out = suggestion(self.stop.metric, names)
+                if not way_out.startswith("did you mean"):  # a metric of one's own, perhaps
+                    *places, last = (f"{where}_{self.stop.metric}" for where in PLACES)
+                    way_out = f"say where it is measured: {', '.join(places)} or {last}"
+                raise ValueError(f"stop.metric = {self.stop.metric!r}: {way_out}")
             lacking = {
                 "test": "a whole global model: stop by personal_ scores" if self.has_personal_parts else "",
                 "holdout": "clients that hold examples out: data.holdout" if not self.data.holdout else "",
@@ -371,7 +375,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from error
+        script = f"; run a script of your own with python {path}" if path.suffix == ".py" else ""
+        raise UserError(f"{path} is not valid TOML: {error}{script}") from error
 
 
 def load_experiment(path: Path) -> Experiment:

@@ -101,6 +101,8 @@ class PrintObserver(Observer):
 
     def on_end(self, run: str, summary: dict[str, Any]) -> None:
         ending = str(summary["status"])
+        if ending != "finished":
+            ending += f" after round {summary['rounds_done']}"
         if (score := first_score(summary, "final_")) is not None:
             measure, value = score
             ending += f", {measure.title} {measure.number(value)}{'%' if measure.percent else ''}"

@@ -42,7 +42,7 @@ class NamedOnce:
         self.reported.update((entry["client"], entry["why"]) for entry in new)
         return [
             f"round {round_}: client{'s' if len(clients) > 1 else ''} {', '.join(clients)} dropped ({why}); "
-            "further rounds are only counted"
+            "not repeated here for later rounds"
             for why, clients in by_reason(new).items()
         ]
 

@@ -212,6 +212,8 @@ class Run:
         """
         if self._personal is None or self.experiment.personal is None:
             raise UserError("clients of this run have no models of their own: set personal.method")
+        if not isinstance(client, int):
+            raise UserError(f"client {client!r}: give its number, from 0; partition.json has the clients' names")
         if not 0 <= client < self.experiment.split.clients:
             raise UserError(f"there is no client {client}: there are {self.experiment.split.clients}, from 0")
         return RawInputModel(self._personal(client), self.inputs).eval()

@@ -134,6 +134,7 @@ class Session:
     stopped: str | None = None  # why the run ends early (`[stop]`)
     closed: Closed | None = None  # a round that has been aggregated but not evaluated
     lost: NamedOnce = field(default_factory=NamedOnce)
+    without_value: set[str] = field(default_factory=set)  # test scores that were not finite, as the observer was told
     whole: bool = field(init=False, default=True)  # whether state and history are of the same round
 
     @property
@@ -173,6 +174,10 @@ class Session:
         if record["lost"]:
             for sentence in self.lost.sentences(record["round"], record["lost"]):
                 self.notice(sentence)
+        for name, value in record.items():
+            if value is None and name.startswith("test_") and name not in self.without_value:
+                self.without_value.add(name)
+                self.notice(f"round {record['round']}: {name} is not finite and recorded as null")
         for note in record.get("notes", ()):
             self.notice(f"round {record['round']}: client {client_name(note)}: {note['what']}")
         if self.store:

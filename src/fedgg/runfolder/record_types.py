@@ -332,7 +332,8 @@ def unknown_measure(name: str, measures: Iterable[str]) -> str:
     if f"test_{name}" in known:
         return f"the runs do not record {name!r}: did you mean 'test_{name}'?"
     metric = name.removeprefix("test_").removeprefix("holdout_")
-    of_others = "" if name == metric else f", or let runs record it (--set metrics=accuracy,{metric})"
+    is_recorded = any(key.endswith(f"_{metric}") for key in known)  # elsewhere: of the personal models, for instance
+    of_others = "" if name == metric or is_recorded else f", or let runs record it (--set metrics=accuracy,{metric})"
     return f"the runs do not record {name!r}: choose from {', '.join(known)}{of_others}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -92,3 +93,13 @@ def test_a_reference_that_is_late(tmp_path: Path) -> None:
     )
     first = said(tmp_path / "first", {"A": BASE, "B": [None, None, None]})
     assert "A has the highest final accuracy, 80.0 ± 1.0 %; no other row has finished with the same seeds yet." in first
+
+
+def test_a_reference_without_the_measure(tmp_path: Path) -> None:
+    """Runs with personal models beside a global one, by personal accuracy."""
+    path = write_study(tmp_path, {"Avg": [[0.5]], "Per": [[0.5]]}, reference="Avg")
+    personal = {"round": 1, "personal_accuracy": 0.9, "personal_accuracy_by_client": {"0": 0.9}}
+    (tmp_path / "run-1" / "seed-0" / "rounds.jsonl").write_text(json.dumps(personal) + "\n")
+    study = read_study(path)
+    found = conclude(study, compare(study, study.measure("personal_accuracy")))
+    assert "the reference Avg has no personal accuracy" in found.text

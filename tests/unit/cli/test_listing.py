@@ -115,7 +115,7 @@ def test_an_algorithm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     own.write_text(example.read_text().replace("return {", "raise ZeroDivisionError('odd')\n        return {"))
     with pytest.raises(UserError, match=r"cannot run two rounds \(ZeroDivisionError: odd\): see `fedgg check"):
         told(f"{own}:MyAlgorithm", monkeypatch)
-    with pytest.raises(UserError, match="unknown algorithm or part 'fedag': did you mean 'fedavg'"):
+    with pytest.raises(UserError, match="unknown algorithm, part or setting 'fedag': did you mean 'fedavg'"):
         told("fedag", monkeypatch)
 
 
@@ -155,6 +155,25 @@ def test_a_kind_of_parts(name: str, title: str, monkeypatch: pytest.MonkeyPatch)
     parts: Registry[Any] = ALGORITHMS if title == "algorithms" else _registries()[title][1]
     assert text.startswith(title)
     assert [part for part in parts if not re.search(rf"^ +{part} ", text, re.M)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("stop", ["stop.metric", "stop.patience", "stop.min_delta", "stop.target"]),
+        ("local.batch", ["local.batch"]),
+        ("rounds", ["rounds"]),
+    ],
+)
+def test_a_section_or_a_setting(name: str, keys: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(re.findall(r"^ +(\w+\.\w+|rounds) ", told(name, monkeypatch), re.M)) == set(keys)
+
+
+def test_an_unknown_setting_is_answered_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"unknown algorithm, part or setting 'local.batc': did you mean 'local.batch'"):
+        told("local.batc", monkeypatch)
+    with pytest.raises(UserError, match="did you mean 'adamw'"):
+        Experiment(optimiser={"name": "AdamW"})
 
 
 cached_digits = cache(load_digits)
@@ -213,5 +232,5 @@ def test_the_settings_of_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings("dirichlet").keys() == {"split.beta"}
     assert settings("mlp")["model.hidden"][0] == "512"
     assert settings("workers").keys() >= {"engine.workers"}
-    with pytest.raises(UserError, match="unknown algorithm or part 'medain': did you mean 'median'"):
+    with pytest.raises(UserError, match="unknown algorithm, part or setting 'medain': did you mean 'median'"):
         told("medain", monkeypatch)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from observers import Callbacks
 from torch import Tensor, nn
 
 import fedgg
@@ -64,6 +65,10 @@ def all_outputs(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def one_number(outputs: Tensor, targets: Tensor) -> Any:
     return 1.0
+
+
+def of_sequences(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.argmax(2) == targets).double().mean(1)
 
 
 def mean_of_tokens(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -262,6 +267,23 @@ def test_a_metric_as_a_class(given: Any) -> None:
     assert "lowest_test_token_error" in run.summary
 
 
+def test_a_metric_that_is_not_finite_is_named_once() -> None:
+    notices: list[str] = []
+
+    def undefined(outputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.full((len(targets),), torch.nan)
+
+    run = fedgg.run(
+        fedgg.Experiment(**BASE).changed({"rounds": 2}),
+        data=(TABLE, CLASSES, TABLE, CLASSES),
+        metrics=[undefined],
+        observer=Callbacks(notice=notices.append),
+    )
+    assert [record["test_undefined"] for record in run.rounds] == [None, None]
+    told = [sentence for sentence in notices if "undefined" in sentence]
+    assert told == ["round 1: test_undefined is not finite and recorded as null"]
+
+
 @pytest.mark.parametrize(
     ("changes", "arguments", "complaint"),
     [
@@ -288,6 +310,11 @@ def test_a_metric_as_a_class(given: Any) -> None:
             r"returned \[2, 7, 6\] .*the task next_token.*return outputs.transpose\(1, 2\)",
         ),
         ({"split.scheme": "dirichlet", "task.name": "regression"}, {"y": VALUE}, "class"),
+        (
+            {"task.name": "next_token"},
+            {"x": TOKENS, "y": NEXT, "model": tokens_model, "metrics": [of_sequences]},
+            r"the metric of_sequences cannot take outputs \[12, 7\] and targets \[12\]",
+        ),
         ({"data.normalise": "standard"}, {"x": {"a": TOKENS, "b": TOKENS}}, "several inputs need 'none'"),
     ],
 )

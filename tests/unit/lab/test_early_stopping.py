@@ -183,6 +183,7 @@ def test_a_run_that_stops_early_under_a_privacy_limit_has_not_spent_it() -> None
     [
         ({"stop.metric": "test_accuracy"}, "stop needs stop.patience or stop.target"),
         ({"stop.metric": "accuracy", "stop.patience": 2}, "did you mean 'test_accuracy'?"),
+        ({"stop.metric": "gap", "stop.patience": 2}, "say where it is measured: test_gap, holdout_gap,"),
         ({"stop.patience": 2}, "stop.metric"),
         ({"stop.metric": "test_loss", "stop.patience": 0}, "stop.patience"),
         ({"stop.metric": "test_loss", "stop.patience": 2, "stop.min_delta": -1.0}, "stop.min_delta"),

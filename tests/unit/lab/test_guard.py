@@ -68,7 +68,7 @@ def test_a_client_whose_update_is_not_finite_is_left_out_and_named(algorithm: st
         assert record["train_loss"] is not None
     gone = finished.rounds[0]["lost"][0]
     assert gone["why"].startswith("not finite: ")  # and not that it is out of proportion, which holds too
-    said = f"round 1: client {gone['client']} dropped ({gone['why']}); further rounds are only counted"
+    said = f"round 1: client {gone['client']} dropped ({gone['why']}); not repeated here for later rounds"
     assert [sentence for sentence in notices if "dropped" in sentence] == [said]
     assert finished.summary["clients_lost"] == 3
     assert all(bool(torch.isfinite(tensor).all()) for tensor in finished.weights.values())

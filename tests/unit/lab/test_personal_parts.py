@@ -232,6 +232,8 @@ def test_personal_models_of_a_run(method: str, tmp_path: Path) -> None:
             assert accuracy == finished.rounds[-1]["personal_accuracy_by_client"][str(client)]
     with pytest.raises(UserError, match="there is no client 4"):
         finished.personal_model(4)
+    with pytest.raises(UserError, match="client 'north': give its number"):
+        finished.personal_model("north")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no models of their own"):
         run(experiment(rounds=1), **given).personal_model(0)
     with pytest.raises(UserError, match="in a temporary file"):

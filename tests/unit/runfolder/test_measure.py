@@ -186,6 +186,8 @@ def test_a_wrong_name_is_answered_with_those_there_are(tmp_path: Path) -> None:
     others = r"choose from test_rmse, test_loss, train_loss, or let runs record it \(--set metrics=accuracy,mae\)"
     with pytest.raises(UserError, match=f"do not record 'test_mae': {others}"):
         study.measure("test_mae")
+    with pytest.raises(UserError, match=r"choose from test_rmse, test_loss, train_loss$"):
+        study.measure("holdout_rmse")
     with pytest.raises(UserError, match="do not record 'rmse': did you mean 'test_rmse'"):
         study.measure("rmse")
 
