@@ -46,7 +46,7 @@ RUNS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random, file = np.random.default_rng(0), tmp_path_factory.mktemp("data") / "images.npz"
-    arrays = {}
+    arrays = dict[str, Any]()
     for name, count in (("train", 5000), ("test", 1000)):
         arrays[f"x_{name}"] = random.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
         arrays[f"y_{name}"] = random.integers(0, 10, count)
@@ -78,15 +78,15 @@ def test_the_estimate_is_above_the_peak_and_not_far(name: str, images: Path, tmp
 def test_more_clients_more_state_and_more_runs_need_more() -> None:
     estimates = MemoryEstimates()
 
-    def of(runs: int = 1, share: int = 1, **settings: Any) -> float:
+    def of(settings: dict[str, Any], runs: int = 1, share: int = 1) -> float:
         estimate = estimates.of(job_of({"model": {"name": "mlp"}, "local": {"batch": 16}, **settings}), runs, share)
         assert estimate is not None
         return estimate
 
     fedavg, scaffold = {"algorithm": {"name": "fedavg"}}, {"algorithm": {"name": "scaffold"}}
-    assert of(**fedavg) < of(**scaffold) < of(**scaffold, split={"clients": 40, "scheme": "iid"})
-    assert of(**scaffold, server={"memory_limit_mb": 0}) < of(**scaffold)
-    assert of(**fedavg, share=5) < of(**fedavg) < of(runs=3, **fedavg)
+    assert of(fedavg) < of(scaffold) < of({**scaffold, "split": {"clients": 40, "scheme": "iid"}})
+    assert of({**scaffold, "server": {"memory_limit_mb": 0}}) < of(scaffold)
+    assert of(fedavg, share=5) < of(fedavg) < of(fedavg, runs=3)
 
 
 def test_a_run_that_cannot_be_built_here_has_no_estimate(tmp_path: Path) -> None:

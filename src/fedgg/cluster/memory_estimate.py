@@ -16,6 +16,7 @@ from fedgg.data.batch_preparation import CHUNK
 from fedgg.engines.flops import activations, largest_activation
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, build
+from fedgg.lab.config import Experiment
 from fedgg.lab.preflight_checks import HERE
 from fedgg.lab.run_processes import Job
 
@@ -50,7 +51,7 @@ class MemoryEstimates:
     """The memory of the tasks of one command: one federation is built, on this machine, for each kind of run."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Hashable, ...], float | None] = {}
+        self._known: dict[Hashable, float | None] = {}
 
     def of(self, job: Job, runs: int = 1, share: int = 1) -> float | None:
         """Bytes; None where the run cannot be built here, because of a mistake or because its data are elsewhere."""
@@ -64,16 +65,22 @@ class MemoryEstimates:
 
 
 def _of_built(job: Job, runs: int, share: int) -> float:
-    given, on_gpu = job.given, job.experiment.engine.devices[0] != "cpu"
-    federation = build(
-        job.experiment.changed(HERE) if on_gpu else job.experiment,
+    on_gpu = job.experiment.engine.devices[0] != "cpu"
+    federation = built(job, job.experiment.changed(HERE) if on_gpu else job.experiment)
+    return bytes_of_runs(federation, runs, share) + (CUDA if on_gpu else 0)
+
+
+def built(job: Job, experiment: Experiment) -> Federation:
+    """The federation of a run, in this process."""
+    given = job.given
+    return build(
+        experiment,
         model=given.model,
         data=given.data,
         algorithm=given.algorithm,
         objective=given.objective,
         data_folder=job.data_folder,
     )
-    return bytes_of_runs(federation, runs, share) + (CUDA if on_gpu else 0)
 
 
 def with_memory(
