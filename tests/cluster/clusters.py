@@ -57,12 +57,12 @@ class RayCluster:
         """The raylet that the driver is connected to."""
         self.kill(self._cluster.head_node)
 
-    def workers(self) -> list[int]:
-        """Processes of this cluster that run a task of a study."""
+    def workers(self, title: str = "ray::run_request") -> list[int]:
+        """Processes of this cluster that run a task of a study, or that have another title."""
         raylets = {one.process.pid for node in self._cluster.list_all_nodes() for one in node.all_processes["raylet"]}
         lines = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
         processes = [line.split(maxsplit=2) for line in lines.splitlines()[1:]]
-        return [int(pid) for pid, parent, args in processes if "ray::run_request" in args and int(parent) in raylets]
+        return [int(pid) for pid, parent, args in processes if title in args and int(parent) in raylets]
 
     def close(self) -> None:
         self._cluster.shutdown()

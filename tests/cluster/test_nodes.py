@@ -13,22 +13,12 @@ import fedgg
 from fedgg.cluster.connect import RayAddress, Resources, ray_address, resources_from
 from fedgg.cluster.run_file_transfer import RunFiles, folder_of_a_node, read_files, write_files
 from fedgg.cluster.study_on_ray import task_options
-from fedgg.cluster.task import DriverInfo, EventSender, SharedParts, check_node, sees_folder
+from fedgg.cluster.task import DriverInfo, SharedParts, check_node, sees_folder
 from fedgg.data.dataset import load
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.run_processes import Given
 from fedgg.runfolder.locks import LockFile
-
-
-class Box:
-    """In place of the actor's handle."""
-
-    def __init__(self) -> None:
-        self.put, self.messages = self, list[tuple[int, list[Any]]]()
-
-    def remote(self, task_number: int, events: list[Any]) -> None:
-        self.messages.append((task_number, events))
 
 
 def driver_info(**changes: Any) -> DriverInfo:
@@ -38,24 +28,20 @@ def driver_info(**changes: Any) -> DriverInfo:
 
 def test_another_version_of_fedgg_is_refused() -> None:
     with pytest.raises(UserError, match=r"has fedgg .* and the study is run by 9\.9: install the same version"):
-        check_node(driver_info(fedgg="9.9"), {"node": "a"}, EventSender(Box(), 1))
+        check_node(driver_info(fedgg="9.9"), {"node": "a"})
 
 
 def test_another_torch_is_mentioned() -> None:
-    box = Box()
-    event_sender = EventSender(box, 1)
-    check_node(driver_info(torch="1.0"), {"node": "a"}, event_sender)
-    assert event_sender.flush() == 1
-    ((_, [(kind, (_, sentence))]),) = box.messages
-    assert kind == "on_notice"
+    sentence = check_node(driver_info(torch="1.0"), {"node": "a"})
     assert sentence == f"the node a has torch {torch.__version__}, not 1.0: bits may differ"
+    assert check_node(driver_info(), {"node": "a"}) is None
 
 
 def test_code_with_another_content_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text("x = 1")
     with pytest.raises(UserError, match="another file on this node"):
-        check_node(driver_info(code={str(file): "0" * 64}), {"node": "a"}, EventSender(Box(), 1))
+        check_node(driver_info(code={str(file): "0" * 64}), {"node": "a"})
 
 
 def test_a_folder_is_seen_by_a_lock_of_the_driver(tmp_path: Path) -> None:

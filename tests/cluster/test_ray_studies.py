@@ -163,14 +163,15 @@ def test_objects_from_python(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @ray_warnings
-def test_clients_of_a_run_in_several_processes_of_a_node(tmp_path: Path) -> None:
-    """A list in the experiment: each task takes two cores, and has the bits of one process."""
+def test_a_study_of_runs_over_several_devices(tmp_path: Path) -> None:
+    """A list in the experiment: the clients of each run are spread over actors of two nodes."""
     words = ["compare", "--algorithm", "fedavg", "--algorithm", "scaffold", "--model", "linear", "--rounds", "3"]
     words += ["--set", "local.epochs=1", "--seeds", "0", "--jobs", "2"]
     ended(start(*words, "--out", str(tmp_path / "here")))
-    spread = ("--set", "engine.device=cpu,cpu", "--on", "ray:local")
-    output = ended(start(*words, "--out", str(tmp_path / "ray"), *spread))
-    assert "in a process on each of cpu, cpu" in output
+    with ray_cluster(2) as cluster:
+        spread = ("--set", "engine.device=cpu,cpu", "--on", cluster.on)
+        output = ended(start(*words, "--out", str(tmp_path / "ray"), *spread))
+    assert "fused in each of 2 Ray actors" in output
     assert_same(tmp_path / "ray", tmp_path / "here")
 
 

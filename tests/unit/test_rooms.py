@@ -60,8 +60,8 @@ MAY: dict[str, set[str]] = {
         "__version__",
     },
     "cluster": {
-        *("child_process", "core", "data", "errors", "files", "lab", "older_python", "registry", "runfolder"),
-        "__version__",
+        *("child_process", "core", "data", "engines", "errors", "files", "lab", "older_python", "registry"),
+        *("runfolder", "__version__"),
     },
     "compare_and_sweep": {"analysis", "cluster", "lab", "core", "report", "runfolder", "errors", "files"},
     "tune_settings": {"cluster", "compare_and_sweep", "core", "errors", "lab", "report", "runfolder"},

@@ -99,7 +99,15 @@ OnOption = Annotated[
 ]
 ResourcesOption = Annotated[
     str | None,
-    typer.Option(help="With --on ray, what one task needs: gpu=0.5, cpu=2, memory=4G or NAME=1, with commas."),
+    typer.Option(help="With --on ray, what one task or actor needs: gpu=0.5, cpu=2, memory=4G or NAME=1, with commas."),
+]
+ActorsOption = Annotated[
+    int | None,
+    typer.Option(
+        help="With --on ray, over how many actors the clients of a round are spread; by default as many as the "
+        "cluster's free GPUs, or CPUs, have room for.",
+        min=1,
+    ),
 ]
 ShardOption = Annotated[
     str | None,

@@ -14,7 +14,14 @@ from fedgg.cli.progress import RunProgress, show_summary, tracked
 from fedgg.cli.terminal import described, note, progress, say
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fedgg.lab.config import Experiment
+    from fedgg.lab.observer import Observer
+    from fedgg.lab.run_processes import Job
+    from fedgg.lab.run_result import Run
+
+    RunOnActors = Callable[[Job, Observer], Run]
 
 
 def run(
@@ -29,6 +36,9 @@ def run(
         int | None, typer.Option(help="Random seed: split, initial weights, client sampling, batch order.")
     ] = None,
     device: options.SpreadOption = None,
+    on: options.OnOption = None,
+    actors: options.ActorsOption = None,
+    resources: options.ResourcesOption = None,
     settings: options.SetOption = None,
     data_folder: options.DataFolderOption = None,
     out: options.OutOption = None,
@@ -44,11 +54,13 @@ def run(
     - `fedgg run --data cifar10 --model cnn --set data.augment=crop_flip --out runs/cifar`
     - `fedgg run my.toml --set local.lr=0.05 --track wandb`
     - `fedgg run --data cifar100 --model vgg16 --device cuda:0,1`
+    - `fedgg run --data cifar100 --model vgg16 --device cuda --on ray:auto --actors 4`
     """
     from fedgg.lab.config import Experiment, load_experiment
     from fedgg.lab.federated_data import with_given_clients
 
     options.trust_all(trust)
+    over = _actors_of(on, actors, resources)
     base = load_experiment(experiment) if experiment else Experiment()
     changed = options.changes(
         data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
@@ -58,7 +70,30 @@ def run(
     if seed is not None:
         changed["seed"] = seed
     chosen = with_given_clients(base.changed(changed), data_folder=data_folder)
-    _run(chosen, out or Path("runs") / folder_name(chosen), data_folder, track)
+    _run(chosen, out or Path("runs") / folder_name(chosen), data_folder, track, over)
+
+
+def _actors_of(on: str | None, actors: int | None, resources: str | None) -> RunOnActors | None:
+    """What runs a job over Ray actors, where `--on` asks for it."""
+    from fedgg.cluster.connect import is_ray, ray_address, resources_from
+    from fedgg.errors import UserError
+
+    if on is None:
+        if actors is not None or resources is not None:
+            raise UserError(f"--{'actors' if actors is not None else 'resources'} needs a Ray cluster: add --on ray")
+        return None
+    if not is_ray(on):
+        raise UserError(
+            f"--on {on!r} names no Ray cluster: write --on ray, or --device {on} for devices of this machine"
+        )
+    address, needs = ray_address(on), resources_from(resources) if resources is not None else None
+
+    def run(job: Job, observer: Observer) -> Run:
+        from fedgg.cluster.actors import run_on_actors
+
+        return run_on_actors(job, observer, address=address, actors=actors, resources=needs)
+
+    return run
 
 
 def resume(
@@ -128,8 +163,15 @@ def _check_code_is_the_same(experiment: Experiment, folder: Path) -> None:
         check_trusted(code, doubt_about(code, Store(folder).code_files().get(part)))
 
 
-def _run(experiment: Experiment, folder: Path, data_folder: Path | None, track: list[str] | None) -> None:
+def _run(
+    experiment: Experiment,
+    folder: Path,
+    data_folder: Path | None,
+    track: list[str] | None,
+    on_actors: RunOnActors | None = None,
+) -> None:
     from fedgg.lab.name_resolution import check_code
+    from fedgg.lab.run_processes import Job
     from fedgg.lab.runner import run as run_experiment
 
     check_code(experiment)
@@ -138,7 +180,10 @@ def _run(experiment: Experiment, folder: Path, data_folder: Path | None, track: 
         observer = RunProgress(bar, experiment.rounds)
         try:
             with tracked(observer, track, folder) as watched:
-                finished = run_experiment(experiment, out=folder, data_folder=data_folder, observer=watched)
+                if on_actors is None:
+                    finished = run_experiment(experiment, out=folder, data_folder=data_folder, observer=watched)
+                else:
+                    finished = on_actors(Job(experiment.name, experiment, folder, data_folder), watched)
         except KeyboardInterrupt:
             bar.stop()
             note(f"stopped; resume with: fedgg resume {folder}")

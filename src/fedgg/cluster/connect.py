@@ -222,14 +222,25 @@ def check_can_run(ray: ModuleType, needs: Mapping[str, float], text: str) -> Non
             f"one, or set --device cpu"
         )
     if not any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes):
-        wanted = ", ".join(f"{amount:g} {name}" for name, amount in needs.items() if amount)
-        most = (
-            ", ".join(f"{max(node.get(name, 0) for node in nodes):g} {name}" for name in needs) if nodes else "no node"
-        )
-        raise UserError(f"--on {text}: no node has what one run needs ({wanted}; the most on a node is {most})")
+        most = shown({name: max(node.get(name, 0) for node in nodes) for name in needs}) if nodes else "no node"
+        raise UserError(f"--on {text}: no node has what one run needs ({shown(needs)}; the most on a node is {most})")
 
 
 def amounts(options: Mapping[str, Any]) -> dict[str, float]:
     """Options of a task under the names that nodes have for them."""
     named = {"CPU": options.get("num_cpus", 0), "GPU": options.get("num_gpus", 0), "memory": options.get("memory", 0)}
     return {name: float(amount) for name, amount in (named | dict(options.get("resources", {}))).items() if amount}
+
+
+def shown(needs: Mapping[str, float]) -> str:
+    """Amounts for people: `1 CPU, 2.5 GB memory`."""
+    texts = {name: f"{amount / 1e9:.3g} GB" if name == "memory" else f"{amount:g}" for name, amount in needs.items()}
+    return ", ".join(f"{text} {name}" for name, text in texts.items())
+
+
+def what_waits(ray: ModuleType, needs: Mapping[str, float]) -> str:
+    """What tasks that do not start wait for, and how much of it is free."""
+    free = ray.available_resources()
+    at_hand = shown({name: free.get(name, 0.0) for name in needs})
+    advice = "; --resources memory=4G asks for another amount of memory" if "memory" in needs else ""
+    return f"waiting for {shown(needs)} on one node of the Ray cluster; free on all of them: {at_hand}{advice}"

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from fedgg.cluster.connect import FORMS, Resources, is_ray, ray_address, resources_from
+from fedgg.cluster.connect import FORMS, Resources, connected, is_ray, ray_address, resources_from
 from fedgg.errors import UserError
 from fedgg.lab.observer import Observer
-from fedgg.lab.parallel_runs import run_all
+from fedgg.lab.parallel_runs import run_all, run_until_ended
 from fedgg.lab.run_places import devices_from, kind_of
 from fedgg.lab.run_processes import Given, Job
 from fedgg.lab.tuning import TrialsRunner
+from fedgg.runfolder.locks import InUse
 
 Runner = Callable[[list[Job], Observer], None]
 
@@ -41,10 +42,30 @@ def runner_of(
     if not is_ray(on):
         devices = devices_from(on) or ()
         return lambda jobs, observer: run_all(jobs, len(devices), observer, devices)
+    from fedgg.cluster.actors import run_on_actors
     from fedgg.cluster.study_on_ray import run_on_ray
 
     needs = Resources() if resources is None else resources_from(resources)
-    return partial(run_on_ray, address=ray_address(on), root=root, at_once=processes, resources=needs)
+    whole = partial(run_on_ray, address=ray_address(on), root=root, at_once=processes, resources=needs)
+
+    def spread(jobs: list[Job], observer: Observer) -> list[Job]:
+        """One run after another; those that another process is working on are returned."""
+        in_use = []
+        with connected(ray_address(on)):
+            for job in jobs:
+                try:
+                    run_on_actors(job, observer, address=ray_address(on), resources=needs)
+                except InUse:
+                    in_use.append(job)
+        return in_use
+
+    def run(jobs: list[Job], observer: Observer) -> None:
+        """Runs whose experiments name several devices are spread over actors."""
+        several = [job for job in jobs if len(job.experiment.engine.devices) > 1]
+        whole([job for job in jobs if len(job.experiment.engine.devices) == 1], observer)
+        run_until_ended(several, observer, lambda some: spread(some, observer))
+
+    return run
 
 
 def trials_runner_of(

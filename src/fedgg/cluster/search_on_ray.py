@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedgg.cluster.connect import RayAddress, Resources, amounts, check_can_run, check_own_node, connected
+from fedgg.cluster.connect import RayAddress, Resources, amounts, check_can_run, check_own_node, connected, what_waits
 from fedgg.cluster.event_queue import EventQueue
-from fedgg.cluster.study_on_ray import ANSWER, driver_info_of, in_one_line, task_options
+from fedgg.cluster.memory_estimate import MemoryEstimates, with_memory
+from fedgg.cluster.study_on_ray import ANSWER, WAITING, driver_info_of, in_one_line, task_options
 from fedgg.cluster.task import DriverInfo, EventSender, Outcome, SharedParts, on_node
 from fedgg.errors import UserError
 from fedgg.lab.engine_setup import chosen_device
 from fedgg.lab.observer import Observer
-from fedgg.lab.run_processes import ATTEMPTS, Given
+from fedgg.lab.run_processes import ATTEMPTS, Given, Job
 from fedgg.lab.search_trial import SearchTrial, TrialRequest, TrialRunner
 
 POLL = 0.2  # seconds
@@ -69,11 +73,17 @@ def run_trials_on_ray(
     options = task_options(experiments[0], resources or Resources())
     with connected(address, at_once) as ray:
         check_can_run(ray, amounts(options), address.text)
+        if "memory" not in options:
+            jobs = [Job("", experiment, Path(), data_folder, given) for experiment in experiments[:: len(study.seeds)]]
+            estimates = [*map(MemoryEstimates().of, jobs)]
+            largest = None if None in estimates else max(filter(None, estimates))
+            options = with_memory(ray, options, largest, partial(observer.on_notice, ""))
         event_queue = ray.remote(num_cpus=0)(EventQueue).remote()
         driver_info = ray.put(driver_info_of(Path(), "", experiments))
         task, shared = ray.remote(run_trial).options(**options), ray.put(SharedParts.of(given))
         at_work: dict[Any, tuple[TrialRequest, int, int]] = {}  # by reference: with attempt and number of the task
         task_numbers = 0
+        silent_since = time.monotonic()  # infinite once a task has begun, or the user was told what it waits for
 
         def submit(request: TrialRequest, attempt: int = 1) -> None:
             nonlocal task_numbers
@@ -92,6 +102,11 @@ def run_trials_on_ray(
                 except ray.exceptions.RayError:  # without the actor there is no progress to show
                     check_own_node(ray, address.text)
                     messages = []
+                if messages or done:
+                    silent_since = math.inf
+                elif time.monotonic() - silent_since > WAITING:
+                    silent_since = math.inf
+                    observer.on_notice("", what_waits(ray, amounts(options)))
                 for task_number, events in messages:
                     for method, arguments in events:
                         if task_number in known and method.startswith("on_"):

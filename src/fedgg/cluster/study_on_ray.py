@@ -30,8 +30,11 @@ from fedgg.cluster.connect import (
     check_own_node,
     connected,
     describe,
+    shown,
+    what_waits,
 )
 from fedgg.cluster.event_queue import EventQueue
+from fedgg.cluster.memory_estimate import MemoryEstimates, with_memory
 from fedgg.cluster.run_file_transfer import has_begun, read_files, write_files
 from fedgg.cluster.task import DriverInfo, Outcome, RunsRequest, SharedParts, run_request, without_parts
 from fedgg.errors import UserError
@@ -50,6 +53,7 @@ TOKEN = ".ray-"  # begins the name of the file by which a node sees whether it h
 POLL = 0.1  # seconds
 ANSWER = 5.0  # seconds for the event queue to answer, before it is asked whether this machine's node is alive
 LAST_MESSAGES = 20.0  # seconds to wait for messages that a finished task has sent
+WAITING = 20.0  # seconds without a task that runs, before the user is told what the first one waits for
 STOPPING = 5.0  # seconds for cancelled tasks to write their checkpoints
 
 
@@ -96,7 +100,10 @@ def driver_info_of(root: Path, token: str, experiments: Sequence[Experiment]) ->
 
 
 def task_options(experiment: Experiment, asked: Resources) -> dict[str, Any]:
-    """The resources of a task: what was asked for, else the cores or the GPU that its engine uses."""
+    """The resources of a task: what was asked for, else the cores or the GPU that its engine uses.
+
+    Memory that was not asked for is estimated (memory_estimate.py).
+    """
     engine = experiment.engine
     cores = engine.workers or 1 if engine.name == "workers" else engine.threads_in_use
     on_gpu = engine.devices[0] != "cpu"
@@ -107,7 +114,7 @@ def task_options(experiment: Experiment, asked: Resources) -> dict[str, Any]:
         "num_gpus": float(on_gpu and len(set(engine.devices))) if asked.gpu is None else asked.gpu,
         "max_retries": 0,
     }
-    if asked.memory:
+    if asked.memory is not None:
         options["memory"] = asked.memory
     if asked.others:
         options["resources"] = dict(asked.others)
@@ -142,6 +149,7 @@ class _Submission:
     attempt: int
     task_number: int
     files: Any = None  # in the object store, for nodes that do not see the study folder
+    needs: Mapping[str, float] = field(default_factory=dict)
     place: Mapping[str, str] | None = None  # once it has begun
     messages: int = 0  # received
     progressed: bool = False  # whether a round was done
@@ -171,7 +179,7 @@ class _Driver:
         self._event_queue = self._new_event_queue()
         self._task_numbers = itertools.count(1)
         self._submissions: dict[Any, _Submission] = {}  # by the reference to the task's outcome
-        self._needs = ""  # of one task, for people
+        self._estimates, self._notices = MemoryEstimates(), set[str]()
         self._shared: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
     def _new_event_queue(self) -> Any:
@@ -181,7 +189,6 @@ class _Driver:
         """Run all but those that another process is working on, which are returned."""
         options = task_options(jobs[0].experiment, self._resources)
         check_can_run(self._ray, amounts(options), self._address.text)
-        self._needs = ", ".join(f"{amount:g} {name}" for name, amount in amounts(options).items())
         devices = 1
         if options.get("num_gpus"):
             devices = max(1, int(self._ray.cluster_resources().get("GPU", 0) / options["num_gpus"]))
@@ -189,11 +196,16 @@ class _Driver:
             jobs = [job.under("fused", f"{len(jobs)} runs of a study on Ray") for job in jobs]
         waiting = deque(_Submission(stack, 1, 0) for stack in stacks_of(jobs, devices))
         in_use: list[Job] = []
+        idle_since = time.monotonic()
         while waiting or self._submissions:
             while waiting and len(self._submissions) < (self._at_once or len(jobs)):
                 self._submit(waiting.popleft())
             self._read_messages()
             done, _ = self._ray.wait(list(self._submissions), timeout=POLL)  # as soon as one has ended
+            if done or any(submission.place for submission in self._submissions.values()):
+                idle_since = time.monotonic()
+            elif time.monotonic() - idle_since > WAITING:
+                self._notice_once(what_waits(self._ray, next(iter(self._submissions.values())).needs))
             for reference in done:
                 submission = self._submissions[reference]
                 again = self._close(reference, submission)
@@ -207,11 +219,26 @@ class _Driver:
         request = RunsRequest(
             submission.task_number, tuple(without_parts(job) for job in submission.stack), begun, submission.files
         )
-        task = self._ray.remote(run_request).options(**task_options(submission.stack[0].experiment, self._resources))
-        shared = self._shared_parts(submission.stack[0])
+        options = self._options(submission.stack)
+        task = self._ray.remote(run_request).options(**options)
+        shared, submission.needs = self._shared_parts(submission.stack[0]), amounts(options)
         self._submissions[task.remote(self._driver_info, request, self._event_queue, shared)] = submission
         for job in submission.stack:
-            self._observer.on_phase(job.name, f"for {self._needs} of the Ray cluster")
+            self._observer.on_phase(job.name, f"for {shown(submission.needs)} of the Ray cluster")
+
+    def _options(self, stack: list[Job]) -> dict[str, Any]:
+        options = task_options(stack[0].experiment, self._resources)
+        if "memory" in options:
+            return options
+        options = with_memory(self._ray, options, self._estimates.of(stack[0], len(stack)), self._notice_once)
+        if "memory" in options:
+            self._notice_once(f"each task asks for {shown(amounts(options))} (memory as estimated)")
+        return options
+
+    def _notice_once(self, sentence: str) -> None:
+        if sentence not in self._notices:
+            self._notices.add(sentence)
+            self._observer.on_notice("", sentence)
 
     def _shared_parts(self, job: Job) -> Any:
         given = job.given

@@ -89,10 +89,11 @@ def on_node(driver_info: DriverInfo, event_sender: EventSender, work: Callable[[
     """
     end_with(os.getppid())  # Ray lets a busy worker outlive its raylet, and the run could not continue elsewhere
     try:
-        with _in_folder(driver_info.working_folder):
-            place = _place()
+        with in_folder(driver_info.working_folder):
+            place = place_of_worker()
             event_sender.send("began", place)
-            check_node(driver_info, place, event_sender)
+            if (sentence := check_node(driver_info, place)) is not None:
+                event_sender.send("on_notice", ("", sentence))
             inherit(driver_info.trusted)
             record_place(**place)
             return work()
@@ -122,21 +123,22 @@ def _run_without_folder(jobs: list[Job], request: RunsRequest, event_sender: Eve
         run_stack(copies, event_sender.observer(carried))
 
 
-def check_node(driver_info: DriverInfo, place: Mapping[str, str], event_sender: EventSender) -> None:
+def check_node(driver_info: DriverInfo, place: Mapping[str, str]) -> str | None:
+    """UserError where this node cannot take part; a sentence where bits may differ."""
     if fedgg.__version__ != driver_info.fedgg:
         raise UserError(
             f"this node has fedgg {fedgg.__version__} and the study is run by {driver_info.fedgg}: install the same "
             f"version"
         )
-    if torch.__version__ != driver_info.torch:
-        sentence = f"the node {place['node']} has torch {torch.__version__}, not {driver_info.torch}: bits may differ"
-        event_sender.send("on_notice", ("", sentence))
     for name, sha256 in driver_info.code.items():
         if code_at(name).sha256 != sha256:
             raise UserError(f"{name} is another file on this node than on the machine of the study: copy it there")
+    if torch.__version__ != driver_info.torch:
+        return f"the node {place['node']} has torch {torch.__version__}, not {driver_info.torch}: bits may differ"
+    return None
 
 
-def _place() -> dict[str, str]:
+def place_of_worker() -> dict[str, str]:
     import ray
 
     context = ray.get_runtime_context()
@@ -145,7 +147,7 @@ def _place() -> dict[str, str]:
 
 
 @contextmanager
-def _in_folder(folder: Path) -> Iterator[None]:
+def in_folder(folder: Path) -> Iterator[None]:
     """Relative names of files mean the same as for the driver, where the node has its folder."""
     before = Path.cwd()
     with suppress(OSError):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 
@@ -30,11 +30,21 @@ from fedgg.core.tensor_rows import Rows
 from fedgg.engines.base import Engine, Look, RoundJob
 from fedgg.engines.fused.engine import Fused
 from fedgg.engines.workers.engine import LostClients, TooManyDeaths
-from fedgg.engines.workers.pool import Abandoned, CannotBeSent, Pool, Ticket
+from fedgg.engines.workers.pool import Abandoned, CannotBeSent, Pool, TaskResult, Ticket
 from fedgg.engines.workers.process import Unreadable
 
 ClientEnds = list[tuple[int, LocalEnd | Lost]]
 EngineOfDevice = Callable[[], Engine]  # what makes the engine of a process; pickled
+
+
+class ProcessPool(Protocol):
+    """Processes that do tasks, and keep objects that tasks refer to: see `Pool`."""
+
+    def share_all(self, constant: Sequence[object], shared: object) -> tuple[int, ...]: ...
+    def unshare(self, value: object) -> None: ...
+    def submit(self, ticket: Ticket) -> None: ...
+    def next_result(self) -> tuple[Ticket, TaskResult]: ...
+    def close(self) -> None: ...
 
 
 class Devices:
@@ -50,12 +60,16 @@ class Devices:
         *,
         lost_clients: LostClients = "stop",
         notice: Callable[[str], None] = lambda sentence: None,
+        pool: ProcessPool | None = None,
     ):
-        """`device`: one for each process, with commas; two processes may have the same GPU."""
+        """`device`: one for each process, with commas; two processes may have the same GPU.
+
+        `pool`: of as many processes, where they are not children of this one.
+        """
         self.devices = tuple(device.split(","))
         self._each, self._here = _EngineOfProcess(each), each()
         self._lost_clients, self.notice = lost_clients, notice
-        self._pool = Pool(self.devices, instead="name one device in engine.device")
+        self._pool: ProcessPool = pool or Pool(self.devices, instead="name one device in engine.device")
         self._numbers = itertools.count()
         self._sent_nets: dict[int, tuple[Net, Net]] = {}
         self._local_nets: dict[int, Net] = {}  # models that cannot be sent to other processes

@@ -81,11 +81,16 @@ def activations(net: Net) -> int:
     return _forward_size(net)[1]
 
 
-def _forward_size(net: Net) -> tuple[float, int]:
+def largest_activation(net: Net) -> int:
+    """Number of activations of the layer that has most, per example; zero for a net without a sample input."""
+    return _forward_size(net)[2]
+
+
+def _forward_size(net: Net) -> tuple[float, int, int]:
     """Multiply-adds and activations per example, counted once per net and class (`Net`, `FusedNet`)."""
     key, x = f"forward size of {type(net).__name__}", net.sample
     if x is None:
-        return 0.0, 0
+        return 0.0, 0, 0
     if key not in net.facts:
         sizes: list[int] = [x[0].numel()]
         leaves = [part for part in net.module.modules() if not list(part.children())]
@@ -97,8 +102,8 @@ def _forward_size(net: Net) -> tuple[float, int]:
         finally:
             for hook in hooks:
                 hook.remove()
-        net.facts[key] = products.multiply_adds / len(x), sum(sizes)
-    size: tuple[float, int] = net.facts[key]
+        net.facts[key] = products.multiply_adds / len(x), sum(sizes), max(sizes)
+    size: tuple[float, int, int] = net.facts[key]
     return size
 
 

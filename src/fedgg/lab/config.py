@@ -1,4 +1,4 @@
-"""An experiment: frozen, validated, TOML in and out. Every choice that moves a number has a name here."""
+"""An experiment: frozen, validated, TOML in and out. Every choice that changes results has a name here."""
 
 from __future__ import annotations
 
@@ -47,12 +47,8 @@ from fedgg.runfolder.record_types import flat
 from fedgg.runfolder.validation import PLACES
 
 LARGEST = {"fp32": 3.4028234663852886e38, "fp64": sys.float_info.max}
-FOLLOW_THE_DATA = (
-    "data.normalise",
-    "split.scheme",
-    "split.clients",
-    "task.name",
-)  # where they are not set, whichever data those will be; a loss handed in from Python replaces the task
+# Where these are not set, the data decide, whichever they will be; a loss handed in from Python replaces the task.
+FOLLOW_THE_DATA = ("data.normalise", "split.scheme", "split.clients", "task.name")
 # Keys of a section that remain where its part gets another name.
 REMAINING = {
     "task": ("loss",),

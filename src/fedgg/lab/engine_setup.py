@@ -13,7 +13,7 @@ import torch
 from fedgg.core.model import Net
 from fedgg.core.random_choices import Work
 from fedgg.engines import ENGINES, Engine
-from fedgg.engines.devices import Devices
+from fedgg.engines.devices import Devices, ProcessPool
 from fedgg.engines.flops import multiply_adds
 from fedgg.engines.gpu.stacked import room, stack_bytes
 from fedgg.engines.layers.module_programs import runs_rows
@@ -114,14 +114,22 @@ def _obstacle(net: Net) -> str:
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32}
 
 
-def build_engine(choice: Choice, config: EngineConfig) -> Engine:
-    """The chosen engine, made with those settings of [engine] that its constructor has parameters for."""
+def build_engine(
+    choice: Choice, config: EngineConfig, processes: tuple[str, ProcessPool | None] | None = None
+) -> Engine:
+    """The chosen engine, made with those settings of [engine] that its constructor has parameters for.
+
+    `processes`: over which clients are spread, as `Devices` takes them; by default those of `engine.device`.
+    """
     kind = ENGINES.get(choice.name) or engine_class(choice.name)
     accepted, settings = accepted_settings(kind), config.model_dump(exclude={"name"})
     if choice.spread:  # a process sees one GPU, under the name cuda
         settings["device"] = "cpu" if config.devices[0] == "cpu" else "cuda"
     make = partial(kind, **{key: value for key, value in settings.items() if key in accepted})
-    return Devices(config.device, make, lost_clients=config.lost_clients) if choice.spread else make()
+    if not choice.spread:
+        return make()
+    device, pool = processes or (config.device, None)
+    return Devices(device, make, lost_clients=config.lost_clients, pool=pool)
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def rehearsed(federation: Federation) -> LocalEnd:
     return end_round(job.algorithm, start, running, client)
 
 
-_HERE = {"engine.device": "cpu", "engine.name": "auto", "engine.precision": "fp32"}
+HERE = {"engine.device": "cpu", "engine.name": "auto", "engine.precision": "fp32"}
 
 
 def try_to_build(
@@ -65,7 +65,7 @@ def try_to_build(
     objective: Objective = NAMED_OBJECTIVE,
 ) -> None:
     """UserError where the experiment cannot be run on these data, found out on the CPU and without copying them."""
-    here = experiment.changed(_HERE)
+    here = experiment.changed(HERE)
     algorithm = algorithm or build_algorithm(here.algorithm.name, here.algorithm.settings)
     dataset = data_of(here, data)
     split = split_of(here, dataset)

@@ -88,7 +88,7 @@ def run_rounds(session: Session, engine: Engine | None = None) -> None:
     if engine is None:
         engine = build_engine(federation.choice, session.experiment.engine)
         if isinstance(engine, Devices):
-            _run_rounds_on_devices(session, engine)
+            run_rounds_on_devices(session, engine)
             return
     observer = session.observer
     client_trained = None if observer is None else partial(observer.on_client, session.label)
@@ -110,8 +110,9 @@ def play_round(
     return closed.state, record_of(federation, closed, score(closed.looks))
 
 
-def _run_rounds_on_devices(session: Session, devices: Devices) -> None:
-    with _resumable(session, FEWER_DEVICES), devices:
+def run_rounds_on_devices(session: Session, devices: Devices, remedy: str = FEWER_DEVICES) -> None:
+    """The remaining rounds; the processes of the engine end with them. `remedy`: where several die on a share."""
+    with _resumable(session, remedy), devices:
         devices.notice = session.notice
         run_rounds(session, devices)
 

@@ -23,12 +23,13 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,7 +47,7 @@ class PackedObject:
 
     pickled: bytes
     places: tuple[tuple[int, int], ...]
-    inline: bytes
+    inline: Any  # bytes, or an array of them
     file: int | None  # descriptor
     shared: bool
 
@@ -55,18 +56,28 @@ class PackedObject:
             os.close(self.file)
 
 
-def pack(value: Any, known: Mapping[int, int] | None = None, *, shared: bool = False) -> PackedObject:
-    """`known`: numbers of objects that the receiver already has, by the objects' `id`."""
+def pack(
+    value: Any,
+    known: Mapping[int, int] | None = None,
+    *,
+    shared: bool = False,
+    in_file: bool = True,
+    packer: Callable[..., pickle.Pickler] | None = None,
+) -> PackedObject:
+    """`known`: numbers of objects that the receiver already has, by the objects' `id`.
+
+    `in_file`: whether large buffers go into a file; else all are inline. `packer`: a subclass of TensorsApart.
+    """
     stream, out_of_band = io.BytesIO(), list[pickle.PickleBuffer]()
-    _Packer(stream, known or {}, out_of_band).dump(value)
+    (packer or _Packer)(stream, known or {}, out_of_band).dump(value)
     buffers = [buffer.raw() for buffer in out_of_band]
     places, end = [], 0
     for buffer in buffers:
         places.append((end, buffer.nbytes))
         end += -(-buffer.nbytes // ALIGNED) * ALIGNED
-    if end <= INLINE:
+    if end <= INLINE or not in_file:
         inline = b"".join(bytes(buffer).ljust(-(-buffer.nbytes // ALIGNED) * ALIGNED, b"\0") for buffer in buffers)
-        return PackedObject(stream.getvalue(), tuple(places), inline, None, False)
+        return PackedObject(stream.getvalue(), tuple(places), inline, None, shared and not in_file)
     return PackedObject(stream.getvalue(), tuple(places), b"", _written(buffers, places, end), shared)
 
 
@@ -103,9 +114,12 @@ def receive(pipe: Connection) -> tuple[tuple[Any, ...], PackedObject | None]:
     return label, PackedObject(pickled, places, inline, file, shared)
 
 
-class _Packer(pickle.Pickler):
+class TensorsApart:
+    """Of a pickler: tensor data outside the pickle, and numbers in place of objects that the receiver has."""
+
     def __init__(self, stream: io.BytesIO, known: Mapping[int, int], out_of_band: list[pickle.PickleBuffer]):
-        super().__init__(stream, protocol=5, buffer_callback=out_of_band.append)  # append returns None: out of band
+        options: dict[str, Any] = {"protocol": 5, "buffer_callback": out_of_band.append}
+        super().__init__(stream, **options)  # type: ignore[call-arg]  # append returns None: out of band
         self._known = known
 
     def persistent_id(self, value: Any) -> int | None:
@@ -117,6 +131,10 @@ class _Packer(pickle.Pickler):
         content = value.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
         made = _gpu_tensor if value.is_cuda else _tensor
         return made, (pickle.PickleBuffer(content.data), value.dtype, tuple(value.shape))
+
+
+class _Packer(TensorsApart, pickle.Pickler):
+    pass
 
 
 class _Unpacker(pickle.Unpickler):
@@ -160,8 +178,15 @@ def _filled(file: int, buffers: list[memoryview], places: list[tuple[int, int]],
 
 
 def _mapped(packed: PackedObject) -> list[memoryview]:
-    """Views into a copy-on-write mapping: writes are visible in the writing process only."""
-    assert packed.file is not None
+    """Views into a copy-on-write mapping: writes are visible in the writing process only.
+
+    Without a file, views into what came inline, unless it is not aligned.
+    """
+    if packed.file is None:
+        whole = memoryview(packed.inline)
+        if len(whole) and np.frombuffer(whole, np.uint8).ctypes.data % ALIGNED:
+            return [_read(packed, *place) for place in packed.places]
+        return [whole[start : start + length] for start, length in packed.places]
     whole = memoryview(mmap.mmap(packed.file, 0, access=mmap.ACCESS_COPY))
     return [whole[start : start + length] for start, length in packed.places]
 
@@ -169,7 +194,7 @@ def _mapped(packed: PackedObject) -> list[memoryview]:
 def _read(packed: PackedObject, start: int, length: int) -> memoryview:
     buffer = torch.empty(length, dtype=torch.uint8).numpy().data
     if packed.file is None:
-        buffer[:] = packed.inline[start : start + length]
+        buffer[:] = memoryview(packed.inline)[start : start + length]
         return buffer
     position = 0
     while position < length:
@@ -272,7 +297,7 @@ def keep_freed_memory() -> bool:
 
 
 def _run_tasks(pipe: Connection, inbox: queue.SimpleQueue[tuple[tuple[Any, ...], PackedObject | None]]) -> None:
-    shared = _SharedObjects()
+    shared = SharedObjects()
     while True:
         (kind, *content), packed = inbox.get()
         if kind == "unshare":
@@ -282,10 +307,10 @@ def _run_tasks(pipe: Connection, inbox: queue.SimpleQueue[tuple[tuple[Any, ...],
             content[0].apply()
         elif kind == "share":
             assert packed is not None
-            shared[content[0]] = _unpacked(packed, shared)
+            shared[content[0]] = unpacked(packed, shared)
         else:
             assert packed is not None
-            kind, result = _result(packed, shared)
+            kind, result = result_of(packed, shared)
             packed = pack(result)
             send(pipe, (kind,), packed)
             packed.close()
@@ -299,8 +324,9 @@ def _read_pipe(pipe: Connection, inbox: queue.SimpleQueue[tuple[tuple[Any, ...],
             os._exit(0)
 
 
-def _result(packed: PackedObject, shared: _SharedObjects) -> tuple[str, object]:
-    task = _unpacked(packed, shared)
+def result_of(packed: PackedObject, shared: SharedObjects) -> tuple[str, object]:
+    """What the task gives, as "done", "failed" or "unreadable"."""
+    task = unpacked(packed, shared)
     if isinstance(task, Unreadable):
         return "unreadable", task
     started = time.perf_counter()
@@ -311,7 +337,8 @@ def _result(packed: PackedObject, shared: _SharedObjects) -> tuple[str, object]:
         return "failed", _picklable(error)
 
 
-def _unpacked(packed: PackedObject, shared: _SharedObjects) -> Any:
+def unpacked(packed: PackedObject, shared: SharedObjects) -> Any:
+    """The object, or `Unreadable`."""
     try:
         return unpack(packed, shared)
     except _UnreadablePart as error:
@@ -324,7 +351,7 @@ class _UnreadablePart(Exception):
     pass
 
 
-class _SharedObjects(dict[int, Any]):
+class SharedObjects(dict[int, Any]):
     """Objects shared by the parent, by number; an object that refers to an unreadable one is unreadable too."""
 
     def __getitem__(self, number: int) -> Any:
