@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
@@ -50,6 +51,8 @@ def ray() -> Iterator[Any]:
     """A Ray of three cores on this machine."""
     with connected(ray_address("ray:local"), 3) as ray:
         yield ray
+    del ray
+    gc.collect()  # files that Ray leaves open are noticed here, where such warnings are ignored
 
 
 @contextmanager

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from clusters import ended, ray_cluster, start, study
 
 from fedgg.cluster.connect import Resources
 from fedgg.cluster.memory_estimate import MemoryEstimates, with_memory
@@ -20,6 +22,7 @@ from fedgg.lab.run_processes import Job
 MOST = 2.5  # times the measured peak
 PEAK = """
 import sys
+import time
 from pathlib import Path
 import fedgg, ray
 import fedgg.cluster.task
@@ -117,3 +120,26 @@ def test_resources_override_the_estimate() -> None:
     for asked in (4e9, 0.0):
         options = task_options(Experiment(), Resources(memory=asked))
         assert with_memory(ray_of(), options, 1e9, pytest.fail)["memory"] == asked
+
+
+OCCUPY = """
+import sys, time, ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+ray.get(ray.remote(num_cpus=1)(time.sleep).remote(60))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # of Ray
+def test_a_study_says_what_it_waits_for(tmp_path: Path) -> None:
+    """Another program has the only core; the study begins when it ends."""
+    pytest.importorskip("ray")
+    with ray_cluster(1) as cluster:
+        words = [sys.executable, "-W", "ignore", "-c", OCCUPY, cluster.on.removeprefix("ray:")]
+        other = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(8)
+        output = " ".join(ended(start(*study(tmp_path / "study", "0", 2, "--on", cluster.on))).split())
+        other.wait(timeout=60)
+    assert "memory (memory as estimated)" in output
+    assert "waiting for 1 CPU, 0.5" in output
+    assert "free on all of them: 0 CPU" in output
