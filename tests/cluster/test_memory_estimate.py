@@ -125,7 +125,7 @@ def test_resources_override_the_estimate() -> None:
 OCCUPY = """
 import sys, time, ray
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
-ray.get(ray.remote(num_cpus=1)(time.sleep).remote(60))
+ray.get(ray.remote(num_cpus=1)(lambda: time.sleep(50)).remote())
 """
 
 
