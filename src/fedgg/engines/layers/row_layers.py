@@ -263,20 +263,20 @@ class RowDense(Dense):
         x, y = saved
         if x.dtype == into[self.weight].dtype:
             return super().backward(grad, saved, parameters, into, to_input)
-        geometry = self.geometry
-        images, weights, into_w = (_as_images(t) for t in (x, parameters[self.weight], into[self.weight]))
-        if not row_convolution_by_copies.supports(images, weights, geometry):
+        geometry, steps = self.geometry, parameters.steps(self.weight)
+        images, weights, into_w = (_as_images(t) for t in (x.contiguous(), parameters[self.weight], into[self.weight]))
+        if not steps and not row_convolution_by_copies.supports(images, weights, geometry):
             return super().backward(grad, saved, parameters, into, to_input)
         grad = grad.to(x.dtype).contiguous()
         if self.relu:
             grad = torch.where(y > 0, grad, 0)
         _sum_parts(grad, into[self.bias], parameters)
         slopes = _as_images(grad)
-        if not parameters.steps(self.weight):
+        if not steps:
             of_weights = partial(row_convolution_by_copies.weight_gradient, images, slopes, into_w, geometry)
-            parameters.side.run(of_weights, x, grad)
+            parameters.side.run(of_weights, images, grad)
         grad_x = torch.bmm(grad, parameters[self.weight]) if to_input else None
-        if parameters.steps(self.weight):  # after the last use of the weights
+        if steps:  # after the last use of the weights
             parameters.take(self.weight, images, slopes, geometry)
         return grad_x
 

@@ -32,6 +32,8 @@ from fedgg.engines.layers.row_layers import (
 from fedgg.engines.layers.stacked_layers import Dense, Dropout, Flatten, Layer, Pair, Views
 from fedgg.engines.module_equivalence import is_plain, shares_parameters
 
+FEW_CHANNELS = 4  # images with so few have kernels of their own (`kernels.narrow_convolution`)
+
 
 @dataclass
 class TracedLayer:
@@ -326,9 +328,6 @@ def _with_relus_of_next(traced: list[TracedLayer], shapes: Mapping[str, torch.Si
         behind = result[readers[0]]
         result[readers[0]] = TracedLayer(replace(reader, bias_before=layer.bias), behind.inputs, behind.output)
     return result
-
-
-FEW_CHANNELS = 4  # images with so few have other kernels
 
 
 def _numbered(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -51,6 +51,11 @@ def narrowing() -> nn.Module:
     before = [nn.Conv2d(3, 64, 3, 4, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()]
     behind = [nn.Conv2d(64, 128, 3, padding=1), nn.GroupNorm(2, 128), nn.Flatten(), nn.Linear(512, 64), nn.ReLU()]
     return nn.Sequential(*before, *behind, nn.Linear(64, CLASSES))
+
+
+def shifted() -> nn.Module:
+    """The same with a layer of nine weights first: the others begin at no multiple of 16 bytes."""
+    return nn.Sequential(nn.Conv2d(3, 3, 1, bias=False), *cast("nn.Sequential", narrowing()))
 
 
 def ended(
@@ -134,20 +139,21 @@ WIDE_CASES: list[Case] = [("fedavg", (), None), ("fedgg", (("mu", 0.5),), None),
 
 
 @needs_gpu
+@pytest.mark.parametrize("model", [narrowing, shifted])
 @pytest.mark.parametrize("case", WIDE_CASES, ids=lambda case: case[0])
 def test_weights_are_stepped_by_the_kernel_of_their_gradient(
-    case: Case, fused_steps: list[FusedStep | None], monkeypatch: pytest.MonkeyPatch
+    case: Case, model: Callable[[], nn.Module], fused_steps: list[FusedStep | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where their gradients are written first, but for rounding."""
     from fedgg.kernels import weight_gradient_step
 
     monkeypatch.setattr(weight_gradient_step, "WEIGHTS", 1 << 12)
-    ours, start = ended(case, Stacked("bf16"), "bf16", narrowing)
+    ours, start = ended(case, Stacked("bf16"), "bf16", model)
     assert all(step and step.program and len(step.program.stepped) == 3 for step in fused_steps)
-    assert torch.equal(ours, ended(case, Stacked("bf16"), "bf16", narrowing)[0])  # to the bit
+    assert torch.equal(ours, ended(case, Stacked("bf16"), "bf16", model)[0])  # to the bit
     monkeypatch.setattr(weight_gradient_step, "supports", lambda *_: False)
     fused_steps.clear()
-    reference, _ = ended(case, Stacked("bf16"), "bf16", narrowing)
+    reference, _ = ended(case, Stacked("bf16"), "bf16", model)
     assert all(step and step.program and not step.program.stepped for step in fused_steps)
     assert float((ours - reference).norm()) < 0.02 * float((reference - start).norm())
 
