@@ -58,8 +58,9 @@ class TuningResult:
             rows.append((label, score, best[label].shown_settings if label in best else "", count))
         seeds = ", ".join(map(str, self.search.study.seeds))
         note = (
-            f"Chosen by the {measure.title} on the {100 * self.search.holdout:g}% of their examples that clients held "
-            f"out (seeds {seeds}), of {self.search.trials} trials for each algorithm; the test set was not evaluated."
+            f"Chosen by the {measure.title}{self.search.shown_window} on the {100 * self.search.holdout:g}% of their "
+            f"examples that clients held out (seeds {seeds}), of {self.search.trials} trials for each algorithm; the "
+            f"test set was not evaluated."
         )
         return Table(
             "tuned settings",
@@ -104,6 +105,7 @@ def tune(
     trials: int = 20,
     sampler: Sampler = "tpe",
     pruner: Pruner = "median",
+    window: int = 1,
     seeds: Iterable[int] = (0,),
     fresh_seeds: Iterable[int] = (),
     model: ModelGiven | None = None,
@@ -121,10 +123,11 @@ def tune(
     Variants, `model`, `data`, `loss` and `metrics` are as in `compare`, and trials go by the first metric; an algorithm
     that is not the library's is named as FILE.py:CLASS. Every variant has the same number of `trials`. `space` has
     dotted keys, with {"low": 0.001, "high": 1.0, "log": True} or a list of values, and tables of such keys by label; by
-    default the learning rate and what algorithms declare. `seeds` are those of every trial, `fresh_seeds` those of
-    `result.study`, which no trial may have. With `out` finished trials are kept, and the search continues where it was
-    stopped. Of the observer `on_start`, `on_client`, `on_round` and, after every trial, `on_notice` are called. `on` is
-    as in `compare`, for Ray: algorithms are searched at the same time, the trials of one after each other.
+    default the learning rate and what algorithms declare. A score is the mean of the last `window` evaluations. `seeds`
+    are those of every trial, `fresh_seeds` those of `result.study`, which no trial may have. With `out` finished trials
+    are kept, and the search continues where it was stopped. Of the observer `on_start`, `on_client`, `on_round` and,
+    after every trial, `on_notice` are called. `on` is as in `compare`, for Ray: algorithms are searched at the same
+    time, the trials of one after each other.
     """
     base = Experiment(**experiment) if isinstance(experiment, dict) else experiment or Experiment()
     labelled = {label: _settings_of(label, variant) for label, variant in labelled_variants(variants).items()}
@@ -138,7 +141,7 @@ def tune(
         base = base.changed({"split.scheme": split.scheme, "split.clients": split.clients})
     study = Study(base, labelled, whole_numbers(seeds), next(iter(labelled), ""))
     search = Search(
-        study, spaces(space or {}, labelled), trials, sampler, pruner, whole_numbers(fresh_seeds), objective
+        study, spaces(space or {}, labelled), trials, sampler, pruner, window, whole_numbers(fresh_seeds), objective
     )
     folder = None if out is None else Path(out)
     given = Given(model, shared, None, objective)

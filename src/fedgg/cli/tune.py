@@ -33,6 +33,9 @@ def tune(
     trials: Annotated[int | None, typer.Option(help="Trials of each algorithm; 20 by default.", min=1)] = None,
     sampler: Annotated[str | None, typer.Option(help="tpe or random.")] = None,
     pruner: Annotated[str | None, typer.Option(help="median, hyperband or none.")] = None,
+    window: Annotated[
+        int | None, typer.Option(help="A score is the mean of this many last evaluations; 1 by default.", min=1)
+    ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds of every trial, as 0,1,2 or 0-4; 0 by default.")] = None,
     fresh_seeds: Annotated[
         str | None, typer.Option(help="Seeds of the final study; by default the three after those of the trials.")
@@ -84,6 +87,7 @@ def tune(
     choices |= {"trials": trials} if trials else {}
     choices |= {"sampler": sampler} if sampler else {}
     choices |= {"pruner": pruner} if pruner else {}
+    choices |= {"window": window} if window else {}
     choices |= {"fresh_seeds": options.seeds(fresh_seeds)} if fresh_seeds else {}
     reference = next(iter(variants)) if algorithm else base.reference
     if any(key.startswith("personal.") for key in changed) and not base.base.data.holdout:

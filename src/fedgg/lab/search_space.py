@@ -145,6 +145,7 @@ class Search:
     trials: int = 20  # of every algorithm, pruned and diverged ones included
     sampler: Sampler = "tpe"
     pruner: Pruner = "median"
+    window: int = 1  # evaluations: a score is the mean of the last ones, since single ones may be noisy
     fresh_seeds: tuple[int, ...] = ()  # of the final study; by default those after the largest seed of the trials
     objective: Objective = NAMED_OBJECTIVE
 
@@ -158,8 +159,10 @@ class Search:
             value = getattr(self, name)
             if value not in get_args(choices):
                 raise UserError(f"{name} = {value!r}{nearest(str(value), get_args(choices))}")
-        if type(self.trials) is not int or self.trials < 1:
-            raise UserError(f"trials = {self.trials!r}: give a whole number from 1")
+        for name in ("trials", "window"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise UserError(f"{name} = {value!r}: give a whole number from 1")
         for label, space in self.space.items():
             if fixed := [key for key in ("seed", "name", "data.holdout") if key in space]:
                 raise UserError(f"space of {label}: {fixed[0]} is the same in all trials; leave it out")
@@ -174,6 +177,10 @@ class Search:
     def holdout(self) -> float:
         return self.study.base.data.holdout or HOLDOUT
 
+    @property
+    def shown_window(self) -> str:
+        return f", mean of the last {self.window} evaluations," if self.window > 1 else ""
+
     def experiment(self, label: str, seed: int, settings: Mapping[str, Any]) -> Experiment:
         changes = {**self.study.variants[label], **settings, "name": label, "seed": seed}
         return self.study.base.changed({"data.holdout": self.holdout, **changes})
@@ -186,14 +193,15 @@ class Search:
         """Of everything that decides the trials of a label, but for how many there are; `handed_in`: of objects."""
         space = {key: repr(one) for key, one in self.space[label].items()}
         runs = [self.experiment(label, seed, {}).hash() for seed in self.study.seeds]
-        content = json.dumps([space, runs, self.sampler, self.pruner, handed_in])
+        window = [self.window] if self.window > 1 else []  # earlier versions have no window
+        content = json.dumps([space, runs, self.sampler, self.pruner, handed_in, *window])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def read_search(path: Path) -> tuple[Study, dict[str, Any], dict[str, Any]]:
-    """A study file with the table [space], and the keys `trials`, `sampler`, `pruner` and `fresh_seeds` of `Search`."""
+    """A study file with the table [space] and keys of `Search`: trials, sampler, pruner, window and fresh_seeds."""
     content = read_toml(path)
-    names = ("trials", "sampler", "pruner", "fresh_seeds")
+    names = ("trials", "sampler", "pruner", "window", "fresh_seeds")
     options, space = {key: content.pop(key) for key in names if key in content}, content.pop("space", {})
     if not isinstance(space, dict):
         raise UserError(f"{path}: space must be a table, got {space!r}")

@@ -48,7 +48,7 @@ class SearchTrial:
     algorithm: str  # the label
     number: int  # from 1
     settings: dict[str, Any]
-    scores: dict[int, float]  # of the hold-out examples by round, the mean over the seeds
+    scores: dict[int, float]  # by round, of the hold-out examples: the mean over the seeds and the last evaluations
     state: Literal["finished", "pruned", "diverged"]
     why: str = ""
     pruner_state: dict[str, Any] = field(default_factory=dict)  # what Hyperband has noted of it
@@ -140,6 +140,7 @@ def _run_trial(
     settings = proposed.params
     experiments = [search.experiment(label, seed, settings) for seed in search.study.seeds]
     name, scores, measure = trial_name(search, label, number), dict[int, float](), measure_of(search)
+    evaluations: list[float] = []
     model = "personal" if measure.where == "personal" else "global"
     with arithmetic(experiments[0]):
         try:
@@ -166,7 +167,9 @@ def _run_trial(
                 return SearchTrial(label, number, settings, scores, "diverged", str(end))
             record: dict[str, Any] = {"round": round_, "train_loss": math.fsum(losses) / len(losses), "lost": []}
             if values:
-                scores[round_] = math.fsum(values) / len(values)
+                evaluations.append(math.fsum(values) / len(values))
+                recent = evaluations[-search.window :]
+                scores[round_] = math.fsum(recent) / len(recent)
                 record[measure.key] = scores[round_]
                 proposed.report(scores[round_], round_)
             observer.on_round(name, record)

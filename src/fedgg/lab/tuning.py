@@ -139,8 +139,8 @@ def _journal(search: Search, folder: Path | None, given: Given) -> Iterator[_Jou
         for label, identity in identities.items():
             if known.get(label, identity) != identity:
                 raise UserError(
-                    f"{folder} holds another search for {label!r} (other settings, code, space, seeds, sampler or "
-                    f"pruner): choose another folder (--out, or out= in Python)"
+                    f"{folder} holds another search for {label!r} (other settings, code, space, seeds, sampler, "
+                    f"pruner or window): choose another folder (--out, or out= in Python)"
                 )
         trials = _finished(folder / TRIALS)
         if unknown := [trial.algorithm for trial in trials if trial.algorithm not in known]:
@@ -208,7 +208,8 @@ def _study_file(search: Search, study: Study, command: str | None) -> str:
         "variants": study.variants,
     }
     comments = [
-        f"# Settings chosen by {measure_of(search).title}, {search.trials} trials for each algorithm.",
+        f"# Settings chosen by {measure_of(search).title}{search.shown_window or ','} "
+        f"{search.trials} trials for each algorithm.",
         "# No trial had these seeds.",
         *([f"# Written by: {command}"] if command else []),
         f"# To run it: fedgg compare {STUDY}",

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,16 @@ def test_an_interrupted_search_ends_as_one_that_was_not(sampler: Any, pruner: An
     assert (tmp_path / "whole" / "trials.jsonl").read_text().splitlines()[: len(lines)] == lines
     states = [trial.state for trial in whole.trials]
     assert ("pruned" in states) == (pruner != "none")
+
+
+def test_a_score_is_the_mean_of_the_last_evaluations() -> None:
+    single = small(variants=["fedavg"], trials=3, pruner="none").trials
+    averaged = small(variants=["fedavg"], trials=3, pruner="none", window=2)
+    for one, two in zip(single, averaged.trials, strict=True):
+        scores = one.scores
+        assert two.scores == {round_: (scores[round_] + scores[max(1, round_ - 1)]) / 2 for round_ in scores}
+    assert "mean of the last 2 evaluations" in str(averaged)
+    assert averaged.search.hash() != replace(averaged.search, window=1).hash()
 
 
 @pytest.mark.slow
@@ -205,6 +216,7 @@ def test_spaces_for_all_and_for_one() -> None:
         ({"space": {"local.batch": {"low": 0, "high": 9}}}, "space of FedAvg: .*local.batch"),
         ({"sampler": "tpee"}, "did you mean 'tpe'"),
         ({"pruner": "best"}, "choose from median, hyperband, none"),
+        ({"window": 0}, "window = 0: give a whole number from 1"),
         ({"trials": 0}, "trials = 0"),
         ({"space": {"seed": [1, 2]}}, "seed is the same in all trials"),
     ],
@@ -217,12 +229,13 @@ def test_mistakes_before_the_first_trial(options: dict[str, Any], complaint: str
 def test_a_search_file(tmp_path: Path) -> None:
     file = tmp_path / "search.toml"
     file.write_text(
-        'trials = 3\npruner = "none"\nseeds = [1]\nfresh_seeds = [7]\n[experiment]\nrounds = 2\n'
+        'trials = 3\npruner = "none"\nwindow = 2\nseeds = [1]\nfresh_seeds = [7]\n[experiment]\nrounds = 2\n'
         '[variants.A]\nalgorithm.name = "fedavg"\n[space]\n"local.lr" = { low = 0.1, high = 1.0, log = true }\n'
     )
     study, space, options = read_search(file)
     search = Search(study, spaces(space, study.variants), **options)
-    assert (search.trials, search.pruner, search.fresh_seeds, study.seeds) == (3, "none", (7,), (1,))
+    assert (search.trials, search.pruner, search.window) == (3, "none", 2)
+    assert (search.fresh_seeds, study.seeds) == ((7,), (1,))
     file.write_text(file.read_text() + "\n[spce]\n")
     with pytest.raises(fedgg.UserError, match=r"unknown key 'spce'; a study has .*space"):
         read_search(file)
