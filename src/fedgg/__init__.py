@@ -69,10 +69,10 @@ if TYPE_CHECKING:
     from fedgg.lab.observer import Observer, PrintObserver, ProgressObserver
     from fedgg.lab.optional_sections import AttackConfig, PersonalConfig, PrivacyConfig, RobustConfig, StopConfig
     from fedgg.lab.run_result import Run
-    from fedgg.lab.runner import run
     from fedgg.lab.study import Study, run_study
     from fedgg.lab.trackers import MLflowTracker, TensorBoardTracker, Tracker, WandbTracker
     from fedgg.lab.trusted_code import trust
+    from fedgg.run_experiment import run
     from fedgg.tune_settings import TuningResult, tune
 
 __version__ = "0.1.0"
@@ -80,6 +80,7 @@ OLDEST_NUMPY = (1, 26)
 _RENAMED = {"Site": "Client", "Hub": "Server"}
 _HOMES = {
     "fedgg.compare_and_sweep": ("StudyResult", "compare", "sweep"),
+    "fedgg.run_experiment": ("run",),
     "fedgg.tune_settings": ("TuningResult", "tune"),
     "fedgg.core.algorithm": ("Algorithm", "Batch", "Server", "Number", "Client", "setting"),
     "fedgg.core.metrics": ("Metric",),
@@ -105,7 +106,6 @@ _HOMES = {
     "fedgg.lab.optional_sections": ("AttackConfig", "PersonalConfig", "PrivacyConfig", "RobustConfig", "StopConfig"),
     "fedgg.lab.observer": ("Observer", "PrintObserver", "ProgressObserver"),
     "fedgg.lab.run_result": ("Run",),
-    "fedgg.lab.runner": ("run",),
     "fedgg.lab.study": ("Study", "run_study"),
     "fedgg.lab.trackers": ("MLflowTracker", "TensorBoardTracker", "Tracker", "WandbTracker"),
     "fedgg.lab.trusted_code": ("trust",),

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from clusters import ended, marked, ray_cluster, rounds_done, rounds_of, start
@@ -32,7 +33,7 @@ from fedgg.errors import UserError
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
 from fedgg.lab.observer import Observer
-from fedgg.lab.run_processes import Given, Job
+from fedgg.lab.run_processes import Job
 
 pytest.importorskip("ray")
 from fedgg.cluster.actors import ActorPool, run_on_actors
@@ -71,20 +72,19 @@ def same_files(folder: Path, expected: Path) -> None:
 
 
 def test_a_run_on_two_actors_has_the_bits_of_one_process(ray: Any, tmp_path: Path) -> None:
-    """With state that travels with the clients, and an algorithm that is sent by its code."""
+    """With state that travels with the clients, and an algorithm, a model and data that are sent as objects."""
 
     class Inner(fedgg.FedProx):
         """One that no module has."""
 
     notices = list[str]()
     observer = Callbacks(notice=notices.append)
-    for name, algorithm in (("scaffold", None), ("own", Inner(mu=0.1))):
-        experiment = Experiment(rounds=3, model={"name": "linear"}, local={"epochs": 1}, algorithm={"name": "scaffold"})
-        if algorithm is not None:
-            experiment = experiment.changed({"algorithm": {"name": "python:Inner", "mu": 0.1}})
-        fedgg.run(experiment, algorithm=algorithm, out=tmp_path / name / "here")
-        job = Job("", experiment, tmp_path / name / "ray", None, Given(algorithm=algorithm))
-        run_on_actors(job, observer, address=ray_address("ray:local"), actors=2)
+    inputs, labels = torch.randn(300, 6, generator=torch.manual_seed(0)).numpy(), np.arange(300) % 3
+    own = {"algorithm": Inner(mu=0.1), "model": lambda: torch.nn.Linear(6, 3), "data": (inputs, labels, inputs, labels)}
+    experiment = Experiment(rounds=3, model={"name": "linear"}, local={"epochs": 1, "batch": 8}, split={"beta": 1.0})
+    for name, objects in (("scaffold", {"algorithm": "scaffold"}), ("own", own)):
+        fedgg.run(experiment, **objects, out=tmp_path / name / "here")
+        fedgg.run(experiment, **objects, out=tmp_path / name / "ray", on="ray:local", actors=2, observer=observer)
         same_files(tmp_path / name / "ray", tmp_path / name / "here")
     assert any("fused in each of 2 Ray actors" in sentence for sentence in notices)
     assert not any("alone" in sentence for sentence in notices)
@@ -268,6 +268,13 @@ def test_mistakes_of_the_command(tmp_path: Path) -> None:
     assert "--resources needs a Ray cluster: add --on ray" in refused("--resources", "cpu=2")
     assert "names no Ray cluster: write --on ray, or --device cpu,cpu" in refused("--on", "cpu,cpu")
     assert not (tmp_path / "run").exists()
+
+
+def test_mistakes_in_python(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="in Python actors= needs on='ray'"):
+        fedgg.run(Experiment(rounds=1), actors=2)
+    with pytest.raises(UserError, match="give out=FOLDER"):
+        fedgg.run(Experiment(rounds=1), on="ray")
 
 
 def test_more_than_a_node_has_is_refused(ray: Any, tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ MAY: dict[str, set[str]] = {
         *("runfolder", "__version__"),
     },
     "compare_and_sweep": {"analysis", "cluster", "lab", "core", "report", "runfolder", "errors", "files"},
+    "run_experiment": {"cluster", "core", "errors", "lab"},
     "tune_settings": {"cluster", "compare_and_sweep", "core", "errors", "lab", "report", "runfolder"},
     "paper": {
         *(

@@ -14,14 +14,8 @@ from fedgg.cli.progress import RunProgress, show_summary, tracked
 from fedgg.cli.terminal import described, note, progress, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from fedgg.cluster.runners import ActorsRunner
     from fedgg.lab.config import Experiment
-    from fedgg.lab.observer import Observer
-    from fedgg.lab.run_processes import Job
-    from fedgg.lab.run_result import Run
-
-    RunOnActors = Callable[[Job, Observer], Run]
 
 
 def run(
@@ -56,11 +50,12 @@ def run(
     - `fedgg run --data cifar100 --model vgg16 --device cuda:0,1`
     - `fedgg run --data cifar100 --model vgg16 --device cuda --on ray:auto --actors 4`
     """
+    from fedgg.cluster.runners import actors_runner_of
     from fedgg.lab.config import Experiment, load_experiment
     from fedgg.lab.federated_data import with_given_clients
 
     options.trust_all(trust)
-    over = _actors_of(on, actors, resources)
+    on_actors = actors_runner_of(on, actors, resources)
     base = load_experiment(experiment) if experiment else Experiment()
     changed = options.changes(
         data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
@@ -70,30 +65,7 @@ def run(
     if seed is not None:
         changed["seed"] = seed
     chosen = with_given_clients(base.changed(changed), data_folder=data_folder)
-    _run(chosen, out or Path("runs") / folder_name(chosen), data_folder, track, over)
-
-
-def _actors_of(on: str | None, actors: int | None, resources: str | None) -> RunOnActors | None:
-    """What runs a job over Ray actors, where `--on` asks for it."""
-    from fedgg.cluster.connect import is_ray, ray_address, resources_from
-    from fedgg.errors import UserError
-
-    if on is None:
-        if actors is not None or resources is not None:
-            raise UserError(f"--{'actors' if actors is not None else 'resources'} needs a Ray cluster: add --on ray")
-        return None
-    if not is_ray(on):
-        raise UserError(
-            f"--on {on!r} names no Ray cluster: write --on ray, or --device {on} for devices of this machine"
-        )
-    address, needs = ray_address(on), resources_from(resources) if resources is not None else None
-
-    def run(job: Job, observer: Observer) -> Run:
-        from fedgg.cluster.actors import run_on_actors
-
-        return run_on_actors(job, observer, address=address, actors=actors, resources=needs)
-
-    return run
+    _run(chosen, out or Path("runs") / folder_name(chosen), data_folder, track, on_actors)
 
 
 def resume(
@@ -168,7 +140,7 @@ def _run(
     folder: Path,
     data_folder: Path | None,
     track: list[str] | None,
-    on_actors: RunOnActors | None = None,
+    on_actors: ActorsRunner | None = None,
 ) -> None:
     from fedgg.lab.name_resolution import check_code
     from fedgg.lab.run_processes import Job

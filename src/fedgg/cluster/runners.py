@@ -12,10 +12,12 @@ from fedgg.lab.observer import Observer
 from fedgg.lab.parallel_runs import run_all, run_until_ended
 from fedgg.lab.run_places import devices_from, kind_of
 from fedgg.lab.run_processes import Given, Job
+from fedgg.lab.run_result import Run
 from fedgg.lab.tuning import TrialsRunner
 from fedgg.runfolder.locks import InUse
 
 Runner = Callable[[list[Job], Observer], None]
+ActorsRunner = Callable[[Job, Observer], Run]
 
 
 def device_named(on: str | None) -> str | None:
@@ -96,3 +98,25 @@ def trials_runner_of(
         at_once=processes,
         resources=needs,
     )
+
+
+def actors_runner_of(on: str | None, actors: int | None, resources: str | None) -> ActorsRunner | None:
+    """What spreads the clients of one run over Ray actors; None: this machine."""
+    if on is None:
+        if actors is not None or resources is not None:
+            what = "actors" if actors is not None else "resources"
+            raise UserError(f"--{what} needs a Ray cluster: add --on ray (in Python {what}= needs on='ray')")
+        return None
+    if not is_ray(on):
+        raise UserError(
+            f"--on {on!r} names no Ray cluster: write --on ray, or --device {on} for devices of this machine (in "
+            f"Python on='ray', or the device in engine.device)"
+        )
+    address, needs = ray_address(on), resources_from(resources) if resources is not None else None
+
+    def run(job: Job, observer: Observer) -> Run:
+        from fedgg.cluster.actors import run_on_actors
+
+        return run_on_actors(job, observer, address=address, actors=actors, resources=needs)
+
+    return run

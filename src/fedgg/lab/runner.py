@@ -48,25 +48,8 @@ def run(
     data_folder: Path | None = None,
     observer: Observer | Sequence[Observer] | None = None,
 ) -> Run:
-    """Run an experiment, or resume it if `out` already holds a part of it.
-
-    `model` (a module, or a callable that returns one), `data` (x_train, y_train, x_test, y_test) and `algorithm`
-    replace those that the experiment names. A fifth array in `data` gives the client of each training example, and is
-    the split then. `loss` is a function of outputs and targets that returns the loss of each example: that of the task
-    where the experiment names one, otherwise in its place; `metrics` are names, functions that return a number for each
-    example, or `fedgg.Metric` objects.
-    Without `out` nothing is written. `observer`, or each of several, is called as the run proceeds.
-    """
-    if isinstance(experiment, dict):
-        experiment = Experiment(**experiment)
-    experiment = experiment or Experiment()
-    instance = given_algorithm(algorithm) if algorithm is not None else None
-    objective = NAMED_OBJECTIVE if loss is None and metrics is None else objective_of(loss, metrics)
-    if model is not None or data is not None or instance is not None or objective != NAMED_OBJECTIVE:
-        experiment = with_names(experiment, model, data, instance, objective)
-    if experiment.split.scheme == "given":
-        experiment = with_given_clients(experiment, data, data_folder)
-    parts: dict[str, Any] = {"model": model, "data": data, "algorithm": instance, "objective": objective}
+    """Run an experiment, or resume it if `out` already holds a part of it, on this machine."""
+    experiment, parts = with_objects(experiment, model, data, algorithm, loss, metrics, data_folder)
     build_it = partial(build, experiment, **parts, data_folder=data_folder)
     folder = Path(out) if out is not None else None
     if isinstance(observer, Sequence):
@@ -77,6 +60,28 @@ def run(
     ):
         run_rounds(session)
         return session.finish()
+
+
+def with_objects(
+    experiment: Experiment | dict[str, Any] | None,
+    model: ModelGiven | None,
+    data: DataGiven | None,
+    algorithm: Algorithm | type[Algorithm] | str | None,
+    loss: Criterion | None,
+    metrics: Sequence[MetricGiven] | None,
+    data_folder: Path | None,
+) -> tuple[Experiment, dict[str, Any]]:
+    """The experiment with the names of objects passed from Python, and these objects as arguments of `build`."""
+    if isinstance(experiment, dict):
+        experiment = Experiment(**experiment)
+    experiment = experiment or Experiment()
+    instance = given_algorithm(algorithm) if algorithm is not None else None
+    objective = NAMED_OBJECTIVE if loss is None and metrics is None else objective_of(loss, metrics)
+    if model is not None or data is not None or instance is not None or objective != NAMED_OBJECTIVE:
+        experiment = with_names(experiment, model, data, instance, objective)
+    if experiment.split.scheme == "given":
+        experiment = with_given_clients(experiment, data, data_folder)
+    return experiment, {"model": model, "data": data, "algorithm": instance, "objective": objective}
 
 
 def run_rounds(session: Session, engine: Engine | None = None) -> None:
