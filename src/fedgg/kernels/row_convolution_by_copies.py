@@ -3,6 +3,10 @@
 A copy reads a box of pixels and channels of one row's images; pixels outside the image are zero, so that padding costs
 nothing. The sides of output images must be powers of two, channels a multiple of 16, and tensors begin at multiples of
 16 bytes: `supports` says whether that is so. Other convolutions are left to `kernels.row_convolution`.
+
+The left operand of every product is read from where a copy wrote it in shared memory: it may be transposed, and
+reshaped only by dropping dimensions of one. Triton 3.6 loads other left operands into registers, and overwrites these
+while asynchronous products of the turn before still read them.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ def _product(
 ):  # fmt: skip
     """A tile of outputs; with `back`, of the gradient of the input: taps in reverse order, weights transposed.
 
-    This gradient is finished as `row_convolution.finished` says.
+    This gradient is finished as `row_convolution.finished` says. The weights are the left operand, as a box of pixels
+    cannot be: the result is transposed.
 
     Taps `from_y`, `from_x` and so many after them see the image at all: of a single pixel, one in nine.
     """
@@ -44,19 +49,20 @@ def _product(
     pixels = batch * high * wide
     tile_m, tile_n = _place(tl.program_id(0), pixels, outputs, rows, columns, 8)
     image, line = _box(tile_m * rows, high, wide)
-    total = tl.zeros((rows, columns), tl.float32)
+    total = tl.zeros((columns, rows), tl.float32)
     chunks = channels // depth
     for turn in range(0, taps_y * taps_x * chunks):
         number, c = turn // chunks, (turn % chunks) * depth
         dy, dx = from_y + number // taps_x, from_x + number % taps_x
         tap = dy * kw + dx
-        a = tl.reshape(x.load([row, image, line + dy - py, dx - px, c]), [rows, depth])
+        seen = tl.trans(tl.reshape(x.load([row, image, line + dy - py, dx - px, c]), [rows, depth]))
         if back:
-            b = w.load([row, c, (kh * kw - 1 - tap) * outputs + tile_n * columns])
-            total = tl.dot(a, tl.reshape(b, [depth, columns]), total)
+            weights = w.load([row, c, (kh * kw - 1 - tap) * outputs + tile_n * columns])
+            total = tl.dot(tl.trans(tl.reshape(weights, [depth, columns])), seen, total)
         else:
-            b = w.load([row, tile_n * columns, tap * channels + c])
-            total = tl.dot(a, tl.trans(tl.reshape(b, [columns, depth])), total)
+            weights = w.load([row, tile_n * columns, tap * channels + c])
+            total = tl.dot(tl.reshape(weights, [columns, depth]), seen, total)
+    total = tl.trans(total)
     m = tile_m * rows + tl.arange(0, rows)
     o = tile_n * columns + tl.arange(0, columns)
     if has_bias:
@@ -89,9 +95,9 @@ def _weight_gradient(
         turns = 0  # the tap sees no image
     for turn in range(0, turns):
         image, line = _box((split * parts_of + turn) * depth, high, wide)
-        a = tl.reshape(grad.load([row, image, line, 0, tile_m * rows]), [depth, rows])
-        b = tl.reshape(x.load([row, image, line + tap // kw - py, tap % kw - px, c]), [depth, columns])
-        total = tl.dot(tl.trans(a), b, total)
+        slope = tl.reshape(grad.load([row, (split * parts_of + turn) * depth, tile_m * rows]), [depth, rows])
+        seen = tl.reshape(x.load([row, image, line + tap // kw - py, tap % kw - px, c]), [depth, columns])
+        total = tl.dot(tl.trans(slope), seen, total)
     o = tile_m * rows + tl.arange(0, rows)
     n = tile_n * columns + tl.arange(0, columns)
     to = out + row.to(tl.int64) * stride_row + split * stride_split + o[:, None] * weights + n[None, :]
@@ -145,12 +151,9 @@ def product_tile(models: int, pixels: int, channels: int, outputs: int) -> Tile:
     """The tile of a product with so many channels to sum over, by measurements on an H200."""
     depth = _divisor(channels, 128)
     if outputs <= 64:
-        columns = max(16, triton.next_power_of_2(outputs))
         if channels >= 128:
-            return Tile(128, columns, depth, 8, 3)
-        if models * -(-pixels // 256) >= 2 * PROCESSORS:
-            return Tile(256, columns, min(depth, 64), 8, 3)
-        return Tile(128, columns, min(depth, 64), 4, 5 if depth >= 64 else 4)
+            return Tile(128, 64, depth, 8, 3)
+        return Tile(128, 64, min(depth, 64), 4, 4)
     if models * -(-pixels // 128) * -(-outputs // 128) < PROCESSORS // 2 + 8:  # few tiles: make them smaller
         return Tile(64, 64, depth, 4, 3 if depth == 128 else 4)
     return Tile(128, 128, depth if channels >= 256 else min(depth, 64), 8, 3)
@@ -232,7 +235,7 @@ def weight_gradient(
         parts = torch.empty((models, splits, length), dtype=torch.float32, device=x.device)
     _weight_gradient[(-(-outputs // tile.rows) * (taps * channels // tile.columns), models, splits)](
         TensorDescriptor.from_tensor(x, [1, images, tall, wide, tile.columns]),
-        TensorDescriptor.from_tensor(grad, [1, images, tall, wide, tile.rows]),
+        TensorDescriptor.from_tensor(grad.flatten(1, 3), [1, tile.depth, tile.rows]),
         parts, parts.stride(0), length, x.shape[2], x.shape[3], channels, outputs, turns,
         high, wide, *geometry.kernel, *geometry.padding, images, tall, tile.rows, tile.columns,
         num_warps=tile.warps, num_stages=tile.stages,

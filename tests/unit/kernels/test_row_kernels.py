@@ -87,6 +87,27 @@ def test_convolutions(case: Case, precision: str) -> None:
             assert (into[:, weights:] == UNTOUCHED).all()
 
 
+@pytest.mark.parametrize("case", [(256, 256, 2), (128, 128, 4), (64, 64, 32), (512, 512, 1)], ids=str)
+def test_products_by_copies_repeat_to_the_bit(case: tuple[int, int, int]) -> None:
+    """Sums of several turns, by so many programs that loads and products of several overlap."""
+    torch.manual_seed(0)
+    channels, outputs, side = case
+    rows, batch, geometry = 20, 50, Geometry((3, 3), (1, 1), (1, 1))
+    x = drawn(rows, batch, side, side, channels, dtype=torch.bfloat16)
+    grad = drawn(rows, batch, side, side, outputs, dtype=torch.bfloat16)
+    w, bias = drawn(rows, outputs, 3, 3, channels, dtype=torch.bfloat16), drawn(rows, outputs)
+
+    def computed() -> tuple[Tensor, ...]:
+        into = torch.empty_like(w, dtype=torch.float32)
+        row_convolution_by_copies.weight_gradient(x, grad, into, geometry)
+        forward = row_convolution_by_copies.forward(x, w, bias, geometry, True)
+        return into, forward, row_convolution_by_copies.input_gradient(grad, w, side, side, geometry)
+
+    first = computed()
+    for _ in range(20):
+        assert all(map(torch.equal, first, computed()))
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_of_images_with_what_follows(dtype: torch.dtype, stride: int) -> None:
@@ -143,12 +164,15 @@ def test_convolutions_of_few_channels(case: Case, precision: str) -> None:
         assert distance(into, expected.movedim(2, -1)) < CLOSE[precision]
 
 
+STEPPED = [(3, 6, 128, 64, 2, 3), (3, 3, 64, 128, 4, 1), (3, 50, 128, 256, 1, 3), (12, 50, 256, 256, 2, 3)]
+
+
 @pytest.mark.parametrize("vectors", [0, 1])
-@pytest.mark.parametrize("case", [(6, 128, 64, 2, 3), (3, 64, 128, 4, 1), (50, 128, 256, 1, 3)], ids=str)
+@pytest.mark.parametrize("case", STEPPED, ids=str)
 def test_steps_in_the_kernel_of_a_gradient(case: tuple[int, ...], vectors: int) -> None:
     torch.manual_seed(0)
-    batch, channels, outputs, side, kernel = case
-    rows, before, behind, geometry = 3, 48, 80, Geometry((kernel, kernel), (1, 1), (kernel // 2, kernel // 2))
+    rows, batch, channels, outputs, side, kernel = case
+    before, behind, geometry = 48, 80, Geometry((kernel, kernel), (1, 1), (kernel // 2, kernel // 2))
     x = drawn(rows, batch, side, side, channels, dtype=torch.bfloat16)
     grad = drawn(rows, batch, side, side, outputs, dtype=torch.bfloat16)
     weights = outputs * kernel**2 * channels
@@ -161,39 +185,48 @@ def test_steps_in_the_kernel_of_a_gradient(case: tuple[int, ...], vectors: int) 
     of_spans = optimiser_step.blocks(gradient.shape[1], 0, spans)
     blocks = {0: optimiser_step.blocks(gradient.shape[1])}
     blocks[len(spans)] = of_spans + weight_gradient_step.blocks(outputs, kernel**2 * channels, channels)
-    passes = []
-    parts_of_row: tuple[tuple[int, int], ...]
-    for parts_of_row in ((), spans):
-        step = Pass(
+    numbers = {name: torch.rand(rows, 1, device=CUDA) for name in ("lr", "momentum", "decay")}
+    at_work = torch.ones(rows, 1, dtype=torch.bool, device=CUDA)
+    at_work[1] = False
+    factors = torch.rand(rows, 3, device=CUDA)
+
+    def begun(parts_of_row: tuple[tuple[int, int], ...]) -> Pass:
+        return Pass(
             w=start.clone(),
             velocity=velocity.clone(),
             anchor=Shared(anchor, lead) if vectors else None,
             vectors=[Shared(vector, lead)] * vectors,
-            factors=torch.rand(rows, 3, device=CUDA),
+            factors=factors,
             has_factor=[bool(vectors), bool(vectors), False],
-            lr=torch.rand(rows, 1, device=CUDA),
-            momentum=torch.rand(rows, 1, device=CUDA),
-            decay=torch.rand(rows, 1, device=CUDA),
-            at_work=torch.tensor([[True], [False], [True]], device=CUDA),
+            at_work=at_work,
             parts=torch.zeros(rows, 2, blocks[len(parts_of_row)], device=CUDA),
             pairs=((1, 1), (0, 2)) if vectors else ((1, 1), (1, 1)),
             spans=parts_of_row,
             short=start.bfloat16(),
+            **numbers,
         )
-        passes.append(step)
-    for name in ("factors", "lr", "momentum", "decay"):
-        getattr(passes[1], name).copy_(getattr(passes[0], name))
-    optimiser_step.advance(passes[0], gradient)
+
+    def stepped_by_the_kernel() -> Pass:
+        step = begun(spans)
+        for number in range(len(spans)):
+            optimiser_step.advance_span(step, gradient, number)
+        weight_gradient_step.advance(step, x, grad, geometry, before, of_spans)
+        return step
+
+    expected = begun(())
+    optimiser_step.advance(expected, gradient)
     gradient[:, before : before + weights] = torch.nan  # must not be read
-    for number in range(len(spans)):
-        optimiser_step.advance_span(passes[1], gradient, number)
-    weight_gradient_step.advance(passes[1], x, grad, geometry, before, of_spans)
+    step = stepped_by_the_kernel()
     for name in ("w", "velocity", "short"):
-        exact, ours = (getattr(one, name).double() for one in passes)
+        exact, ours = (getattr(one, name).double() for one in (expected, step))
         assert distance(ours, exact) < (1e-2 if name == "short" else 1e-5), name
-    assert torch.equal(passes[1].w[1], start[1])  # a row without work
-    exact_sums, sums = (one.parts.double().sum(2) for one in passes)
+    assert torch.equal(step.w[1], start[1])  # a row without work
+    exact_sums, sums = (one.parts.double().sum(2) for one in (expected, step))
     assert distance(sums, exact_sums) < 1e-4
+    for _ in range(10):
+        again = stepped_by_the_kernel()
+        assert torch.equal(again.w, step.w)
+        assert torch.equal(again.parts, step.parts)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -155,7 +155,9 @@ def test_weights_are_stepped_by_the_kernel_of_their_gradient(
     fused_steps.clear()
     reference, _ = ended(case, Stacked("bf16"), "bf16", model)
     assert all(step and step.program and not step.program.stepped for step in fused_steps)
-    assert float((ours - reference).norm()) < 0.02 * float((reference - start).norm())
+    assert float((ours - reference).norm()) < 0.05 * float((reference - start).norm())
+    exact, _ = ended(case, Stacked("fp32"), "fp32", model)
+    assert float((ours - exact).norm()) < 1.25 * float((reference - exact).norm())  # it rounds less, not more
 
 
 @needs_gpu
