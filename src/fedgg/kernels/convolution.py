@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedgg.kernels.dense import product
+from fedgg.kernels.dense import product, product_from_registers
 
 DEAD = tl.constexpr(4)
 
@@ -191,7 +191,7 @@ def _weights(
         m = (turn * splits + split) * rows + tl.arange(0, rows)
         patch = _patches(model_images, m, kk, pixels, depth, high, wide, k + 1, ci, height, width)
         hot = _window(grad + model * pixels * co, winner + model * pixels * co, m, m < pixels, po, co)
-        total = product(tl.trans(hot), patch, total, precision)
+        total = product_from_registers(tl.trans(hot), patch, total, precision)
         bias += tl.sum(hot.to(tl.float32), axis=0)
     place = (model * splits + split) * 4 * co + po
     tl.store(parts + place[:, None] * depth + kk[None, :], total, mask=(kk < depth)[None, :])
@@ -250,7 +250,7 @@ def _inputs(
         hot = _window(grad + model * pixels * co, winner + model * pixels * co, pixel, keep, po, co)
         kk = ((2 * (q // half) + ry) * (k + 1) + 2 * (q % half) + rx) * ci + c
         kernel = tl.load(spread + model * depth * 4 * co + (kk * 4 * co)[:, None] + po[None, :])
-        total = product(hot, tl.trans(kernel), total, precision)
+        total = product_from_registers(hot, tl.trans(kernel), total, precision)
     y, x = 2 * by[:, None] + ry[None, :], 2 * bx[:, None] + rx[None, :]
     place = (((model * images + image[:, None]) * height + y) * width + x) * ci + c[None, :]
     tl.store(grad_x + place, total, mask=(m < blocks)[:, None] & (y < height) & (x < width))

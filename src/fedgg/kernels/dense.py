@@ -17,6 +17,17 @@ def product(a, b, total, precision: tl.constexpr):
         return tl.dot(a, b, total, input_precision=precision)
 
 
+@triton.jit
+def product_from_registers(a, b, total, precision: tl.constexpr):
+    """As `product`, for a left operand that is computed, not loaded: the product ends before the next turn of a loop.
+
+    Triton 3.6 overwrites the registers of such an operand in the next turn, while asynchronous products that have not
+    ended still read them (triton-lang/triton issue 9433). Reading the sum within the turn makes it wait for them.
+    """
+    total = product(a, b, total, precision)
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [total], dtype=tl.float32, is_pure=True, pack=1)
+
+
 MOST_EXAMPLES = 128  # in a batch; larger batches are bound by arithmetic, not by memory
 INPUTS = 64  # read at a time; sizes must be multiples of it
 SMALL, LARGE = 64, 128  # outputs of a block: fewer if there are few rows, so that there are enough blocks
@@ -37,10 +48,11 @@ def _forward(
     from_x = x + (row * batch + n[:, None]) * inputs + i[None, :]
     total = tl.zeros((size_out, size_batch), tl.float32)
     for at in range(0, inputs, size_in):
-        w = tl.load(from_weight + at)
+        w, seen = tl.load(from_weight + at), tl.trans(tl.load(from_x + at, mask=counts, other=0.0))
         if precision == "bf16":
-            w = w.to(tl.bfloat16)
-        total = product(w, tl.trans(tl.load(from_x + at, mask=counts, other=0.0)), total, precision)
+            total = product_from_registers(w.to(tl.bfloat16), seen, total, precision)
+        else:
+            total = product(w, seen, total, precision)
     total += tl.load(bias + row * stride_bias + o)[:, None]
     if relu:
         total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
