@@ -147,6 +147,11 @@ class Feed:
     proxy: random_choices.Positions = field(default_factory=lambda: np.empty(0, np.int64))  # the server's examples
     weights: Callable[[Tensor], Tensor] | None = None  # how much examples count by their targets, if they differ
 
+    @property
+    def examples_of_all(self) -> tuple[Tensor, ...]:
+        """The large tensors, which experiments on the same data share."""
+        return self.x, self.y, self.x_test, self.y_test
+
     def examples(self, client: int) -> int:
         return len(self.clients[client])
 

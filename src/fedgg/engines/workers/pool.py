@@ -13,7 +13,8 @@ import itertools
 import multiprocessing
 import pickle
 import signal
-from collections import defaultdict
+import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -73,6 +74,12 @@ class _Worker:
     holds: set[int] = field(default_factory=set)  # numbers of the shared objects it has received
 
 
+@dataclass
+class _SharedObject:
+    packed: PackedObject
+    value: Any  # a weak reference to the object, or the object itself where it cannot have one
+
+
 class CannotBeSent(Exception):
     """An object that pickle cannot send to another process, or a process that may not have others."""
 
@@ -91,8 +98,9 @@ class Pool:
         self._workers: dict[Connection, _Worker] = {}
         self._queues: defaultdict[int | None, list[Ticket]] = defaultdict(list)  # by place; None: for any worker
         self._numbers = itertools.count()
-        self._shared: dict[int, tuple[Any, PackedObject]] = {}
+        self._shared: dict[int, _SharedObject] = {}
         self._shared_numbers: dict[int, int] = {}  # by the object's id
+        self._unused: deque[int] = deque()  # numbers of objects that this process has freed
         self._failed_starts = 0
 
     def share_all(self, constant: Sequence[object], shared: object) -> tuple[int, ...]:
@@ -105,17 +113,34 @@ class Pool:
             raise CannotBeSent(str(error)) from error
 
     def _share(self, value: Any, *, mapped: bool = False) -> int:
-        """Packs an object once for all workers and returns its number."""
+        """Packs an object once for all workers and returns its number; it is removed when this process frees it."""
         if id(value) not in self._shared_numbers:
             number = next(self._numbers)
-            self._shared[number] = (value, pack(value, self._shared_numbers, shared=mapped))
+            packed = pack(value, self._shared_numbers, shared=mapped)
+            self._shared[number] = _SharedObject(packed, self._reference(value, number))
             self._shared_numbers[id(value)] = number
         return self._shared_numbers[id(value)]
 
+    def _reference(self, value: Any, number: int) -> Any:
+        """Weak, where the object allows it. Its workers are told later: it may be freed while a message is sent."""
+        numbers, unused, key = self._shared_numbers, self._unused, id(value)
+
+        def freed(_: object) -> None:
+            if numbers.get(key) == number:
+                del numbers[key]
+                unused.append(number)
+
+        try:
+            return weakref.ref(value, freed)
+        except TypeError:
+            return value
+
     def unshare(self, value: Any) -> None:
         """Removes a shared object that no task needs any more, in the workers too."""
-        number = self._shared_numbers.pop(id(value))
-        self._shared.pop(number)[1].close()
+        self._remove(self._shared_numbers.pop(id(value)))
+
+    def _remove(self, number: int) -> None:
+        self._shared.pop(number).packed.close()
         for pipe, worker in self._workers.items():
             if number in worker.holds:
                 worker.holds.remove(number)
@@ -149,6 +174,8 @@ class Pool:
                 return ticket, result
 
     def _assign_tasks(self) -> None:
+        while self._unused:
+            self._remove(self._unused.popleft())
         for pipe, worker in self._workers.items():
             queue = self._queues[worker.place] or self._queues[None]
             if queue and worker.ready and worker.ticket is None:
@@ -166,7 +193,7 @@ class Pool:
         with suppress(OSError):  # a dead worker is detected in `next_result`
             for number in ticket.needs:
                 if number not in worker.holds:
-                    send(pipe, ("share", number), self._shared[number][1])
+                    send(pipe, ("share", number), self._shared[number].packed)
                     worker.holds.add(number)
             packed = pack(ticket.task, self._shared_numbers)
             try:
@@ -216,10 +243,11 @@ class Pool:
             worker.process.terminate()
         for worker in self._workers.values():
             worker.process.join()
-        for _, packed in self._shared.values():
-            packed.close()
+        for shared in self._shared.values():
+            shared.packed.close()
         self._workers, self._shared, self._shared_numbers = {}, {}, {}
         self._queues.clear()
+        self._unused.clear()
 
 
 def allow_open_files(count: int) -> None:

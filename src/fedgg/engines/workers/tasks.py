@@ -131,9 +131,11 @@ class OpenRequest:
         return cls(number, request, replace(work, memory={}, kept_buffers={}) if isinstance(work, RoundJob) else work)
 
     def constant_parts(self) -> tuple[object, ...]:
-        """The parts that are the same in all rounds of the experiment, the data last."""
+        """The parts that are the same in all rounds, each after its own parts: examples, which experiments share."""
         work = self.shared
-        return (work.algorithm, work.net, work.data) if isinstance(work, RoundJob) else (work[0].net, work[0].data)
+        if isinstance(work, RoundJob):
+            return (*work.data.examples_of_all, work.algorithm, work.net, work.data)
+        return (*work[0].data.examples_of_all, work[0].net, work[0].data)
 
     def tasks(self) -> Iterator[tuple[Key, Rank, WorkerTask]]:
         """Scoring goes before training, so that rounds are recorded early; clients with many steps go first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -28,6 +29,7 @@ from fedgg.engines.workers.tasks import Request, RequestStream
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, ModelGiven, build
 from fedgg.lab.config import Experiment
+from fedgg.lab.federated_data import dataset_of
 from fedgg.lab.observer import Observer
 from fedgg.lab.one_round import State, begin, close, next_job, train
 from fedgg.lab.runner import run
@@ -295,6 +297,33 @@ def test_long_runs_leave_no_file_open(workers: Workers) -> None:
         counts.append(files())
     few = 8  # may be on their way in the moment of counting; a leak would be hundreds
     assert all(late <= early + few for early, late in zip(counts[10], counts[-1], strict=True))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to see shared files")
+def test_examples_of_several_runs_are_shared_once_and_what_an_ended_run_shared_is_freed() -> None:
+    x, y = np.zeros((600, 3, 32, 32), np.uint8), np.arange(600) % 3
+    dataset = dataset_of((x, y, x[:30], y[:30]))
+    bytes_shared = []
+    with Workers(1) as engine:
+        federations = []
+        for seed in range(3):
+            federations.append(build(experiment(**{"seed": seed, "split.scheme": "iid"}), data=dataset))
+            train(next_job(federations[-1], begin(federations[-1])), engine)
+            bytes_shared.append(shared_bytes())
+        assert x.nbytes < bytes_shared[0]
+        assert bytes_shared[-1] < 1.5 * x.nbytes + 2 * (bytes_shared[0] - x.nbytes)
+        del federations
+        dataset = dataset_of((x[:100], y[:100], x[:30], y[:30]))
+        last = build(experiment(**{"split.scheme": "iid"}), data=dataset)
+        gc.collect()
+        train(next_job(last, begin(last)), engine)
+        assert shared_bytes() < bytes_shared[0] - 0.8 * x.nbytes
+
+
+def shared_bytes() -> int:
+    """Of the files in memory that this process shares with workers."""
+    files = [file for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+    return sum(file.stat().st_size for file in files if os.readlink(file).startswith("/memfd:fedgg"))
 
 
 def test_healthy_leaves_out_who_was_lost() -> None:
