@@ -11,7 +11,7 @@ from pathlib import Path
 from fedgg.errors import UserError
 from fedgg.paper.find_or_run import ArchivedRuns, NoRuns, Results
 from fedgg.paper.output import ItemOutput, block, make_items
-from fedgg.paper.plan import DATASETS, ITEMS, ReproductionPlan
+from fedgg.paper.plan import DATASETS, ITEMS, ReproductionPlan, preset
 from fedgg.report.figure_style import save
 
 HOME = Path(__file__).parent.parent
@@ -26,11 +26,14 @@ _BLOCK = re.compile(r"<!-- ((?!end)[\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def item_outputs(page: Path = PAGE) -> list[ItemOutput]:
-    """The items of a page; those of other papers are of fp32 runs on a CPU, the others of the precision of most."""
-    plan = ReproductionPlan(PAGES[page], tuple(DATASETS), (0, 1, 2), readings=("text", "epsilon"))
-    precision = "fp32" if page == LITERATURE else None
-    results: Results = ArchivedRuns(RESULTS, precision) if RESULTS.is_dir() else NoRuns()
-    return make_items(plan, results, "highest", run=False)
+    """The items of a page: of other papers with the seeds of their studies, of the paper with rows in one precision."""
+    results: Results = ArchivedRuns(RESULTS, "fp32" if page == LITERATURE else None) if RESULTS.is_dir() else NoRuns()
+    outputs: list[ItemOutput] = []
+    for item in PAGES[page]:
+        seeds = tuple(preset(item.study).seeds) if page == LITERATURE else (0, 1, 2)
+        plan = ReproductionPlan((item,), tuple(DATASETS), seeds, readings=("text", "epsilon"))
+        outputs += make_items(plan, results, "highest", run=False)
+    return outputs
 
 
 def filled(page: str, items: list[ItemOutput]) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,6 @@ LAST = 10  # rounds
 ROUNDS = 100  # of the comparison; the tuning runs are shorter
 SEEDS = [0, 1, 2]
 REFERENCE_OF = "FedAvg, beta {}"
-
-HEADING = (
-    "Every algorithm with the setting of its grid (experiments/tuning.toml) that did\n"
-    "# best on examples clients kept back; above each, the accuracy of all settings there.\n"
-    "#   fedgg compare experiments/tuned.toml --device cuda --set engine.precision=bf16"
-)
 
 
 @dataclass(frozen=True)
@@ -80,27 +74,19 @@ def chosen(points: Iterable[Point]) -> dict[str, tuple[Point | None, list[Point]
     return best
 
 
-def study(
-    best: dict[str, tuple[Point | None, list[Point]]],
-    rounds: int = ROUNDS,
-    seeds: Sequence[int] = SEEDS,
-    evaluate_every: int = 1,
-    heading: str = HEADING,
-) -> str:
+def study(best: dict[str, tuple[Point | None, list[Point]]]) -> str:
     """The study of the chosen settings, as TOML, with the accuracies of all settings in comments."""
     first = next(point for point, _ in best.values() if point is not None).record.config
-    base = {key: first[key] for key in ("rounds", "data", "split", "model", "local")} | {"rounds": rounds}
+    base = {key: first[key] for key in ("rounds", "data", "split", "model", "local")} | {"rounds": ROUNDS}
     base["data"] = {key: value for key, value in base["data"].items() if key not in ("holdout", "proxy")}
     base["split"] = {key: value for key, value in base["split"].items() if key != "beta"}
     head: dict[str, Any] = {
-        "seeds": list(seeds),
+        "seeds": SEEDS,
         "reference": REFERENCE_OF.format(first["split"]["beta"]),
         "experiment": base,
     }
-    cohort = first.get("server", {}).get("cohort")
-    partial = {"cohort": cohort, "evaluate_every": evaluate_every} if cohort else {}
-    head["experiment"]["server"] = {**partial, "checkpoint_every": 50}
-    parts = [f"# Made by benchmarks/tuned.py. {heading}\n", tomli_w.dumps(head)]
+    head["experiment"]["server"] = {"checkpoint_every": 50}
+    parts = [f"# Made by benchmarks/tuned.py. {HEADING}\n", tomli_w.dumps(head)]
     for place, (point, grid) in best.items():
         accuracies = ", ".join(f"{p.setting or 'no setting'} {_shown(p.accuracy)}" for p in grid)
         if point is None:
@@ -114,6 +100,13 @@ def study(
     return "".join(parts)
 
 
+HEADING = (
+    "Every algorithm with the setting of its grid (experiments/tuning.toml) that did\n"
+    "# best on examples clients kept back; above each, the accuracy of all settings there.\n"
+    "#   fedgg compare experiments/tuned.toml --device cuda --set engine.precision=bf16"
+)
+
+
 def _shown(accuracy: float | None) -> str:
     return "diverged" if accuracy is None else f"{100 * accuracy:.1f}%"
 
@@ -122,16 +115,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="+", help="one or more archives of the runs of a tuning study")
     parser.add_argument("study", type=Path, help="the TOML file to be written")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of the comparison")
-    parser.add_argument("--evaluate-every", type=int, default=1, help="rounds between two evaluations")
     options = parser.parse_args()
     best = chosen(Point.of(record) for file in options.results for record in read_archive(file))
-    tuning = f"experiments/{options.results[0].stem}.toml"
-    heading = HEADING.replace("experiments/tuning.toml", tuning).replace("tuned.toml", options.study.name)
-    if options.study.stem.endswith("-cpu"):
-        heading = heading.replace("--device cuda --set engine.precision=bf16", "--set engine.name=fused")
-    text = study(best, options.rounds, SEEDS, options.evaluate_every, heading)
-    options.study.write_text(text, encoding="utf-8")
+    options.study.write_text(study(best), encoding="utf-8")
     for place, (point, grid) in best.items():
         choice = "all diverged" if point is None else f"{point.setting or 'no setting'} ({_shown(point.accuracy)})"
         print(f"{place}: {choice} of {len(grid)}")

@@ -16,7 +16,7 @@ from fedgg.algorithms import ALGORITHMS, FedGG
 from fedgg.check.cost import cost_of
 from fedgg.core.algorithm import Algorithm
 from fedgg.errors import UserError
-from fedgg.paper.tables import PUBLISHED_500
+from fedgg.paper.tables import PUBLISHED
 from fedgg.runfolder.archive_file import read_archive
 from fedgg.runfolder.record_types import RunRecord
 
@@ -183,7 +183,7 @@ def test_the_papers_protocol_in_the_text() -> None:
     path = HOME / "results" / "paper" / "literature-cifar10.json"
     runs = {record.config["name"].removesuffix(", beta 0.6"): record for record in read_archive(path)}
     text, readme = (" ".join((HOME / name).read_text("utf-8").split()) for name in ("docs/literature.md", "README.md"))
-    printed = PUBLISHED_500["cifar10"][0.6]
+    printed = {name: float(value) for name, value in PUBLISHED["literature-cifar10"][0].values["beta 0.6"].items()}
     highest = {name: 100 * max(record.accuracy()[1]) for name, record in runs.items()}
     shown = {name: f"{value:.1f}" for name, value in highest.items()}
     below = {name: f"{printed[name] - highest[name]:.1f}" for name in ("FedAvg", "SCAFFOLD", "FedCM")}

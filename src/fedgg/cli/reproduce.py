@@ -30,7 +30,7 @@ def reproduce(
         typer.Argument(
             help="table1 to table4, fig1 to fig3, or all; readings, inner, scaffold, scaffold-small, comparison, "
             "push, push-svhn, push-cifar100, pushes, or ours for these; literature-cifar10, literature-cifar100, "
-            "literature-cpu, or literature for these."
+            "literature-cpu, niid-bench, or literature for these."
         ),
     ] = None,
     show_list: Annotated[
@@ -41,7 +41,9 @@ def reproduce(
         str | None,
         typer.Option(help="Run these methods only, as the tables name them: FedAvg,FedGG (all of its settings)."),
     ] = None,
-    betas: Annotated[str | None, typer.Option(help="Run on these splits only: 0.6, 0.1; several with commas.")] = None,
+    splits: Annotated[
+        str | None, typer.Option(help="Run on these splits only: 0.6 (beta), iid, 2 labels; several with commas.")
+    ] = None,
     seeds: Annotated[str | None, typer.Option(help="How many (3 is 0, 1, 2), or which: 0,1 or 0-4.")] = None,
     reading: Annotated[
         list[str] | None,
@@ -83,7 +85,7 @@ def reproduce(
     - `fedgg reproduce table2 --device cuda --on ray:auto --out runs/paper`
     - `fedgg reproduce all --from results/paper --out runs/shown`
     - `fedgg reproduce literature-cifar10 --device cuda --out runs/literature`
-    - `fedgg reproduce literature-cifar10 --methods FedAvg,FedGG --betas 0.6 --seeds 1 --device cuda`
+    - `fedgg reproduce literature-cifar10 --methods FedAvg,FedGG --splits 0.6 --seeds 1 --device cuda`
     - `fedgg reproduce literature-cpu --set engine.name=fused`
     """
     from fedgg.cluster.connect import is_ray
@@ -110,7 +112,7 @@ def reproduce(
         quick=quick,
         changes=options.changes(rounds=rounds, device=device, settings=settings),
         methods=tuple(name.strip() for name in methods.split(",")) if methods else (),
-        betas=_numbers(betas, "--betas") if betas else (),
+        splits=tuple(name.strip() for name in splits.split(",")) if splits else (),
     )
     folder = out or Path("runs") / ("paper-shown" if source else "paper-quick" if quick else "paper")
     processes = jobs or processes_for(plan.base(plan.datasets[0]).engine.device)
@@ -121,13 +123,6 @@ def reproduce(
     runner = runner_of(on, folder, processes=jobs, default_processes=processes, resources=resources)
     on_ray = on is not None and is_ray(on)
     _reproduce(plan, folder, runner, on_ray, options.shard_of_call(shard, on), accuracy, data_folder, source, fold)
-
-
-def _numbers(text: str, option: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(word) for word in text.split(","))
-    except ValueError:
-        raise UserError(f"{option} {text!r}: give numbers, several with commas") from None
 
 
 def _reproduce(

@@ -61,12 +61,12 @@ def _records(plan: ReproductionPlan, method: PlannedMethod, results: Results) ->
     return [record for record in records if record is not None]
 
 
-def _grid(panels: dict[tuple[float, str], _P]) -> list[list[_P]]:
-    """As in the paper: a row for each beta, a column for each data set; a single data set takes one row."""
+def _grid(panels: dict[tuple[str, str], _P]) -> list[list[_P]]:
+    """As in the paper: a row for each split, a column for each data set; a single data set takes one row."""
     if len({dataset for _, dataset in panels}) == 1:
         return [list(panels.values())]
-    betas = dict.fromkeys(beta for beta, _ in panels)
-    return [[panel for (at, _), panel in panels.items() if at == beta] for beta in betas]
+    splits = dict.fromkeys(split for split, _ in panels)
+    return [[panel for (at, _), panel in panels.items() if at == split] for split in splits]
 
 
 # Splits ---------------------------------------------------------------------------------------------------------------
@@ -77,32 +77,33 @@ def _split_figure(
 ) -> PaperFigure | None:
     panels, rows = {}, []
     for dataset in plan.datasets_of(item):
-        for beta, split in _splits(plan, item, dataset, results, data_folder, run).items():
-            panels[beta, dataset] = SplitPanel(f"{shown_dataset(dataset)}, beta {beta:g}", split["counts"])
-            for client, counts in enumerate(split["counts"]):
-                for name, count in zip(split["classes"], counts, strict=True):
-                    rows.append((shown_dataset(dataset), f"{beta:g}", str(client), str(name), str(count)))
+        for split, partition in _partitions(plan, item, dataset, results, data_folder, run).items():
+            panels[split, dataset] = SplitPanel(f"{shown_dataset(dataset)}, {split}", partition["counts"])
+            for client, counts in enumerate(partition["counts"]):
+                for name, count in zip(partition["classes"], counts, strict=True):
+                    cells = (shown_dataset(dataset), item.split_cell(split), str(client), str(name), str(count))
+                    rows.append(cells)
     if not panels:
         return None
     shows = "Examples of each class (across) that each client (down) holds; the stronger the colour, the more."
     notes = (f"Seed {plan.seeds[0]}; the paper shows beta 0.5 only.", *about_runs(plan, item)[: int(plan.quick)])
-    table = Table(item.title, ("data set", "beta", "client", "class", "examples"), tuple(rows))
+    table = Table(item.title, ("data set", item.split_column, "client", "class", "examples"), tuple(rows))
     return PaperFigure(split_panels(_grid(panels)), shows, notes, table)
 
 
-def _splits(
+def _partitions(
     plan: ReproductionPlan, item: Item, dataset: str, results: Results, data_folder: Path | None, run: bool
-) -> dict[float, dict[str, Any]]:
-    """By beta: from a run that recorded it, or else computed, which takes the data set but no training."""
-    splits: dict[float, dict[str, Any] | None] = {}
-    for beta in item.betas:
-        records = (results.record(method, plan.seeds[0]) for method in plan.table_methods(dataset, beta))
-        splits[beta] = next((record.partition for record in records if record and record.partition), None)
-    missing = [beta for beta, split in splits.items() if split is None]
+) -> dict[str, dict[str, Any]]:
+    """By split: from a run that recorded it, or else computed, which takes the data set but no training."""
+    partitions: dict[str, dict[str, Any] | None] = {}
+    for split in item.splits:
+        records = (results.record(method, plan.seeds[0]) for method in plan.table_methods(dataset, split))
+        partitions[split] = next((record.partition for record in records if record and record.partition), None)
+    missing = [split for split, partition in partitions.items() if partition is None]
     if missing and run:
-        experiments = [plan.table_methods(dataset, beta)[0].experiment(plan.seeds[0]) for beta in missing]
-        splits |= dict(zip(missing, splits_alone(experiments, data_folder), strict=True))
-    return {beta: split for beta, split in splits.items() if split is not None}
+        experiments = [plan.table_methods(dataset, split)[0].experiment(plan.seeds[0]) for split in missing]
+        partitions |= dict(zip(missing, splits_alone(experiments, data_folder), strict=True))
+    return {split: partition for split, partition in partitions.items() if partition is not None}
 
 
 # Accuracy against rounds ----------------------------------------------------------------------------------------------
@@ -111,10 +112,10 @@ def _splits(
 def _accuracy_figure(plan: ReproductionPlan, item: Item, results: Results) -> PaperFigure | None:
     methods = plan.methods_of(item)
     panels = {}
-    for beta, dataset in itertools.product(item.betas, plan.datasets_of(item)):
-        here = [method for method in methods if (method.dataset, method.beta) == (dataset, beta)]
+    for split, dataset in itertools.product(item.splits, plan.datasets_of(item)):
+        here = [method for method in methods if (method.dataset, method.split) == (dataset, split)]
         curves = {method.label: _records(plan, method, results) for method in here}
-        panels[beta, dataset] = Panel(f"{shown_dataset(dataset)}, beta {beta:g}", curves)
+        panels[split, dataset] = Panel(f"{shown_dataset(dataset)}, {split}", curves)
     return _curves_figure(plan, item, _grid(panels), methods, results)
 
 
@@ -176,7 +177,7 @@ def _accuracies(plan: ReproductionPlan, item: Item, methods: list[PlannedMethod]
         records = _records(plan, method, results)
         cells = (_cell(spread_of(records, "highest")), _cell(spread_of(records, "final")))
         rows.append((method.label, *cells, str(sum(record.status == "diverged" for record in records))))
-    where = f"{shown_dataset(methods[0].dataset)}, beta {methods[0].beta:g}"
+    where = f"{shown_dataset(methods[0].dataset)}, {methods[0].split}"
     return Table(f"{titled(plan, item)}; {where}", ("weight", "highest %", "final %", "diverged"), tuple(rows))
 
 
@@ -194,7 +195,7 @@ def _missing(plan: ReproductionPlan, methods: list[PlannedMethod], results: Resu
             if method.dataset == dataset
         }
         seeds = [seed for seed in plan.seeds if any(seed in some for some in seeds_run.values())]
-        absent = [f"{method.label} at beta {method.beta:g}" for method, some in seeds_run.items() if not some]
+        absent = [f"{method.label} at {method.split}" for method, some in seeds_run.items() if not some]
         if seeds and seeds != list(plan.seeds):
             notes.append(f"{shown_dataset(dataset)}: {shown_seeds(seeds)} only.")
         if absent:
@@ -209,7 +210,7 @@ def _diverged(plan: ReproductionPlan, methods: list[PlannedMethod], results: Res
         records = {seed: results.record(method, seed) for seed in plan.seeds}
         seeds = [str(seed) for seed, record in records.items() if record is not None and record.status == "diverged"]
         if seeds:
-            where = f"{shown_dataset(method.dataset)}, {method.label}, beta {method.beta:g}"
+            where = f"{shown_dataset(method.dataset)}, {method.label}, {method.split}"
             notes.append(f"{where}: seed {', '.join(seeds)} diverged.")
     return notes
 
@@ -226,21 +227,21 @@ def _diagnostics_figure(plan: ReproductionPlan, item: Item, results: Results) ->
     all_records = [record for records in finished.values() for record in records]
     if not all_records:
         return None
-    betas = [beta for beta in item.betas if any(some for method, some in finished.items() if method.beta == beta)]
+    splits = [name for name in item.splits if any(some for method, some in finished.items() if method.split == name)]
     grid = [
         [
             ValuePanel(
-                f"{'weight, relative' if name == 'weight' else name}, beta {beta:g}",
+                f"{'weight, relative' if name == 'weight' else name}, {split}",
                 {
                     method.label: _diagnostic_values(records, name)
                     for method, records in finished.items()
-                    if method.beta == beta and records
+                    if method.split == split and records
                 },
                 first=2,
             )
             for name in DIAGNOSTICS
         ]
-        for beta in betas
+        for split in splits
     ]
     notes = (
         "Mean over clients after their last local step: cosine of drift and last global update, weight lambda, length "
@@ -272,10 +273,10 @@ def _diagnostics_summary(plan: ReproductionPlan, item: Item, finished: dict[Plan
         for name in DIAGNOSTICS:
             early, late = (_mean(records, name, part) for part in (EARLY, LATE))
             cells.append(MISSING if early is None or late is None else f"{early:.3g} → {late:.3g}")
-        rows.append((f"{method.beta:g}", method.label, *cells))
+        rows.append((item.split_cell(method.split), method.label, *cells))
     where = ", ".join(map(shown_dataset, plan.datasets_of(item)))
     title = f"{titled(plan, item)}; {where}: mean of rounds 2 to 11 → of the last ten"
-    return Table(title, ("beta", "method", *DIAGNOSTICS), tuple(rows))
+    return Table(title, (item.split_column, "method", *DIAGNOSTICS), tuple(rows))
 
 
 def _mean(records: list[RunRecord], name: str, part: slice) -> float | None:
@@ -289,9 +290,11 @@ def _diagnostics_numbers(item: Item, finished: dict[PlannedMethod, list[RunRecor
         for record in records:
             for name in DIAGNOSTICS:
                 for number, value in zip(*record.diagnostic(name), strict=True):
-                    cells = (f"{method.beta:g}", method.label, str(record.config.get("seed")), name)
+                    cells = (item.split_cell(method.split), method.label, str(record.config.get("seed")), name)
                     rows.append((*cells, str(number), f"{value:.6g}"))
-    return Table(item.title, ("beta", "method", "seed", "diagnostic", "round", "mean over clients"), tuple(rows))
+    return Table(
+        item.title, (item.split_column, "method", "seed", "diagnostic", "round", "mean over clients"), tuple(rows)
+    )
 
 
 @dataclass(frozen=True)

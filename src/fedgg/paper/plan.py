@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
+from fedgg.lab.config_sections import SplitConfig
 from fedgg.lab.run_places import Shard, shards_of
 from fedgg.lab.study import Study, load_study
 from fedgg.lab.study_folder import slug
@@ -19,6 +20,8 @@ DATASETS = {"svhn": "SVHN", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}  # i
 QUICK = "digits"  # the data set of the quick version
 METHODS = ("FedAvg", "FedProx", "SCAFFOLD", "FedGG")
 REFERENCE = "FedAvg"
+BETA = "beta "
+BETA_05, BETA_01 = f"{BETA}0.5", f"{BETA}0.1"  # the paper's splits
 ROUNDS = 100
 
 
@@ -29,7 +32,7 @@ class Item:
     name: str
     title: str
     kind: Literal["accuracy", "rounds", "split", "curves", "weights", "study", "inner"]
-    betas: tuple[float, ...]
+    splits: tuple[str, ...]  # named as `split_name` names them
     datasets: tuple[str, ...] = tuple(DATASETS)
     study: str = ""  # the study file with its variants (may contain {dataset}); without one, the methods of the tables
     rows: tuple[str, ...] = ()  # the variants that are shown; empty: all
@@ -41,34 +44,48 @@ class Item:
     def is_table(self) -> bool:
         return self.kind in ("accuracy", "rounds", "study")
 
+    @property
+    def split_column(self) -> str:
+        """The title of a column of splits; as `beta` it has numbers."""
+        return "beta" if all(split.startswith(BETA) for split in self.splits) else "split"
+
+    def split_cell(self, split: str) -> str:
+        return split.removeprefix(BETA) if self.split_column == "beta" else split
+
 
 _ITEMS = (
-    Item("table1", "Table 1: test accuracy, Dirichlet 0.5", "accuracy", (0.5,)),
-    Item("table2", "Table 2: test accuracy, Dirichlet 0.1", "accuracy", (0.1,)),
-    Item("table3", "Table 3: rounds to FedAvg's last accuracy, Dirichlet 0.5", "rounds", (0.5,)),
-    Item("table4", "Table 4: rounds to FedAvg's last accuracy, Dirichlet 0.1", "rounds", (0.1,)),
-    Item("fig1", "Fig. 1: the split of the data over clients", "split", (0.5, 0.1)),
-    Item("fig2", "Fig. 2: test accuracy against rounds", "curves", (0.5, 0.1)),
-    Item("fig3", "Fig. 3: adaptive against fixed weights", "weights", (0.5,), ("cifar10",), "fig3"),
+    Item("table1", "Table 1: test accuracy, Dirichlet 0.5", "accuracy", (BETA_05,)),
+    Item("table2", "Table 2: test accuracy, Dirichlet 0.1", "accuracy", (BETA_01,)),
+    Item("table3", "Table 3: rounds to FedAvg's last accuracy, Dirichlet 0.5", "rounds", (BETA_05,)),
+    Item("table4", "Table 4: rounds to FedAvg's last accuracy, Dirichlet 0.1", "rounds", (BETA_01,)),
+    Item("fig1", "Fig. 1: the split of the data over clients", "split", (BETA_05, BETA_01)),
+    Item("fig2", "Fig. 2: test accuracy against rounds", "curves", (BETA_05, BETA_01)),
+    Item("fig3", "Fig. 3: adaptive against fixed weights", "weights", (BETA_05,), ("cifar10",), "fig3"),
     Item(
-        "readings", "Ours: the readings of FedGG side by side", "study", (0.5, 0.1), ("cifar10",), "readings", ours=True
+        "readings",
+        "Ours: the readings of FedGG side by side",
+        "study",
+        (BETA_05, BETA_01),
+        ("cifar10",),
+        "readings",
+        ours=True,
     ),
     Item(
         "inner",
         "Ours: diagnostics of FedGG over the rounds",
         "inner",
-        (0.5, 0.1),
+        (BETA_05, BETA_01),
         ("cifar10",),
         "readings",
         ("FedGG mu 0.01", "FedGG mu 0.1", "FedGG mu 1", "FedGG lambda 5e-8 epsilon"),
         ours=True,
     ),
-    Item("scaffold", "Ours: SCAFFOLD under momentum", "study", (0.1,), ("cifar10",), "scaffold-modes", ours=True),
+    Item("scaffold", "Ours: SCAFFOLD under momentum", "study", (BETA_01,), ("cifar10",), "scaffold-modes", ours=True),
     Item(
         "scaffold-small",
         "Ours: SCAFFOLD without very small clients",
         "study",
-        (0.1,),
+        (BETA_01,),
         ("cifar10",),
         "scaffold-small-clients",
         ours=True,
@@ -77,20 +94,22 @@ _ITEMS = (
         "comparison",
         "Ours: every algorithm, each with the best setting of a small grid",
         "study",
-        (0.5, 0.1),
+        (BETA_05, BETA_01),
         ("cifar10",),
         "tuned",
         ours=True,
         costs=True,
     ),
-    Item("push", "Ours: how far to push", "study", (0.5, 0.1), ("cifar10",), "push-cifar10", ours=True),
-    Item("push-svhn", "Ours: how far to push", "study", (0.5, 0.1), ("svhn",), "push-svhn", ours=True),
-    Item("push-cifar100", "Ours: how far to push", "study", (0.5, 0.1), ("cifar100",), "push-cifar100", ours=True),
+    Item("push", "Ours: how far to push", "study", (BETA_05, BETA_01), ("cifar10",), "push-cifar10", ours=True),
+    Item("push-svhn", "Ours: how far to push", "study", (BETA_05, BETA_01), ("svhn",), "push-svhn", ours=True),
+    Item(
+        "push-cifar100", "Ours: how far to push", "study", (BETA_05, BETA_01), ("cifar100",), "push-cifar100", ours=True
+    ),
     Item(
         "pushes",
         "Ours: pushes against rounds",
         "curves",
-        (0.5, 0.1),
+        (BETA_05, BETA_01),
         study="push-{dataset}",
         rows=("FedAvg", "push 0.5", "relative push 0.3", "relative push 0.6"),
         ours=True,
@@ -100,7 +119,7 @@ _ITEMS = (
             f"literature-{name}",
             "Ours: the methods papers compare today, in their protocol",
             "study",
-            (0.6, 0.1),
+            ("beta 0.6", BETA_01),
             (name,),
             f"literature-{name}",
             ours=True,
@@ -113,9 +132,20 @@ _ITEMS = (
         "literature-cpu",
         "Ours: the methods papers compare today, in a protocol for a CPU",
         "study",
-        (0.1,),
+        (BETA_01,),
         ("cifar10",),
         "literature-cpu",
+        ours=True,
+        costs=True,
+        literature=True,
+    ),
+    Item(
+        "niid-bench",
+        "Ours: the table of Flower's NIID-Bench baseline",
+        "study",
+        ("iid", BETA_05, "1 label", "2 labels", "3 labels"),
+        ("cifar10",),
+        "niid-bench",
         ours=True,
         costs=True,
         literature=True,
@@ -147,6 +177,26 @@ def chosen_datasets(text: str | None) -> tuple[str, ...]:
         if name not in DATASETS:
             raise UserError(f"the paper has no data set {name!r}{nearest(name.lower().replace('-', ''), DATASETS)}")
     return tuple(name for name in DATASETS if name in names)
+
+
+def split_name(split: SplitConfig) -> str:
+    """`beta 0.5`, `iid`, or `2 labels` for two labels a client."""
+    if split.scheme.startswith("dirichlet"):
+        return f"{BETA}{split.beta:g}"
+    labels = split.settings.get("labels_per_client", 2)
+    return f"{labels} label{'s' * (labels != 1)}" if split.scheme == "k_labels" else split.scheme
+
+
+def _beta(split: str) -> float:
+    return float(split.removeprefix(BETA))
+
+
+def _full_name(split: str) -> str:
+    """`beta 0.6` of a number as a user types it."""
+    try:
+        return f"{BETA}{float(split):g}"
+    except ValueError:
+        return split
 
 
 def shown_dataset(name: str) -> str:
@@ -230,7 +280,7 @@ class PlannedMethod:
     """A method on a data set and split, to be run with each seed: a row of a table, a curve of a figure."""
 
     dataset: str
-    beta: float
+    split: str  # as `split_name` names it
     name: str  # in the paper
     label: str  # in our tables and figures, with the reading
     base: Experiment  # with seed 0
@@ -242,7 +292,7 @@ class PlannedMethod:
         """The run folder below the output folder: named by the algorithm's settings and the hash of all settings."""
         algorithm = self.base.algorithm
         words = [algorithm.name, *(f"{key}={value}" for key, value in sorted(algorithm.settings.items()))]
-        name = f"{slug(' '.join([*words, f'beta {self.beta:g}']))}-{self.base.hash()[:8]}"
+        name = f"{slug(' '.join([*words, self.split]))}-{self.base.hash()[:8]}"
         return PurePosixPath(self.dataset, name, f"seed-{seed}")
 
 
@@ -257,7 +307,7 @@ class ReproductionPlan:
     quick: bool = False
     changes: Mapping[str, Any] = field(default_factory=dict)  # dotted keys, the same for every run
     methods: tuple[str, ...] = ()  # those that are run, by `PlannedMethod.name` in any case; empty: all
-    betas: tuple[float, ...] = ()  # the splits on which methods are run; empty: all
+    splits: tuple[str, ...] = ()  # on which methods are run, `0.6` for `beta 0.6`; empty: all
 
     def __post_init__(self) -> None:
         check_readings(self.readings)
@@ -265,7 +315,8 @@ class ReproductionPlan:
             owner = _FIXED.get(key) or _FIXED.get(key.partition(".")[0])
             if owner is not None and key != "rounds":
                 raise UserError(f"--set {key} is not possible here: it is decided by {owner}")
-        if self.methods or self.betas:
+        object.__setattr__(self, "splits", tuple(map(_full_name, self.splits)))
+        if self.methods or self.splits:
             self._check_selection()
 
     def _check_selection(self) -> None:
@@ -274,10 +325,10 @@ class ReproductionPlan:
         for name in self.methods:
             if name.lower() not in names:
                 raise UserError(f"no item here has a method {name!r}{nearest(name, sorted(names.values()))}")
-        betas = sorted({method.beta for method in planned})
-        for beta in self.betas:
-            if beta not in betas:
-                raise UserError(f"no item here is on beta {beta:g}: choose from {', '.join(f'{b:g}' for b in betas)}")
+        splits = dict.fromkeys(method.split for method in planned)
+        for split in self.splits:
+            if split not in splits:
+                raise UserError(f"no item here is on the split {split!r}: choose from {', '.join(splits)}")
 
     def base(self, dataset: str) -> Experiment:
         return preset("quick" if dataset == QUICK else dataset).base.changed(dict(self.changes))
@@ -298,12 +349,12 @@ class ReproductionPlan:
     def methods_of(self, item: Item) -> list[PlannedMethod]:
         methods: list[PlannedMethod] = []
         for dataset in self.datasets_of(item):
-            for beta in item.betas:
+            for split in item.splits:
                 if item.study:
                     study = item.study.format(dataset=item.datasets[0] if dataset == QUICK else dataset)
-                    methods += self._variants(study, dataset, beta, own_base=item.literature)
+                    methods += self._variants(study, dataset, split, own_base=item.literature)
                 elif item.kind != "split":
-                    methods += self.table_methods(dataset, beta)
+                    methods += self.table_methods(dataset, split)
         return [method for method in methods if method.label in item.rows] if item.rows else methods
 
     def runs(self, items: Iterable[Item] | None = None, shard: Shard | None = None) -> list[tuple[PlannedMethod, int]]:
@@ -330,10 +381,10 @@ class ReproductionPlan:
         return [
             (method, seed)
             for method, seed in self.runs(items, shard)
-            if (not names or method.name.lower() in names) and (not self.betas or method.beta in self.betas)
+            if (not names or method.name.lower() in names) and (not self.splits or method.split in self.splits)
         ]
 
-    def table_methods(self, dataset: str, beta: float) -> list[PlannedMethod]:
+    def table_methods(self, dataset: str, split: str) -> list[PlannedMethod]:
         """The methods of the paper's tables; FedGG once for each reading."""
         variants = preset("quick" if dataset == QUICK else dataset).variants
         methods = []
@@ -341,39 +392,40 @@ class ReproductionPlan:
             if name == "FedGG":
                 for reading in self.readings:
                     settings = {f"algorithm.{key}": value for key, value in READINGS[reading].settings.items()}
-                    changes = {"algorithm.name": "fedgg", "split.beta": beta, **settings}
-                    methods.append(self._method(dataset, beta, name, f"FedGG, {reading}", changes))
+                    changes = {"algorithm.name": "fedgg", "split.beta": _beta(split), **settings}
+                    methods.append(self._method(dataset, split, name, f"FedGG, {reading}", changes))
             else:
-                methods.append(self._method(dataset, beta, name, name, variants[f"{name}, beta {beta:g}"]))
+                methods.append(self._method(dataset, split, name, name, variants[f"{name}, {split}"]))
         return methods
 
-    def _variants(self, study: str, dataset: str, beta: float, own_base: bool = False) -> list[PlannedMethod]:
-        """The variants of a study with this beta, with the study's rounds unless --rounds was given.
+    def _variants(self, study: str, dataset: str, split: str, own_base: bool = False) -> list[PlannedMethod]:
+        """The variants of a study on this split, with the study's rounds unless --rounds was given.
 
         `own_base`: all of its settings are the study's, not only those of the variants and the rounds.
         """
-        chosen_study, end = preset(study), f", beta {beta:g}"
+        chosen_study = preset(study)
         base = chosen_study.base.changed(dict(self.changes)) if own_base and dataset != QUICK else None
         rounds = {} if dataset == QUICK or "rounds" in self.changes else {"rounds": chosen_study.base.rounds}
+        beta = {"split.beta": _beta(split)} if split.startswith(BETA) else {}
         methods = []
         for label, changes in chosen_study.variants.items():
-            if changes.get("split.beta", chosen_study.base.split.beta) == beta:
-                chosen = {"split.beta": beta, **rounds, **changes}
+            if split_name(chosen_study.base.changed(changes).split) == split:
+                chosen = {**beta, **rounds, **changes}
                 if dataset == QUICK and "split.min_examples" in chosen:
                     chosen["split.min_examples"] = QUICK_MIN_EXAMPLES
                 name = label.split()[0].strip(",")
-                methods.append(self._method(dataset, beta, name, label.removesuffix(end), chosen, base))
+                methods.append(self._method(dataset, split, name, label.removesuffix(f", {split}"), chosen, base))
         return methods
 
     def _method(
         self,
         dataset: str,
-        beta: float,
+        split: str,
         name: str,
         label: str,
         changes: dict[str, Any],
         base: Experiment | None = None,
     ) -> PlannedMethod:
         """`base`: the experiment that is changed; by default that of the paper on this data set."""
-        chosen = {**changes, "name": f"{label}, beta {beta:g}", "seed": 0}
-        return PlannedMethod(dataset, beta, name, label, (base or self.base(dataset)).changed(chosen))
+        chosen = {**changes, "name": f"{label}, {split}", "seed": 0}
+        return PlannedMethod(dataset, split, name, label, (base or self.base(dataset)).changed(chosen))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +11,17 @@ from fedgg.analysis.run_environment import conditions, shown_megabytes
 from fedgg.analysis.verdict import shown_spread
 from fedgg.lab.name_resolution import extra_work
 from fedgg.paper.find_or_run import Results
-from fedgg.paper.plan import READINGS, REFERENCE, ROUNDS, Item, PlannedMethod, ReproductionPlan, shown_dataset
+from fedgg.paper.plan import (
+    BETA_01,
+    BETA_05,
+    READINGS,
+    REFERENCE,
+    ROUNDS,
+    Item,
+    PlannedMethod,
+    ReproductionPlan,
+    shown_dataset,
+)
 from fedgg.report.tables import NONE, VERDICTS, Table, shown_difference
 from fedgg.runfolder.measure import ACCURACY
 from fedgg.runfolder.record_types import RunRecord, StudyRecord
@@ -18,31 +29,21 @@ from fedgg.runfolder.record_types import RunRecord, StudyRecord
 Accuracy = Literal["highest", "final"]
 MISSING = "missing"
 PAIRED = f"paired by seed, ± half the width of the 95 % confidence interval. Verdict: {VERDICTS}"
-STUDY_COLUMNS = (
-    "beta",
-    "method",
-    "highest %",
-    "over FedAvg",
-    "final %",
-    "worst final %",
-    "rounds",
-    "rounds*",
-    "diverged",
-)
+STUDY_COLUMNS = ("method", "highest %", "over FedAvg", "final %", "worst final %", "rounds", "rounds*", "diverged")
 COST_COLUMNS = ("setting", "MB a round", "arithmetic")
 ABOUT_COSTS = (
     "MB a round: sent and received by all clients together, in 10^6 bytes. Arithmetic: forward and backward passes of "
     "local training, relative to FedAvg's."
 )
 
-# Highest test accuracy in per cent over 100 rounds: mean and spread over three repetitions, by beta and data set.
-PRINTED_ACCURACY: dict[float, dict[str, dict[str, tuple[float, float]]]] = {
-    0.5: {  # Table 1
+# Highest test accuracy in per cent over 100 rounds: mean and spread over three repetitions, by split and data set.
+PRINTED_ACCURACY: dict[str, dict[str, dict[str, tuple[float, float]]]] = {
+    BETA_05: {  # Table 1
         "svhn": {"FedAvg": (79.6, 0.3), "FedProx": (79.7, 0.4), "SCAFFOLD": (78.2, 0.3), "FedGG": (80.0, 0.2)},
         "cifar10": {"FedAvg": (69.2, 0.4), "FedProx": (69.0, 0.4), "SCAFFOLD": (70.1, 0.3), "FedGG": (71.1, 0.2)},
         "cifar100": {"FedAvg": (60.1, 0.2), "FedProx": (59.8, 0.2), "SCAFFOLD": (61.0, 0.1), "FedGG": (61.6, 0.1)},
     },
-    0.1: {  # Table 2
+    BETA_01: {  # Table 2
         "svhn": {"FedAvg": (70.3, 0.2), "FedProx": (70.1, 0.3), "SCAFFOLD": (64.4, 0.2), "FedGG": (70.8, 0.3)},
         "cifar10": {"FedAvg": (61.6, 0.3), "FedProx": (60.5, 0.2), "SCAFFOLD": (61.2, 0.3), "FedGG": (63.8, 0.1)},
         "cifar100": {"FedAvg": (52.0, 0.3), "FedProx": (50.0, 0.2), "SCAFFOLD": (53.3, 0.2), "FedGG": (55.2, 0.2)},
@@ -50,60 +51,99 @@ PRINTED_ACCURACY: dict[float, dict[str, dict[str, tuple[float, float]]]] = {
 }
 
 # Rounds to FedAvg's accuracy at round 100, and the speed-up printed beside them; None: a dash, "<1x" beside it.
-PRINTED_ROUNDS: dict[float, dict[str, dict[str, tuple[int, float] | None]]] = {
-    0.5: {  # Table 3
+PRINTED_ROUNDS: dict[str, dict[str, dict[str, tuple[int, float] | None]]] = {
+    BETA_05: {  # Table 3
         "svhn": {"FedAvg": (100, 1.0), "FedProx": (88, 1.13), "SCAFFOLD": None, "FedGG": (65, 1.53)},
         "cifar10": {"FedAvg": (100, 1.0), "FedProx": (80, 1.25), "SCAFFOLD": (59, 1.69), "FedGG": (47, 2.12)},
         "cifar100": {"FedAvg": (100, 1.0), "FedProx": None, "SCAFFOLD": (89, 1.12), "FedGG": (70, 1.42)},
     },
-    0.1: {  # Table 4
+    BETA_01: {  # Table 4
         "svhn": {"FedAvg": (100, 1.0), "FedProx": (95, 1.05), "SCAFFOLD": None, "FedGG": (75, 1.33)},
         "cifar10": {"FedAvg": (100, 1.0), "FedProx": (90, 1.11), "SCAFFOLD": (100, 1.0), "FedGG": (38, 2.63)},
         "cifar100": {"FedAvg": (100, 1.0), "FedProx": None, "SCAFFOLD": (81, 1.23), "FedGG": (57, 1.75)},
     },
 }
 
-# Test accuracy in per cent that other papers print for the protocol of `fedgg reproduce literature`, by data set and
-# beta: FedWMSAM's Table 1 (arXiv 2511.22080; 500 rounds), and FL-Simulator's README (CIFAR-10 alone; 1000 rounds).
-PUBLISHED_500: dict[str, dict[float, dict[str, float]]] = {
-    "cifar10": {
-        0.6: {
-            **{"FedAvg": 78.86, "FedCM": 81.26, "SCAFFOLD": 82.32, "FedSAM": 79.63, "MoFedSAM": 83.39},
-            **{"FedLESAM": 81.65, "FedWMSAM": 83.56},
-        },
-        0.1: {
-            **{"FedAvg": 70.05, "FedCM": 72.29, "SCAFFOLD": 74.28, "FedSAM": 69.63, "MoFedSAM": 73.86},
-            **{"FedLESAM": 72.84, "FedWMSAM": 76.64},
-        },
-    },
-    "cifar100": {
-        0.6: {
-            **{"FedAvg": 39.17, "FedCM": 46.35, "SCAFFOLD": 48.55, "FedSAM": 40.83, "MoFedSAM": 48.59},
-            **{"FedLESAM": 42.60, "FedWMSAM": 49.08},
-        },
-        0.1: {
-            **{"FedAvg": 38.15, "FedCM": 42.90, "SCAFFOLD": 44.37, "FedSAM": 37.90, "MoFedSAM": 44.72},
-            **{"FedLESAM": 41.14, "FedWMSAM": 46.46},
-        },
-    },
-}
-PUBLISHED_1000: dict[str, dict[float, dict[str, float]]] = {
-    "cifar10": {
-        0.6: {
-            **{"FedAvg": 80.65, "FedProx": 81.05, "FedAdam": 82.56, "SCAFFOLD": 83.53, "FedDyn": 84.22},
-            **{"FedCM": 83.81, "MoFedSAM": 85.74, "FedSpeed": 86.33},
-        },
-        0.1: {
-            **{"FedAvg": 77.31, "FedProx": 76.86, "FedAdam": 77.58, "SCAFFOLD": 79.92, "FedDyn": 78.96},
-            **{"FedCM": 78.92, "MoFedSAM": 81.58, "FedSpeed": 82.26},
-        },
-    },
-}
-PUBLISHED_COLUMNS = ("printed, 500 rounds", "printed, 1000 rounds")
-ABOUT_PUBLISHED = (
-    "Printed, 500 rounds: Table 1 of FedWMSAM (arXiv 2511.22080), for FedLESAM the best of its variants. Printed, 1000 "
-    "rounds: the README of FL-Simulator. Both in per cent, one run each as far as they say."
+
+def _of_niid_bench(fedavg: str, scaffold: str, fedprox: str, fednova: str) -> dict[str, str]:
+    return {"FedAvg": fedavg, "SCAFFOLD": scaffold, "FedProx": fedprox, "FedNova": fednova}
+
+
+@dataclass(frozen=True)
+class Published:
+    """Test accuracies in per cent that others print for a protocol, by split and method: a column of a table."""
+
+    column: str
+    source: str
+    values: dict[str, dict[str, str]]
+
+
+_FEDWMSAM = (
+    "Printed, 500 rounds: Table 1 of FedWMSAM (arXiv 2511.22080), for FedLESAM the best of its variants; in per cent."
 )
+_FL_SIMULATOR = "Printed, 1000 rounds: the README of FL-Simulator; in per cent, one run each as far as it says."
+PUBLISHED: dict[str, tuple[Published, ...]] = {
+    "literature-cifar10": (
+        Published(
+            "printed, 500 rounds",
+            _FEDWMSAM,
+            {
+                "beta 0.6": {
+                    **{"FedAvg": "78.86", "FedCM": "81.26", "SCAFFOLD": "82.32", "FedSAM": "79.63"},
+                    **{"MoFedSAM": "83.39", "FedLESAM": "81.65", "FedWMSAM": "83.56"},
+                },
+                BETA_01: {
+                    **{"FedAvg": "70.05", "FedCM": "72.29", "SCAFFOLD": "74.28", "FedSAM": "69.63"},
+                    **{"MoFedSAM": "73.86", "FedLESAM": "72.84", "FedWMSAM": "76.64"},
+                },
+            },
+        ),
+        Published(
+            "printed, 1000 rounds",
+            _FL_SIMULATOR,
+            {
+                "beta 0.6": {
+                    **{"FedAvg": "80.65", "FedProx": "81.05", "FedAdam": "82.56", "SCAFFOLD": "83.53"},
+                    **{"FedDyn": "84.22", "FedCM": "83.81", "MoFedSAM": "85.74", "FedSpeed": "86.33"},
+                },
+                BETA_01: {
+                    **{"FedAvg": "77.31", "FedProx": "76.86", "FedAdam": "77.58", "SCAFFOLD": "79.92"},
+                    **{"FedDyn": "78.96", "FedCM": "78.92", "MoFedSAM": "81.58", "FedSpeed": "82.26"},
+                },
+            },
+        ),
+    ),
+    "literature-cifar100": (
+        Published(
+            "printed, 500 rounds",
+            _FEDWMSAM,
+            {
+                "beta 0.6": {
+                    **{"FedAvg": "39.17", "FedCM": "46.35", "SCAFFOLD": "48.55", "FedSAM": "40.83"},
+                    **{"MoFedSAM": "48.59", "FedLESAM": "42.60", "FedWMSAM": "49.08"},
+                },
+                BETA_01: {
+                    **{"FedAvg": "38.15", "FedCM": "42.90", "SCAFFOLD": "44.37", "FedSAM": "37.90"},
+                    **{"MoFedSAM": "44.72", "FedLESAM": "41.14", "FedWMSAM": "46.46"},
+                },
+            },
+        ),
+    ),
+    "niid-bench": (
+        Published(
+            "printed",
+            "Printed: the README of Flower's baseline niid_bench, the highest accuracy of all rounds, ± over seeds; of "
+            "FedProx the best of four values of mu.",
+            {
+                "iid": _of_niid_bench("71.32 ± 0.33", "71.66 ± 1.13", "71.26 ± 1.18", "70.69 ± 1.14"),
+                BETA_05: _of_niid_bench("62.47 ± 0.43", "68.08 ± 0.96", "65.63 ± 0.08", "63.89 ± 1.40"),
+                "1 label": _of_niid_bench("10.00 ± 0.00", "10.00 ± 0.00", "12.71 ± 0.96", "10.00 ± 0.00"),
+                "2 labels": _of_niid_bench("51.17 ± 1.09", "49.42 ± 2.18", "50.44 ± 0.79", "46.9 ± 0.66"),
+                "3 labels": _of_niid_bench("59.11 ± 0.87", "61.00 ± 0.91", "59.20 ± 1.18", "57.83 ± 0.42"),
+            },
+        ),
+    ),
+}
 CPU_LITERATURE = (
     "This protocol is ours: a small network, one epoch a round and fewer rounds than papers have, so that it runs on a "
     "CPU. No paper prints values for it. Settings were chosen on held-out examples of another seed."
@@ -178,7 +218,7 @@ def _columns(item: Item, accuracy: Accuracy) -> tuple[str, ...]:
 
 
 def _accuracies(method: PlannedMethod, row: ComparisonRow, study: StudyRecord, accuracy: Accuracy) -> tuple[str, ...]:
-    printed = PRINTED_ACCURACY[method.beta].get(method.dataset, {})
+    printed = PRINTED_ACCURACY[method.split].get(method.dataset, {})
     ours = row.best if accuracy == "highest" else row.final
     cells = ["", "", "", "", ""]
     cells[0] = "{:.1f} ± {:.1f}".format(*printed[method.name]) if printed else NONE
@@ -206,7 +246,7 @@ def _values(runs: dict[int, RunRecord], accuracy: Accuracy) -> dict[int, float]:
 
 
 def _rounds(method: PlannedMethod, row: ComparisonRow) -> tuple[str, ...]:
-    printed = PRINTED_ROUNDS[method.beta].get(method.dataset)
+    printed = PRINTED_ROUNDS[method.split].get(method.dataset)
     if printed is None:
         paper = (NONE, NONE)
     else:
@@ -275,8 +315,9 @@ def study_table(plan: ReproductionPlan, item: Item, results: Results) -> Table:
     notes: list[str] = []
     records: list[RunRecord] = []
     methods = plan.methods_of(item)
-    for beta in item.betas:
-        of_split = [method for method in methods if method.beta == beta]
+    published = () if plan.quick else PUBLISHED.get(item.name, ())
+    for split in item.splits:
+        of_split = [method for method in methods if method.split == split]
         study = as_study(plan, of_split, results)
         comparison = compare(study, ACCURACY)
         for method, row in zip(of_split, comparison.rows, strict=True):
@@ -285,9 +326,9 @@ def study_table(plan: ReproductionPlan, item: Item, results: Results) -> Table:
             over = "reference" if method.label == REFERENCE else over_reference(method, study, "highest")
             accuracies = (_shown(row.best, row), over, _shown(row.final, row), _worst(study.runs[method.label]))
             costs = _costs(method, of_split, study.runs[method.label]) if item.costs else ()
-            printed = _published(method) if _has_published(plan, item) else ()
-            rows.append((f"{beta:g}", method.label, *accuracies, *_ends(row), *costs, *printed))
-        notes += [f"beta {beta:g}: {note}" for note in notes_of(comparison, study)]
+            printed = (each.values.get(split, {}).get(method.name, NONE) for each in published)
+            rows.append((item.split_cell(split), method.label, *accuracies, *_ends(row), *costs, *printed))
+        notes += [f"{split}: {note}" for note in notes_of(comparison, study)]
         records += study.records
     where = ", ".join(map(shown_dataset, plan.datasets_of(item)))
     about = (
@@ -296,24 +337,13 @@ def study_table(plan: ReproductionPlan, item: Item, results: Results) -> Table:
         *rounds_rule()[:1],
         f"* the same with accuracies, and the target, averaged over the last {WINDOW} rounds.",
         *([ABOUT_COSTS] if item.costs else []),
-        *([ABOUT_PUBLISHED] if _has_published(plan, item) else []),
-        *([CPU_LITERATURE] if item.literature and not _has_published(plan, item) and not plan.quick else []),
+        *(each.source for each in published),
+        *([CPU_LITERATURE] if item.name == "literature-cpu" and not plan.quick else []),
         *about_runs(plan, item),
     )
-    columns = (*STUDY_COLUMNS, *COST_COLUMNS) if item.costs else STUDY_COLUMNS
-    columns = (*columns, *PUBLISHED_COLUMNS) if _has_published(plan, item) else columns
+    columns = (item.split_column, *STUDY_COLUMNS, *(COST_COLUMNS if item.costs else ()))
+    columns = (*columns, *(each.column for each in published))
     return Table(f"{titled(plan, item)}; {where}", columns, tuple(rows), (*about, *conditions(records), *notes))
-
-
-def _has_published(plan: ReproductionPlan, item: Item) -> bool:
-    """Whether other papers print values for this protocol: with their network, not with the one for a CPU."""
-    return item.literature and item.name != "literature-cpu" and not plan.quick
-
-
-def _published(method: PlannedMethod) -> tuple[str, str]:
-    values = [printed.get(method.dataset, {}).get(method.beta, {}) for printed in (PUBLISHED_500, PUBLISHED_1000)]
-    five_hundred, thousand = (f"{each[method.name]:.2f}" if method.name in each else NONE for each in values)
-    return five_hundred, thousand
 
 
 def _costs(method: PlannedMethod, others: list[PlannedMethod], runs: dict[int, RunRecord]) -> tuple[str, str, str]:

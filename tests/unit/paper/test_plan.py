@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+import json
+import re
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from fedgg.errors import UserError
 from fedgg.lab.name_resolution import build_algorithm, build_model
+from fedgg.older_python import tomllib
 from fedgg.paper.find_or_run import identity
 from fedgg.paper.plan import (
     DATASETS,
@@ -21,7 +25,7 @@ from fedgg.paper.plan import (
     chosen_items,
     preset,
 )
-from fedgg.paper.tables import PRINTED_ACCURACY, PRINTED_ROUNDS, PUBLISHED_500, PUBLISHED_1000
+from fedgg.paper.tables import PRINTED_ACCURACY, PRINTED_ROUNDS, PUBLISHED
 
 PUSHES = ("push-cifar10", "push-svhn", "push-cifar100")
 
@@ -56,14 +60,14 @@ def test_shared_runs_count_once() -> None:
 def test_the_literature_has_its_own_settings_and_is_not_among_ours() -> None:
     assert (counts("literature-cifar10"), counts("literature-cifar100")) == ((2 * 17 + 1) * 3, 2 * 17 * 3)
     groups = [{item.name for item in chosen_items([group])} for group in ("all", "ours", "literature")]
-    assert groups[2] == {"literature-cifar10", "literature-cifar100", "literature-cpu"}
+    assert groups[2] == {"literature-cifar10", "literature-cifar100", "literature-cpu", "niid-bench"}
     assert not groups[2] & (groups[0] | groups[1])
     assert set.union(*groups) == set(ITEMS)
     for name, size in (("cifar10", 10), ("cifar100", 100)):
         for method in plan(f"literature-{name}").methods_of(ITEMS[f"literature-{name}"]):
             base = method.base
             assert (base.split.clients, base.server.cohort, base.rounds) == (100, 10, 500)
-            assert (base.split.scheme, base.split.beta) == ("dirichlet_repeated", method.beta)
+            assert (base.split.scheme, f"beta {base.split.beta:g}") == ("dirichlet_repeated", method.split)
             decay = 0.9995 if method.name == "FedDyn" else 0.998
             assert (base.local.lr, base.local.lr_decay, base.local.momentum) == (0.1, decay, 0.0)
             assert (base.local.epochs, base.local.batch) == (5, 50)
@@ -83,48 +87,60 @@ def test_the_literature_has_its_own_settings_and_is_not_among_ours() -> None:
 def test_a_part_of_the_runs() -> None:
     """What is shown stays the same: a table grows as its parts are run."""
 
-    def made(**more: object) -> list[tuple[str, float, int]]:
-        runs = plan("literature-cifar10", **more).runs_to_make()
-        return [(method.label, method.beta, seed) for method, seed in runs]
+    def made(item: str = "literature-cifar10", **more: object) -> list[tuple[str, str, int]]:
+        return [(method.label, method.split, seed) for method, seed in plan(item, **more).runs_to_make()]
 
     assert len(made()) == counts("literature-cifar10")
     labels = ["FedAvg", "FedGG, text", "FedGG, relative push"]
-    assert made(methods=("fedgg", "FedAvg"), betas=(0.6,)) == [(x, 0.6, seed) for seed in range(3) for x in labels]
-    assert {beta for _, beta, _ in made(methods=("FedACG",))} == {0.6, 0.1}
-    assert counts("literature-cifar10", methods=("FedAvg",), betas=(0.1,)) == counts("literature-cifar10")
+    wanted = [(label, "beta 0.6", seed) for seed in range(3) for label in labels]
+    assert made(methods=("fedgg", "FedAvg"), splits=("0.6",)) == made(methods=("FedAvg", "FedGG"), splits=("beta 0.6",))
+    assert made(methods=("fedgg", "FedAvg"), splits=("0.6",)) == wanted
+    assert {split for _, split, _ in made(methods=("FedACG",))} == {"beta 0.6", "beta 0.1"}
+    assert counts("literature-cifar10", methods=("FedAvg",), splits=("0.1",)) == counts("literature-cifar10")
+    assert {split for _, split, _ in made("niid-bench", splits=("iid", "2 labels"))} == {"iid", "2 labels"}
     with pytest.raises(UserError, match="has a method 'FedACGG': did you mean 'FedACG'"):
         made(methods=("FedACGG",))
-    with pytest.raises(UserError, match=r"on beta 0.5: choose from 0.1, 0.6"):
-        made(betas=(0.5,))
+    with pytest.raises(UserError, match=r"on the split 'beta 0.5': choose from beta 0.6, beta 0.1"):
+        made(splits=("0.5",))
 
 
-def test_settings_of_the_protocol_for_a_cpu_were_chosen_with_another_seed() -> None:
-    tuning, chosen = preset("literature-cpu-tuning"), preset("literature-cpu")
-    assert not set(tuning.seeds) & set(chosen.seeds)
-    assert tuning.base.data.holdout > 0
+def test_the_table_of_niid_bench() -> None:
+    """Its five splits, each with all methods; the settings that are the same in all runs are those of its code."""
+    item = ITEMS["niid-bench"]
+    methods = plan("niid-bench").methods_of(item)
+    labels = [method.label for method in methods if method.split == "iid"]
+    assert [(method.label, method.split) for method in methods] == [(x, split) for split in item.splits for x in labels]
+    for method in methods:
+        base = method.base
+        assert (base.rounds, base.split.clients, base.cohort_of(10), base.model.name) == (50, 10, 10, "cnn")
+        assert (base.local.epochs, base.local.batch, base.local.lr, base.local.momentum) == (10, 64, 0.01, 0.9)
+        assert (base.local.weight_decay, base.data.normalise, base.data.augment) == (1e-5, "unit", "crop_flip")
+        labels_each = re.match(r"(\d) label", method.split)
+        assert base.split.settings == ({"labels_per_client": int(labels_each[1])} if labels_each else {})
+
+
+def test_settings_of_the_protocol_for_a_cpu_are_the_best_trials_of_another_seed() -> None:
+    home = Path(__file__).parents[3]
+    search, chosen = (
+        tomllib.loads((home / "experiments/literature-cpu-tuning.toml").read_text()),
+        preset("literature-cpu"),
+    )
+    trials = [json.loads(line) for line in (home / "results/literature-cpu-tuning.jsonl").read_text().splitlines()]
+    assert not set(search["seeds"]) & set(chosen.seeds)
+    assert set(chosen.variants) == set(search["variants"])
+    assert Counter(trial["algorithm"] for trial in trials) == dict.fromkeys(chosen.variants, search["trials"])
     for label, changes in chosen.variants.items():
-        family, _, beta = label.rpartition(", beta ")
-        grid = [
-            variant
-            for name, variant in tuning.variants.items()
-            if name.rpartition(", beta ")[0].partition(": ")[0] == family and name.endswith(f"beta {beta}")
-        ]
-        wanted = build_algorithm(*_algorithm(changes))
-        assert wanted in [build_algorithm(*_algorithm(variant)) for variant in grid], label
+        finished = [trial for trial in trials if trial["algorithm"] == label and trial["state"] == "finished"]
+        best = max(finished, key=lambda trial: float(trial["scores"][str(search["experiment"]["rounds"])]))
+        assert {key: changes[key] for key in best["settings"]} == best["settings"], label
 
 
-def _algorithm(changes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    settings = {key.removeprefix("algorithm."): value for key, value in changes.items() if key.startswith("algorithm.")}
-    return settings.pop("name"), settings
-
-
-def test_printed_values_of_the_literature_are_of_its_methods() -> None:
-    for printed in (PUBLISHED_500, PUBLISHED_1000):
-        for dataset, by_beta in printed.items():
-            item = ITEMS[f"literature-{dataset}"]
-            assert set(by_beta) == set(item.betas)
-            names = {method.name for method in plan(item.name).methods_of(item)}
-            assert all(set(values) - {"FedAdam"} <= names for values in by_beta.values())
+def test_printed_values_are_of_the_methods_and_splits_of_their_table() -> None:
+    for name, columns in PUBLISHED.items():
+        names = {method.name for method in plan(name).methods_of(ITEMS[name])}
+        for published in columns:
+            assert set(published.values) == set(ITEMS[name].splits)
+            assert all(set(values) - {"FedAdam"} <= names for values in published.values.values())
 
 
 def test_a_study_has_its_own_length_unless_another_is_asked_for() -> None:
@@ -150,7 +166,7 @@ def test_other_rounds_or_precision_go_elsewhere_and_another_label_does_not() -> 
     (other, *_) = plan("table1", changes={"engine.precision": "fp64"}).methods_of(ITEMS["table1"])
     assert len({line.folder(0).parent for line in (base, short, other)}) == 3
     assert base.folder(0).parent == base.folder(1).parent
-    named = PlannedMethod(base.dataset, base.beta, base.name, "x", base.base.changed({"name": "x"}))
+    named = PlannedMethod(base.dataset, base.split, base.name, "x", base.base.changed({"name": "x"}))
     assert named.folder(2) == base.folder(2)
 
 
@@ -175,7 +191,7 @@ def test_readings_can_be_built_and_differ() -> None:
 
 
 def test_what_was_trained_is_known_whatever_it_ran_on() -> None:
-    line = plan("table1").table_methods("cifar10", 0.5)[-1]
+    line = plan("table1").table_methods("cifar10", "beta 0.5")[-1]
     here = line.experiment(0)
     keeping = {"name": "y", "engine.precision": "fp64", "server.checkpoint_every": 3}
     same = here.changed({**keeping, "algorithm.weight": "adaptive"})
@@ -197,8 +213,8 @@ def test_names_that_are_none() -> None:
 
 
 def test_the_printed_tables_are_complete_and_speed_ups_fit_their_rounds() -> None:
-    for beta, dataset, method in itertools.product((0.5, 0.1), DATASETS, METHODS):
-        assert 0 < PRINTED_ACCURACY[beta][dataset][method][0] < 100
-        told = PRINTED_ROUNDS[beta][dataset][method]
+    for split, dataset, method in itertools.product(("beta 0.5", "beta 0.1"), DATASETS, METHODS):
+        assert 0 < PRINTED_ACCURACY[split][dataset][method][0] < 100
+        told = PRINTED_ROUNDS[split][dataset][method]
         if told is not None:
             assert told[1] == pytest.approx(100 / told[0], abs=0.01)

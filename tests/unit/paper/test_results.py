@@ -10,7 +10,7 @@ from fedgg.runfolder.archive_file import write_archive
 from fedgg.runfolder.record_types import RunRecord
 
 PLAN = ReproductionPlan(chosen_items(["table1"]), ("cifar10",), (0,))
-METHODS = PLAN.table_methods("cifar10", 0.5)
+METHODS = PLAN.table_methods("cifar10", "beta 0.5")
 
 
 def record(method: PlannedMethod, precision: str) -> RunRecord:

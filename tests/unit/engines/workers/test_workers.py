@@ -323,7 +323,7 @@ def test_examples_of_several_runs_are_shared_once_and_what_an_ended_run_shared_i
 def shared_bytes() -> int:
     """Of the files in memory that this process shares with workers."""
     files = [file for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
-    return sum(file.stat().st_size for file in files if os.readlink(file).startswith("/memfd:fedgg"))
+    return sum(file.stat().st_size for file in files if str(file.readlink()).startswith("/memfd:fedgg"))
 
 
 def test_healthy_leaves_out_who_was_lost() -> None:
