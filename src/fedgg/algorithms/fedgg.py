@@ -43,7 +43,7 @@ class FedGG(Algorithm):
     first_step: Literal["skip", "epsilon", "push", "relative_push"] = setting(
         "skip",
         "at u = 0. skip: no term; epsilon: PyTorch's clamped cosine (fixed weight only); push: move the client by "
-        "`push` along g^; relative_push: move it by `push` |g|",
+        "`push` along g^; relative_push: move it by `push` times the mean update of the rounds that g covers",
         "Algorithm 1: m > 1",
     )
     push: Number = setting(
@@ -68,7 +68,10 @@ class FedGG(Algorithm):
         return {"update": torch.zeros_like(w)} if self.direction == "sent" else {}
 
     def client_memory(self, w: Tensor) -> Rows:
-        return {} if self.direction == "sent" else {"received": w}  # in a client's first round g = 0, so no term
+        if self.direction == "sent":
+            return {}
+        received = {"received": w}  # in a client's first round g = 0, so no term
+        return {**received, "round": torch.zeros_like(w[:, :1])} if self.first_step == "relative_push" else received
 
     def send_down(self, w: Tensor, server: Server) -> Rows:
         return {"update": server.memory["update"]} if self.direction == "sent" else {}
@@ -76,7 +79,8 @@ class FedGG(Algorithm):
     def begin(self, w: Tensor, client: Client) -> Rows:
         update = self._last_update(w, client)
         reach = (dot(update, update) if self.scope == "model" else client.net.layout.layer_dot(update, update)).sqrt()
-        return {"anchor": w, "direction": update * self._inverse(reach), "reach": reach}
+        notes = {"anchor": w, "direction": update * self._inverse(reach)}
+        return {**notes, "reach": reach / self._rounds(client)} if self.first_step == "relative_push" else notes
 
     def terms(self, client: Client) -> dict[str, Number]:
         by_layer = self.scope == "layer"
@@ -100,7 +104,10 @@ class FedGG(Algorithm):
 
     def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
         anchor = client.notes["anchor"]
-        return {"delta": w - anchor}, {} if self.direction == "sent" else {"received": anchor}
+        keeps: Rows = {} if self.direction == "sent" else {"received": anchor}
+        if "round" in client.memory:
+            keeps["round"] = client.round + torch.zeros_like(client.memory["round"])
+        return {"delta": w - anchor}, keeps
 
     def diagnostics(self, w: Tensor, client: Client) -> Rows:
         """After the last local step: c, lambda, |u| and the last step's length.
@@ -125,6 +132,12 @@ class FedGG(Algorithm):
     def _last_update(self, anchor: Tensor, client: Client) -> Tensor:
         """g, the last global update: received, or computed from the model received before."""
         return client.down["update"] if self.direction == "sent" else anchor - client.memory["received"]
+
+    def _rounds(self, client: Client) -> Number:
+        """How many rounds g covers: computed from the model received before, those since the client took part."""
+        if "round" not in client.memory:  # direction sent, or a run that an earlier version began
+            return 1.0
+        return (client.round - client.memory["round"]).clamp_min(1)
 
     def _inverse(self, distance: Tensor) -> Tensor:
         """1 / distance; at zero PyTorch's 1 / epsilon under `first_step = "epsilon"`, otherwise 0."""

@@ -227,21 +227,30 @@ def fedgg(settings: Settings, problem: Federated) -> list[Weights]:
     w, history = weights_of(problem.module), []
     before: Weights | None = None  # w^{r-1}
     received: dict[int, Weights] = {}  # the last global model each client has had
+    round_of: dict[int, int] = {}  # the round it had it in
     for round_, cohort in enumerate(problem.cohorts):
         local = {}
         for client in cohort:
             earlier = received.get(client) if settings["direction"] == "received" else before
             update = None if earlier is None else {name: w[name] - earlier[name] for name in w}
-            local[client] = _local_training(settings, problem, round_, client, w, update)
-            received[client] = w
+            covered = round_ - round_of.get(client, round_ - 1) if settings["direction"] == "received" else 1
+            local[client] = _local_training(settings, problem, round_, client, w, update, covered)
+            received[client], round_of[client] = w, round_
         before, w = w, average(local, problem)
         history.append(w)
     return history
 
 
 def _local_training(
-    settings: Settings, problem: Federated, round_: int, client: int, w: Weights, update: Weights | None
+    settings: Settings,
+    problem: Federated,
+    round_: int,
+    client: int,
+    w: Weights,
+    update: Weights | None,
+    covered: int,
 ) -> Weights:
+    """`covered`: the rounds in which the global model moved by `update`."""
     model = model_with(w, problem.module)
     optimiser = problem.optimiser(model, round_)
     groups = _groups(settings, model)
@@ -257,7 +266,7 @@ def _local_training(
                 g = torch.cat([update[name].flatten() for name in group])
                 s = torch.cat([(current[name] - previous[name]).flatten() for name in group])
                 if settings["first_step"] in ("push", "relative_push") and m == 1:
-                    additions.append((group, _push(settings, problem, round_, g)))
+                    additions.append((group, _push(settings, problem, round_, g, covered)))
                 elif settings["first_step"] == "epsilon" or m > 1:
                     weight = _weight(settings, u, s)
                     if settings["gradient"] == "exact":
@@ -309,12 +318,12 @@ def _printed_gradient(settings: Settings, u: Tensor, g: Tensor) -> Tensor:
     return -(g / reach + cosine * u / length) / length
 
 
-def _push(settings: Settings, problem: Federated, round_: int, g: Tensor) -> Tensor:
-    """A gradient that the optimiser turns into a way of `push` (or `push |g|`) along g^."""
+def _push(settings: Settings, problem: Federated, round_: int, g: Tensor, covered: int) -> Tensor:
+    """A gradient that the optimiser turns into a way of `push` (or `push |g|`, for one of the rounds) along g^."""
     length: Tensor = torch.linalg.vector_norm(g)
     if float(length) == 0:
         return torch.zeros_like(g)
-    way: Tensor | float = settings["push"] * (length if settings["first_step"] == "relative_push" else 1)
+    way: Tensor | float = settings["push"] * (length / covered if settings["first_step"] == "relative_push" else 1)
     way = way * settings.get("push_decay", 1.0) ** round_
     return -(way * (1 - problem.momentum) / problem.lr_at(round_)) * g / length
 

@@ -359,7 +359,7 @@ def test_a_push_carries_the_client_by_its_length() -> None:
     start = copy.deepcopy(model)
     given = replace(problem(PARTIAL), module=model)
     g = torch.tensor([0.3, -0.4, 1.2], dtype=torch.float64)
-    push = paper._push({"push": 0.25, "first_step": "push"}, given, 0, g)
+    push = paper._push({"push": 0.25, "first_step": "push"}, given, 0, g, 1)
     optimiser = given.optimiser(model, 0)
     for step in range(400):
         model.weight.grad = push.view(1, 3).clone() if step == 0 else torch.zeros_like(model.weight)
