@@ -349,7 +349,8 @@ def study_table(plan: ReproductionPlan, item: Item, results: Results) -> Table:
 def _costs(method: PlannedMethod, others: list[PlannedMethod], runs: dict[int, RunRecord]) -> tuple[str, str, str]:
     of_local_steps = _differing_settings(method, next(each for each in others if each.label == REFERENCE))
     chosen = {**method.base.algorithm.settings, **of_local_steps}
-    settings = ", ".join(f"{key} {value}" for key, value in chosen.items()) or "none"
+    shown = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in chosen.items()}
+    settings = ", ".join(f"{key} {value}" for key, value in shown.items()) or "none"
     bytes_a_round = [float(run.megabytes()[-1]) / len(run.rounds) for run in runs.values() if len(run.megabytes())]
     traffic = shown_megabytes(sum(bytes_a_round) / len(bytes_a_round)) if bytes_a_round else NONE
     return settings, traffic, f"{extra_work(method.base):.2f}"
