@@ -106,7 +106,7 @@ class FedGG(Algorithm):
         anchor = client.notes["anchor"]
         keeps: Rows = {} if self.direction == "sent" else {"received": anchor}
         if "round" in client.memory:
-            keeps["round"] = client.round + torch.zeros_like(client.memory["round"])
+            keeps["round"] = client.round.clone()
         return {"delta": w - anchor}, keeps
 
     def diagnostics(self, w: Tensor, client: Client) -> Rows:
