@@ -66,12 +66,13 @@ PRINTED_ROUNDS: dict[str, dict[str, dict[str, tuple[int, float] | None]]] = {
 
 
 def _of_niid_bench(fedavg: str, scaffold: str, fedprox: str, fednova: str) -> dict[str, str]:
-    return {"FedAvg": fedavg, "SCAFFOLD": scaffold, "FedProx": fedprox, "FedNova": fednova}
+    of_fedprox = {f"FedProx, mu {mu}": fedprox for mu in (0.001, 0.01, 0.1, 1.0)}
+    return {"FedAvg": fedavg, "SCAFFOLD": scaffold, **of_fedprox, "FedNova": fednova}
 
 
 @dataclass(frozen=True)
 class Published:
-    """Test accuracies in per cent that others print for a protocol, by split and method: a column of a table."""
+    """Test accuracies in per cent that others print for a protocol, by split and label: a column of a table."""
 
     column: str
     source: str
@@ -326,7 +327,7 @@ def study_table(plan: ReproductionPlan, item: Item, results: Results) -> Table:
             over = "reference" if method.label == REFERENCE else over_reference(method, study, "highest")
             accuracies = (_shown(row.best, row), over, _shown(row.final, row), _worst(study.runs[method.label]))
             costs = _costs(method, of_split, study.runs[method.label]) if item.costs else ()
-            printed = (each.values.get(split, {}).get(method.name, NONE) for each in published)
+            printed = (each.values.get(split, {}).get(method.label, NONE) for each in published)
             rows.append((item.split_cell(split), method.label, *accuracies, *_ends(row), *costs, *printed))
         notes += [f"{split}: {note}" for note in notes_of(comparison, study)]
         records += study.records

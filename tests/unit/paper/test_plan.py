@@ -137,10 +137,10 @@ def test_settings_of_the_protocol_for_a_cpu_are_the_best_trials_of_another_seed(
 
 def test_printed_values_are_of_the_methods_and_splits_of_their_table() -> None:
     for name, columns in PUBLISHED.items():
-        names = {method.name for method in plan(name).methods_of(ITEMS[name])}
+        labels = {method.label for method in plan(name).methods_of(ITEMS[name])}
         for published in columns:
             assert set(published.values) == set(ITEMS[name].splits)
-            assert all(set(values) - {"FedAdam"} <= names for values in published.values.values())
+            assert all(set(values) - {"FedAdam"} <= labels for values in published.values.values())
 
 
 def test_a_study_has_its_own_length_unless_another_is_asked_for() -> None:
