@@ -57,6 +57,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         kernels.append(launch(self, *arguments, grid=grid, warmup=True, **options))
         return kernels[-1]
 
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where it is not set
     monkeypatch.setattr(JITFunction, "run", compile_only)
     monkeypatch.setattr(driver, "_active", hopper)
     return kernels
