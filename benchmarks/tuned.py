@@ -29,6 +29,12 @@ ROUNDS = 100  # of the comparison; the tuning runs are shorter
 SEEDS = [0, 1, 2]
 REFERENCE_OF = "FedAvg, beta {}"
 
+HEADING = (
+    "Every algorithm with the setting of its grid (experiments/tuning.toml) that did\n"
+    "# best on examples clients kept back; above each, the accuracy of all settings there.\n"
+    "#   fedgg compare experiments/tuned.toml --device cuda --set engine.precision=bf16"
+)
+
 
 @dataclass(frozen=True)
 class Point:
@@ -98,13 +104,6 @@ def study(best: dict[str, tuple[Point | None, list[Point]]]) -> str:
             variant["data"] = {"proxy": config["data"]["proxy"]}
         parts.append(f"\n# {accuracies}\n" + tomli_w.dumps({"variants": {place: variant}}))
     return "".join(parts)
-
-
-HEADING = (
-    "Every algorithm with the setting of its grid (experiments/tuning.toml) that did\n"
-    "# best on examples clients kept back; above each, the accuracy of all settings there.\n"
-    "#   fedgg compare experiments/tuned.toml --device cuda --set engine.precision=bf16"
-)
 
 
 def _shown(accuracy: float | None) -> str:

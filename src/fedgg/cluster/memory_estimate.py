@@ -41,7 +41,7 @@ def bytes_of_runs(federation: Federation, runs: int = 1, share: int = 1) -> floa
     of_server = 6 * model + sum(row.nbytes for row in federation.algorithm.server_memory(net.start).values())
     cohort = -(-federation.cohort_size // share)
     updates = cohort * (5 * model + 4 * kept)  # rows that clients send or end with, and copies of them
-    data = sum(x.element_size() * x.nelement() for x in (feed.x, feed.y, feed.x_test, feed.y_test))
+    data = sum(x.element_size() * x.nelement() for x in feed.examples_of_all)
     batch = federation.work.batch or max(federation.examples)
     work = number * max(STEP * batch * activations(net), 3 * CHUNK * largest_activation(net))
     return PROCESS + LOADING * data + runs * (of_server + updates + 2 * state + work)

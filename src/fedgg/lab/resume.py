@@ -37,6 +37,7 @@ def resume(
     notices = _check_same(store, federation, versions)
     state, refused = newest_state(store, federation.experiment, federation.net.start.device)
     state = state or begin(federation)
+    _check_client_state(store, federation, state)
     _check_epsilon(federation, state.rounds_done, store.summary())  # before the folder has the new settings
     notices += _update_settings(store, federation)
     if federation.origin.keeper == "nodes" and (why := _forget_divergence(store)) is not None:
@@ -113,6 +114,19 @@ def _check_same(store: Store, federation: Federation, now: dict[str, Any]) -> li
         if then[key] != now[key]
     ]
     return [*changed_code, *surroundings]
+
+
+def _check_client_state(store: Store, federation: Federation, state: State) -> None:
+    """UserError where an earlier version began the run, and clients it has not met would keep more than the others."""
+    if federation.cohort_size == len(federation.filled) or not state.memory:
+        return
+    kept = next(iter(state.memory.values())).keys()
+    if missing := federation.algorithm.client_memory(state.server.w).keys() - kept:
+        raise UserError(
+            f"clients' state in {store.folder} has no {', '.join(map(repr, sorted(missing)))}, which the algorithm "
+            f"{federation.experiment.algorithm.name!r} keeps now: an earlier version of fedgg began the run; choose "
+            f"another folder to start over"
+        )
 
 
 def _check_epsilon(federation: Federation, rounds_done: int, summary: dict[str, Any] | None) -> None:

@@ -46,7 +46,7 @@ class Item:
 
     @property
     def split_column(self) -> str:
-        """The title of a column of splits; as `beta` it has numbers."""
+        """`beta` where all splits are Dirichlet's, whose cells are numbers; else `split`."""
         return "beta" if all(split.startswith(BETA) for split in self.splits) else "split"
 
     def split_cell(self, split: str) -> str:
@@ -192,7 +192,7 @@ def _beta(split: str) -> float:
 
 
 def _full_name(split: str) -> str:
-    """`beta 0.6` of a number as a user types it."""
+    """The name of a split as typed for --splits: 0.6 is `beta 0.6`."""
     try:
         return f"{BETA}{float(split):g}"
     except ValueError:
@@ -269,6 +269,8 @@ _FIXED = {
     "name": "the item",
     "rounds": "--rounds",
     "split.beta": "the item (table1, table2, ...)",
+    "split.scheme": "the item",
+    "split.labels_per_client": "the item",
     "data.source": "--datasets",
     "algorithm": "--reading",
 }

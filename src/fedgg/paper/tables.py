@@ -133,8 +133,8 @@ PUBLISHED: dict[str, tuple[Published, ...]] = {
     "niid-bench": (
         Published(
             "printed",
-            "Printed: the README of Flower's baseline niid_bench, the highest accuracy of all rounds, ± over seeds; of "
-            "FedProx the best of four values of mu.",
+            "Printed: the README of Flower's baseline niid_bench, the highest accuracy of all rounds; it does not say "
+            "what its ± is. FedProx there is tuned over four values of mu.",
             {
                 "iid": _of_niid_bench("71.32 ± 0.33", "71.66 ± 1.13", "71.26 ± 1.18", "70.69 ± 1.14"),
                 BETA_05: _of_niid_bench("62.47 ± 0.43", "68.08 ± 0.96", "65.63 ± 0.08", "63.89 ± 1.40"),

@@ -24,7 +24,16 @@ from fedgg.analysis.verdict import conclude, listed, quoted
 from fedgg.registry import NAMED_PARTS, names_code
 from fedgg.report.tables import deviation_rule, difference_rule, privacy_notes, shown_epsilon
 from fedgg.runfolder.measure import Measure
-from fedgg.runfolder.record_types import BYTES_PER_MEGABYTE, PER_RUN, RunRecord, StudyRecord, common, flat, nested
+from fedgg.runfolder.record_types import (
+    BYTES_PER_MEGABYTE,
+    PER_RUN,
+    RunRecord,
+    StudyRecord,
+    common,
+    flat,
+    nested,
+    split_words,
+)
 
 Data = dict[str, Any]
 # Keys of versions.json under the names that the page shows.
@@ -185,7 +194,7 @@ def about(study: StudyRecord) -> str:
     words = [
         ("{}", "data.source"),
         ("{} clients", "split.clients"),
-        ("{}" + _betas(records), "split.scheme"),
+        (_split_of(records), "split.scheme"),
         ("{}", "model.name"),
         ("{} rounds", "rounds"),
         ("{} local steps", "local.steps") if shared.get("local.steps") else ("{} local epochs", "local.epochs"),
@@ -203,15 +212,16 @@ def place(study: StudyRecord) -> str:
     """Data set and split, by which the groups of a page are chosen."""
     records = study.records
     shared = _shared(records)
-    split = f"{shared['split.scheme']}{_betas(records)}" if "split.scheme" in shared else ""
+    split = _split_of(records) if "split.scheme" in shared else ""
     return ", ".join(filter(None, [str(shared.get("data.source", "")), split])) or str(study.path)
 
 
-def _betas(records: list[RunRecord]) -> str:
-    """The beta of a Dirichlet split; several if runs differ in it."""
-    splits = [record.config.get("split", {}) for record in records]
-    drawn = [split["beta"] for split in splits if "beta" in split and str(split.get("scheme")).startswith("dirichlet")]
-    return f" {listed([str(beta) for beta in dict.fromkeys(drawn)])}" if drawn else ""
+def _split_of(records: list[RunRecord]) -> str:
+    """The split that runs share, as `dirichlet 0.1`; with several values if runs differ in its main setting."""
+    splits = [record.config["split"] for record in records if "split" in record.config]
+    scheme = str(splits[0].get("scheme", "")) if splits else ""
+    values = dict.fromkeys(split_words(split).removeprefix(scheme).strip() for split in splits)
+    return f"{scheme} {listed(list(values))}".strip() if splits else ""
 
 
 def _one(words: str) -> str:

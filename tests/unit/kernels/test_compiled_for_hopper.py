@@ -36,6 +36,8 @@ from fedgg.kernels.optimiser_step import Pass, Shared  # noqa: E402
 from fedgg.kernels.row_convolution import Geometry  # noqa: E402
 
 ROWS, BATCH = 10, 50
+NO_DEVICE = 1000  # no GPU has this number, so that its kernels are not taken for those compiled here
+MOST_SHARED = 227 << 10  # bytes of shared memory that a program may have on Hopper
 MMA = re.compile(r"ttng\.warp_group_dot %.* : (?P<left>tensor|!ttg\.memdesc)<")
 
 
@@ -44,7 +46,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The kernels that are launched meanwhile: they are compiled for an H100 or H200 and not run."""
     hopper = SimpleNamespace(
         get_current_target=lambda: GPUTarget("cuda", 90, 32),
-        get_current_device=lambda: 0,
+        get_current_device=lambda: NO_DEVICE,
         get_current_stream=lambda _: 0,
         get_active_torch_device=lambda: torch.device("cpu"),
         map_python_to_cpp_type=str,
@@ -67,13 +69,13 @@ def type_of(precision: str) -> torch.dtype:
     return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
-def images(side: int, channels: int, precision: str = "bf16") -> Tensor:
-    return torch.empty(ROWS, BATCH, side, side, channels, dtype=type_of(precision))
+def images(side: int, channels: int, precision: str = "bf16", rows: int = ROWS) -> Tensor:
+    return torch.empty(rows, BATCH, side, side, channels, dtype=type_of(precision))
 
 
-def dense_layer(precision: str) -> None:
-    x, bias = torch.empty(ROWS, BATCH, 3072, dtype=type_of(precision)), torch.empty(ROWS, 512)
-    dense.forward(x, torch.empty(ROWS, 512, 3072), bias, True, precision)
+def dense_layer(precision: str, rows: int) -> None:
+    x, bias = torch.empty(rows, BATCH, 192, dtype=type_of(precision)), torch.empty(rows, 512)
+    dense.forward(x, torch.empty(rows, 512, 192), bias, True, precision)
 
 
 def convolution_and_pool(precision: str) -> None:
@@ -95,11 +97,11 @@ def row_convolution_of(channels: int, outputs: int, side: int, stride: int, prec
     row_convolution.weight_gradient(x, y, torch.empty(w.shape), geometry, precision)
 
 
-def convolution_by_copies(channels: int, outputs: int, side: int, kernel: int) -> None:
+def convolution_by_copies(channels: int, outputs: int, side: int, kernel: int, rows: int) -> None:
     geometry = Geometry((kernel, kernel), (1, 1), (kernel // 2, kernel // 2))
-    x, grad = images(side, channels), images(side, outputs)
-    w = torch.empty(ROWS, outputs, kernel, kernel, channels, dtype=torch.bfloat16)
-    row_convolution_by_copies.forward(x, w, torch.empty(ROWS, outputs), geometry, True)
+    x, grad = images(side, channels, rows=rows), images(side, outputs, rows=rows)
+    w = torch.empty(rows, outputs, kernel, kernel, channels, dtype=torch.bfloat16)
+    row_convolution_by_copies.forward(x, w, torch.empty(rows, outputs), geometry, True)
     row_convolution_by_copies.input_gradient(grad, w, side, side, geometry)
     row_convolution_by_copies.weight_gradient(x, grad, torch.empty(w.shape), geometry)
 
@@ -147,7 +149,11 @@ def step_of_a_wide_layer(precision: str) -> None:
 
 
 CASES: dict[str, Callable[[], None]] = {
-    **{f"dense {precision}": partial(dense_layer, precision) for precision in ("bf16", "tf32", "tf32x3")},
+    **{
+        f"dense {precision}, {rows} rows": partial(dense_layer, precision, rows)
+        for precision in ("bf16", "tf32", "tf32x3")
+        for rows in (10, 128)
+    },
     **{f"wide step {precision}": partial(step_of_a_wide_layer, precision) for precision in ("bf16", "tf32")},
     **{f"pooled {precision}": partial(convolution_and_pool, precision) for precision in ("bf16", "tf32", "tf32x3")},
     **{f"first {precision}": partial(first_convolution, precision) for precision in ("bf16", "tf32", "tf32x3")},
@@ -158,7 +164,10 @@ CASES: dict[str, Callable[[], None]] = {
     },
     **{
         f"copies {sizes}": partial(convolution_by_copies, *sizes)
-        for sizes in ((64, 64, 32, 3), (128, 128, 4, 3), (512, 512, 1, 3), (16, 16, 8, 3), (64, 128, 8, 1))
+        for sizes in (
+            *((64, 64, 32, 3, 10), (128, 128, 4, 3, 10), (512, 512, 1, 3, 10), (16, 16, 8, 3, 10)),
+            *((64, 128, 8, 1, 10), (256, 256, 2, 3, 60), (256, 128, 8, 3, 60)),
+        )
     },
     **{
         f"step {sizes} {vectors}": partial(step_of_a_convolution, *sizes, vectors)
@@ -177,3 +186,4 @@ def test_no_product_is_pending_that_reads_registers(case: str, compiled: list[An
         reads_registers = any(product["left"] == "tensor" for product in MMA.finditer(code))
         pending = {int(number) for number in re.findall(r"pendings = (\d+)", code)}
         assert not (reads_registers and pending - {0}), f"{kernel.metadata.name}: {sorted(pending)} products pending"
+        assert kernel.metadata.shared <= MOST_SHARED

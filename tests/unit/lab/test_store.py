@@ -19,7 +19,7 @@ from observers import Callbacks
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedgg.algorithms import ALGORITHMS, FedAvg
+from fedgg.algorithms import ALGORITHMS, FedAvg, FedGG
 from fedgg.core.algorithm import Algorithm, Client
 from fedgg.core.server import ServerState
 from fedgg.core.tensor_rows import Rows
@@ -115,6 +115,23 @@ def test_resumed_is_uninterrupted(case: str, tmp_path: Path) -> None:
     assert start == (3 if "third" in case else 4)
     assert_same(tmp_path / "straight", tmp_path / "stopped")
     assert [record["round"] for record in again.rounds] == [1, 2, 3, 4, 5]
+
+
+def test_client_state_of_an_earlier_version_is_refused_where_clients_skip_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients that were not met yet would keep what the others do not have; with all in every round there are none."""
+    push = {"algorithm.name": "fedgg", "algorithm.first_step": "relative_push"}
+    all_clients, some = (small(**push, **{"server.cohort": cohort}) for cohort in (None, 2))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(FedGG, "client_memory", lambda self, w: {"received": w})
+        stopped(all_clients, tmp_path / "all", 2)
+        stopped(some, tmp_path / "some", 2)
+    resumed(all_clients, tmp_path / "all")
+    run(all_clients, out=tmp_path / "straight")
+    assert_same(tmp_path / "straight", tmp_path / "all")
+    with pytest.raises(UserError, match="has no 'round', which the algorithm 'fedgg' keeps now"):
+        resumed(some, tmp_path / "some")
 
 
 @pytest.mark.parametrize("killed", [True, False])

@@ -116,6 +116,9 @@ def test_the_table_of_niid_bench() -> None:
         assert (base.local.epochs, base.local.batch, base.local.lr, base.local.momentum) == (10, 64, 0.01, 0.9)
         assert (base.local.weight_decay, base.data.normalise, base.data.augment) == (1e-5, "unit", "crop_flip")
         labels_each = re.match(r"(\d) label", method.split)
+        if method.label == "SCAFFOLD":  # models.py and strategy.py there
+            chosen = build_algorithm(base.algorithm.name, base.algorithm.settings)
+            assert (chosen.correction, chosen.variate_mean) == ("after", "share")  # type: ignore[attr-defined]
         assert base.split.settings == ({"labels_per_client": int(labels_each[1])} if labels_each else {})
 
 

@@ -105,6 +105,7 @@ class Pool:
 
     def share_all(self, constant: Sequence[object], shared: object) -> tuple[int, ...]:
         """What the tasks of a round refer to, as numbers for their tickets: constant parts, and what changes."""
+        self._remove_unused()
         try:
             if multiprocessing.current_process().daemon:
                 raise RuntimeError("this process is itself a worker")
@@ -138,6 +139,10 @@ class Pool:
     def unshare(self, value: Any) -> None:
         """Removes a shared object that no task needs any more, in the workers too."""
         self._remove(self._shared_numbers.pop(id(value)))
+
+    def _remove_unused(self) -> None:
+        while self._unused:
+            self._remove(self._unused.popleft())
 
     def _remove(self, number: int) -> None:
         self._shared.pop(number).packed.close()
@@ -174,8 +179,7 @@ class Pool:
                 return ticket, result
 
     def _assign_tasks(self) -> None:
-        while self._unused:
-            self._remove(self._unused.popleft())
+        self._remove_unused()
         for pipe, worker in self._workers.items():
             queue = self._queues[worker.place] or self._queues[None]
             if queue and worker.ready and worker.ticket is None:

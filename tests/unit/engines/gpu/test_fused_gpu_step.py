@@ -157,7 +157,7 @@ def test_weights_are_stepped_by_the_kernel_of_their_gradient(
     assert all(step and step.program and not step.program.stepped for step in fused_steps)
     assert float((ours - reference).norm()) < 0.05 * float((reference - start).norm())
     exact, _ = ended(case, Stacked("fp32"), "fp32", model)
-    assert float((ours - exact).norm()) < 1.25 * float((reference - exact).norm())  # it rounds less, not more
+    assert float((ours - exact).norm()) < 1.25 * float((reference - exact).norm())  # at most a quarter more rounding
 
 
 @needs_gpu
