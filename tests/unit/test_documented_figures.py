@@ -266,11 +266,38 @@ def _shakespeare_table() -> str:
     return "\n".join(lines)
 
 
+def _participation_table() -> str:
+    highest: dict[str, dict[int, float]] = {}
+    megabytes: dict[str, float] = {}
+    for record in read_archive(HOME / "results" / "participation.json"):
+        label = record.config["name"]
+        highest.setdefault(label, {})[record.config["seed"]] = 100 * max(record.accuracy()[1])
+        megabytes[label] = float(record.megabytes()[-1]) / len(record.rounds)
+    lines = [
+        "| setting | 3 of 100 | over FedAvg | 10 of 100 | over FedAvg | MB a round, 10 of 100 |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for setting in dict.fromkeys(label.rpartition(", ")[0] for label in highest):
+        cells = []
+        for cohort in ("3", "10"):
+            ours, fedavg = highest[f"{setting}, {cohort}"], highest[f"FedAvg, {cohort}"]
+            over = [ours[seed] - fedavg[seed] for seed in sorted(fedavg)]
+            half = scipy.stats.t.ppf(0.975, len(over) - 1) * statistics.stdev(over) / len(over) ** 0.5
+            cells.append(f"{statistics.mean(ours.values()):.1f} ± {statistics.stdev(ours.values()):.1f}")
+            cells.append("" if setting == "FedAvg" else f"{statistics.mean(over):+.1f} ± {half:.1f}")
+        lines.append(f"| {setting} | {' | '.join(cells)} | {megabytes[f'{setting}, 10']:.1f} |")
+    return "\n".join(lines)
+
+
 @pytest.mark.parametrize(
     ("page", "name", "table"),
-    [("personal.md", "personal", _personal_table), ("tasks.md", "shakespeare", _shakespeare_table)],
+    [
+        ("personal.md", "personal", _personal_table),
+        ("tasks.md", "shakespeare", _shakespeare_table),
+        ("literature.md", "participation", _participation_table),
+    ],
 )
-def test_building_blocks(page: str, name: str, table: Callable[[], str]) -> None:
+def test_tables_of_results(page: str, name: str, table: Callable[[], str]) -> None:
     text = (HOME / "docs" / page).read_text(encoding="utf-8")
     shown = text.partition(f"<!-- {name}: begin (this is generated) -->")[2].partition(f"<!-- {name}: end -->")[0]
     assert shown.strip() == table().strip()
