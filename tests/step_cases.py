@@ -57,6 +57,7 @@ RULES: list[Rule] = [
     {"name": "fedlc", "tau": 0.5},
     {"name": "fedgg", "mu": 0.5},
     {"name": "fedgg", "weight": "fixed", "first_step": "epsilon"},
+    {"name": "fedgg", "mu": 0.5, "scope": "layer"},
     {"name": "fedgg", "first_step": "relative_push"},
     {"name": "fedgg", "first_step": "relative_push", "scope": "layer", "direction": "sent"},
 ]

@@ -104,6 +104,7 @@ class Client:
     w: Tensor  # [K, P] where the client stands
     last_step: Tensor | None  # [K, P] w - (w before the last local step); None where an engine keeps its sums only
     sums: Rows  # inner products an engine has computed, `[K, 1]`; others are computed when they are read
+    layer_sums: Rows = field(default_factory=dict)  # the same by layer, where an engine computes one layer at a time
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "down", read_only(self.down, "client.down"))
@@ -130,11 +131,16 @@ class Client:
             )
 
     def inner(self, a: str, b: str, *, by_layer: bool = False) -> Tensor:
-        """Inner product of two vectors by name, `[K, 1]`; by layer `[K, P]`: each parameter carries its own layer's."""
-        if by_layer:
-            return self.net.layout.layer_dot(self.vector(a), self.vector(b))
-        known = self.sums.get(f"{min(a, b)}.{max(a, b)}")  # one name, whichever comes first
-        return dot(self.vector(a), self.vector(b)) if known is None else known
+        """Inner product of two vectors by name, `[K, 1]`; by layer `[K, P]`: each parameter carries its own layer's.
+
+        An engine that computes the terms of one layer at a time gives that layer's, `[K, 1]`.
+        """
+        computed = self.layer_sums if by_layer else self.sums
+        known = computed.get(f"{min(a, b)}.{max(a, b)}")  # one name, whichever comes first
+        if known is not None:
+            return known
+        product = self.net.layout.layer_dot if by_layer else dot
+        return product(self.vector(a), self.vector(b))
 
     @property
     def last_move(self) -> Tensor:

@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 
 from fedgg.algorithms import FedAvg, FedGG, FedProx
 from fedgg.core.algorithm import Algorithm, Client, Number
-from fedgg.engines.fused.term_analysis import trace_terms
+from fedgg.engines.fused.term_analysis import StepTerms, trace_terms
 from fedgg.engines.fused.term_coefficients import split_trace
 
 CUDA = torch.device("cuda")
@@ -71,7 +71,7 @@ def test_factors(algorithm: Algorithm, step: int, blocks: int) -> None:
     parts[0] = 0.0  # a client that has not moved
     sums = {both: parts.sum(2)[:, number : number + 1] for number, both in enumerate(PAIRS)}
     wanted = algorithm.terms(client(step=column(step), sums=sums))
-    trace = trace_terms(algorithm, client(), PAIRS)
+    trace = trace_terms(algorithm, client(), StepTerms((), PAIRS))
     assert trace is not None
     split = split_trace(trace, PLACES)
     assert split is not None

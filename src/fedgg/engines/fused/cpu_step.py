@@ -4,14 +4,17 @@ Model, velocity and drift are updated in place, and gradients are read from the 
 a million parameters, allocating every intermediate costs as much as the model's own arithmetic. Large parameters are
 processed in pieces that stay in the cache from one operation to the next. Compared with FedAvg, FedGG then costs the
 memory traffic of two more vectors, one of which is updated, and three inner products; its coefficients are one function
-of Python floats.
+of Python floats. With inner products by layer (FedGG with one cosine for each layer) no piece crosses a layer, and the
+function is called once for each layer.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -27,7 +30,8 @@ from fedgg.engines.fused.term_analysis import StepTerms, analyse_terms, constant
 from fedgg.engines.fused.term_coefficients import as_python_function
 from fedgg.errors import UserError
 
-CoefficientFunction = Callable[[int, Sequence[float]], Sequence[float]]  # of the step's index and the inner products
+# Of the step's index, the inner products, and those of one layer.
+CoefficientFunction = Callable[[int, Sequence[float], Sequence[float]], Sequence[float]]
 
 PIECE = 1 << 18  # elements
 SMALL = 1 << 17  # parameters: smaller models are one piece, since calls cost more than memory traffic
@@ -37,13 +41,25 @@ SMALL = 1 << 17  # parameters: smaller models are one piece, since calls cost mo
 class Piece:
     """Views of the same range of elements in all vectors."""
 
+    layer: int  # its number in the layout; 0 if coefficients are those of the whole model
     w: Tensor
     velocity: Tensor
     drift: Tensor | None  # if a term or an inner product needs it
     terms: tuple[Tensor, ...]  # vectors that are added, each times a coefficient
     point: Tensor  # where the gradient is taken: w itself, or a displaced copy of it
     displacement: tuple[Tensor, ...]
-    products: tuple[tuple[Tensor, Tensor], ...]  # pairs whose inner products are needed
+    products: tuple[tuple[Tensor, Tensor], ...]  # pairs whose inner products are needed: `_pairs`
+
+    def inner_products(self) -> list[Tensor]:
+        return [torch.dot(a, b) for a, b in self.products]
+
+
+@dataclass(frozen=True)
+class InnerProducts:
+    """The inner products after a step."""
+
+    model: Sequence[float]  # of `StepTerms.inner_products`
+    layers: Sequence[Sequence[float]]  # of `StepTerms.layer_products`, for each layer; of the model: one, empty
 
 
 def fused_round(
@@ -59,10 +75,11 @@ def fused_round(
     terms = None
     if alone and can_fuse(optimiser, start) and type(algorithm).loss is Algorithm.loss:
         terms = analyse_terms(algorithm, client)
-    if terms is None:
+    coefficients = None if terms is None else _coefficients(algorithm, client, terms)
+    if terms is None or coefficients is None:
         return local_round(algorithm, net, optimiser, start, batches, (running, client))
     assert isinstance(optimiser, SGD)
-    running, sums = fused_steps(algorithm, optimiser, client, terms, batches)
+    running, sums = fused_steps(optimiser, client, terms, coefficients, batches)
     return end_round(algorithm, start, running, client, sums)
 
 
@@ -73,7 +90,7 @@ def can_fuse(optimiser: Optimiser, start: LocalStart) -> bool:
 
 
 def fused_steps(
-    algorithm: Algorithm, sgd: SGD, client: Client, terms: StepTerms, batches: Iterable[Batch]
+    sgd: SGD, client: Client, terms: StepTerms, coefficients: CoefficientFunction, batches: Iterable[Batch]
 ) -> tuple[LocalState, Rows]:
     """All steps of one row whose objective is the supervised loss: the final state and its inner products."""
     forward = client.net
@@ -89,45 +106,48 @@ def fused_steps(
     )
     point = torch.empty_like(state.w) if terms.displacement else state.w
     pieces, optimiser = _pieces(state, point, client, terms), FusedSGD.of(sgd, terms)
-    coefficients = _coefficients(algorithm, client, terms)
-    sums: Sequence[float] = [0.0] * len(terms.inner_products)
+    sums = optimiser.first_products(pieces)
     views = list(forward.layout.unflatten(point[0]).values())
     for number, batch in enumerate(batches):
         forward.step = number
-        factors = coefficients(number, sums)
+        factors = [coefficients(number, sums.model, of_layer) for of_layer in sums.layers]
         if terms.displacement:
-            optimiser.displace(pieces, factors[len(terms.vectors) :])
+            optimiser.displace(pieces, [of_layer[len(terms.vectors) :] for of_layer in factors])
         leaves = [view.detach().requires_grad_() for view in views]
         loss = forward.loss_with(leaves, batch.x, batch.y, batch.mask)
         # Without grad_outputs, which are ones for a loss of one element: to compare shapes torch would import sympy.
         grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         with torch.no_grad():
-            sums = optimiser.step(pieces, _cut(grads, len(pieces) == 1), factors[: len(terms.vectors)])
+            steps = [of_layer[: len(terms.vectors)] for of_layer in factors]
+            sums = optimiser.step(pieces, _cut(grads, pieces), steps)
             count = batch.mask.sum(1, keepdim=True)
             state.step.add_(1)
             state.loss_sum.add_(loss.detach() * count)
             state.seen.add_(count)
-    return state, _tensors(terms, sums, zero)
+    return state, _tensors(terms, sums.model, zero)
 
 
-def _coefficients(algorithm: Algorithm, client: Client, terms: StepTerms) -> CoefficientFunction:
-    """The function that computes the coefficients of a step: of its terms, then of its displacement, in their order."""
-    trace = trace_terms(algorithm, client, terms.inner_products, terms.constant_products)
+def _coefficients(algorithm: Algorithm, client: Client, terms: StepTerms) -> CoefficientFunction | None:
+    """The function that computes the coefficients of a step: of its terms, then of its displacement, in their order.
+
+    None where they are by layer and `terms` cannot be traced: it may combine values of several layers.
+    """
+    trace = trace_terms(algorithm, client, terms)
     zero = torch.zeros_like(client.w[:, :1])
 
-    def by_tensors(number: int, sums: Sequence[float]) -> Sequence[float]:
-        inner_products = _InnerProducts(_tensors(terms, sums, zero))
+    def by_tensors(number: int, sums: Sequence[float], of_layer: Sequence[float]) -> Sequence[float]:
+        inner_products = _CurrentInnerProducts(_tensors(terms, sums, zero))
         coefficients = later_terms(algorithm, replace(client, sums=inner_products), number, terms)
         return [float(coefficient) for coefficient in coefficients.values()]
 
     if trace is None:
-        return by_tensors
+        return None if terms.layer_products else by_tensors
     function = as_python_function(trace)
     constants = [column.item() for column in constant_columns(trace, algorithm, client)]
     largest = torch.finfo(client.w.dtype).max  # a larger value is infinite in the rows' precision
-    return lambda number, sums: [
+    return lambda number, sums, of_layer: [
         x if -largest <= x <= largest or x != x else math.copysign(math.inf, x)
-        for x in function(number, *sums, *constants)
+        for x in function(number, *sums, *of_layer, *constants)
     ]
 
 
@@ -136,7 +156,7 @@ def _tensors(terms: StepTerms, sums: Sequence[float], like: Tensor) -> Rows:
     return {pair: values[number].view(1, 1) for number, pair in enumerate(terms.inner_products)}
 
 
-class _InnerProducts(dict[str, Tensor]):
+class _CurrentInnerProducts(dict[str, Tensor]):
     """The inner products of the current step; UserError for another one of drift or step, which is not up to date."""
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -161,32 +181,56 @@ class FusedSGD:
     momentum: float | None
     decay: float | None
     one: Tensor
-    scales: tuple[float, ...]  # of the inner products, which are computed with velocity = step / -lr
+    terms: StepTerms
+    scales: dict[str, float]  # of the inner products, which are computed with velocity = step / -lr
 
     @classmethod
     def of(cls, sgd: SGD, terms: StepTerms) -> FusedSGD:
         momentum = float(sgd.momentum) if "momentum" in sgd.used else None
         decay = float(sgd.weight_decay) if "weight_decay" in sgd.used else None
         lr = float(sgd.lr)
-        scales = tuple((-lr) ** pair.split(".").count("step") for pair in terms.inner_products)
-        return cls(lr, momentum, decay, torch.ones_like(sgd.lr[0, 0]), scales)
+        scales = {pair: (-lr) ** pair.split(".").count("step") for pair in _pairs(terms)}
+        return cls(lr, momentum, decay, torch.ones_like(sgd.lr[0, 0]), terms, scales)
 
-    def displace(self, pieces: list[Piece], coefficients: Sequence[float]) -> None:
-        """Sets the points at which the gradient is taken."""
+    def displace(self, pieces: list[Piece], coefficients: Sequence[Sequence[float]]) -> None:
+        """Sets the points at which the gradient is taken; `coefficients` by layer."""
         for piece in pieces:
             piece.point.copy_(piece.w)
-            for vector, coefficient in zip(piece.displacement, coefficients, strict=True):
+            for vector, coefficient in zip(piece.displacement, coefficients[piece.layer], strict=True):
                 piece.point.addcmul_(vector, self.one, value=coefficient)
 
-    def step(self, pieces: list[Piece], grads: list[Tensor], coefficients: Sequence[float]) -> list[float]:
-        """Takes one step in place and returns the inner products after it."""
+    def step(
+        self, pieces: list[Piece], grads: Sequence[Tensor], coefficients: Sequence[Sequence[float]]
+    ) -> InnerProducts:
+        """Takes one step in place and returns the inner products after it; `coefficients` by layer."""
         products = []
         for piece, grad in zip(pieces, grads, strict=True):
-            self._step(piece, grad, coefficients)
-            products.append([torch.dot(a, b) for a, b in piece.products])
+            self._step(piece, grad, coefficients[piece.layer])
+            products.append(piece.inner_products())
+        if self.terms.layer_products:
+            return self._sums_by_layer(pieces, products)
         single = len(products) == 1
         totals = products[0] if single else [torch.stack(parts).sum() for parts in zip(*products, strict=True)]
-        return [total.item() * scale for total, scale in zip(totals, self.scales, strict=True)]
+        return InnerProducts(
+            [total.item() * scale for total, scale in zip(totals, self.scales.values(), strict=True)], [()]
+        )
+
+    def first_products(self, pieces: list[Piece]) -> InnerProducts:
+        """The inner products before the first step: zero, but for those by layer of notes."""
+        if self.terms.layer_products:
+            return self._sums_by_layer(pieces, [piece.inner_products() for piece in pieces])
+        return InnerProducts([0.0] * len(self.terms.inner_products), [()])
+
+    def _sums_by_layer(self, pieces: list[Piece], products: list[list[Tensor]]) -> InnerProducts:
+        layers = [dict.fromkeys(self.scales, 0.0) for _ in range(pieces[-1].layer + 1)]
+        values = torch.stack([product for of_piece in products for product in of_piece]).view(len(pieces), -1).tolist()
+        for piece, of_piece in zip(pieces, values, strict=True):
+            for (pair, scale), value in zip(self.scales.items(), of_piece, strict=True):
+                layers[piece.layer][pair] += value * scale
+        return InnerProducts(
+            [sum(sums[pair] for sums in layers) for pair in self.terms.inner_products],
+            [[sums[pair] for pair in self.terms.layer_products] for sums in layers],
+        )
 
     def _step(self, piece: Piece, grad: Tensor, coefficients: Sequence[float]) -> None:
         """Does not modify the gradient: autograd may return one tensor for two parameters."""
@@ -205,10 +249,12 @@ class FusedSGD:
 
 
 def _pieces(state: LocalState, point: Tensor, client: Client, terms: StepTerms) -> list[Piece]:
-    sizes = client.net.layout.sizes
-    lengths = [sum(sizes)]
-    if lengths[0] > SMALL:
-        lengths = [len(part) for size in sizes for part in torch.empty(size, device="meta").split(PIECE)]
+    layout = client.net.layout
+    layers = layout.layers if terms.layer_products else ((0, layout.total),)
+    lengths = [end - start for start, end in layers]
+    if layout.total > SMALL:  # each parameter by itself, whose gradients need not be joined
+        lengths = [len(part) for size in layout.sizes for part in torch.empty(size, device="meta").split(PIECE)]
+    ends = [end for _, end in layers]
     # Under the names algorithms use; "step" is the velocity, which differs from the step by the factor -lr.
     rows = {"w": state.w, "step": state.optimiser_state["velocity"]} | {
         name: client.notes[name] for name in terms.notes
@@ -216,9 +262,10 @@ def _pieces(state: LocalState, point: Tensor, client: Client, terms: StepTerms) 
     if terms.drift:
         rows["drift"] = torch.zeros_like(client.w)
     cuts, points = {name: vector[0].split(lengths) for name, vector in rows.items()}, point[0].split(lengths)
-    pairs = [pair.split(".") for pair in terms.inner_products]
+    pairs = [pair.split(".") for pair in _pairs(terms)]
     return [
         Piece(
+            layer=bisect_left(ends, end),
             w=cuts["w"][i],
             velocity=cuts["step"][i],
             drift=cuts["drift"][i] if terms.drift else None,
@@ -227,10 +274,17 @@ def _pieces(state: LocalState, point: Tensor, client: Client, terms: StepTerms) 
             displacement=tuple(cuts[name][i] for name in terms.displacement),
             products=tuple((cuts[a][i], cuts[b][i]) for a, b in pairs),
         )
-        for i in range(len(lengths))
+        for i, end in enumerate(accumulate(lengths))
     ]
 
 
-def _cut(grads: tuple[Tensor, ...], whole: bool) -> list[Tensor]:
+def _pairs(terms: StepTerms) -> list[str]:
+    """The inner products that are computed, of the model or by layer."""
+    return list(dict.fromkeys((*terms.inner_products, *terms.layer_products)))
+
+
+def _cut(grads: tuple[Tensor, ...], pieces: list[Piece]) -> list[Tensor]:
     flat = [grad.reshape(-1) for grad in grads]
-    return [torch.cat(flat)] if whole else [part for grad in flat for part in grad.split(PIECE)]
+    if sum(map(len, flat)) > SMALL:
+        return [part for grad in flat for part in grad.split(PIECE)]
+    return list(torch.cat(flat).split([len(piece.w) for piece in pieces]))

@@ -48,23 +48,23 @@ class FusedPlan:
 
     @classmethod
     def of(cls, algorithm: Algorithm, client: Client) -> FusedPlan | None:
-        """None if the kernel cannot take the step: not a sum of terms, or too many of them."""
+        """None if the kernel cannot take the step: not a sum of terms, too many of them, or factors by layer."""
         from fedgg.kernels import optimiser_step
 
         terms = analyse_terms(algorithm, client, gpu=True)
         if (
             terms is None
+            or terms.layer_products  # the kernel has one coefficient for each vector
             or max(len(terms.of_step.notes), len(terms.of_displacement.notes)) > optimiser_step.VECTORS
             or len(terms.inner_products) > optimiser_step.MOST_SUMS
         ):
             return None
         check_later_terms(algorithm, client, terms)
-        trace = trace_terms(algorithm, client, terms.inner_products, terms.constant_products)
+        trace = trace_terms(algorithm, client, terms)
         split = split_trace(trace, _places(terms.of_step)) if trace else None
         places = tuple(f"{DISPLACED}{name}" for name in _places(terms.of_displacement))
         displaced = split_trace(trace, places) if trace and terms.displacement else None
-        names = terms.inner_products
-        reusable = trace is not None and is_independent_of_values(trace, algorithm, client, names)
+        reusable = trace is not None and is_independent_of_values(trace, algorithm, client, terms)
         return cls(terms, split, displaced, reusable)
 
 

@@ -8,7 +8,7 @@ floats on a CPU or as one kernel on a GPU (`term_coefficients`). Factors of a di
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
@@ -30,10 +30,12 @@ class StepTerms:
     inner_products: tuple[str, ...]  # "a.b"; those that change from step to step
     displacement: tuple[str, ...] = ()  # vectors by which the gradient is taken elsewhere than at w
     constant_products: tuple[str, ...] = ()  # "a.b" of notes, which coefficients read too
+    layer_products: tuple[str, ...] = ()  # "a.b" that coefficients read by layer, so that they differ between layers
 
     @property
     def _named(self) -> list[str]:
-        return [*self.vectors, *self.displacement, *(n for pair in self.inner_products for n in pair.split("."))]
+        pairs = (*self.inner_products, *self.layer_products)
+        return [*self.vectors, *self.displacement, *(name for pair in pairs for name in pair.split("."))]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -79,8 +81,8 @@ def analyse_terms(algorithm: Algorithm, client: Client, *, gpu: bool = False) ->
         return None
     if not gpu and (takes_second_gradient(algorithm) or not _does_not_nudge(algorithm, client)):
         return None
-    during, after = _Recorder(client.lr), _Recorder(client.lr)
-    without_rows = replace(client, w=cast(Tensor, None), last_step=None, sums=during)
+    during, by_layer, after = _Recorder(client.lr), _Recorder(client.lr), _Recorder(client.lr)
+    without_rows = replace(client, w=cast(Tensor, None), last_step=None, sums=during, layer_sums=by_layer)
     try:
         factors = coefficients_of(algorithm, without_rows)
         if list(coefficients_of(algorithm, replace(without_rows, step=client.step + 1))) != list(factors):
@@ -101,7 +103,8 @@ def analyse_terms(algorithm: Algorithm, client: Client, *, gpu: bool = False) ->
     with_step = [pair for pair in after.names if "step" in pair.split(".")]
     changing = [pair for pair in during.names if not {"drift", "step"}.isdisjoint(pair.split("."))]
     constant = tuple(pair for pair in during.names if pair not in changing)
-    terms = StepTerms(vectors, tuple(dict.fromkeys([*changing, *with_step])), displacement, constant)
+    products = tuple(dict.fromkeys([*changing, *with_step]))
+    terms = StepTerms(vectors, products, displacement, constant, tuple(by_layer.names))
     for name in terms.notes:
         client.check_noted(name)
     return terms
@@ -110,7 +113,8 @@ def analyse_terms(algorithm: Algorithm, client: Client, *, gpu: bool = False) ->
 def check_later_terms(algorithm: Algorithm, client: Client, terms: StepTerms) -> None:
     """UserError if later steps name other vectors; for engines that do not call `terms` in every step."""
     for number in LATER:
-        later_terms(algorithm, replace(client, sums=_Recorder(client.lr)), number, terms)
+        zeros = _Recorder(client.lr)
+        later_terms(algorithm, replace(client, sums=zeros, layer_sums=zeros), number, terms)
 
 
 def later_terms(algorithm: Algorithm, client: Client, number: int, terms: StepTerms) -> Mapping[str, Number]:
@@ -266,12 +270,12 @@ def _add_operators() -> None:
 _add_operators()
 
 
-def trace_terms(
-    algorithm: Algorithm, client: Client, inner_products: Iterable[str], constant_products: Iterable[str] = ()
-) -> Trace | None:
+def trace_terms(algorithm: Algorithm, client: Client, terms: StepTerms) -> Trace | None:
     """None if `terms` cannot be traced: then it is called in every step, with tensors."""
-    sources = [STEP, *(("sums", pair) for pair in inner_products), *_columns(algorithm, client)]
-    sources += [(INNER, pair) for pair in constant_products]
+    sources = [STEP, *(("sums", pair) for pair in terms.inner_products)]
+    sources += [("layer_sums", pair) for pair in terms.layer_products]
+    sources += _columns(algorithm, client)
+    sources += [(INNER, pair) for pair in terms.constant_products]
     operations: list[TracedOperation] = []
     columns: Any = {source: _TracedColumn(operations, len(sources), number) for number, source in enumerate(sources)}
     try:
@@ -290,7 +294,7 @@ def constant_columns(trace: Trace, algorithm: Algorithm, client: Client) -> list
 
 def is_constant(source: Source) -> bool:
     """Whether it is constant over a round."""
-    return source != STEP and source[0] != "sums"
+    return source != STEP and source[0] not in ("sums", "layer_sums")
 
 
 def column_of(source: Source, algorithm: Algorithm, client: Client) -> Tensor:
@@ -305,11 +309,10 @@ def column_of(source: Source, algorithm: Algorithm, client: Client) -> Tensor:
     return column
 
 
-def is_independent_of_values(trace: Trace, algorithm: Algorithm, client: Client, inner_products: Iterable[str]) -> bool:
+def is_independent_of_values(trace: Trace, algorithm: Algorithm, client: Client, terms: StepTerms) -> bool:
     """Whether `terms` and `diagnostics` do not depend on values in Python: then one trace is valid for all rounds."""
     without_values = _without_values(client)
-    constant_products = [source[1] for source in trace.sources if source[0] == INNER]
-    traced_again = trace_terms(algorithm, without_values, inner_products, constant_products)
+    traced_again = trace_terms(algorithm, without_values, terms)
     return traced_again == trace and _diagnostics_are_traceable(algorithm, without_values)
 
 
@@ -351,7 +354,7 @@ def _columns(algorithm: Algorithm, client: Client) -> list[Source]:
     names: list[Source] = [("algorithm", f.name) for f in fields(algorithm) if is_column(getattr(algorithm, f.name))]
     for field in fields(client):
         value = getattr(client, field.name)
-        if field.name in ("step", "sums", "w", "last_step"):
+        if field.name in ("step", "sums", "layer_sums", "w", "last_step"):
             continue
         if isinstance(value, dict):
             names += [(field.name, name) for name, rows in value.items() if is_column(rows)]
@@ -371,7 +374,7 @@ def _with_traced_settings(algorithm: Algorithm, columns: Any) -> Algorithm:
 
 def _with_traced_columns(client: Client, columns: Any) -> Client:
     """The client with traced columns and without the rows."""
-    changed: dict[str, Any] = {"w": None, "last_step": None, "sums": {}}
+    changed: dict[str, Any] = {"w": None, "last_step": None, "sums": {}, "layer_sums": {}}
     for source, column in columns.items():
         if source[0] == "algorithm":
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,10 @@ from fedgg.core.local import LocalEnd, LocalStart, local_round, open_round
 from fedgg.core.model import Net
 from fedgg.core.optimisers import SGD
 from fedgg.core.random_choices import torch_stream
-from fedgg.core.tensor_rows import each_row
+from fedgg.core.tensor_rows import Rows, each_row
 from fedgg.engines.fused import cpu_step
 from fedgg.engines.fused.cpu_step import fused_round
-from fedgg.engines.fused.term_analysis import analyse_terms, check_later_terms
+from fedgg.engines.fused.term_analysis import StepTerms, analyse_terms, check_later_terms
 from fedgg.errors import UserError
 
 
@@ -80,6 +81,29 @@ class Flat(Algorithm):
 
 
 @dataclass(frozen=True)
+class PullsByLayer(Algorithm):
+    """Factors from inner products by layer and of the model, in the gradient and in where it is taken."""
+
+    def begin(self, w: Tensor, client: Client) -> Rows:
+        return {**super().begin(w, client), "pole": torch.ones_like(w)}
+
+    def terms(self, client: Client) -> dict[str, Number]:
+        whole, of_layer = client.inner("drift", "drift"), client.inner("drift", "drift", by_layer=True)
+        return {"drift": 0.2 * of_layer.sqrt() + whole, "pole": 0.01 * client.inner("pole", "pole", by_layer=True)}
+
+    def displacement(self, client: Client) -> dict[str, Number]:
+        return {"pole": 0.1 * client.inner("pole", "drift", by_layer=True)}
+
+
+@dataclass(frozen=True)
+class LargestLayer(Algorithm):
+    """One factor for the model, from the layer that drifts most: it cannot be computed layer by layer."""
+
+    def terms(self, client: Client) -> dict[str, Number]:
+        return {"drift": client.inner("drift", "drift", by_layer=True).amax(1, keepdim=True)}
+
+
+@dataclass(frozen=True)
 class Lost(Algorithm):
     """A vector that was never noted."""
 
@@ -95,6 +119,12 @@ ALGORITHMS = [
     FedGG(mu=2.0),
     FedGG(weight="fixed", lam=0.2, first_step="epsilon"),
     FedGG(mu=2.0, first_step="push"),
+    FedGG(mu=2.0, scope="layer"),
+    FedGG(mu=2.0, scope="layer", gradient="printed", first_step="push"),
+    FedGG(weight="fixed", lam=0.2, first_step="epsilon", scope="layer"),
+    FedGG(scope="layer", first_step="relative_push"),
+    PullsByLayer(),
+    LargestLayer(),
     Bends(),
     Starts(),
     Heavy(),
@@ -159,6 +189,31 @@ def test_the_fused_step_is_the_reference_step(
     before = start.w.clone()
     assert_alike(fused_round(algorithm, net, sgd, start, batches), local_round(algorithm, net, sgd, start, batches))
     assert torch.equal(start.w, before)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "fuses"),
+    [
+        (FedGG(), True),
+        (FedGG(scope="layer"), True),
+        (PullsByLayer(), True),
+        (LargestLayer(), False),
+        (FedGG(scope="layer", first_step="relative_push"), False),  # its push is a row, not a number
+    ],
+    ids=str,
+)
+def test_which_terms_by_layer_are_fused(algorithm: Algorithm, fuses: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = list[StepTerms]()
+    steps = cpu_step.fused_steps
+
+    def recorded(sgd: SGD, view: Client, terms: StepTerms, *rest: Any) -> Any:
+        fused.append(terms)
+        return steps(sgd, view, terms, *rest)
+
+    monkeypatch.setattr(cpu_step, "fused_steps", recorded)
+    net, start, batches = client(algorithm)
+    fused_round(algorithm, net, SGD.of(0.1, 0.9, 0.0, start.w), start, batches)
+    assert bool(fused) == fuses
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0.0)], ids=str)

@@ -15,10 +15,16 @@ from torch import Tensor
 
 from fedgg.algorithms import FedAvg, FedGG, FedProx
 from fedgg.core.algorithm import Algorithm, Client, Number
-from fedgg.engines.fused.term_analysis import analyse_terms, constant_columns, is_independent_of_values, trace_terms
+from fedgg.engines.fused.term_analysis import (
+    StepTerms,
+    analyse_terms,
+    constant_columns,
+    is_independent_of_values,
+    trace_terms,
+)
 from fedgg.engines.fused.term_coefficients import as_python_function
 
-PAIRS = ("drift.drift", "direction.drift", "step.step")
+PAIRS = StepTerms((), ("drift.drift", "direction.drift", "step.step"))
 READINGS = [
     FedGG(mu=0.3),
     FedGG(gradient="printed"),
@@ -60,7 +66,7 @@ NUMBERS = st.one_of(st.sampled_from([0.0, 1.0, 1e-300, 1e300, math.inf, math.nan
 @settings(max_examples=60, deadline=None)
 def test_a_recipe_is_the_algorithm(algorithm: Algorithm, step: int, drift: float, along: float, move: float) -> None:
     sums = [drift, along, move]
-    now = {both: column(inner) for both, inner in zip(PAIRS, sums, strict=True)}
+    now = {both: column(inner) for both, inner in zip(PAIRS.inner_products, sums, strict=True)}
     wanted = {name: float(factor) for name, factor in algorithm.terms(client(step=column(step), sums=now)).items()}
     found = by_recipe(algorithm, client(), step, sums)
     assert found.keys() == wanted.keys()
@@ -114,13 +120,13 @@ def test_inner_products_of_notes_are_sources() -> None:
         ("drift.drift",),
         ("direction.direction", "anchor.direction"),
     )
-    trace = trace_terms(algorithm, where, terms.inner_products, terms.constant_products)
+    trace = trace_terms(algorithm, where, terms)
     assert trace is not None
     constants = [float(found) for found in constant_columns(trace, algorithm, where)]
     (found,) = as_python_function(trace)(1, 36.0, *constants)
     assert found == pytest.approx(float(cast(Tensor, algorithm.terms(where)["direction"])))
-    assert is_independent_of_values(trace, algorithm, where, terms.inner_products)
-    assert trace_terms(algorithm, where, terms.inner_products) is None
+    assert is_independent_of_values(trace, algorithm, where, terms)
+    assert trace_terms(algorithm, where, replace(terms, constant_products=())) is None
 
 
 @dataclass(frozen=True)
