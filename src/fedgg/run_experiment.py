@@ -41,9 +41,9 @@ def run(
 
     `model` (a module, or a callable that returns one), `data` (x_train, y_train, x_test, y_test) and `algorithm`
     replace those that the experiment names. A fifth array in `data` gives the client of each training example, and is
-    the split then. `loss` is a function of outputs and targets that returns the loss of each example: that of the task
-    where the experiment names one, otherwise in its place; `metrics` are names, functions that return a number for each
-    example, or `fedgg.Metric` objects.
+    the split then (under `split.scheme = "domains"`: the domain of each). `loss` is a function of outputs and targets
+    that returns the loss of each example: that of the task where the experiment names one, otherwise in its place;
+    `metrics` are names, functions that return a number for each example, or `fedgg.Metric` objects.
     Without `out` nothing is written. `on="ray"` (or `"ray://ADDRESS"`, `"ray:auto"`) spreads the clients of each round
     over `actors` of a Ray cluster, each of which asks for `resources` ("gpu=0.5,cpu=2"), and needs `out`. `observer`,
     or each of several, is called as the run proceeds.

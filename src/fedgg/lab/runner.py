@@ -203,12 +203,15 @@ def name_of_part(part: object) -> str:
 
 
 def _scheme_given(experiment: Experiment, data: DataGiven) -> dict[str, Any]:
-    """Clients that come with the data are the split, unless the experiment names another one."""
+    """Clients that come with the data are the split, unless the experiment says that they are domains."""
     if not isinstance(data, tuple | list) or len(data) != 5 or data[4] is None:
         return {}
     if "scheme" in experiment.split.model_fields_set and experiment.split.scheme != "given":
+        if experiment.split.scheme == "domains":
+            return {}
         raise UserError(
-            f"data names the clients, and split.scheme = {experiment.split.scheme!r}: leave one of them out"
+            f"data names the clients, and split.scheme = {experiment.split.scheme!r}: leave one of them out, or write "
+            f"split.scheme = 'domains' if they are the domains of the examples"
         )
     is_set = "clients" in experiment.split.model_fields_set
     return {"split.scheme": "given"} | ({"split.clients": experiment.split.clients} if is_set else {})

@@ -92,7 +92,7 @@ _ITEMS = (
     ),
     Item(
         "comparison",
-        "Ours: every algorithm, each with the best setting of a small grid",
+        "Ours: sixteen algorithms, each with the best setting of a small grid",
         "study",
         (BETA_05, BETA_01),
         ("cifar10",),

@@ -348,7 +348,7 @@ def study_table(plan: ReproductionPlan, item: Item, results: Results) -> Table:
 
 
 def _costs(method: PlannedMethod, others: list[PlannedMethod], runs: dict[int, RunRecord]) -> tuple[str, str, str]:
-    of_local_steps = _differing_settings(method, next(each for each in others if each.label == REFERENCE))
+    of_local_steps = _differing_settings(method, others)
     chosen = {**method.base.algorithm.settings, **of_local_steps}
     shown = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in chosen.items()}
     settings = ", ".join(f"{key} {value}" for key, value in shown.items()) or "none"
@@ -357,13 +357,18 @@ def _costs(method: PlannedMethod, others: list[PlannedMethod], runs: dict[int, R
     return settings, traffic, f"{extra_work(method.base):.2f}"
 
 
-def _differing_settings(method: PlannedMethod, reference: PlannedMethod) -> dict[str, Any]:
-    """The settings of the local steps that are not the reference's."""
-    ours, theirs = (
-        {**each.base.local.model_dump(exclude_none=True), **each.base.optimiser.model_dump(exclude_none=True)}
-        for each in (method, reference)
-    )
-    return {key: value for key, value in ours.items() if value != theirs.get(key)}
+def _differing_settings(method: PlannedMethod, methods: list[PlannedMethod]) -> dict[str, Any]:
+    """The settings of local steps that are not the reference's; of the reference, those that no other method has."""
+    ours = _settings_of_steps(method)
+    others = [_settings_of_steps(each) for each in methods if each.label != method.label]
+    if method.label != REFERENCE:
+        others = [_settings_of_steps(each) for each in methods if each.label == REFERENCE]
+    return {key: value for key, value in ours.items() if others and all(value != other.get(key) for other in others)}
+
+
+def _settings_of_steps(method: PlannedMethod) -> dict[str, Any]:
+    local, optimiser = method.base.local, method.base.optimiser
+    return {**local.model_dump(exclude_none=True), **optimiser.model_dump(exclude_none=True)}
 
 
 def _shown(accuracy: Spread | None, row: ComparisonRow) -> str:

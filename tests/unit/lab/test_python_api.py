@@ -101,6 +101,10 @@ def test_clients_that_are_given(tmp_path: Path) -> None:
         fedgg.run(short | {"split": {"clients": 5}}, model=model, data=(*table(), names))
     with pytest.raises(UserError, match="does not say which client holds what"):
         fedgg.run(short | {"split": {"scheme": "given"}}, model=model, data=table())
+    domains = short | {"split": {"scheme": "domains", "clients": 6, "min_examples": 1}}
+    run = fedgg.run(domains, model=model, data=(*table(), names), out=tmp_path / "domains")
+    told = json.loads((tmp_path / "domains" / "partition.json").read_text())
+    assert (told["scheme"], len(run.rounds[0]["clients"])) == ("domains", 6)
 
 
 class Dictionary(nn.Module):
