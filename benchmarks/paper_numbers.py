@@ -10,8 +10,9 @@ from pathlib import Path
 
 from fedgg.errors import UserError
 from fedgg.paper.find_or_run import ArchivedRuns, NoRuns, Results
+from fedgg.paper.items import DATASETS, ITEMS
 from fedgg.paper.output import ItemOutput, block, make_items
-from fedgg.paper.plan import DATASETS, ITEMS, ReproductionPlan, preset
+from fedgg.paper.plan import ReproductionPlan, preset
 from fedgg.report.figure_style import save
 
 HOME = Path(__file__).parent.parent

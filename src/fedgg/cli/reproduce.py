@@ -91,7 +91,8 @@ def reproduce(
     from fedgg.cluster.connect import is_ray
     from fedgg.cluster.runners import runner_of
     from fedgg.paper.find_or_run import items_table, readings_table
-    from fedgg.paper.plan import QUICK, ReproductionPlan, chosen_datasets, chosen_items
+    from fedgg.paper.items import QUICK, chosen_datasets, chosen_items
+    from fedgg.paper.plan import ReproductionPlan
 
     if accuracy not in ("highest", "final"):
         raise UserError(f"--accuracy {accuracy!r}: choose highest or final")

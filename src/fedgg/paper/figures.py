@@ -19,7 +19,8 @@ from fedgg.analysis.run_environment import conditions
 from fedgg.analysis.verdict import shown_spread
 from fedgg.lab.federated_data import splits_alone
 from fedgg.paper.find_or_run import Results
-from fedgg.paper.plan import REFERENCE, Item, PlannedMethod, ReproductionPlan, shown_dataset
+from fedgg.paper.items import REFERENCE, Item, shown_dataset
+from fedgg.paper.plan import PlannedMethod, ReproductionPlan
 from fedgg.paper.tables import MISSING, about_runs, spread_of, titled
 from fedgg.report.data_figures import SplitPanel, split_panels
 from fedgg.report.figure_style import COLOURS, LINE_STYLES, blank, mean_and_band, styled

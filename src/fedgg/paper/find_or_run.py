@@ -31,7 +31,8 @@ from fedgg.lab.observer import Observer
 from fedgg.lab.one_round import begin, next_job, synchronise
 from fedgg.lab.run_places import Shard
 from fedgg.lab.run_processes import Job
-from fedgg.paper.plan import QUICK, READINGS, Item, PlannedMethod, ReproductionPlan, shown_dataset
+from fedgg.paper.items import QUICK, READINGS, Item, shown_dataset
+from fedgg.paper.plan import PlannedMethod, ReproductionPlan
 from fedgg.registry import names_code
 from fedgg.report.tables import NONE, Table
 from fedgg.runfolder.archive_file import read_archive

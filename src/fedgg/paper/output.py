@@ -9,7 +9,8 @@ from pathlib import Path
 from fedgg.files import write_text, writing_to
 from fedgg.paper.figures import PaperFigure, paper_figure
 from fedgg.paper.find_or_run import Results
-from fedgg.paper.plan import ITEMS, Item, ReproductionPlan, shown_dataset
+from fedgg.paper.items import ITEMS, Item, shown_dataset
+from fedgg.paper.plan import ReproductionPlan
 from fedgg.paper.tables import Accuracy, paper_table, study_table, titled
 from fedgg.report.figure_style import save
 from fedgg.report.page import Picture, Section, page

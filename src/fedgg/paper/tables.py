@@ -11,17 +11,8 @@ from fedgg.analysis.run_environment import conditions, shown_megabytes
 from fedgg.analysis.verdict import shown_spread
 from fedgg.lab.name_resolution import extra_work
 from fedgg.paper.find_or_run import Results
-from fedgg.paper.plan import (
-    BETA_01,
-    BETA_05,
-    READINGS,
-    REFERENCE,
-    ROUNDS,
-    Item,
-    PlannedMethod,
-    ReproductionPlan,
-    shown_dataset,
-)
+from fedgg.paper.items import BETA_01, BETA_05, READINGS, REFERENCE, ROUNDS, Item, shown_dataset
+from fedgg.paper.plan import PlannedMethod, ReproductionPlan
 from fedgg.report.tables import NONE, VERDICTS, Table, shown_difference
 from fedgg.runfolder.measure import ACCURACY
 from fedgg.runfolder.record_types import RunRecord, StudyRecord

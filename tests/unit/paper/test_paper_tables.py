@@ -7,8 +7,9 @@ from typing import Any
 
 from fedgg.paper.figures import paper_figure
 from fedgg.paper.find_or_run import ArchivedRuns, NoRuns
+from fedgg.paper.items import DATASETS, ITEMS, QUICK
 from fedgg.paper.output import html, make_items, markdown
-from fedgg.paper.plan import DATASETS, ITEMS, QUICK, PlannedMethod, ReproductionPlan
+from fedgg.paper.plan import PlannedMethod, ReproductionPlan
 from fedgg.paper.tables import paper_table
 from fedgg.runfolder.archive_file import write_archive
 from fedgg.runfolder.record_types import RunRecord

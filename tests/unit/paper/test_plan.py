@@ -14,17 +14,8 @@ from fedgg.errors import UserError
 from fedgg.lab.name_resolution import build_algorithm, build_model
 from fedgg.older_python import tomllib
 from fedgg.paper.find_or_run import identity
-from fedgg.paper.plan import (
-    DATASETS,
-    ITEMS,
-    METHODS,
-    READINGS,
-    PlannedMethod,
-    ReproductionPlan,
-    chosen_datasets,
-    chosen_items,
-    preset,
-)
+from fedgg.paper.items import DATASETS, ITEMS, READINGS, chosen_datasets, chosen_items
+from fedgg.paper.plan import METHODS, PlannedMethod, ReproductionPlan, preset
 from fedgg.paper.tables import PRINTED_ACCURACY, PRINTED_ROUNDS, PUBLISHED
 
 PUSHES = ("push-cifar10", "push-svhn", "push-cifar100")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedgg.paper.find_or_run import ArchivedRuns
-from fedgg.paper.plan import PlannedMethod, ReproductionPlan, chosen_items
+from fedgg.paper.items import chosen_items
+from fedgg.paper.plan import PlannedMethod, ReproductionPlan
 from fedgg.runfolder.archive_file import write_archive
 from fedgg.runfolder.record_types import RunRecord
 
