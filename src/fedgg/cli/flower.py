@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from fedgg.cli import options
 from fedgg.cli.options import folder_name
-from fedgg.cli.progress import RunProgress, show_summary
+from fedgg.cli.progress import RunProgress, show_summary, tracked
 from fedgg.cli.terminal import note, progress, say
 from fedgg.errors import UserError, without_flower
 
@@ -85,6 +85,7 @@ def up(
         ),
     ] = False,
     trust: options.TrustOption = None,
+    track: options.TrackOption = None,
 ) -> None:
     """Start a whole federation on this machine, run an experiment on it, and stop it.
 
@@ -96,6 +97,7 @@ def up(
 
     - `fedgg flower up --clients 3 experiment.toml`
     - `fedgg flower up --clients 4 experiment.toml --set algorithm.name=scaffold --out runs/federation`
+    - `fedgg flower up experiment.toml --track mlflow`
     """
     _need_flower()
     from fedgg.flower.local.setup import Listening
@@ -108,15 +110,15 @@ def up(
     chosen = with_given_clients(load_experiment(experiment).changed(changed), data_folder=data_folder)
     limits = {"deadline": deadline, "min_clients": min_clients}
     run_settings = {key: value for key, value in limits.items() if value is not None}
-    run_up(chosen, out or Path("runs") / f"{folder_name(chosen)}-flower", data_folder, listening, run_settings)
+    run_up(chosen, out or Path("runs") / f"{folder_name(chosen)}-flower", data_folder, listening, run_settings, track)
 
 
-def resume_up(experiment: Experiment, folder: Path, data_folder: Path | None) -> None:
+def resume_up(experiment: Experiment, folder: Path, data_folder: Path | None, track: list[str] | None) -> None:
     """Resume a run of `fedgg flower up`."""
     _need_flower()
     from fedgg.flower.local.setup import Listening
 
-    run_up(experiment, folder, data_folder, Listening(), {})
+    run_up(experiment, folder, data_folder, Listening(), {}, track)
 
 
 class UpProgress(RunProgress):
@@ -140,6 +142,7 @@ def run_up(
     data_folder: Path | None,
     listening: Listening,
     settings: dict[str, int | float],
+    track: list[str] | None,
 ) -> None:
     from fedgg.flower.local.federation import up as run_federation
     from fedgg.lab.name_resolution import check_code
@@ -151,9 +154,15 @@ def run_up(
         for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
             signal.signal(number, signal.default_int_handler)  # each stops the federation in order
         try:
-            summary = run_federation(
-                experiment, folder, listening=listening, settings=settings, data_folder=data_folder, observer=observer
-            )
+            with tracked(observer, track, folder) as watched:
+                summary = run_federation(
+                    experiment,
+                    folder,
+                    listening=listening,
+                    settings=settings,
+                    data_folder=data_folder,
+                    observer=watched,
+                )
         except KeyboardInterrupt:
             bar.stop()
             started = Store(folder).holds_a_run()

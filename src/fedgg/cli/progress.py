@@ -13,7 +13,7 @@ from rich.progress import Progress, TaskID
 
 from fedgg.cli.terminal import Heartbeat, counted, ending, news, note, progress, say, shown_epsilon, shown_score
 from fedgg.errors import missing_extra
-from fedgg.lab.observer import Observer, Observers
+from fedgg.lab.observer import Observer
 from fedgg.registry import names_code
 from fedgg.runfolder.measure import Measure
 
@@ -148,16 +148,12 @@ def tracked(observer: Observer, names: Sequence[str] | None, folder: Path) -> It
     if not names:
         yield observer
         return
-    from fedgg.lab.trackers import trackers
+    from fedgg.lab.trackers import tracked_by
     from fedgg.lab.trusted_code import trust
 
     trust(*(name.rpartition(":")[0] for name in names if names_code(name)))  # as it was typed
-    chosen = trackers(names, folder, note)
-    try:
-        yield Observers([observer, *chosen])
-    finally:
-        for tracker in chosen:
-            tracker.close()
+    with tracked_by(names, observer, folder, note) as watched:
+        yield watched
 
 
 def show_progress(

@@ -118,9 +118,7 @@ def resume(
     if (folder / "federation").is_dir():
         from fedgg.cli.flower import resume_up
 
-        if track:
-            raise UserError(f"{folder} holds a federation: `fedgg flower up` cannot track; omit --track")
-        resume_up(experiment, folder, data_folder)
+        resume_up(experiment, folder, data_folder, track)
         return
     _run(experiment, folder, data_folder, track)
 

@@ -42,6 +42,7 @@ class RunConfig:
     attempts: int = 3
     min_clients: int = 0
     max_examples: int = MAX_EXAMPLES
+    track: str = ""
 
     def enough(self, clients: int) -> int:
         """How many of this number of clients must have replied."""
@@ -56,9 +57,10 @@ MEANINGS = {
     "attempts": "how often a round with too few replies is tried before the run stops",
     "min_clients": "the fewest replies a round needs; 0: half of its clients",
     "max_examples": "a client that reports more examples is rejected",
+    "track": "trackers of the server: tensorboard, wandb, mlflow; several with commas",
 }
 _TYPES: dict[str, type] = {
-    setting.name: {"Path": str, "Path | None": str, "float": float, "int": int}[str(setting.type)]
+    setting.name: {"Path": str, "Path | None": str, "float": float, "int": int, "str": str}[str(setting.type)]
     for setting in fields(RunConfig)
 }
 _TYPE_NAMES = {str: "text", float: "a number of seconds", int: "an integer"}

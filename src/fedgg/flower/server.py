@@ -41,6 +41,7 @@ from fedgg.lab.preflight_checks import rehearsed
 from fedgg.lab.run_result import Run
 from fedgg.lab.run_session import Session, opened
 from fedgg.lab.runner import run_rounds
+from fedgg.lab.trackers import tracked_by
 from fedgg.runfolder.measure import first_score
 
 LOG = logging.getLogger("flwr")
@@ -55,7 +56,9 @@ def server_app(experiment_file: str | Path, config: Configuration | None = None)
 
     def main(grid: Grid, context: Context) -> None:
         settings = run_config({**(config or {}), **context.run_config})
-        run_on_grid(grid, load_experiment(Path(experiment_file)), settings, LogObserver())
+        names = [name.strip() for name in settings.track.split(",") if name.strip()]
+        with tracked_by(names, LogObserver(), settings.out, LOG.warning) as observer:
+            run_on_grid(grid, load_experiment(Path(experiment_file)), settings, observer)
 
     app = ServerApp()
     app.main()(main)

@@ -11,13 +11,14 @@ import os
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedgg.errors import UserError, missing_extra
 from fedgg.lab.name_resolution import part_named
-from fedgg.lab.observer import Observer
+from fedgg.lab.observer import Observer, Observers
 from fedgg.registry import Registry
 from fedgg.runfolder.record_types import flat
 from fedgg.runfolder.tensorboard_events import event_classes, safe_name, scalars_of
@@ -215,6 +216,19 @@ def trackers(names: Iterable[str], folder: Path, warn: Callable[[str], None] = _
             raise UserError(f"--track {name}: it must be a class that extends fedgg.Tracker")
         chosen.append(kind(folder / kind.subfolder, warn))
     return chosen
+
+
+@contextmanager
+def tracked_by(
+    names: Iterable[str], observer: Observer, folder: Path, warn: Callable[[str], None] = _warn
+) -> Iterator[Observer]:
+    """The observer together with trackers, as `trackers` makes them, which are closed at the end."""
+    chosen = trackers(names, folder, warn)
+    try:
+        yield Observers([observer, *chosen]) if chosen else observer
+    finally:
+        for tracker in chosen:
+            tracker.close()
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:

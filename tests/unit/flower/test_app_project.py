@@ -45,7 +45,16 @@ def test_it_has_the_experiment_and_every_setting(tmp_path: Path) -> None:
     whole = tomllib.loads((tmp_path / "trial" / "pyproject.toml").read_text())
     assert whole["project"]["dependencies"] == [], "Flower would install them anew for every run"
     project = whole["tool"]["flwr"]["app"]
-    assert set(project["config"]) == {"out", "data", "deadline", "wait", "attempts", "min_clients", "max_examples"}
+    assert set(project["config"]) == {
+        "out",
+        "data",
+        "deadline",
+        "wait",
+        "attempts",
+        "min_clients",
+        "max_examples",
+        "track",
+    }
     assert Path(project["config"]["out"]) == Path("runs/trial").absolute()
     readme = (tmp_path / "trial" / "README.md").read_text()
     assert "num-supernodes=3" in readme

@@ -218,6 +218,7 @@ class LocalFederation:
                 self.check_processes()
                 time.sleep(POLL_SECONDS)
             self.report_progress()
+        self.observer.on_end(self.experiment.name, summary)
         return summary
 
     @contextmanager
