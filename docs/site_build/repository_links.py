@@ -24,7 +24,7 @@ OUTSIDE = {
     "benchmarks/README.md": "benchmarks.md",
 }
 FOLDERS = {"docs/decisions": "decisions/index.md", "docs/notebooks": "notebooks/index.md"}
-SHOWN_AS_TEXT = (".py", ".toml", ".json", ".txt", ".cff", ".yml", ".sh", "")
+SHOWN_AS_TEXT = (".py", ".toml", ".json", ".jsonl", ".txt", ".cff", ".yml", ".sh", "")
 LONGEST_SHOWN = 200_000  # characters; of longer files the page shows the beginning
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 FENCE = re.compile(r"^(```|~~~)", re.M)
