@@ -114,6 +114,37 @@ def test_links_lead_to_pages_and_files() -> None:
     assert links.site_links("[a](no-such-file.md)", "docs/x.md", "x.md") == "[a](no-such-file.md)"
 
 
+def anchors(text: str) -> set[str]:
+    """Of the headings of a Markdown file, as a code host and the site name them, and those that it names itself."""
+    named, found = set(re.findall(r'<a id="([^"]+)"', text)), list[str]()
+    for heading in re.findall(r"^#+ (.+?)\s*$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        found.append(re.sub(r"[^\w\- ]", "", shown).replace(" ", "-"))
+    return named | {f"{name}-{found[:place].count(name)}".removesuffix("-0") for place, name in enumerate(found)}
+
+
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "ROADMAP.md", "SECURITY.md", "docs"])
+def test_every_link_between_files_has_a_target(page: str) -> None:
+    wrong = []
+    for path in [ROOT / page] if page.endswith(".md") else sorted((ROOT / page).rglob("*.md")):
+        text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if target.startswith(("http", "mailto:")):
+                continue
+            name, _, anchor = target.partition("#")
+            place = (path.parent / name).resolve() if name else path
+            inside = place.relative_to(ROOT).as_posix()
+            if place.suffix == ".png":
+                is_there = place.is_file()
+            else:
+                is_there = place.exists() and links.page_of(inside) is not None
+            if is_there and anchor and place.suffix == ".md":
+                is_there = anchor in anchors(place.read_text(encoding="utf-8"))
+            if not is_there:
+                wrong.append(f"{path.relative_to(ROOT)}: {target}")
+    assert not wrong
+
+
 def test_the_version_is_in_one_place_and_the_citation_has_it() -> None:
     import fedgg
 
