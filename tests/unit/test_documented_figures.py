@@ -274,12 +274,16 @@ def _participation_table() -> str:
         highest.setdefault(label, {})[record.config["seed"]] = 100 * max(record.accuracy()[1])
         megabytes[label] = float(record.megabytes()[-1]) / len(record.rounds)
     lines = [
-        "| setting | 3 of 100 | over FedAvg | 10 of 100 | over FedAvg | MB a round, 10 of 100 |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| setting | 3 of 100 | over FedAvg | 10 of 100 | over FedAvg | all 100 | over FedAvg | MB, 10 of 100 |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for setting in dict.fromkeys(label.rpartition(", ")[0] for label in highest):
+    settings = dict.fromkeys(label.rpartition(", ")[0] for label in highest)
+    for setting in sorted(settings, key=lambda name: name != "FedAvg"):
         cells = []
-        for cohort in ("3", "10"):
+        for cohort in ("3", "10", "100"):
+            if f"{setting}, {cohort}" not in highest:  # with all clients in every round both directions are the same
+                cells += ["as received", ""]
+                continue
             ours, fedavg = highest[f"{setting}, {cohort}"], highest[f"FedAvg, {cohort}"]
             over = [ours[seed] - fedavg[seed] for seed in sorted(fedavg)]
             half = scipy.stats.t.ppf(0.975, len(over) - 1) * statistics.stdev(over) / len(over) ** 0.5

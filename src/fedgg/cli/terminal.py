@@ -14,6 +14,7 @@ import sys
 import time
 import unicodedata
 from collections.abc import Collection
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -172,23 +173,35 @@ def say(sentence: str) -> None:
 
 
 LONGEST = 15  # characters of a word that are not broken across lines
+BETWEEN_COLUMNS = 3
 
 
 def print_table(table: Table, *, numbers: bool = True, names: int = 1) -> None:
-    """`numbers`: the columns after the first `names` are aligned to the right."""
+    """`numbers`: the columns after the first `names` are aligned to the right.
+
+    Of a table that is wider than the terminal the last columns are left out by name; elsewhere it is as wide as it is.
+    """
     grid = RichTable(
         title=table.title, title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD
     )
+    widths = list[int]()
     for number, column in enumerate(table.columns):
         words = " ".join([column, *(row[number] for row in table.rows)]).split()
+        widths.append(min(max(map(len, words), default=1), LONGEST))  # of the longest word
+    ends = [end + BETWEEN_COLUMNS * number + 1 for number, end in enumerate(accumulate(widths), 1)]
+    shown = len(ends)
+    if console.is_terminal:
+        shown = max(sum(end <= console.width for end in ends), names + 1)
+    for number, column in enumerate(table.columns[:shown]):
         right = number >= names and numbers
-        # Columns are as wide as their longest word, if there is room.
-        whole = min(max(map(len, words), default=1), LONGEST)
-        grid.add_column(column, justify="right" if right else "left", overflow="fold", min_width=whole)
+        grid.add_column(column, justify="right" if right else "left", overflow="fold", min_width=widths[number])
     for row in table.rows:
-        grid.add_row(*row)
-    console.print(grid)
-    for sentence in table.notes:
+        grid.add_row(*row[:shown])
+    console.print(grid, width=None if console.is_terminal else max(console.width, ends[-1]), crop=False)
+    notes = table.notes
+    if left_out := table.columns[shown:]:
+        notes = (f"Not shown in a terminal of {console.width} columns: {', '.join(left_out)}.", *notes)
+    for sentence in notes:
         console.print(Padding(Text(printable(sentence), style="dim"), (0, 0, 0, 2)))
     console.print()
 

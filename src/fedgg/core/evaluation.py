@@ -55,7 +55,7 @@ def total(metrics: Sequence[Metric], tallies: Sequence[Tally]) -> Score:
     loss, weight = float(sum(part.loss for part in tallies)), float(sum(part.weight for part in tallies))
     values: dict[str, float] = {}
     by_class: dict[str, list[float]] = {}
-    mean_loss = loss / max(weight, 1)
+    mean_loss = loss / weight if weight else math.nan  # of padding alone there is none
     for place, metric in enumerate(metrics):
         if isinstance(metric, Loss):
             values[metric.name] = mean_loss

@@ -210,6 +210,9 @@ def displaced_gradient(
         name = f"{type(algorithm).__name__}.displacement()"
         point = with_vectors(w, algorithm.displacement(client), client, name)
         point = point if fixed is None else torch.where(fixed, w, point)
+        is_twice = type(algorithm).second_displacement is not Algorithm.second_displacement
+        # The statistics that remain are those of the first pass; the second one starts from those before it.
+        statistics_before = client.net.with_copied_buffers() if is_twice else client.net
     loss, grad = gradient(algorithm, point, batch, client, personal)
     with torch.no_grad():
         second = algorithm.second_displacement(grad[:, : w.shape[1]], w, client)
@@ -221,7 +224,7 @@ def displaced_gradient(
                 f"it {list(w.shape)}, one displacement for each row, or None for a single gradient"
             )
         point = w + (second if fixed is None else torch.where(fixed, 0, second))
-    client = replace(client, net=client.net.with_copied_buffers())  # statistics are those of the first pass
+    client = replace(client, net=statistics_before)
     return loss, gradient(algorithm, point, batch, client, personal)[1]
 
 

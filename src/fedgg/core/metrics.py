@@ -91,7 +91,7 @@ class Accuracy(Metric):
         return {"right": right.sum().double(), "count": torch.tensor(float(len(targets)), dtype=torch.float64)}
 
     def value(self, sums: Sums) -> float:
-        return float(sums["right"]) / max(float(sums["count"]), 1)
+        return _ratio(sums["right"], sums["count"])
 
 
 class Top5(Accuracy):
@@ -162,7 +162,7 @@ class Perplexity(Metric):
 
     def value(self, sums: Sums) -> float:
         mean = _ratio(sums["loss"], sums["count"])
-        return math.exp(mean) if mean < 700 else math.inf
+        return math.inf if mean >= 700 else math.exp(mean)
 
 
 class RMSE(Metric):
@@ -232,7 +232,7 @@ def _area(scores: Tensor, true: Tensor) -> float:
 
 
 def _ratio(total: Tensor, count: Tensor) -> float:
-    return float(total) / max(float(count), 1)
+    return float(total) / float(count) if count else math.nan
 
 
 class Loss(Metric):

@@ -47,8 +47,11 @@ def recorded_inputs(layer: nn.Module) -> Iterator[list[Tensor]]:
         hook.remove()
 
 
-def head_of(net: Net, x: Tensor) -> str:
-    """The name of the layer whose input is the representation, as two examples go through the model."""
+def head_of(net: Net, x: Tensor, *, one_vector: bool = False) -> str:
+    """The name of the layer whose input is the representation, as two examples go through the model.
+
+    `one_vector`: UserError where an example's representation is more than a vector, such as one for each token.
+    """
     title = type(net.module).__name__
     made: list[tuple[str, Tensor, Tensor]] = []  # name, input and output of every linear layer, as they are called
 
@@ -78,6 +81,12 @@ def head_of(net: Net, x: Tensor) -> str:
         raise UserError(
             f"{title} offers no representation: its only layer, {name!r}, sees the inputs themselves; "
             f"take a model with a hidden layer, as mlp or cnn"
+        )
+    if one_vector and representation.ndim != 2:
+        raise UserError(
+            f"{title} has no representation of a whole example: its last layer {name!r} takes "
+            f"{list(representation.shape[1:])} numbers of each, as for sequences; take a model whose last layer takes "
+            f"one vector an example, or another algorithm"
         )
     return name
 
@@ -131,10 +140,11 @@ class Net:
         """Another task than classification, or other metrics than accuracy."""
         self.task, self.metrics, self.criterion = task, metrics, task.losses
 
-    def examine(self, x: Tensor, outputs_wanted: int, y: Tensor | None = None) -> None:
+    def examine(self, x: Tensor, outputs_wanted: int | None, y: Tensor | None = None) -> None:
         """Run two examples through the module: are its outputs right, does it draw random numbers, change buffers?
 
-        Looking at what happens finds `F.dropout` in a user's `forward` as well as an `nn.Dropout`.
+        Looking at what happens finds `F.dropout` in a user's `forward` as well as an `nn.Dropout`. `outputs_wanted`:
+        None where they have been checked before.
         """
         title, shape = type(self.module).__name__, tuple(x.shape[1:])
         for name, parameter in self.module.named_parameters():
@@ -163,7 +173,8 @@ class Net:
         if y is None:
             y = x.new_zeros(len(x), dtype=torch.int64)
         is_usual = self.criterion is cross_entropy and self.metrics == DEFAULT_METRICS
-        if not is_usual or getattr(outputs, "shape", ()) != (len(x), outputs_wanted):
+        is_right = is_usual and getattr(outputs, "shape", ()) == (len(x), outputs_wanted)
+        if outputs_wanted is not None and not is_right:
             self._check_outputs(outputs, y, outputs_wanted)
         self.moving = tuple(name for name in buffers if differs(self.start_buffers[name], buffers[name]))
         self.keeps_statistics = bool(self.moving)

@@ -173,12 +173,31 @@ def _inputs(
 
 def inputs_packed(x: Any, parts: tuple[InputPart, ...], name: str) -> Tensor:
     """Several inputs of new examples, packed as those of a data set."""
-    values = list(x) if isinstance(x, tuple | list) else [x.get(part.keyword) for part in parts]
-    arrays = [torch.from_numpy(_as_array(one, f"x[{at!r}]", name).copy()) for at, one in enumerate(values)]
+    values = inputs_of_parts(x, parts, name)
+    keys = [f"x[{place if part.keyword is None else part.keyword!r}]" for place, part in enumerate(parts)]
+    arrays = [torch.from_numpy(_as_array(one, key, name).copy()) for one, key in zip(values, keys, strict=True)]
     shapes = [tuple(array.shape[1:]) for array in arrays]
     if shapes != [part.shape for part in parts]:
         raise UserError(f"x holds inputs of shapes {shapes}; the model takes {[part.shape for part in parts]}")
+    for array, key in zip(arrays, keys, strict=True):
+        if len(array) != len(arrays[0]):
+            raise UserError(f"{name}: {key} has shape {tuple(array.shape)}, for {len(arrays[0])} examples")
     return packed(arrays, name)
+
+
+def inputs_of_parts(x: Any, parts: tuple[InputPart, ...], name: str) -> list[Any]:
+    """The inputs of a model that takes several, in its order; UserError where these are others than it takes."""
+    keywords = [part.keyword for part in parts if part.keyword is not None]
+    if isinstance(x, tuple | list) and len(x) == len(parts):
+        return list(x)
+    if keywords and isinstance(x, Mapping):
+        if set(x) != set(keywords):
+            raise UserError(
+                f"{name}: the model takes the inputs {', '.join(keywords)}; x has {', '.join(map(str, x)) or 'none'}"
+            )
+        return [x[keyword] for keyword in keywords]
+    wanted = f"a dict with the inputs {', '.join(keywords)}" if keywords else f"a tuple of {len(parts)} inputs"
+    raise UserError(f"{name}: the model takes {wanted}; x is of type {type(x).__name__}")
 
 
 def several_inputs(x: Any, y: Any) -> dict[str | int, Any]:

@@ -58,6 +58,7 @@ def aggregation_of(
         _refuse_statistics(experiment, net)
         collector = ClientPrivacy(privacy.clip, privacy.noise, experiment.seed)
         state = bool(algorithm.client_memory(net.start)) or experiment.personal is not None
+        state = state or experiment.optimiser.state == "kept"
         budget = Budget(len(clients), cohort, privacy.noise, privacy.delta, state, privacy.epsilon_limit)
         notices += _privacy_notices(budget, experiment.rounds)
     return Aggregation(collector, attackers, budget), notices

@@ -167,6 +167,8 @@ def assemble(
     net, work, notices = examined.net, examined.work, [*examined.notices_on_batches]
     if net.task.examples_differ:
         feed = replace(feed, weights=net.task.weights)
+        if not bool((net.task.weights(feed.y_test) > 0).any()):
+            raise UserError(f"no target of the test set of {origin.name} counts: all of them are padding")
     if net.needs_two_in_evaluation:
         check_single_scores(feed, origin.client_names)
     if net.freezes:
@@ -283,7 +285,7 @@ def examined_net(
             f"take the task classification, or another algorithm"
         )
     if algorithm.needs_representation:
-        net.head = head_of(net, sample[0])
+        net.head = head_of(net, sample[0], one_vector=True)
     if experiment.personal is not None:
         net = with_personal_parts(experiment, algorithm, net, sample[0])
     # Engines of user code get the model that the reference engine has.
@@ -317,6 +319,11 @@ def check_batches(experiment: Experiment, work: Work, sizes: list[int], names: S
 
 def check_single_examples(work: Work, sizes: list[int], names: Sequence[str] | None) -> None:
     """UserError where a client's last batch has one example, of a model that cannot take that."""
+    if work.batch == 1:
+        raise UserError(
+            "local.batch = 1: every batch has one example, which the model cannot take (batch statistics need two): "
+            "take a larger one, or model.statistics = 'frozen'"
+        )
     for client, size in enumerate(sizes):
         last = size if work.batch is None else (size - 1) % work.batch + 1
         if size and last == 1 and work.steps(size) >= (1 if work.batch is None else -(-size // work.batch)):

@@ -73,6 +73,15 @@ def _check_head_epochs(experiment: Experiment, algorithm: Algorithm) -> None:
     config, local = experiment.personal, experiment.local
     if config is None or config.method != "fedrep":
         return
+    for key, value, remedy in (
+        ("steps", local.steps, "leave it out and set local.epochs"),
+        ("part", local.part if local.part < 1 else None, "set it to 1"),
+    ):
+        if value is not None:
+            raise UserError(
+                f"personal.method = 'fedrep' divides the epochs of a round between head and body, which is not defined "
+                f"with local.{key} = {value}: {remedy}, or take personal.method = 'fedper'"
+            )
     epochs = algorithm.work(Work(local.epochs, local.batch)).epochs
     if epochs < 2:
         raise UserError(
@@ -202,7 +211,7 @@ def unseen_job(job: RoundJob, epochs: int, client: int, w: Tensor, buffers: Rows
     return replace(
         job,
         algorithm=Algorithm(),
-        work=replace(job.work, epochs=epochs),
+        work=replace(job.work, epochs=epochs, fixed_steps=None, part=1.0),
         personal_epochs=epochs,
         cohort=[client],
         w=w,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from fedgg.core.server import ServerState
 from fedgg.core.tasks import CLASSIFICATION, Task
 from fedgg.core.tensor_rows import Rows
 from fedgg.data.batch_preparation import Normalisation, Scaling
-from fedgg.data.user_arrays import input_tensor, inputs_packed
+from fedgg.data.user_arrays import input_tensor, inputs_of_parts, inputs_packed, packed
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, ModelGiven
 from fedgg.lab.checkpoint import BadCheckpoint, read_checkpoint
@@ -103,7 +103,10 @@ class Inputs:
 
 
 class RawInputModel(nn.Module):
-    """A module behind the scaling of its inputs: `forward` takes examples as the data set has them, of any type."""
+    """A module behind the scaling of its inputs: `forward` takes examples as the data set has them, of any type.
+
+    Of several inputs it takes what `forward` of the module takes, or all of them in one dict or tuple, as in the data.
+    """
 
     shift: Tensor
     scale: Tensor
@@ -115,11 +118,26 @@ class RawInputModel(nn.Module):
         self.register_buffer("shift", inputs.scaling.shift.clone())
         self.register_buffer("scale", inputs.scaling.scale.clone())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        x = self._one_tensor(inputs, named) if self._inputs.parts or named or len(inputs) != 1 else inputs[0]
         scaled = Scaling(self.shift, self.scale)(self._inputs.arranged(x))
         arguments, keywords = unpacked(self._inputs.parts, scaled) if self._inputs.parts else ((scaled,), {})
         outputs: Tensor = self.module(*arguments, **keywords)
         return outputs
+
+    def _one_tensor(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+        """Several inputs side by side in one tensor, as `predict` gives them."""
+        parts = self._inputs.parts
+        if not parts:
+            raise UserError(f"the model takes one input, got {len(inputs) + len(named)}")
+        given: Any = named or inputs
+        if len(inputs) == 1 and not named:
+            is_packed = isinstance(inputs[0], Tensor) and tuple(inputs[0].shape[1:]) == self._inputs.shape
+            if is_packed:
+                return cast(Tensor, inputs[0])
+            given = inputs[0] if isinstance(inputs[0], Mapping | tuple | list) else inputs
+        values = inputs_of_parts(given, parts, "model")
+        return packed([torch.as_tensor(value, device=self.shift.device) for value in values], "model")
 
 
 def predict(
@@ -308,9 +326,11 @@ def personal_module_from_folder(
         state = read_checkpoint(path, experiment.trajectories(), torch.device("cpu"))
     except BadCheckpoint as reason:
         raise UserError(f"{path} cannot be read: {reason}") from reason
-    module, sample = rebuild(), torch.zeros(2, *inputs.shape, dtype=inputs.scaling.shift.dtype)
+    dtype = torch.int64 if inputs.whole else inputs.scaling.shift.dtype
+    module, sample = rebuild(), torch.zeros(2, *inputs.shape, dtype=dtype)
     net = Net(module)
-    net.examine(sample, len(inputs.classes))
+    net.parts = inputs.parts
+    net.examine(sample, outputs_wanted=None)
     net = with_personal_parts(experiment, Algorithm(), net, sample)
     rows = state.memory
     state = replace(state, memory={client: rows[client]} if client in rows else {})

@@ -231,7 +231,7 @@ def _noise(shape: tuple[int, ...], classes: int, examples: int) -> Dataset:
 
 @dataclass(frozen=True)
 class Pace:
-    """The time of a round of one run, and how it was measured."""
+    """The time of a client's local step, and how it was measured."""
 
     seconds: float
     source: str
@@ -247,12 +247,12 @@ class MissingRuns:
 
 
 class Estimate:
-    """The time of the missing runs of a plan. A data set is probed once, and only if one of its runs is missing."""
+    """The time of the missing runs of a plan: a local step is timed once for each kind that a missing run has."""
 
     def __init__(self, plan: ReproductionPlan, out: Path, processes: int):
         self.plan, self.processes = plan, processes
         self.folders = RunFolders(out)
-        self.paces: dict[tuple[str, str], Pace] = {}  # by data set and model
+        self.paces: dict[tuple[str, str, int], Pace] = {}  # by data set, model and batch size
 
     def missing(self, items: Iterable[Item]) -> MissingRuns:
         """Of several items together; runs that they share count once."""
@@ -261,29 +261,32 @@ class Estimate:
         return MissingRuns(len(runs), len(runs) - len(missing), sum(self._seconds(method) for method, _ in missing))
 
     def sources(self) -> list[str]:
-        """How the time of each data set was measured."""
-        return [f"{shown_dataset(dataset)}, {model}: {pace.source}" for (dataset, model), pace in self.paces.items()]
+        """How the time of each kind of step was measured."""
+        return [
+            f"{shown_dataset(dataset)}, {model}, batches of {batch}: {pace.source}"
+            for (dataset, model, batch), pace in self.paces.items()
+        ]
 
     def _seconds(self, method: PlannedMethod) -> float:
-        kind = method.dataset, method.base.model.name
+        kind = method.dataset, method.base.model.name, method.base.local.batch
         if kind not in self.paces:
             self.paces[kind] = self._pace(method)
         together = self.processes if method.base.engine.devices[0] == "cpu" else 1
-        return self.paces[kind].seconds * method.base.rounds / together
+        return self.paces[kind].seconds * steps_a_round(method.base) * method.base.rounds / together
 
     def _pace(self, method: PlannedMethod) -> Pace:
         finished = [record for record in self._records(method.dataset) if _comparable(record, method.base)]
         if finished:
-            rounds = sum(len(record.rounds) for record in finished)
-            seconds = sum(record.seconds for record in finished) / rounds
+            steps = sum(client["steps"] for record in finished for line in record.rounds for client in line["clients"])
+            seconds = sum(record.seconds for record in finished) / steps
             runs = f"{len(finished)} finished run{'s' if len(finished) > 1 else ''}"
-            return Pace(seconds, f"{seconds:.3g} s a round in {runs} on this device")
+            return Pace(seconds, f"{shown_step(seconds)} a step in {runs} on this device")
         together = sum(missing.dataset == method.dataset for missing, _ in self.plan.runs())
-        step, steps = seconds_a_step(method.base, together), steps_a_round(method.base)
+        seconds = seconds_a_step(method.base, together)
         return Pace(
-            step * steps,
-            f"a probe of a few local steps on random input, {shown_step(step)} a step, {steps} steps a round; "
-            "without evaluation and loading",
+            seconds,
+            f"a probe of a few local steps on random input, {shown_step(seconds)} a step; without evaluation and "
+            "loading",
         )
 
     def _records(self, dataset: str) -> list[RunRecord]:
@@ -299,6 +302,7 @@ def _comparable(record: RunRecord, wanted: Experiment) -> bool:
     engine = record.config.get("engine", {})
     same = engine.get("device") == wanted.engine.device and engine.get("precision") == wanted.engine.precision
     same = same and record.config.get("model", {}).get("name") == wanted.model.name
+    same = same and record.config.get("local", {}).get("batch") == wanted.local.batch
     return same and record.status == "finished" and bool(record.rounds)
 
 

@@ -142,6 +142,31 @@ def test_both_passes_have_the_same_dropout_masks(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(fedavg, fedsam)
 
 
+class CentredByItsMean(nn.Module):
+    """Training reads the statistic that it moves, which a BatchNorm does not."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        if self.training:
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+        outputs: Tensor = self.linear(x - self.mean)
+        return outputs
+
+
+def test_both_passes_start_from_the_same_statistics() -> None:
+    fedavg = played(Experiment(**SMALL, algorithm={"name": "fedavg"}), Loop(), CentredByItsMean)
+    fedsam = played(Experiment(**SMALL, algorithm={"name": "fedsam", "rho": 0.0}), Loop(), CentredByItsMean)
+    assert torch.equal(fedavg, fedsam)
+
+
 @pytest.mark.parametrize("name", ["fedsam", "fedlesam"])
 def test_without_a_displacement_statistics_are_those_of_fedavg(name: str) -> None:
     states = []

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import fedgg
 from fedgg.core.evaluation import evaluate
 from fedgg.core.metrics import METRICS, Mean, Metric
 from fedgg.core.model import Net
@@ -67,6 +68,28 @@ CLASSES = torch.from_numpy(np.random.default_rng(2).integers(0, 6, 90))
 LABELS = (normal(90, 6, seed=3) > 0.4).long()
 LOGITS = normal(90, 6, seed=4).round(decimals=1)  # with ties
 VALUES = normal(90, 6, seed=5)
+
+
+@pytest.mark.parametrize("name", sorted(set(METRICS) - {"loss"}))
+def test_no_metric_has_a_value_without_examples(name: str) -> None:
+    metric = METRICS[name](name)
+    targets = LABELS if metric.needs == ("labels",) else VALUES if metric.needs == ("values",) else CLASSES
+    assert math.isnan(metric.value(metric.sums(LOGITS[:0], targets[:0])))
+
+
+def test_clients_with_padding_alone_are_left_out_of_means() -> None:
+    random = np.random.default_rng(0)
+    x, clients = random.integers(1, 12, (60, 5)), np.repeat(np.arange(3), 20)
+    y = np.roll(x, -1, 1)
+    y[clients == 2] = -100
+    lstm = {"task": {"name": "next_token"}, "model": {"name": "char_lstm", "hidden": 4, "layers": 1}}
+    experiment = lstm | {"rounds": 1, "data": {"holdout": 0.3}, "local": {"batch": 7}}
+    run = fedgg.run(experiment, data=(x, y, x, y, clients), metrics=["accuracy", "perplexity"])
+    assert set(run.rounds[0]["holdout_perplexity_by_client"]) == {"0", "1"}
+    assert run.rounds[0]["holdout_perplexity"] > 6
+    assert set(run.rounds[0]["holdout_accuracy_by_client"]) == {"0", "1"}
+    with pytest.raises(UserError, match="no target of the test set of arrays counts: all of them are padding"):
+        fedgg.run(experiment, data=(x, y, x[40:], y[40:], clients))
 
 
 def probabilities(classes: int = 6) -> Any:

@@ -346,6 +346,8 @@ def test_fedrep_counts_the_steps_of_the_shared_part() -> None:
         ({"personal__method": "fedper", "personal__head_epochs": 2}, "belongs to personal.method = 'fedrep'"),
         ({"personal__method": "fedrep", "local__epochs": 1}, "set local.epochs = 2"),
         ({"personal__method": "fedrep", "personal__head_epochs": 3}, "leaves none of 3 epochs"),
+        ({"personal__method": "fedrep", "local__steps": 9}, "not defined with local.steps = 9"),
+        ({"personal__method": "fedrep", "local__part": 0.5}, "not defined with local.part = 0.5"),
         ({"personal__method": "local", "algorithm__name": "fedgg"}, "FedGG has nothing to act on"),
         ({"personal__method": "lg_fedavg", "algorithm__name": "moon"}, "MOON compares representations"),
     ],
@@ -359,6 +361,18 @@ def test_refused_before_anything_trains(changes: dict[str, Any], complaint: str)
 def test_fedbn_needs_normalisation_layers() -> None:
     with pytest.raises(UserError, match="has no normalisation layer"):
         build(small("loop", personal__method="fedbn"))
+
+
+@pytest.mark.parametrize("work", [{"local__steps": 2}, {"local__part": 0.1}], ids=str)
+def test_unseen_clients_train_whole_epochs(work: dict[str, Any]) -> None:
+    """However much the others do of theirs: without a step of the shared part, the score is that of plain epochs."""
+    changes: dict[str, Any] = {"split__unseen": 1, "personal__method": "fedper", "personal__unseen_epochs": 6}
+    base = small("loop", "fedavg", **changes, rounds=1, local__lr=0.1, server__lr=1e-12)
+    losses = [
+        fedgg.run(experiment, metrics=["loss"]).rounds[-1]["unseen_loss"]
+        for experiment in (base, base.changed({key.replace("__", "."): value for key, value in work.items()}))
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
 
 def test_patterns_are_the_methods() -> None:

@@ -235,3 +235,70 @@ def test_a_loss_from_python_is_not_needed_to_load_and_predict(tmp_path: Path) ->
         experiment = {"rounds": 1, "split": {"scheme": "iid", "clients": 3}, "local": {"batch": 10}, **task}
         run = fedgg.run(experiment, model=model, data=(x, y, x, y), loss=absolute, out=tmp_path / name)
         assert np.array_equal(fedgg.Run.load(tmp_path / name, model=model).predict(x), run.predict(x))
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_image, self.of_context = nn.Linear(6, 3), nn.Linear(2, 3)
+
+    def forward(self, image: Tensor, context: Tensor) -> Tensor:
+        outputs: Tensor = self.of_image(image.flatten(1)) + self.of_context(context)
+        return outputs
+
+
+def two_inputs() -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
+    random = np.random.default_rng(0)
+    image, context = random.normal(size=(40, 2, 3)), random.normal(size=(40, 2))
+    return {"image": image.astype("f"), "context": context.astype("f")}, random.integers(0, 3, 40)
+
+
+def test_a_model_of_several_inputs_takes_them_as_its_module_and_as_the_data() -> None:
+    x, y = two_inputs()
+    run = fedgg.run(SETTINGS | {"rounds": 1, "local": {"batch": 5}}, model=TwoInputs, data=(x, y, x, y))
+    logits, model = run.predict(x, output="logits"), run.model()
+    image, context = torch.tensor(x["image"]), torch.tensor(x["context"])
+    for outputs in (model(image, context), model(image=image, context=context), model(x), model((image, context))):
+        assert outputs.requires_grad
+        np.testing.assert_allclose(outputs.detach().numpy(), logits, atol=1e-6)
+    for wrong, words in (
+        (x["image"], "takes a dict with the inputs image, context; x is of type ndarray"),
+        ({"image": x["image"]}, "takes the inputs image, context; x has image"),
+        (x | {"age": y}, "takes the inputs image, context; x has image, context, age"),
+        (x | {"context": x["context"][:3]}, r"x\['context'\] has shape \(3, 2\), for 40 examples"),
+    ):
+        with pytest.raises(UserError, match=words):
+            run.predict(wrong)
+    with pytest.raises(UserError, match="takes the inputs image, context; x has ctx"):
+        model(ctx=context)
+
+
+def test_personal_models_of_several_inputs_and_of_tokens_are_loaded(tmp_path: Path) -> None:
+    personal = {"rounds": 1, "data": {"holdout": 0.2}, "personal": {"method": "fedper"}, "local": {"batch": 5}}
+    x, y = two_inputs()
+    tokens = np.random.default_rng(0).integers(0, 9, (40, 5))
+    net = nn.Sequential(nn.Flatten(), nn.Linear(5, 4), nn.Linear(4, 2))
+    split = {"clients": 3, "scheme": "iid"}
+    cases: dict[str, dict[str, Any]] = {
+        "two": {"model": TwoInputsThenHead, "data": (x, y, x, y)},
+        "tokens": {"data": (tokens, np.roll(tokens, -1, 1)) * 2},
+        "values": {"model": net, "data": (tokens / 9, y, tokens / 9, y), "loss": lambda out, true: out.sum(1) * true},
+    }
+    lstm = {"task": {"name": "next_token"}, "model": {"name": "char_lstm", "hidden": 4, "layers": 1}}
+    for name, given in cases.items():
+        experiment = personal | {"split": split} | (lstm if name == "tokens" else {})
+        run = fedgg.run(experiment, **given, out=tmp_path / name)
+        in_memory = fedgg.run(experiment, **given).personal_model(1).state_dict()
+        for loaded in (run, fedgg.Run.load(tmp_path / name, model=given.get("model"))):
+            weights = loaded.personal_model(1).state_dict()
+            assert all(torch.equal(weights[key], values) for key, values in in_memory.items()), name
+
+
+class TwoInputsThenHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = TwoInputs(), nn.Linear(3, 3)
+
+    def forward(self, image: Tensor, context: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.body(image, context).relu())
+        return outputs

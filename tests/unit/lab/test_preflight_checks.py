@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 import fedgg
 from fedgg.errors import UserError
@@ -91,3 +92,26 @@ def test_augmentation_needs_images_wherever_the_clients_are() -> None:
     built = build.build(BASE, data=(x, y, x, y))
     with pytest.raises(UserError, match=refused):  # as the Flower server does, whose clients hold the examples
         build.assemble(flipped, built.feed, built.origin)
+
+
+def test_moon_needs_one_representation_an_example() -> None:
+    tokens = np.random.default_rng(0).integers(0, 12, (60, 7))
+    moon = BASE.changed({"task.name": "next_token", "model.name": "char_lstm", "algorithm.name": "moon"})
+    moon = moon.changed({"local.batch": 5, "data.normalise": "none"})
+    with pytest.raises(UserError, match=r"CharLSTM has no representation of a whole example: its last layer 'head'"):
+        build.build(moon, data=(tokens, tokens, tokens, tokens))
+
+
+@pytest.mark.parametrize("work", [{"local.epochs": 1}, {"local.steps": 1}], ids=str)
+def test_batches_of_one_example_of_a_model_with_batch_statistics(work: dict[str, Any]) -> None:
+    norm = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    with pytest.raises(UserError, match=r"^local.batch = 1: every batch has one example"):
+        build.build(BASE.changed(work | {"local.batch": 1}), model=norm)
+
+
+def test_kept_optimiser_state_is_client_state_under_privacy() -> None:
+    pytest.importorskip("dp_accounting")
+    kept = BASE.changed({"optimiser.state": "kept", "privacy.noise": 1.0, "server.cohort": 2})
+    run = fedgg.run(kept, algorithm="fedavg")
+    fresh = fedgg.run(kept.changed({"optimiser.state": "fresh"}), algorithm="fedavg")
+    assert run.rounds[0]["epsilon"] > fresh.rounds[0]["epsilon"]

@@ -124,7 +124,7 @@ def fused_steps(
             state.step.add_(1)
             state.loss_sum.add_(loss.detach() * count)
             state.seen.add_(count)
-    return state, _tensors(terms, sums.model, zero)
+    return replace(state, last_step=-sgd.lr * state.optimiser_state["velocity"]), _tensors(terms, sums.model, zero)
 
 
 def _coefficients(algorithm: Algorithm, client: Client, terms: StepTerms) -> CoefficientFunction | None:

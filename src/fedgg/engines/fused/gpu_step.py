@@ -161,11 +161,12 @@ class FusedStep:
             for stream in (self.gradient_stream, self.step_stream):
                 stream.wait_stream(here)  # both are part of a captured step, whatever they are used for
         if self.second:
+            statistics_before = client.net.with_copied_buffers()  # those that remain are of the first pass
             with self._stepping(None, side, short):
                 first_loss, grad = gradient(algorithm, point, batch, client)
             self._end_side_work(here, side)
             point, short = _moved(algorithm, grad, running.w, client), None
-            client = replace(client, net=client.net.with_copied_buffers())  # statistics are those of the first pass
+            client = replace(client, net=statistics_before)
         deferring: AbstractContextManager[list[Wide]] = self.wide.deferring() if self.wide else nullcontext([])
         with deferring as deferred, self._stepping(move, side, short):
             loss, grad = gradient(algorithm, point, batch, client)

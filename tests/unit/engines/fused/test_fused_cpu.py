@@ -111,6 +111,15 @@ class Lost(Algorithm):
         return {"compass": 0.5}
 
 
+@dataclass(frozen=True)
+class SendsLastMove(FedGG):
+    """The end of a round reads the last step, which the terms of the steps do not need."""
+
+    def finish(self, w: Tensor, client: Client) -> tuple[Rows, Rows]:
+        up, memory = super().finish(w, client)
+        return up | {"last_move": client.last_move, "last_step": client.vector("step")}, memory
+
+
 STEPS, BATCH, FEATURES, CLASSES = 5, 4, 6, 3
 ALGORITHMS = [
     FedAvg(),
@@ -125,6 +134,8 @@ ALGORITHMS = [
     FedGG(scope="layer", first_step="relative_push"),
     PullsByLayer(),
     LargestLayer(),
+    SendsLastMove(mu=0.0, lam=0.0, weight="fixed"),
+    SendsLastMove(mu=2.0, scope="layer"),
     Bends(),
     Starts(),
     Heavy(),
@@ -197,6 +208,7 @@ def test_the_fused_step_is_the_reference_step(
         (FedGG(), True),
         (FedGG(scope="layer"), True),
         (PullsByLayer(), True),
+        (SendsLastMove(), True),
         (LargestLayer(), False),
         (FedGG(scope="layer", first_step="relative_push"), False),  # its push is a row, not a number
     ],
