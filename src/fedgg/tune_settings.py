@@ -169,6 +169,6 @@ def _settings_of(label: str, variant: Variant) -> dict[str, Any]:
     algorithm = given_algorithm(variant)
     name = with_names(Experiment(), None, None, algorithm).algorithm.name
     if name.startswith("python:"):
-        raise UserError(f"{label}: trials name their algorithm, and this one has no name: give it as FILE.py:CLASS")
+        raise UserError(f"{label}: trials name their algorithm, and this one has no name: give it as 'FILE.py:CLASS'")
     values = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if getattr(algorithm, f.name) != f.default}
     return {"algorithm.name": name, **{f"algorithm.{key}": value for key, value in values.items()}}

@@ -22,7 +22,7 @@ from fedgg.core.model import Net, head_of
 from fedgg.core.optimisers import SGD
 from fedgg.core.random_choices import Work, stream, torch_stream
 from fedgg.core.tasks import OwnLoss
-from fedgg.core.tensor_rows import Rows, each_row, read_only, split, stack
+from fedgg.core.tensor_rows import Rows, check, each_row, read_only, split, stack, two_of
 from fedgg.data.batch_preparation import Feed, Scaling
 
 FEATURES, HIDDEN, CLASSES, BATCH = 4, 5, 3, 6
@@ -101,6 +101,7 @@ def train_rows(
     # With a setting that is a column, the server's rows are one for each client, in the order of `rows`.
     w = algorithm.broadcast(state.w, server).expand(len(rows), -1)[order]
     down = algorithm.send_down(state.w, server)
+    check(down, next((len(tensor) for tensor in down.values() if isinstance(tensor, Tensor)), 1), "send_down()")
     start = LocalStart(
         w=w,
         down={name: tensor.expand(len(rows), *tensor.shape[1:])[order] for name, tensor in down.items()},
@@ -130,7 +131,8 @@ def aggregated(
     """The state after the server's half of the round."""
     counts = torch.tensor([[float(len(client.x))] for client in clients], dtype=state.w.dtype)
     server_view = server_of(state, net, clients)
-    w, server = algorithm.aggregate(state.w, read_only(end.up, "up"), counts / counts.sum(), server_view)
+    new = algorithm.aggregate(state.w, read_only(end.up, "up"), counts / counts.sum(), server_view)
+    w, server = two_of(new, f"{type(algorithm).__name__}.aggregate()", "the model and the server's memory")
     memories = split(end.memory, len(clients)) if end.memory else state.clients
     return ToyState(w, server, memories, state.rounds_done + 1)
 

@@ -191,7 +191,7 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
             f"{shown_score(primary, final, decimals=2)} after round {summary['rounds_done']}, "
             f"{word} {best}{unit} after round {summary[f'{word}_at_round']}"
         )
-    for name, whose in (("personal", "clients' own models on their"), ("unseen", "clients that never train, on their")):
+    for name, whose in (("personal", "clients' own models on their"), ("unseen", "clients in no round, on their")):
         if (score := summary.get(f"final_{name}_{primary.metric}")) is not None:
             value = f"{primary.number(score, decimals=2)}{'%' if primary.percent else ''}"
             say(f"{name} {primary.metric_title} {value} ({whose} hold-out)")

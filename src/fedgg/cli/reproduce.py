@@ -39,7 +39,7 @@ def reproduce(
     datasets: Annotated[str | None, typer.Option(help="svhn, cifar10, cifar100; several with commas.")] = None,
     methods: Annotated[
         str | None,
-        typer.Option(help="Run these methods only, as the tables name them: FedAvg,FedGG (all of its settings)."),
+        typer.Option(help="Run these algorithms only: FedAvg,FedGG. Of one with several rows all are run."),
     ] = None,
     splits: Annotated[
         str | None, typer.Option(help="Run on these splits only: 0.6 (beta), iid, 2 labels; several with commas.")
@@ -106,7 +106,7 @@ def reproduce(
         items = ["all"]
     device, on = options.device_and_on(device, on)
     plan = ReproductionPlan(
-        items=chosen_items(items or ["all", "ours"]),
+        items=chosen_items(items or ["all", "ours", "literature"]),
         datasets=(QUICK,) if quick else chosen_datasets(datasets),
         seeds=options.seeds_or_count(seeds) if seeds else ((0, 1) if quick else (0, 1, 2)),
         readings=tuple(dict.fromkeys(reading or ["text"])),
@@ -160,7 +160,8 @@ def _reproduce(
         files = write_items(plan, outputs, folder)
         _show(outputs)
         page = folder / page_name(plan)
-        say(f"beside the paper: {page}.html; tables: {page}.md; {len(files)} files in {folder}")
+        what = "page" if all(item.literature for item in plan.items) else "beside the paper"
+        say(f"{what}: {page}.html; tables: {page}.md; {len(files)} files in {folder}")
         _report(plan, source or folder, folder, page.name)
     if fold is not None:
         records = all_records(plan, results)

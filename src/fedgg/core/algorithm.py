@@ -126,8 +126,10 @@ class Client:
     def check_noted(self, name: str) -> None:
         """UserError where `begin` has noted no such vector."""
         if name not in self.notes:
+            elsewhere = next((rows for rows in ("down", "memory") if name in getattr(self, rows)), None)
+            remedy = f"; return client.{elsewhere}[{name!r}] from begin(), too" if elsewhere else ""
             raise UserError(
-                f"there is no vector {name!r}: begin() noted {', '.join(self.notes)}, and drift and step exist"
+                f"there is no vector {name!r}: begin() noted {', '.join(self.notes)}, and drift and step exist{remedy}"
             )
 
     def inner(self, a: str, b: str, *, by_layer: bool = False) -> Tensor:
@@ -153,6 +155,11 @@ def with_vectors(rows: Tensor, factors: Mapping[str, Number], client: Client, ho
 
     UserError, with the name of the hook, for a factor that is not one number a client.
     """
+    if not isinstance(factors, Mapping):
+        raise UserError(
+            f"{hook} returned {type(factors).__name__}: return a dict of factors by the names of vectors, which are "
+            f"drift, step and what begin() returns"
+        )
     for name, factor in factors.items():
         if isinstance(factor, Tensor) and factor.ndim == 1:  # it would be taken for one row of parameters
             raise UserError(

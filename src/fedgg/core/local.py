@@ -21,7 +21,7 @@ from fedgg.core.forward import DropoutKey, RowsForward, mask_keys
 from fedgg.core.model import Net
 from fedgg.core.optimisers import Optimiser, kept_state, with_kept_state
 from fedgg.core.personal import ALONE, OPTIMISER, kept_rows, optimiser_state_in, probe_with
-from fedgg.core.tensor_rows import Rows, check, each_row
+from fedgg.core.tensor_rows import Rows, check, each_row, two_of
 from fedgg.errors import UserError
 
 RECORDED = {"client", "name", "examples", "steps", "loss"}  # keys of a client's record in the history
@@ -262,7 +262,8 @@ def end_round(
     if running.personal:
         client, buffers, personal_memory = _end_personal(start, running, client)
     with torch.no_grad():
-        up, memory = algorithm.finish(running.w, client)
+        finished = algorithm.finish(running.w, client)
+        up, memory = two_of(finished, f"{type(algorithm).__name__}.finish()", "what is sent and the client's memory")
         up, memory = check(up, rows, "finish() up"), check(memory, rows, "finish() memory")
         if start.keeps_optimiser_state:
             memory = with_kept_state(memory, running.optimiser_state)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedgg.core.algorithm import Algorithm, Server
 from fedgg.core.buffers import BufferPolicy, close_buffers, not_finite
 from fedgg.core.local import LocalEnd
-from fedgg.core.tensor_rows import Rows, check, read_only, stack
+from fedgg.core.tensor_rows import Rows, check, read_only, stack, two_of
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,8 @@ def close_round(
     if collector is not PLAIN:
         collector.check(up, state.w.shape[1])
         up, weights = collector.collect(Sent(up, share, server.round, len(order) if asked is None else asked))
-    w, memory = algorithm.aggregate(state.w, read_only(up, "up"), weights, server)
+    new = algorithm.aggregate(state.w, read_only(up, "up"), weights, server)
+    w, memory = two_of(new, f"{type(algorithm).__name__}.aggregate()", "the model and the server's memory")
     if w.shape != state.w.shape:
         raise ValueError(f"aggregate() must return a model {tuple(state.w.shape)}, got {tuple(w.shape)}")
     if server.lr != 1:

@@ -60,7 +60,8 @@ class Task:
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Probabilities from the outputs of the model, for tasks that have them."""
-        raise UserError(f"the task {type(self).__name__.lower()} has no probabilities: take output='logits'")
+        what = "a loss of one's own" if type(self) is Task else f"the task {type(self).__name__.lower()}"
+        raise UserError(f"{what} has no probabilities: take output='logits'")
 
 
 @dataclass(frozen=True)

@@ -32,12 +32,23 @@ def assigns(place: str) -> str:
     return f"assigns {place}: what it is given is read-only; return new ones from begin(), finish() or aggregate()"
 
 
+class MissingRows(UserError, KeyError):
+    """An algorithm has read rows that are not there."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class ReadOnlyRows(Rows):
     """Rows as an algorithm is given them. Copies (`dict(rows)`, `rows | {...}`, a pickle) are plain dicts."""
 
     __slots__ = ("label",)
 
     label: str  # set by `read_only`
+
+    def __missing__(self, name: object) -> NoReturn:
+        remedy = _WHERE_FROM.get(self.label, "")
+        raise MissingRows(f"{self.label} has no {name!r}: it has {', '.join(self) or 'nothing'}{remedy}")
 
     def _refuse(self, name: object = "") -> NoReturn:
         raise Assigned(f"{self.label}[{name!r}]" if name else self.label)
@@ -68,6 +79,22 @@ class ReadOnlyRows(Rows):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
+
+
+_WHERE_FROM = {
+    "client.down": ", what send_down() returned",
+    "client.memory": ", what client_memory() and then finish() returned",
+    "client.notes": ", what begin() returned: return super().begin(w, client) | {...} there",
+    "server.memory": ", what server_memory() and then aggregate() returned",
+    "up": ", what finish() returned first",
+}
+
+
+def two_of(value: object, method: str, names: str) -> tuple[Any, Any]:
+    """The two values that a method of an algorithm returns; UserError where it returns something else."""
+    if isinstance(value, tuple | list) and len(value) == 2:
+        return value[0], value[1]
+    raise UserError(f"{method} returned {type(value).__name__}: return a tuple of two, {names}")
 
 
 def read_only(rows: Rows, label: str) -> Rows:

@@ -64,7 +64,7 @@ def _describe(problem: Any, model: type[BaseModel]) -> str:
     if argument is not None:
         return (
             f"{key} = {_shown(problem['input'])}: functions, classes and objects are handed in beside the experiment, "
-            f"as {argument}=..."
+            f"as {argument}=...; in a variant of several they are named, FILE.py:NAME, after fedgg.trust('FILE.py')"
         )
     if problem["type"] in ("model_type", "model_attributes_type", "dict_type") and key in model.model_fields:
         inner = ", ".join(f"{key}.{one}" for one in _keys(model, [key])[:3])

@@ -94,7 +94,7 @@ def next_job(federation: Federation, state: State) -> RoundJob:
     examples, population = federation.examples, federation.population
     server = server_of(state, federation.net, federation.feed, examples, cohort, population, federation.aggregation)
     algorithm = federation.algorithm
-    down = algorithm.send_down(state.server.w, server)
+    down = check(algorithm.send_down(state.server.w, server), 1, "send_down()")
     if sparse := algorithm.sparse_down(state.server.w.shape[1]):
         check_sparse(down, sparse, f"{type(algorithm).__name__}.sparse_down()")
     return RoundJob(

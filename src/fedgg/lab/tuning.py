@@ -24,6 +24,7 @@ from fedgg.lab.run_processes import Given
 from fedgg.lab.search_space import HOLDOUT, Search
 from fedgg.lab.search_trial import SearchTrial, TrialRequest, TrialRunner, check_optuna, measure_of, trial_name
 from fedgg.lab.study import Study
+from fedgg.registry import names_code
 from fedgg.runfolder.checksums import KEY, LineChecksums, append_checked, with_checksum, without_checksum
 from fedgg.runfolder.locks import InUse, LockFile
 
@@ -214,4 +215,6 @@ def _study_file(search: Search, study: Study, command: str | None) -> str:
         *([f"# Written by: {command}"] if command else []),
         f"# To run it: fedgg compare {STUDY}",
     ]
+    if any(names_code(str(variant.get("algorithm.name", ""))) for variant in study.variants.values()):
+        comments.append("# Files of code that it names are looked for in the folder in which that is called.")
     return "\n".join([*comments, "", tomli_w.dumps(content)])

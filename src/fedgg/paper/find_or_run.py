@@ -339,7 +339,8 @@ def _cells(missing: MissingRuns, without: str) -> tuple[str, str, str]:
 
 def _notes(plan: ReproductionPlan, out: Path, processes: int, estimate: Estimate) -> tuple[str, ...]:
     seeds = ", ".join(map(str, plan.seeds))
-    notes = [f"{', '.join(plan.datasets)}; {plan.rounds()} rounds; seeds {seeds}; finished: in {out}."]
+    datasets = dict.fromkeys(name for item in plan.items for name in plan.datasets_of(item))
+    notes = [f"{', '.join(datasets)}; {plan.rounds()} rounds; seeds {seeds}; finished: in {out}."]
     if estimate.sources():
         device = plan.base(plan.datasets[0]).engine.device
         notes.append(

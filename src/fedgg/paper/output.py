@@ -17,6 +17,7 @@ from fedgg.report.page import Picture, Section, page
 from fedgg.report.tables import Table, as_csv, as_markdown
 
 TITLE = "Global Update Guided Federated Learning: the paper's tables and figures, run again"
+TITLE_OF_LITERATURE = "Algorithms in the protocols of other papers"
 REPORT = "report.html"  # the page of all runs, which the command writes last
 NOTHING = "Not drawn: it has no finished runs."
 
@@ -74,7 +75,7 @@ def page_name(plan: ReproductionPlan) -> str:
 
 
 def markdown(plan: ReproductionPlan, outputs: Sequence[ItemOutput]) -> str:
-    parts = [f"# {TITLE}\n", *(f"{text}\n" for text in lead(plan))]
+    parts = [f"# {_title(plan)}\n", *(f"{text}\n" for text in lead(plan))]
     for output in outputs:
         parts.append(f"## {titled(plan, output.item)}\n")
         parts.append(block(output, f"{output.item.name}.png"))
@@ -105,7 +106,11 @@ def html(plan: ReproductionPlan, outputs: Sequence[ItemOutput]) -> str:
             tables = (figure.summary,) if figure.summary else ()
             sections.append(Section(name, title, tables, pictures, figure.notes))
     beside = {REPORT: "Every run: curves, clients, settings"} if plan.runs() else {}
-    return page(TITLE, lead(plan), sections, beside)
+    return page(_title(plan), lead(plan), sections, beside)
+
+
+def _title(plan: ReproductionPlan) -> str:
+    return TITLE_OF_LITERATURE if all(item.literature for item in plan.items) else TITLE
 
 
 def lead(plan: ReproductionPlan) -> list[str]:

@@ -313,7 +313,8 @@ def study_table(plan: ReproductionPlan, item: Item, results: Results) -> Table:
         study = as_study(plan, of_split, results)
         comparison = compare(study, ACCURACY)
         for method, row in zip(of_split, comparison.rows, strict=True):
-            if not study.runs[method.label] and not item.literature:
+            is_excluded = bool(plan.methods) and method.name.lower() not in map(str.lower, plan.methods)
+            if not study.runs[method.label] and (is_excluded or not item.literature):
                 continue  # the notes name the methods that were not run
             over = "reference" if method.label == REFERENCE else over_reference(method, study, "highest")
             accuracies = (_shown(row.best, row), over, _shown(row.final, row), _worst(study.runs[method.label]))

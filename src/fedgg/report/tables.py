@@ -108,7 +108,8 @@ def target_table(comparison: Comparison) -> Table:
         f"Speed-up: the number of rounds of {reference} divided by the rounds to the target. {reference} itself may "
         f"reach its final {measure.short} before its last round, so its own speed-up can exceed 1.0×; compare the "
         "others with it.",
-        f"* the same with {values_word(measure)}, and the target, averaged over the last {WINDOW} evaluated rounds.",
+        f"* the same with {values_word(measure)}, and the target, averaged over the last {WINDOW} evaluated rounds; "
+        "not known with fewer.",
         *comparison.notes,
     )
     return Table(f"Rounds and traffic until {reference}'s final {measure.short}", columns, rows, notes)
@@ -145,7 +146,8 @@ def clients_table(study: StudyRecord) -> Table | None:
     notes = (
         f"{capital(metric.metric_title)} at the last evaluated round, mean over clients weighted by their held-out "
         "examples, over finished runs. holdout: the global model on clients' held-out examples; personal: each "
-        "client's own model on its own; unseen: clients that never train.",
+        "client's own model on its own; unseen: clients that take part in no round, by the global model or, where "
+        "parts are personal, with a personal part trained on their own examples.",
     )
     unit, title = " %" if metric.percent else "", f"{capital(metric.metric_title)} on clients' held-out examples"
     return Table(title, ("algorithm", *(f"{name}{unit}" for name in scores)), rows, notes)

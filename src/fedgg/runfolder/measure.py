@@ -22,7 +22,7 @@ _WHERE = {
     "test": ("test", "the server's test set", "server"),
     "holdout": ("hold-out", "the clients' hold-out examples", "clients"),
     "personal": ("personal", "the clients' hold-out examples, by each client's personal model", "personal models"),
-    "unseen": ("unseen-client", "the examples of clients that never train", "unseen clients"),
+    "unseen": ("unseen-client", "the hold-out examples of clients that take part in no round", "unseen clients"),
     "client": (
         "client",
         "the clients' hold-out examples, by the model each client uses: its personal one, or else the global one",
@@ -33,7 +33,8 @@ _WHERE = {
 _OF_A_CLIENT = {
     "holdout": "{} of the global model on each client's hold-out examples",
     "personal": "{} of each client's personal model on its hold-out examples",
-    "unseen": "{} of the global model on the examples of each client that never trains",
+    "unseen": "{} on the hold-out examples of each client that takes part in no round: of the global model, or where "
+    "parts are personal, with a personal part trained on the client's own examples",
     "client": "{} of the model each client uses, on its hold-out examples",
 }
 _TITLES = {

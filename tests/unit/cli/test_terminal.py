@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from fedgg.cli import terminal
 from fedgg.cli.terminal import Screen, printable
@@ -172,3 +173,19 @@ def on_a_terminal(command: list[str], patience: float = 120.0) -> tuple[int, str
             shown += more
     os.close(terminal)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), shown.decode("utf-8", "replace")
+
+
+def test_columns_without_room_are_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = ("algorithm", *(f"measure-{number}" for number in range(8)))
+    table = Table("title", columns, (("FedAvg", *("123456789.25" for _ in columns[1:])),))
+    for is_terminal, width in ((True, 60), (True, 200), (False, 60)):
+        output = io.StringIO()
+        narrow = Console(file=output, width=width, force_terminal=is_terminal, color_system=None)
+        monkeypatch.setattr(terminal, "console", narrow)
+        terminal.print_table(table)
+        lines = output.getvalue()
+        shown = [name for name in columns if name in lines.partition("Not shown")[0]]
+        assert lines.count("123456789.25") == len(shown) - 1
+        assert shown == list(columns[: 4 if (is_terminal, width) == (True, 60) else None])
+        left_out = "Not shown in a terminal of 60 columns: measure-3, measure-4" in " ".join(lines.split())
+        assert left_out == (len(shown) < len(columns))
