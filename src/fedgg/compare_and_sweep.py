@@ -112,9 +112,10 @@ def compare(
 ) -> StudyResult:
     """Run every variant with every seed on the same splits; finished runs in `out` are kept, interrupted ones resumed.
 
-    A variant is an algorithm, or a dict of settings (`{"algorithm.name": "fedgg", "local.lr": 0.1}`) that replace those
-    of `experiment`. In a mapping the keys are the labels; in a list an algorithm's label is the name of its class. The
-    first variant is the reference, unless `reference` names another.
+    A variant is an algorithm, or a dict of settings that replace those of `experiment`: `{"algorithm.name": "fedgg",
+    "local.lr": 0.1}`, or `{"algorithm": MyAlgorithm(), "local.lr": 0.1}`. In a mapping the keys are the labels; in a
+    list an algorithm's label is the name of its class. The first variant is the reference, unless `reference` names
+    another.
     `model`, `data`, `loss` and `metrics` are as in `run`, the same for all. With `out` every run is kept, and tables,
     figures and `report.html` are written next to them, as by `fedgg compare`. `observer`, or each of several, is called
     as the runs proceed; `fedgg.PrintObserver()` prints when one starts or ends. On a GPU runs are trained as one stack
@@ -264,7 +265,11 @@ def _parts(
 ) -> tuple[Experiment, Algorithm | None]:
     """A variant's experiment and its algorithm, if that is an object; UserError where its settings do not fit."""
     settings = flat(dict(variant)) if isinstance(variant, Mapping) else {}
-    algorithm = None if isinstance(variant, Mapping) else given_algorithm(variant)
+    given = settings.get("algorithm") if isinstance(variant, Mapping) else variant
+    algorithm = None if given is None else given_algorithm(given)
+    settings.pop("algorithm", None)
+    if twice := [key for key in settings if key.startswith("algorithm.") and algorithm is not None]:
+        raise UserError(f"{label}: {twice[0]} is a setting of the object that is given as algorithm: set it there")
     if reserved := [key for key in ("seed", "name") if key in settings]:
         raise UserError(f"{label}: a variant cannot set {reserved[0]}; seeds=... and the labels do that")
     for key, part in (("model.name", model), ("data.source", data)):

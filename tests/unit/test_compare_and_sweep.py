@@ -103,6 +103,14 @@ def test_another_model_of_the_same_shapes_is_refused(tmp_path: Path) -> None:
         )
 
 
+def test_a_variant_has_an_algorithm_of_ones_own_beside_settings() -> None:
+    given: dict[str, Any] = {"model": model, "data": table(), "seeds": (0,)}
+    variants: dict[str, Any] = {"object": Mine(), "beside": {"algorithm": Mine(), "local.lr": 1.0}}
+    both = fedgg.compare(variants | {"class": {"algorithm": Mine, "local.lr": 1.0}}, SMALL, **given)
+    alone = fedgg.run(SMALL | {"local": SMALL["local"] | {"lr": 1.0}}, model=model, data=table(), algorithm=Mine())
+    assert both.final["beside"] == both.final["class"] == {0: alone.test_accuracy[-1]} != both.final["object"]
+
+
 OWN = """
 from dataclasses import dataclass
 import fedgg
@@ -185,6 +193,10 @@ def _lost() -> fedgg.Algorithm:
         (lambda: fedgg.compare({"a": "fedavg"}, reference="b"), "the reference 'b' is none"),
         (lambda: fedgg.compare({"a": "fedavg"}, seeds=(1, 1)), "name each seed once"),
         (lambda: fedgg.compare({"a": "fedavg", "b": {"seed": 3}}), "b: a variant cannot set seed"),
+        (
+            lambda: fedgg.compare({"a": {"algorithm": fedgg.FedGG(), "algorithm.mu": 0.1}}),
+            "a: algorithm.mu is a setting of the object",
+        ),
         (lambda: fedgg.compare({"a": "fedavg", "b": "fedcl"}), "FedCL needs examples at the server"),
         (lambda: fedgg.compare({"a": "fedavg", "b": {"local.lrr": 3}}), "did you mean 'local.lr'"),
     ],
