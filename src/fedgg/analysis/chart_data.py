@@ -44,6 +44,8 @@ def sweep_grid(study: StudyRecord) -> SweepGrid | None:
     # Two settings that always change together fill a small part of their grid: that is not a sweep over both.
     if len(set(places.values())) < len(places) or len(places) < FILLED * cells:
         return None
+    if len(keys) > 1 and len(places) == max(map(len, values.values())):
+        return None  # every row has another value of one of them, as methods with learning rates of their own
     return SweepGrid({key: _shown(these) for key, these in values.items()}, places)
 
 

@@ -75,6 +75,10 @@ def what_it_must_be(value: Any, kind: Any, limits: Mapping[str, Any] | None = No
     return "must be a number above zero" if positive else "must be a number, zero or more"
 
 
+class StepNotKept(UserError, RuntimeError):
+    """The last local step is read where an engine has its inner products only."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """One batch for each row; `mask` is 1 for examples that count and 0 for padding."""
@@ -117,7 +121,10 @@ class Client:
             return self.w - self.notes["anchor"]
         if name == "step":
             if self.last_step is None:
-                raise RuntimeError("this engine keeps the last step's inner products, not the step: override steer()")
+                raise StepNotKept(
+                    "this engine keeps inner products of the last local step, not the step itself, which is read here: "
+                    "set engine.name = 'loop', or override steer(), with which the reference step is taken"
+                )
             return self.last_step
         if name not in self.notes:
             self.check_noted(name)

@@ -59,3 +59,10 @@ def test_a_rule_that_is_off_is_a_place_on_its_axis() -> None:
     found = sweep_grid(study({"plain": mu(0.1), "median": mu(0.1, robust={"rule": "median"})}))
     assert found is not None
     assert found.values == {"robust.rule": ("none", "median")}
+
+
+def test_methods_with_settings_of_their_own_are_no_sweep() -> None:
+    """Four rows with four learning rates and two algorithms fill half of a grid."""
+    rows = {f"{name} {lr}": (name, lr) for name, lr in (("a", 0.1), ("a", 0.2), ("b", 0.3), ("b", 0.4))}
+    named = {label: {"model": {"name": name}, "local": {"lr": lr}} for label, (name, lr) in rows.items()}
+    assert sweep_grid(study({label: mu(0.1, **more) for label, more in named.items()})) is None
