@@ -243,7 +243,7 @@ def list_parts(
             show_algorithm(name.lower() if name.lower() in ALGORITHMS else name)
         elif _reduced(name) in (kinds := _kinds()):
             show_kind(kinds[_reduced(name)])
-        elif named := [row for row in described_settings() if name in (row[0], row[0].partition(".")[0])]:
+        elif named := [row for row in described_settings() if name in (row[0], *row[0].split("."))]:
             print_table(Table("settings", ("key", "default", "meaning"), tuple(named)), numbers=False)
         else:
             keys = [key for key, *_ in described_settings()]

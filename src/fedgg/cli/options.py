@@ -290,6 +290,10 @@ def _variant(text: str) -> tuple[str, str, dict[str, Any]]:
     """Label (or an empty string), name and settings."""
     label, _, rest = text.rpartition("@")
     name, settings = name_and_settings(rest)
+    before, comma, first = settings.partition("=")[0].partition(",")
+    if comma:
+        written = f"{name}:{before}:{first}{settings[len(before + comma + first) :]}"
+        raise UserError(f"{text!r}: settings follow a colon, as in {written}")
     return label, name, dict(key_and_value(part) for part in split_values(settings)) if settings else {}
 
 

@@ -62,3 +62,9 @@ def test_classes_of_one_name_in_two_files_are_told_apart() -> None:
 
 def test_a_study_that_is_continued_keeps_its_labels() -> None:
     assert list(variants(["fedavg", "a.py:New"], recorded=["fedavg", "a.py:New"])) == ["fedavg", "a.py:New"]
+
+
+def test_settings_of_an_algorithm_follow_a_colon() -> None:
+    with pytest.raises(UserError, match="'LABEL@my.py:Mine,rho=1': settings follow a colon, as in my.py:Mine:rho=1"):
+        variants(["LABEL@my.py:Mine,rho=1"])
+    assert variants(["fedgg:mu=0.1,lam=0"])["fedgg mu=0.1 lam=0"]["algorithm.mu"] == 0.1
