@@ -65,6 +65,6 @@ def test_a_study_that_is_continued_keeps_its_labels() -> None:
 
 
 def test_settings_of_an_algorithm_follow_a_colon() -> None:
-    with pytest.raises(UserError, match="'LABEL@my.py:Mine,rho=1': settings follow a colon, as in my.py:Mine:rho=1"):
+    with pytest.raises(UserError, match=r"settings follow a colon, as in my\.py:Mine:rho=1"):
         variants(["LABEL@my.py:Mine,rho=1"])
     assert variants(["fedgg:mu=0.1,lam=0"])["fedgg mu=0.1 lam=0"]["algorithm.mu"] == 0.1
