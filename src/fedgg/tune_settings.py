@@ -56,11 +56,12 @@ class TuningResult:
             count = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
             score = measure.number(best[label].last_score, 2) if label in best else "none finished"
             rows.append((label, score, best[label].shown_settings if label in best else "", count))
-        seeds = ", ".join(map(str, self.search.study.seeds))
+        numbers = self.search.study.seeds
+        seeds = f"seed{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
         note = (
             f"Chosen by the {measure.title}{self.search.shown_window} on the {100 * self.search.holdout:g}% of their "
-            f"examples that clients held out (seeds {seeds}), of {self.search.trials} trials for each algorithm; the "
-            f"test set was not evaluated."
+            f"examples that clients held out ({seeds}), of {self.search.trials} trials for each algorithm; the test set "
+            f"was not evaluated."
         )
         return Table(
             "tuned settings",

@@ -92,7 +92,8 @@ def score_table(comparison: Comparison) -> Table:
         for row in comparison.rows
     )
     lower = "" if measure.higher_is_better else " (lower is better)"
-    title = f"{capital(measure.title)} over seeds {_listed(comparison.seeds)}{lower}"
+    seeds = f"seed{'s' if len(comparison.seeds) != 1 else ''} {_listed(comparison.seeds)}"
+    title = f"{capital(measure.title)} over {seeds}{lower}"
     return Table(title, columns, rows, _score_notes(comparison))
 
 

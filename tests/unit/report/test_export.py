@@ -93,7 +93,7 @@ def test_files_by_another_measure(tmp_path: Path) -> None:
     assert "holdout_rmse" not in second
     write_tables([group], tmp_path / "tables")
     written = (tmp_path / "tables" / "test_rmse.md").read_text()
-    assert "**Test RMSE over seeds 0 (lower is better)**" in written
+    assert "**Test RMSE over seed 0 (lower is better)**" in written
     assert "| algorithm | runs | final | lowest |" in written
     assert "| demo | 1 | 0.500 | 0.500 |" in written
     assert "final test RMSE" in (tmp_path / "tables" / "target.tex").read_text()
