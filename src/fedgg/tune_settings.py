@@ -60,8 +60,8 @@ class TuningResult:
         seeds = f"seed{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
         note = (
             f"Chosen by the {measure.title}{self.search.shown_window} on the {100 * self.search.holdout:g}% of their "
-            f"examples that clients held out ({seeds}), of {self.search.trials} trials for each algorithm; the test set "
-            f"was not evaluated."
+            f"examples that clients held out ({seeds}), of {self.search.trials} trials for each algorithm; the test "
+            f"set was not evaluated."
         )
         return Table(
             "tuned settings",
