@@ -1,4 +1,4 @@
-"""An observer made of callbacks: shorter than a subclass where a test needs one or two of them."""
+"""An observer made of callbacks, shorter than a subclass where a test needs one or two of them; a tracker."""
 
 from __future__ import annotations
 
@@ -53,3 +53,29 @@ class Events(Observer):
 
     def on_end(self, run: str, summary: dict[str, Any]) -> None:
         self.heard(run, "ended", summary)
+
+
+# The file of a tracker that writes what it is told to lines.json.
+TRACKER_OF_LINES = """
+import json
+
+import fedgg
+
+
+class Lines(fedgg.Tracker):
+    name = subfolder = "lines"
+
+    def check(self):
+        pass
+
+    def open(self, run, experiment, rounds_done):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return [["open", experiment.rounds, rounds_done]]
+
+    def log(self, tracked, step, values):
+        tracked.append(["log", step, values["test_accuracy"]])
+
+    def end(self, tracked, status, summary):
+        tracked.append(["end", status, summary["rounds_done"]])
+        (self.folder / "lines.json").write_text(json.dumps(tracked))
+"""

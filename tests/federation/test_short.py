@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from federations import Up, assert_as_embedded, members, start
+from observers import TRACKER_OF_LINES
 
 from fedgg.flower.local.namespaces import PrivateNetwork, hiding_available, private_network
 from fedgg.lab.config import Experiment
@@ -68,8 +69,9 @@ def nodes_seen_by(process: Any, out: Path) -> list[str]:
 
 
 def test_a_federation_of_two(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    up = start(EXPERIMENT, out)
+    out, tracker = tmp_path / "run", tmp_path / "lines.py"
+    tracker.write_text(TRACKER_OF_LINES)
+    up = start(EXPERIMENT, out, "--track", f"{tracker}:Lines")
     try:
         up.until_round(1)
         no_node_reads_anothers_data(up)
@@ -83,6 +85,8 @@ def test_a_federation_of_two(tmp_path: Path) -> None:
         up.stop()
     assert_as_embedded(EXPERIMENT, out, tmp_path)
     assert json.loads((out / "summary.json").read_text())["status"] == "finished"
+    tracked = json.loads((out / "lines" / "lines.json").read_text())
+    assert [line[:2] for line in tracked] == [["open", 2], ["log", 1], ["log", 2], ["end", "finished"]]
 
 
 @pytest.mark.slow

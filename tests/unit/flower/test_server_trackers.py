@@ -9,34 +9,11 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 from in_process_grid import Federation, small
+from observers import TRACKER_OF_LINES
 
 import fedgg
 from fedgg.errors import UserError
 from fedgg.flower import server_app
-
-TRACKER = """
-import json
-
-import fedgg
-
-
-class Lines(fedgg.Tracker):
-    name = subfolder = "lines"
-
-    def check(self):
-        pass
-
-    def open(self, run, experiment, rounds_done):
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return [["open", experiment.rounds, rounds_done]]
-
-    def log(self, tracked, step, values):
-        tracked.append(["log", step, values["test_accuracy"]])
-
-    def end(self, tracked, status, summary):
-        tracked.append(["end", status, summary["rounds_done"]])
-        (self.folder / "lines.json").write_text(json.dumps(tracked))
-"""
 
 
 def run_app(federation: Federation, track: str) -> None:
@@ -47,7 +24,7 @@ def run_app(federation: Federation, track: str) -> None:
 
 def test_rounds_reach_the_trackers_of_the_run_config(tmp_path: Path) -> None:
     federation, tracker = Federation(small(rounds=3), tmp_path), tmp_path / "lines.py"
-    tracker.write_text(TRACKER)
+    tracker.write_text(TRACKER_OF_LINES)
     with pytest.raises(UserError, match=r"lines\.py"):
         run_app(federation, f"{tracker}:Lines")
     fedgg.trust(str(tracker))
