@@ -61,13 +61,14 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
 
 
 def on_page_content(html: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """Links that name a function lead to its line. mkdocs does not know the lines, so that this is done in the HTML."""
+    """Links that name a function lead to its line, which mkdocs does not know; in cells values with ± stay on a line."""
 
     def at_its_line(match: re.Match[str]) -> str:
         place = _SHOWN.get(posixpath.normpath(posixpath.join(posixpath.dirname(page.url), match[1])))
         anchor = line_anchor(place, match[2]) if place else ""
         return f'<a href="{match[1]}{anchor}"><code>{match[2]}</code></a>'
 
+    html = re.sub(r"<td[^>]*>.*?</td>", lambda cell: re.sub(r"(?<=\d) ± (?=\d)", "&nbsp;±&nbsp;", cell[0]), html)
     return re.sub(r'<a href="([^"#]+)"><code>(\w+)</code></a>', at_its_line, html)
 
 
