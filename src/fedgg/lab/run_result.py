@@ -119,17 +119,19 @@ class RawInputModel(nn.Module):
         self.register_buffer("scale", inputs.scaling.scale.clone())
 
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
-        x = self._one_tensor(inputs, named) if self._inputs.parts or named or len(inputs) != 1 else inputs[0]
+        x = self._one_tensor(inputs, named)
         scaled = Scaling(self.shift, self.scale)(self._inputs.arranged(x))
         arguments, keywords = unpacked(self._inputs.parts, scaled) if self._inputs.parts else ((scaled,), {})
         outputs: Tensor = self.module(*arguments, **keywords)
         return outputs
 
     def _one_tensor(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
-        """Several inputs side by side in one tensor, as `predict` gives them."""
-        parts = self._inputs.parts
+        """The input; several of them side by side in one tensor, as `predict` gives them."""
+        parts, together = self._inputs.parts, (*inputs, *named.values())
         if not parts:
-            raise UserError(f"the model takes one input, got {len(inputs) + len(named)}")
+            if len(together) != 1:
+                raise UserError(f"the model takes one input, got {len(together)}")
+            return cast(Tensor, together[0])
         given: Any = named or inputs
         if len(inputs) == 1 and not named:
             is_packed = isinstance(inputs[0], Tensor) and tuple(inputs[0].shape[1:]) == self._inputs.shape

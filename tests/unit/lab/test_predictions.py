@@ -302,3 +302,12 @@ class TwoInputsThenHead(nn.Module):
     def forward(self, image: Tensor, context: Tensor) -> Tensor:
         outputs: Tensor = self.head(self.body(image, context).relu())
         return outputs
+
+
+def test_a_model_of_one_input_takes_one() -> None:
+    x, y, *_ = raw()
+    run = fedgg.run(STANDARD | {"rounds": 1}, model=network, data=raw())
+    model, one = run.model(), torch.tensor(x)
+    assert torch.equal(model(one), model(x=one))
+    with pytest.raises(UserError, match="the model takes one input, got 2"):
+        model(one, torch.tensor(y))
