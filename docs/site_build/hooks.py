@@ -61,7 +61,7 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
 
 
 def on_page_content(html: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """Links that name a function lead to its line, which mkdocs does not know; in cells, values with ± are not broken."""
+    """Links that name a function lead to its line, unknown to mkdocs. Values with ± are not broken in cells."""
 
     def at_its_line(match: re.Match[str]) -> str:
         place = _SHOWN.get(posixpath.normpath(posixpath.join(posixpath.dirname(page.url), match[1])))
