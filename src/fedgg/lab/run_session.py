@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -115,6 +117,26 @@ def opened(
                         rows.shelf.file.close()
 
 
+@contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Ctrl-C and SIGTERM, where they have a handler, take effect at the end of the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals do not interrupt other threads
+        return
+    received: list[tuple[int, Any]] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    called = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in called:
+        signal.signal(number, lambda number, frame: received.append((number, frame)))
+    try:
+        yield
+    finally:
+        for number, handler in called.items():
+            signal.signal(number, handler)
+    for arrived, frame in received[:1]:
+        called[signal.Signals(arrived)](arrived, frame)
+
+
 @dataclass
 class Session:
     """A run in progress: the only thing in the library that changes as it goes."""
@@ -164,25 +186,26 @@ class Session:
                 return
             closed = again[0]
             record = record_of(self.federation, closed, again[1], seconds)
-        self.whole = False
-        if self.store:
-            self.store.check_lock()  # the clients' state may go to a new file
-        cohort, clients = closed.job.cohort, len(self.federation.examples)
-        folder = self.store.checkpoint_folder if self.store else None
-        self.state = moved(closed.state, cohort, clients, self.experiment.server, folder)
-        self.rounds.append(record)
-        if record["lost"]:
-            for sentence in self.lost.sentences(record["round"], record["lost"]):
-                self.notice(sentence)
-        for name, value in record.items():
-            if value is None and name.startswith("test_") and name not in self.without_value:
-                self.without_value.add(name)
-                self.notice(f"round {record['round']}: {name} is not finite and recorded as null")
-        for note in record.get("notes", ()):
-            self.notice(f"round {record['round']}: client {client_name(note)}: {note['what']}")
-        if self.store:
-            self.store.append(record)
-        self.whole = True
+        with interrupts_deferred():  # so that a checkpoint of this round can be written then
+            self.whole = False
+            if self.store:
+                self.store.check_lock()  # the clients' state may go to a new file
+            cohort, clients = closed.job.cohort, len(self.federation.examples)
+            folder = self.store.checkpoint_folder if self.store else None
+            self.state = moved(closed.state, cohort, clients, self.experiment.server, folder)
+            self.rounds.append(record)
+            if record["lost"]:
+                for sentence in self.lost.sentences(record["round"], record["lost"]):
+                    self.notice(sentence)
+            for name, value in record.items():
+                if value is None and name.startswith("test_") and name not in self.without_value:
+                    self.without_value.add(name)
+                    self.notice(f"round {record['round']}: {name} is not finite and recorded as null")
+            for note in record.get("notes", ()):
+                self.notice(f"round {record['round']}: client {client_name(note)}: {note['what']}")
+            if self.store:
+                self.store.append(record)
+            self.whole = True
         if self.experiment.stop is not None:
             self.stopped = early_stop(self.experiment, self.federation.net.metrics, self.rounds)
         if self.checkpoints is not None:

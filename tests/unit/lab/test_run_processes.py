@@ -19,6 +19,7 @@ from fedgg.errors import UserError
 from fedgg.lab.config import Experiment
 from fedgg.lab.resume import newest_state
 from fedgg.lab.run_processes import ATTEMPTS, Job, run_jobs
+from fedgg.lab.run_session import interrupts_deferred
 from fedgg.lab.store import Store
 from fedgg.runfolder.checksums import newest_checkpoint
 
@@ -202,3 +203,13 @@ def test_ctrl_c_while_workers_start_prints_no_traceback(tmp_path: Path) -> None:
         assert "Traceback" not in errors, f"after {delay} s"
         assert parent.returncode == 130
         wait_for(lambda group=parent.pid: not children_of(group), "the workers to end", ALIVE)
+
+
+def test_an_interrupt_while_a_round_is_recorded_takes_effect_after_it() -> None:
+    before, steps = signal.getsignal(signal.SIGINT), list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        with interrupts_deferred():
+            os.kill(os.getpid(), signal.SIGINT)
+            steps.append("recorded")
+        steps.append("not reached")
+    assert (steps, signal.getsignal(signal.SIGINT)) == (["recorded"], before)
