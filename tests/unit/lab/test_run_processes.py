@@ -207,9 +207,13 @@ def test_ctrl_c_while_workers_start_prints_no_traceback(tmp_path: Path) -> None:
 
 def test_an_interrupt_while_a_round_is_recorded_takes_effect_after_it() -> None:
     before, steps = signal.getsignal(signal.SIGINT), list[str]()
-    with pytest.raises(KeyboardInterrupt):
+
+    def record() -> None:
         with interrupts_deferred():
             os.kill(os.getpid(), signal.SIGINT)
             steps.append("recorded")
         steps.append("not reached")
+
+    with pytest.raises(KeyboardInterrupt):
+        record()
     assert (steps, signal.getsignal(signal.SIGINT)) == (["recorded"], before)
