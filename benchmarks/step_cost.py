@@ -3,6 +3,7 @@
     python benchmarks/step_cost.py --models cnn,mlp --turns 10                        # engine fused, one thread
     python benchmarks/step_cost.py --device cuda --turns 5 --out step-cost.json       # engines stacked and streams
     python benchmarks/step_cost.py --algorithms neighbours --models cnn               # with MOON and FedCurv
+    python benchmarks/step_cost.py --algorithms optimisers --models mlp,resnet18      # clipped, with AdamW, twice
 
 Algorithms take turns round by round, in a new order each turn, and the ratio to FedAvg is computed within a turn, so
 that other load on the machine affects all of them. A step includes its share of the round: reading batches, `begin` and
@@ -72,8 +73,17 @@ MODELS = {
         {"cpu": 1, "cuda": 6},
         {"cpu": 3, "cuda": PAPER},
     ),
+    "resnet18": Case(
+        {"name": "resnet18"},
+        (3, 32, 32),
+        10,
+        {"cpu": (), "cuda": ()},
+        {"cpu": 1, "cuda": 10},
+        {"cpu": 2, "cuda": PAPER},
+    ),
 }
 REFERENCE = "FedAvg"
+# Settings of the algorithm; `optimiser` is the table of the client optimiser.
 ALGORITHMS: dict[str, dict[str, dict[str, Any]]] = {
     "guided": {
         REFERENCE: {"name": "fedavg"},
@@ -92,6 +102,13 @@ ALGORITHMS: dict[str, dict[str, dict[str, Any]]] = {
         "FedGG, adaptive": {"name": "fedgg"},
         "FedCurv": {"name": "fedcurv"},
         "MOON": {"name": "moon"},
+    },
+    "optimisers": {
+        REFERENCE: {"name": "fedavg"},
+        "clipped": {"name": "fedavg", "optimiser": {"clip_norm": 10.0}},
+        "AdamW": {"name": "fedavg", "optimiser": {"name": "adamw"}},
+        "FedCM": {"name": "fedcm"},
+        "FedSAM": {"name": "fedsam"},
     },
 }
 ENGINES = ("loop", "fused", "stacked", "streams")
@@ -218,7 +235,8 @@ def experiment_of(
         data={"normalise": "standard"},
         split={"scheme": "iid", "clients": clients},
         model=case.model,
-        algorithm=algorithm,
+        algorithm={key: value for key, value in algorithm.items() if key != "optimiser"},
+        optimiser=algorithm.get("optimiser", {}),
         local={"epochs": 1, "batch": BATCH},
         engine={"name": engine, "device": device.type, "precision": precision},
     )

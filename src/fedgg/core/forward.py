@@ -18,6 +18,7 @@ from fedgg.core.layout import Layout
 from fedgg.core.random_choices import torch_seed
 from fedgg.core.tasks import cross_entropy
 from fedgg.core.tensor_rows import Rows
+from fedgg.older_python import Self
 
 if TYPE_CHECKING:
     from fedgg.core.model import Net
@@ -72,7 +73,7 @@ class Forward:
         """The same function with these personal parameters, `[K, Q]`."""
         return replace(self, _per_row=self._per_row | self.personal.layout.unflatten(parameters))
 
-    def with_copied_buffers(self) -> Forward:
+    def with_copied_buffers(self) -> Self:
         """The same function with buffers of its own: passes through it do not change this one's statistics."""
         return replace(self, _buffers={name: rows.clone() for name, rows in self._buffers.items()})
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,8 +23,8 @@ from fedgg.engines.fused.term_analysis import (
     StepTerms,
     analyse_terms,
     check_later_terms,
-    is_column,
     is_independent_of_values,
+    step_scale,
     takes_second_gradient,
     trace_terms,
 )
@@ -51,7 +51,7 @@ class FusedPlan:
         """None if the kernel cannot take the step: not a sum of terms, too many of them, or factors by layer."""
         from fedgg.kernels import optimiser_step
 
-        terms = analyse_terms(algorithm, client, gpu=True)
+        terms = analyse_terms(algorithm, client)
         if (
             terms is None
             or terms.layer_products  # the kernel has one coefficient for each vector
@@ -350,30 +350,6 @@ FusedPlans = dict[Hashable, FusedPlan]
 def _places(terms: StepTerms) -> tuple[str, ...]:
     """The vectors a step may add, in the kernel's order."""
     return ("drift", *terms.notes, "", "")[:3]
-
-
-class _Move:
-    """Stands for the optimiser's step, and knows by what `nudge` multiplies it."""
-
-    def __init__(self, factor: Number = 1.0):
-        self.factor = factor
-
-    def __mul__(self, factor: Any) -> Any:
-        return _Move(self.factor * factor) if isinstance(factor, int | float) or is_column(factor) else NotImplemented
-
-    __rmul__ = __mul__
-
-
-def step_scale(algorithm: Algorithm, client: Client) -> Number | None:
-    """By what `nudge` multiplies the optimiser's step in all steps of a round; None where it does something else."""
-    if type(algorithm).nudge is Algorithm.nudge:
-        return 1.0
-    without_rows = replace(client, w=cast(Tensor, None), last_step=None, step=cast(Tensor, None), sums={})
-    try:
-        move: Any = algorithm.nudge(cast(Tensor, _Move()), cast(Tensor, None), without_rows)
-    except (AttributeError, TypeError, RuntimeError):
-        return None
-    return move.factor if isinstance(move, _Move) else None
 
 
 def _factors_of(factors: Mapping[str, Number], terms: StepTerms, like: Tensor) -> Tensor:

@@ -72,14 +72,12 @@ def _vectors_of(coefficients: Mapping[str, Number]) -> tuple[tuple[str, ...], tu
     return tuple(name for name in coefficients if not name.startswith(DISPLACED)), displacement
 
 
-def analyse_terms(algorithm: Algorithm, client: Client, *, gpu: bool = False) -> StepTerms | None:
+def analyse_terms(algorithm: Algorithm, client: Client) -> StepTerms | None:
     """None if a step is not a sum of terms that are known in advance: then the reference step is taken.
 
-    `gpu`: `nudge` is not examined, and there may be a second gradient.
+    `nudge` is not examined: see `step_scale`.
     """
     if type(algorithm).steer is not Algorithm.steer:
-        return None
-    if not gpu and (takes_second_gradient(algorithm) or not _does_not_nudge(algorithm, client)):
         return None
     during, by_layer, after = _Recorder(client.lr), _Recorder(client.lr), _Recorder(client.lr)
     without_rows = replace(client, w=cast(Tensor, None), last_step=None, sums=during, layer_sums=by_layer)
@@ -145,11 +143,28 @@ def takes_second_gradient(algorithm: Algorithm) -> bool:
     return type(algorithm).second_displacement is not Algorithm.second_displacement
 
 
-def _does_not_nudge(algorithm: Algorithm, client: Client) -> bool:
+class _Move:
+    """Stands for the optimiser's step, and knows by what `nudge` multiplies it."""
+
+    def __init__(self, factor: Number = 1.0):
+        self.factor = factor
+
+    def __mul__(self, factor: Any) -> Any:
+        return _Move(self.factor * factor) if isinstance(factor, int | float) or is_column(factor) else NotImplemented
+
+    __rmul__ = __mul__
+
+
+def step_scale(algorithm: Algorithm, client: Client) -> Number | None:
+    """By what `nudge` multiplies the optimiser's step in all steps of a round; None where it does something else."""
     if type(algorithm).nudge is Algorithm.nudge:
-        return True
-    move = torch.zeros_like(client.w)
-    return algorithm.nudge(move, client.w, client) is move
+        return 1.0
+    without_rows = replace(client, w=cast(Tensor, None), last_step=None, step=cast(Tensor, None), sums={})
+    try:
+        move: Any = algorithm.nudge(cast(Tensor, _Move()), cast(Tensor, None), without_rows)
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+    return move.factor if isinstance(move, _Move) else None
 
 
 class _Recorder(dict[str, Tensor]):

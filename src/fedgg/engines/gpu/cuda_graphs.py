@@ -27,7 +27,6 @@ from fedgg.core.optimisers import SGD, Optimiser
 from fedgg.core.random_choices import Work
 from fedgg.core.tensor_rows import each_row
 from fedgg.engines.base import ClientData, RoundJob
-from fedgg.engines.fused.cpu_step import can_fuse
 from fedgg.engines.fused.gpu_step import FusedPlans, FusedStep
 from fedgg.engines.layers.program import Program, padded_rows
 
@@ -252,10 +251,9 @@ class GraphCache:
         program, width = start.many, pages.where.shape[2]
         rule = (type(algorithm), _shapes(algorithm), _shapes(client.notes), type(optimiser), optimiser.used)
         fused = None
-        if can_fuse(optimiser, start):
+        if type(optimiser) is SGD and not start.keeps_optimiser_state and not start.personal:
             program = program if isinstance(program, Program) else None
             plan_key = (rule, _shapes(start.down), _shapes(start.memory))
-            assert isinstance(optimiser, SGD)
             fused = FusedStep.of(algorithm, client, optimiser, owners, program, width, self._plans, plan_key)
         if fused is not None:
             running = replace(running, last_step=None)

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedgg.algorithms import SCAFFOLD, FedAvg, FedGG, FedProx
-from fedgg.core.algorithm import Algorithm, Batch, Client, Number
+from fedgg.algorithms import (
+    MOON,
+    SCAFFOLD,
+    FedAvg,
+    FedCM,
+    FedCurv,
+    FedGG,
+    FedLESAM,
+    FedProx,
+    FedSAM,
+    FedWMSAM,
+    MoFedSAM,
+)
+from fedgg.core.algorithm import Algorithm, Batch, Client, Number, Server
 from fedgg.core.local import LocalEnd, LocalStart, local_round, open_round
 from fedgg.core.model import Net
-from fedgg.core.optimisers import SGD
+from fedgg.core.optimisers import OPTIMISERS, SGD, Adam, Optimiser, with_kept_state
 from fedgg.core.random_choices import torch_stream
 from fedgg.core.tensor_rows import Rows, each_row
 from fedgg.engines.fused import cpu_step
@@ -139,6 +153,12 @@ ALGORITHMS = [
     Bends(),
     Starts(),
     Heavy(),
+    FedCM(alpha=0.3),
+    FedWMSAM(rho=0.2, alpha=0.4),
+    FedLESAM(rho=0.3),
+    FedSAM(rho=0.3),
+    MoFedSAM(alpha=0.3, rho=0.2),
+    SCAFFOLD(correction="after"),
 ]
 
 
@@ -159,13 +179,19 @@ def plain() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 5), nn.ReLU(), nn.Linear(5, CLASSES))
 
 
-def client(algorithm: Algorithm, make: type[nn.Module] | None = None) -> tuple[Net, LocalStart, list[Batch]]:
+def client(
+    algorithm: Algorithm, make: type[nn.Module] | None = None, precision: torch.dtype = torch.float64
+) -> tuple[Net, LocalStart, list[Batch]]:
     with torch_stream(3, "test"):
-        net = Net((make or plain)().double())
+        net = Net((make or plain)().to(precision))
         w = net.start
         kept = {name: torch.randn_like(rows) for name, rows in algorithm.client_memory(w).items()}
-        down = {"variate": torch.randn_like(w)} if isinstance(algorithm, SCAFFOLD) else {}
-        x, y = torch.randn(STEPS, 1, BATCH, FEATURES).double(), torch.randint(CLASSES, (STEPS, 1, BATCH))
+        memory = {
+            name: torch.randn_like(rows) if rows.shape == w.shape else rows
+            for name, rows in algorithm.server_memory(w).items()
+        }
+        down = algorithm.send_down(w, Server(memory, clients=10, coverage=0.5, round=3))
+        x, y = torch.randn(STEPS, 1, BATCH, FEATURES).to(precision), torch.randint(CLASSES, (STEPS, 1, BATCH))
     start = LocalStart(
         w=w,
         down=down,
@@ -176,7 +202,7 @@ def client(algorithm: Algorithm, make: type[nn.Module] | None = None) -> tuple[N
         round=torch.full_like(w[:, :1], 3),
         dropout=[],
     )
-    return net, start, [Batch(a, b, torch.ones(1, BATCH).double()) for a, b in zip(x, y, strict=True)]
+    return net, start, [Batch(a, b, torch.ones(1, BATCH).to(precision)) for a, b in zip(x, y, strict=True)]
 
 
 def assert_alike(one: LocalEnd, other: LocalEnd) -> None:
@@ -202,6 +228,85 @@ def test_the_fused_step_is_the_reference_step(
     assert torch.equal(start.w, before)
 
 
+def adam(name: str, like: Tensor, **settings: float) -> Optimiser:
+    values = {"lr": 0.05, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": math.inf, **Adam.defaults, **settings}
+    return OPTIMISERS[name].on_rows([values], like)
+
+
+OTHER_OPTIMISERS: dict[str, Callable[[Tensor], Optimiser]] = {
+    "clipped": lambda w: replace(
+        SGD.of(0.1, 0.9, 0.01, w),
+        clip_norm=torch.full_like(w[:, :1], 0.4),
+        used=frozenset({"lr", "momentum", "weight_decay", "clip_norm"}),
+    ),
+    "adam": lambda w: adam("adam", w),
+    "adam, decay, clipped": lambda w: adam("adam", w, weight_decay=0.01, clip_norm=0.4),
+    "adamw": lambda w: adam("adamw", w, weight_decay=0.1, beta2=0.9),
+    "adamw, clipped": lambda w: adam("adamw", w, weight_decay=0.1, clip_norm=0.4),
+}
+
+
+@pytest.mark.parametrize("piece", [7, 1 << 18])
+@pytest.mark.parametrize("kept", [False, True], ids=["fresh", "kept"])
+@pytest.mark.parametrize("optimiser", list(OTHER_OPTIMISERS))
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
+def test_with_other_optimisers(
+    algorithm: Algorithm, optimiser: str, kept: bool, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where clients keep the optimiser's state, which must not change in place."""
+    monkeypatch.setattr(cpu_step, "PIECE", piece)
+    monkeypatch.setattr(cpu_step, "SMALL", piece)
+    net, start, batches = client(algorithm)
+    chosen = OTHER_OPTIMISERS[optimiser](start.w)
+    if kept:
+        state = {name: 0.1 + torch.rand_like(rows) for name, rows in chosen.start(start.w).items()}
+        start = replace(start, memory=with_kept_state(start.memory, state), keeps_optimiser_state=True)
+    before = {name: rows.clone() for name, rows in start.memory.items()}
+    assert_alike(
+        fused_round(algorithm, net, chosen, start, batches), local_round(algorithm, net, chosen, start, batches)
+    )
+    assert all(torch.equal(start.memory[name], rows) for name, rows in before.items())
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+@pytest.mark.parametrize("optimiser", list(OTHER_OPTIMISERS))
+def test_without_terms_other_optimisers_have_every_bit(optimiser: str, precision: torch.dtype) -> None:
+    """Of the reference step, and of an algorithm at its neutral setting."""
+    neutral = FedCM().neutral()
+    assert neutral is not None
+    updates = []
+    for algorithm, train in ((FedAvg(), local_round), (FedAvg(), fused_round), (neutral, fused_round)):
+        net, start, batches = client(neutral, precision=precision)
+        updates.append(train(algorithm, net, OTHER_OPTIMISERS[optimiser](start.w), start, batches).up["delta"])
+    assert torch.equal(updates[0], updates[1])
+    assert torch.equal(updates[0], updates[2])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "optimiser", "fuses"),
+    [
+        *((FedGG(), name, True) for name in OTHER_OPTIMISERS),
+        (FedCM(), "clipped", True),
+        (FedWMSAM(), "clipped", True),
+        (FedSAM(), "adamw", True),
+        (SCAFFOLD(correction="after"), "clipped", False),  # its nudge adds a vector
+        (FedCurv(), "clipped", False),  # factors by parameter
+        (MOON(), "clipped", False),  # a loss of its own
+    ],
+    ids=str,
+)
+def test_which_steps_are_fused(
+    algorithm: Algorithm, optimiser: str, fuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, start, _ = client(algorithm)
+    monkeypatch.setattr(cpu_step, "local_round", lambda *arguments: "reference")
+    monkeypatch.setattr(cpu_step, "fused_steps", lambda *arguments: ("fused", {}))
+    monkeypatch.setattr(cpu_step, "end_round", lambda *arguments: "fused")
+    assert fused_round(algorithm, net, OTHER_OPTIMISERS[optimiser](start.w), start, []) == (  # type: ignore[comparison-overlap]
+        "fused" if fuses else "reference"
+    )
+
+
 @pytest.mark.parametrize(
     ("algorithm", "fuses"),
     [
@@ -218,9 +323,9 @@ def test_which_terms_by_layer_are_fused(algorithm: Algorithm, fuses: bool, monke
     fused = list[StepTerms]()
     steps = cpu_step.fused_steps
 
-    def recorded(sgd: SGD, view: Client, terms: StepTerms, *rest: Any) -> Any:
-        fused.append(terms)
-        return steps(sgd, view, terms, *rest)
+    def recorded(*arguments: Any) -> Any:
+        fused.extend(argument for argument in arguments if isinstance(argument, StepTerms))
+        return steps(*arguments)
 
     monkeypatch.setattr(cpu_step, "fused_steps", recorded)
     net, start, batches = client(algorithm)

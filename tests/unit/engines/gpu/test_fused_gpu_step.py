@@ -19,7 +19,8 @@ from fedgg.algorithms import SCAFFOLD, FedCM, FedWMSAM
 from fedgg.core.algorithm import Algorithm, Client, Number
 from fedgg.data.user_arrays import from_arrays
 from fedgg.engines import Engine, Loop, Stacked, Streams
-from fedgg.engines.fused.gpu_step import FusedStep, step_scale
+from fedgg.engines.fused.gpu_step import FusedStep
+from fedgg.engines.fused.term_analysis import step_scale
 from fedgg.engines.layers import program as programs
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
