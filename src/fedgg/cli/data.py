@@ -119,6 +119,7 @@ def show(
     from fedgg.files import file_name, writing_to
     from fedgg.lab.config import Experiment
     from fedgg.lab.federated_data import WholeData, data_of, holdings, split_of, with_given_clients
+    from fedgg.lab.personal_parts import unseen_clients
     from fedgg.lab.trusted_code import trust_named
     from fedgg.report.data_figures import samples_figure, split_figure
     from fedgg.report.figure_style import save
@@ -148,8 +149,11 @@ def show(
         split_name = "-".join(map(file_name, [chosen.scheme, *(f"{key}={value}" for key, value in changed.items())]))
         picture = out / f"{data_name}-split-{split_name}.png"
         title = f"{dataset.name}: {split_words(chosen.model_dump())}{seed_text}"
-        save(split_figure(counts, dataset.label_names, title, names), picture)
+        unseen = unseen_clients(experiment, holdings(experiment, split))
+        save(split_figure(counts, dataset.label_names, title, names, unseen), picture)
         say(f"split over {chosen.clients} clients, {min(split.sizes)} to {max(split.sizes)} examples each: {picture}")
+        if unseen:
+            say(f"clients that never train: {', '.join(names[client] if names else str(client) for client in unseen)}")
         times = np.bincount(np.concatenate(split.indices), minlength=len(labels))
         if unused := int((times == 0).sum()):
             say(f"{unused} of {len(labels)} training examples are held by no client")

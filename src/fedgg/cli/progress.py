@@ -209,7 +209,7 @@ def _draw(folder: Path) -> Measure:
     record = read_run(folder)
     primary = record.metrics[0]
     try:
-        from fedgg.report.data_figures import split_figure
+        from fedgg.report.data_figures import figure_of_partition
         from fedgg.report.figure_style import save
         from fedgg.report.run_figures import curves_figure
     except ImportError as error:
@@ -220,8 +220,7 @@ def _draw(folder: Path) -> Measure:
 
     split = record.partition or {}
     if split.get("counts") and split.get("classes"):
-        figure = split_figure(split["counts"], split["classes"], record.split_title(), record.client_names)
-        save(figure, folder / "split.png")
+        save(figure_of_partition(record), folder / "split.png")
     if any(one.metric == primary.metric for one in record.measures.values()):
         save(curves_figure(record), folder / "curves.png")
     return primary

@@ -73,7 +73,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         examples = [len(client) for client in self.feed.clients]
-        unseen = unseen_clients(self.experiment, self.feed) if self.experiment.split.unseen else []
+        unseen = unseen_clients(self.experiment, self.feed)
         filled = np.setdiff1d(np.flatnonzero(examples), unseen)
         rounds, budget = self.experiment.rounds, self.aggregation.budget
         has_personal, is_here = self.experiment.personal is not None, self.origin.keeper == "here"
@@ -162,7 +162,7 @@ def assemble(
         algorithm = build_algorithm(experiment.algorithm.name, experiment.algorithm.settings)
     sizes = [len(client) for client in feed.clients]
     x, y = feed.unseen(None, 0)
-    unseen = unseen_clients(experiment, feed) if experiment.split.unseen else []
+    unseen = unseen_clients(experiment, feed)
     examined = examine(experiment, algorithm, sizes, origin, (x[:2], y[:2]), model, objective, unseen)
     net, work, notices = examined.net, examined.work, [*examined.notices_on_batches]
     if net.task.examples_differ:

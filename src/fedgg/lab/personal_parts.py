@@ -28,6 +28,7 @@ from fedgg.lab.optional_sections import PersonalConfig
 
 if TYPE_CHECKING:
     from fedgg.lab.build import Federation
+    from fedgg.lab.federated_data import Holdings
     from fedgg.lab.one_round import State
 
 NORMALISATION = (
@@ -150,14 +151,16 @@ def personal_settings(experiment: Experiment, work: Work) -> dict[str, Any]:
 # Unseen clients ------------------------------------------------------------------------------------------------------
 
 
-def unseen_clients(experiment: Experiment, feed: Feed) -> list[int]:
-    """The clients that never train, drawn from those that hold examples out."""
-    both = zip(feed.clients, feed.held_out, strict=True)
+def unseen_clients(experiment: Experiment, data: Feed | Holdings) -> list[int]:
+    """The clients that never train, drawn from those that hold examples out; none without `split.unseen`."""
+    if not experiment.split.unseen:
+        return []
+    both = zip(data.clients, data.held_out, strict=True)
     able = [client for client, (examples, held_out) in enumerate(both) if len(examples) and len(held_out)]
     count = experiment.split.unseen
     if count >= len(able):
         raise UserError(
-            f"split.unseen = {count}: {len(able)} of {len(feed.clients)} clients hold examples to train and to test "
+            f"split.unseen = {count}: {len(able)} of {len(data.clients)} clients hold examples to train and to test "
             f"on, and some must train; take fewer"
         )
     return sorted(stream(experiment.seed, "unseen").choice(able, count, replace=False).tolist())

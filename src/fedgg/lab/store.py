@@ -6,7 +6,8 @@ versions.json     format of this folder; fedgg, its commit, torch, Python, machi
                   engine at the start, its precision, and why it was chosen
 attackers.json    the clients that attack, where some do
 inputs.json       what the final model expects of its inputs: shape, scaling, classes and how they are labelled
-partition.npz     the examples of all clients in a row, and how many each has; partition.json: hash and counts by class
+partition.npz     the examples of all clients in a row, how many each has, and those held out; partition.json: hash,
+                  counts by class, and the clients that never train
 rounds.jsonl      one line a round
 resumes.jsonl     one line each time the run was resumed, where it was
 flower.json       of a run over Flower: its name on messages, its clients; exchanges.jsonl: what went over the network
@@ -198,15 +199,20 @@ class Store:
         if any((self.folder / name).exists() for name in ("study.json", "config.toml", HISTORY)):
             self.refuse_another(federation.experiment)
         origin, attack = federation.origin, federation.aggregation.attack
+        partition, positions = origin.described(), origin.positions()
+        if origin.keeper == "here" and any(map(len, federation.feed.held_out)):
+            positions["held_out"] = np.unique(np.concatenate(federation.feed.held_out))
+        if federation.unseen:
+            partition["unseen"] = federation.unseen
         with BytesIO() as file:
-            np.savez_compressed(file, allow_pickle=False, **origin.positions())
-            positions = file.getvalue()
+            np.savez_compressed(file, allow_pickle=False, **positions)
+            compressed = file.getvalue()
         contents = {
             "versions.json": indented_json({"format": FORMAT, **versions_of(federation)}),
             # On one line: a line for each number would be megabytes where clients are many.
-            "partition.json": json.dumps(origin.described()).encode() + b"\n",
+            "partition.json": json.dumps(partition).encode() + b"\n",
             "inputs.json": indented_json(inputs),
-            "partition.npz": positions,
+            "partition.npz": compressed,
         }
         if attack is not None:
             contents["attackers.json"] = indented_json({"kind": attack.kind, "clients": sorted(attack.clients)})

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from fedgg.analysis.labels import shortened
 from fedgg.errors import UserError
 from fedgg.files import file_name
-from fedgg.report.figure_style import blank, styled
-from fedgg.runfolder.record_types import Floats, Ints, StudyRecord
+from fedgg.report.figure_style import COLOURS, blank, styled
+from fedgg.runfolder.record_types import Floats, Ints, RunRecord, StudyRecord, unseen_in
 
 WITHOUT_CLASSES = ("examples",)  # in the place of classes in partition.json, where targets are not classes
 
@@ -34,7 +34,14 @@ def split_figures(study: StudyRecord) -> Iterator[tuple[str, Figure]]:
             seen.setdefault(seed, []).append(split.get("hash", ""))
             number = len(seen[seed])  # two labels may be the same as file names
             name = f"split-seed-{seed}" + (f"-{number}-{file_name(label)}" if number > 1 else "")
-            yield name, split_figure(split["counts"], split["classes"], record.split_title(), record.client_names)
+            yield name, figure_of_partition(record)
+
+
+def figure_of_partition(record: RunRecord) -> Figure:
+    """The split of a run whose partition.json has one."""
+    split = record.partition or {}
+    unseen = unseen_in(split)
+    return split_figure(split["counts"], split["classes"], record.split_title(), record.client_names, unseen)
 
 
 @styled
@@ -43,8 +50,12 @@ def split_figure(
     classes: Sequence[str],
     title: str,
     names: Sequence[str] | None = None,
+    unseen: Sequence[int] = (),
 ) -> Figure:
-    """A heat map of examples by client and class, with the total of each client on the right."""
+    """A heat map of examples by client and class, with the total of each client on the right.
+
+    The totals of `unseen` clients, which never train, have a colour of their own.
+    """
     table = np.asarray(counts, dtype=np.int64)
     if table.ndim != 2 or table.shape[1] != len(classes) or not table.size:
         raise UserError(f"a split of shape {table.shape} does not suit {len(classes)} classes; give [clients, classes]")
@@ -71,7 +82,7 @@ def split_figure(
         figure.colorbar(
             image, ax=[heat, bars], label="examples", pad=0.02, fraction=0.03, aspect=35
         ).outline.set_visible(False)
-    _total_bars(bars, table.sum(axis=1))
+    _total_bars(bars, table.sum(axis=1), unseen)
     return figure
 
 
@@ -162,12 +173,17 @@ def _class_ticks(axes: Axes, classes: Sequence[str], room: float) -> None:
         axes.set_xlabel("examples (the data have no classes)")
 
 
-def _total_bars(axes: Axes, totals: Ints) -> None:
+def _total_bars(axes: Axes, totals: Ints, unseen: Sequence[int]) -> None:
     """The size of each client as a bar, with its number or, if numbers would overlap, a scale."""
     if len(totals) <= 200:
         axes.barh(np.arange(len(totals)), totals, color="#dddddd", height=0.7)
     else:  # one shape instead of thousands of bars
         axes.fill_betweenx(np.arange(len(totals)), totals, color="#dddddd", step="mid", linewidth=0)
+    if unseen:
+        chosen = np.asarray(unseen)
+        axes.barh(chosen, totals[chosen], color=COLOURS[1], height=0.7, label="never trains (unseen)")
+        legend = axes.legend(loc="upper right", bbox_to_anchor=(1, -0.02), fontsize=7.5, frameon=False, handlelength=1)
+        legend.set_in_layout(False)  # it is wider than the bars, and beside the names of the classes there is room
     axes.spines[:].set_visible(False)
     axes.tick_params(left=False, labelleft=False, length=0, labelsize=7.5)
     axes.set_title("total", fontsize=8, color="#555555")

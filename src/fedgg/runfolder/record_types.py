@@ -365,6 +365,14 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if is_number(value) else str(value)
 
 
+def unseen_in(partition: dict[str, Any]) -> list[int]:
+    """The clients that never train, in a partition.json; of earlier versions none are named."""
+    unseen, clients = partition.get("unseen"), partition.get("counts")
+    if not isinstance(unseen, list) or not isinstance(clients, list):
+        return []
+    return [client for client in unseen if type(client) is int and 0 <= client < len(clients)]
+
+
 def names_in(partition: dict[str, Any]) -> tuple[str, ...] | None:
     """The names of the clients in a partition.json, where it has one for each client."""
     names, clients = partition.get("names"), partition.get("counts") or partition.get("sizes")

@@ -18,12 +18,16 @@ import fedgg
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core import random_choices
 from fedgg.core.personal import KEPT, personal_rows
+from fedgg.data.user_arrays import from_arrays
 from fedgg.engines import Loop
 from fedgg.errors import UserError
 from fedgg.lab.build import Federation, build
 from fedgg.lab.one_round import State, begin, next_job
 from fedgg.lab.runner import play_round, run
 from fedgg.lab.study import Study, run_study
+from fedgg.report.data_figures import figure_of_partition
+from fedgg.runfolder.read import read_run
+from fedgg.runfolder.record_types import unseen_in
 
 TOLERANCE = 1e-10
 CLIENTS, CLASSES, EPOCHS, ROUNDS, LR, MOMENTUM, DECAY = 4, 3, 3, 4, 0.05, 0.9, 0.01
@@ -361,6 +365,21 @@ def test_refused_before_anything_trains(changes: dict[str, Any], complaint: str)
 def test_fedbn_needs_normalisation_layers() -> None:
     with pytest.raises(UserError, match="has no normalisation layer"):
         build(small("loop", personal__method="fedbn"))
+
+
+def test_a_run_folder_records_unseen_clients_and_held_out_examples(tmp_path: Path) -> None:
+    chosen = experiment(split__unseen=1, rounds=1)
+    fedgg.run(chosen, data=arrays(), model=network, out=tmp_path / "run")
+    known = build(chosen, model=network, data=from_arrays(*arrays()))
+    record = read_run(tmp_path / "run")
+    assert record.partition is not None
+    assert unseen_in(record.partition) == known.unseen != []
+    with np.load(tmp_path / "run" / "partition.npz") as saved:
+        assert saved["held_out"].tolist() == sorted(np.concatenate(known.feed.held_out).tolist())
+    (bars,) = (axes for axes in figure_of_partition(record).axes if axes.get_title() == "total")
+    assert [text.get_text() for text in bars.get_legend().get_texts()] == ["never trains (unseen)"]  # type: ignore[union-attr]
+    fedgg.run(chosen.changed({"split.unseen": 0}), data=arrays(), model=network, out=tmp_path / "all")
+    assert "unseen" not in (read_run(tmp_path / "all").partition or {})
 
 
 @pytest.mark.parametrize("work", [{"local__steps": 2}, {"local__part": 0.1}], ids=str)
