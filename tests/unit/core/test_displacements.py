@@ -11,7 +11,7 @@ import torch
 from step_cases import with_dropout, with_statistics
 from torch import Tensor, nn
 
-from fedgg.algorithms import ALGORITHMS, MOON, FedLESAM, FedSAM
+from fedgg.algorithms import ALGORITHMS, FedCurv, FedLESAM, FedSAM
 from fedgg.core.algorithm import Algorithm, Batch, Client, Number
 from fedgg.core.local import LocalStart, LocalState, local_step, open_round
 from fedgg.core.model import Net
@@ -295,7 +295,7 @@ def test_the_fused_step_is_taken_for_a_displacement_and_for_two_passes(monkeypat
         return steps(*given)
 
     monkeypatch.setattr(cpu_step, "fused_steps", counted)
-    for algorithm, fuses in ((FedLESAM(), True), (FedSAM(), True), (MOON(), False)):
+    for algorithm, fuses in ((FedLESAM(), True), (FedSAM(), True), (FedCurv(), False)):
         rounds.clear()
         federation = build(Experiment(**SMALL, model={"name": "mlp", "hidden": 4}), algorithm=algorithm)
         play_round(federation, begin(federation), Fused())

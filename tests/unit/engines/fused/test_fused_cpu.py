@@ -30,7 +30,7 @@ from fedgg.core.model import Net
 from fedgg.core.optimisers import OPTIMISERS, SGD, Adam, Optimiser, with_kept_state
 from fedgg.core.random_choices import torch_stream
 from fedgg.core.tensor_rows import Rows, each_row
-from fedgg.engines.fused import cpu_step
+from fedgg.engines.fused import cpu_optimisers, cpu_step
 from fedgg.engines.fused.cpu_step import fused_round
 from fedgg.engines.fused.term_analysis import StepTerms, analyse_terms, check_later_terms
 from fedgg.errors import UserError
@@ -134,6 +134,23 @@ class SendsLastMove(FedGG):
         return up | {"last_move": client.last_move, "last_step": client.vector("step")}, memory
 
 
+@dataclass(frozen=True)
+class OwnLoss(FedGG):
+    """A loss of its own, which reads the model, the last step and an inner product, besides the terms."""
+
+    def loss(self, w: Tensor, batch: Batch, client: Client) -> Tensor:
+        along = ((w - client.w) + client.w * client.vector("step")).sum(1, keepdim=True)
+        return super().loss(w, batch, client) * (1 + client.inner("drift", "drift")) + 0.3 * along
+
+
+@dataclass(frozen=True)
+class OwnLossTwice(OwnLoss):
+    """The same with a second gradient."""
+
+    def second_displacement(self, grad: Tensor, w: Tensor, client: Client) -> Tensor:
+        return 0.2 * grad
+
+
 STEPS, BATCH, FEATURES, CLASSES = 5, 4, 6, 3
 ALGORITHMS = [
     FedAvg(),
@@ -159,6 +176,8 @@ ALGORITHMS = [
     FedSAM(rho=0.3),
     MoFedSAM(alpha=0.3, rho=0.2),
     SCAFFOLD(correction="after"),
+    OwnLoss(mu=2.0),
+    OwnLossTwice(),
 ]
 
 
@@ -219,8 +238,8 @@ def assert_alike(one: LocalEnd, other: LocalEnd) -> None:
 def test_the_fused_step_is_the_reference_step(
     algorithm: Algorithm, momentum: float, decay: float, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_step, "PIECE", piece)
-    monkeypatch.setattr(cpu_step, "SMALL", piece)
+    monkeypatch.setattr(cpu_optimisers, "PIECE", piece)
+    monkeypatch.setattr(cpu_optimisers, "SMALL", piece)
     net, start, batches = client(algorithm)
     sgd = SGD.of(0.1, momentum, decay, start.w)
     before = start.w.clone()
@@ -254,8 +273,8 @@ def test_with_other_optimisers(
     algorithm: Algorithm, optimiser: str, kept: bool, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where clients keep the optimiser's state, which must not change in place."""
-    monkeypatch.setattr(cpu_step, "PIECE", piece)
-    monkeypatch.setattr(cpu_step, "SMALL", piece)
+    monkeypatch.setattr(cpu_optimisers, "PIECE", piece)
+    monkeypatch.setattr(cpu_optimisers, "SMALL", piece)
     net, start, batches = client(algorithm)
     chosen = OTHER_OPTIMISERS[optimiser](start.w)
     if kept:
@@ -291,7 +310,8 @@ def test_without_terms_other_optimisers_have_every_bit(optimiser: str, precision
         (FedSAM(), "adamw", True),
         (SCAFFOLD(correction="after"), "clipped", False),  # its nudge adds a vector
         (FedCurv(), "clipped", False),  # factors by parameter
-        (MOON(), "clipped", False),  # a loss of its own
+        (MOON(), "clipped", True),
+        (OwnLossTwice(), "adam", True),
     ],
     ids=str,
 )
@@ -351,7 +371,7 @@ def test_without_terms_every_bit_is_the_same(algorithm: Algorithm, momentum: flo
 def test_parameters_that_share_a_gradient(
     algorithm: Algorithm, momentum: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_step, "SMALL", 0)
+    monkeypatch.setattr(cpu_optimisers, "SMALL", 0)
     net, start, batches = client(algorithm, TwoBiases)
     sgd = SGD.of(0.1, momentum, 0.0, start.w)
     assert_alike(fused_round(algorithm, net, sgd, start, batches), local_round(algorithm, net, sgd, start, batches))
