@@ -109,7 +109,6 @@ ALGORITHMS: dict[str, dict[str, dict[str, Any]]] = {
         "AdamW": {"name": "fedavg", "optimiser": {"name": "adamw"}},
         "FedCM": {"name": "fedcm"},
         "FedSAM": {"name": "fedsam"},
-        "FedLC": {"name": "fedlc"},
     },
 }
 ENGINES = ("loop", "fused", "stacked", "streams")

@@ -93,10 +93,6 @@ class FusedOptimiser:
         """
         raise NotImplementedError
 
-    @property
-    def last_step(self) -> Tensor:
-        return self.step_factor * self.step_row
-
     def displace(self, coefficients: Sequence[Sequence[float]]) -> None:
         """Sets the points at which the gradient is taken; `coefficients` by layer."""
         for piece in self.pieces:

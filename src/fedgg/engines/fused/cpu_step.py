@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedgg.core.algorithm import Algorithm, Batch, Client
-from fedgg.core.local import LocalEnd, LocalStart, LocalState, end_round, gradient, local_round, open_round
+from fedgg.core.local import LocalEnd, LocalStart, LocalState, end_round, local_round, open_round
 from fedgg.core.model import Net
 from fedgg.core.optimisers import Optimiser
 from fedgg.core.tensor_rows import Rows
@@ -58,10 +58,10 @@ def fused_round(
 
 
 def _fused_terms(algorithm: Algorithm, optimiser: Optimiser, start: LocalStart, client: Client) -> StepTerms | None:
-    """The terms of a single row on a CPU; None: the reference step is taken."""
+    """The terms of a single row on a CPU whose objective is the supervised loss; None: the reference step is taken."""
     if len(start.w) > 1 or start.w.device.type != "cpu" or start.many is not None or start.personal:
         return None
-    if type(optimiser) not in FUSED:
+    if type(optimiser) not in FUSED or type(algorithm).loss is not Algorithm.loss:
         return None
     return None if step_scale(algorithm, client) is None else analyse_terms(algorithm, client)
 
@@ -82,46 +82,33 @@ def fused_steps(
     state = replace(running, w=client.w.clone(), step=zero.clone(), loss_sum=zero.clone(), seen=zero.clone())
     point = torch.empty_like(state.w) if terms.displacement else state.w
     fused = FUSED[type(optimiser)](optimiser, state, client, terms, point, step_scale(algorithm, client))
-    takes_two, own_loss = takes_second_gradient(algorithm), type(algorithm).loss is not Algorithm.loss
-    sums, parameters, here = fused.first_products(), _parameters(forward, point), client
+    sums, takes_two, views = fused.first_products(), takes_second_gradient(algorithm), _parameters(forward, point)
     for number, batch in enumerate(batches):
         forward.step = number
         factors = [coefficients(number, sums.model, of_layer) for of_layer in sums.layers]
         if terms.displacement:
             fused.displace([of_layer[len(terms.vectors) :] for of_layer in factors])
-        if takes_two or own_loss:
-            last_step = (fused.last_step if number else running.last_step) if own_loss else None
-            here = replace(
-                client, step=state.step, w=state.w, last_step=last_step, sums=_tensors(terms, sums.model, zero)
-            )
         statistics_before = forward.with_copied_buffers() if takes_two else forward
-        loss, grads = _gradient(algorithm, point, parameters, batch, here)
+        loss, grads = _gradient(forward, views, batch)
         if takes_two:  # the statistics that remain, and the loss, are those of the first pass
+            here = replace(client, step=state.step, w=state.w, last_step=None, sums=_tensors(terms, sums.model, zero))
             second = _second_point(algorithm, here, torch.cat([grad.reshape(-1) for grad in grads])[None])
-            of_second = replace(here, net=statistics_before)
-            _, grads = _gradient(algorithm, second, _parameters(forward, second), batch, of_second)
+            _, grads = _gradient(statistics_before, _parameters(forward, second), batch)
         with torch.no_grad():
             sums = fused.step(grads, [of_layer[: len(terms.vectors)] for of_layer in factors])
             count = batch.mask.sum(1, keepdim=True)
             state.step.add_(1)
             state.loss_sum.add_(loss * count)
             state.seen.add_(count)
-    return replace(state, last_step=fused.last_step), _tensors(terms, sums.model, zero)
+    return replace(state, last_step=fused.step_factor * fused.step_row), _tensors(terms, sums.model, zero)
 
 
 def _parameters(forward: FusedForward, row: Tensor) -> list[Tensor]:
     return list(forward.layout.unflatten(row[0]).values())
 
 
-def _gradient(
-    algorithm: Algorithm, point: Tensor, parameters: Sequence[Tensor], batch: Batch, client: Client
-) -> tuple[Tensor, Sequence[Tensor]]:
-    """The objective at a row and its gradient, parameter by parameter; `parameters` are views of the row."""
-    forward = client.net
-    assert isinstance(forward, FusedForward)
-    if type(algorithm).loss is not Algorithm.loss:
-        loss, grad = gradient(algorithm, point, batch, client)
-        return loss, grad[0].split(forward.layout.sizes)
+def _gradient(forward: FusedForward, parameters: Sequence[Tensor], batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The loss of one row and its gradient, parameter by parameter."""
     leaves = [parameter.detach().requires_grad_() for parameter in parameters]
     loss = forward.loss_with(leaves, batch.x, batch.y, batch.mask)
     # Without grad_outputs, which are ones for a loss of one element: to compare shapes torch would import sympy.
