@@ -293,12 +293,45 @@ def _participation_table() -> str:
     return "\n".join(lines)
 
 
+def _lead_by_rounds_table() -> str:
+    """Over FedAvg: mean test accuracy over ranges of rounds, paired by seed."""
+    spans = [(0, 10), (10, 20), (20, 30), (30, 50), (50, 70), (70, 100)]
+    methods = ("FedGG mu 0.1", "FedGG mu 1", "FedGG relative push 0.3", "FedAvgM 0.5")
+    rows = [
+        (f"paper's, Dirichlet {beta}: {method.removeprefix('FedGG ')}", f"{method}, beta {beta}", f"FedAvg, beta {beta}")
+        for beta in (0.5, 0.1)
+        for method in methods
+    ]
+    rows += [
+        ("for a CPU, all of 100 clients: mu 1", "mu 1, received, 100", "FedAvg, 100"),
+        ("for a CPU, 10 of 100 clients: mu 1", "mu 1, received, 10", "FedAvg, 10"),
+    ]
+    curves: dict[str, dict[int, list[float]]] = {}
+    for file in ("paper/cifar10", "paper/readings-05", "paper/readings-01", "participation"):
+        for record in read_archive(HOME / "results" / f"{file}.json"):
+            rounds, accuracy = record.accuracy()
+            means = [100 * float(accuracy[(rounds > start) & (rounds <= end)].mean()) for start, end in spans]
+            curves.setdefault(record.config["name"], {})[record.config["seed"]] = means
+    head = ["protocol and setting", *(f"rounds {start + 1} to {end}" for start, end in spans), "FedAvg at the end"]
+    lines = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |"]
+    for title, label, reference in rows:
+        cells = []
+        for span in range(len(spans)):
+            over = [curves[label][seed][span] - curves[reference][seed][span] for seed in sorted(curves[reference])]
+            half = scipy.stats.t.ppf(0.975, len(over) - 1) * statistics.stdev(over) / len(over) ** 0.5
+            cells.append(f"{statistics.mean(over):+.1f} ± {half:.1f}")
+        cells.append(f"{statistics.mean(means[-1] for means in curves[reference].values()):.1f}")
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 @pytest.mark.parametrize(
     ("page", "name", "table"),
     [
         ("personal.md", "personal", _personal_table),
         ("tasks.md", "shakespeare", _shakespeare_table),
         ("literature.md", "participation", _participation_table),
+        ("literature.md", "lead-by-rounds", _lead_by_rounds_table),
     ],
 )
 def test_tables_of_results(page: str, name: str, table: Callable[[], str]) -> None:
