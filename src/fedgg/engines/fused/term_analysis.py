@@ -143,11 +143,11 @@ def takes_second_gradient(algorithm: Algorithm) -> bool:
     return type(algorithm).second_displacement is not Algorithm.second_displacement
 
 
+@dataclass(frozen=True)
 class _Move:
-    """Stands for the optimiser's step, and knows by what `nudge` multiplies it."""
+    """Stands for the optimiser's step, and records by what `nudge` multiplies it."""
 
-    def __init__(self, factor: Number = 1.0):
-        self.factor = factor
+    factor: Number = 1.0
 
     def __mul__(self, factor: Any) -> Any:
         return _Move(self.factor * factor) if isinstance(factor, int | float) or is_column(factor) else NotImplemented
