@@ -50,8 +50,10 @@ def test_kept_state_changes_the_second_round_and_is_the_clients_own() -> None:
     assert fresh.rounds[1]["train_loss"] != kept.rounds[1]["train_loss"]
 
 
-def test_resumed_bit_for_bit(tmp_path: Path) -> None:
-    chosen = experiment("loop", OPTIMISERS["adamw kept"])
+@pytest.mark.parametrize("optimiser", ["adamw kept", "sgd kept"])
+@pytest.mark.parametrize("engine", ["loop", "fused"])
+def test_resumed_bit_for_bit(engine: str, optimiser: str, tmp_path: Path) -> None:
+    chosen = experiment(engine, OPTIMISERS[optimiser])
     whole = run(chosen.changed({"rounds": 4}))
     run(chosen, out=tmp_path)
     resumed = run(chosen.changed({"rounds": 4}), out=tmp_path)
