@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -207,6 +207,27 @@ def _lost() -> fedgg.Algorithm:
 def test_mistakes_before_the_first_run(ask: Callable[[], object], complaint: str) -> None:
     with pytest.raises(fedgg.UserError, match=complaint):
         ask()
+
+
+@pytest.mark.parametrize(
+    "algorithms", [[fedgg.FedAvg()], [fedgg.FedAvg(), fedgg.FedProx()]], ids=["one kind", "two labels"]
+)
+def test_a_split_of_a_later_seed_that_cannot_be_trained_on_ends_the_study_before_its_first_run(
+    algorithms: list[fedgg.Algorithm], tmp_path: Path
+) -> None:
+    """With seed 4 a client has 33 examples, and batch statistics need two in a batch."""
+    chosen = fedgg.Experiment(rounds=1, split={"clients": 10, "beta": 0.1}, local={"epochs": 1, "batch": 32})
+
+    def normalised() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
+
+    def compared(experiment: fedgg.Experiment, seeds: Sequence[int]) -> fedgg.StudyResult:
+        return fedgg.compare(algorithms, experiment, model=normalised, seeds=seeds, out=tmp_path / "study")
+
+    with pytest.raises(UserError, match=r"FedAvg, seed 4: client 8 holds 33 examples, .* take local\.drop_last = true"):
+        compared(chosen, range(5))
+    assert not list(tmp_path.rglob("rounds.jsonl"))
+    assert compared(chosen.changed({"local.drop_last": True}), (4,)).run("FedAvg", 4).status == "finished"
 
 
 def test_its_folder_says_how_to_go_on(tmp_path: Path) -> None:

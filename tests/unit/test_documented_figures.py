@@ -298,7 +298,11 @@ def _lead_by_rounds_table() -> str:
     spans = [(0, 10), (10, 20), (20, 30), (30, 50), (50, 70), (70, 100)]
     methods = ("FedGG mu 0.1", "FedGG mu 1", "FedGG relative push 0.3", "FedAvgM 0.5")
     rows = [
-        (f"paper's, Dirichlet {beta}: {method.removeprefix('FedGG ')}", f"{method}, beta {beta}", f"FedAvg, beta {beta}")
+        (
+            f"paper's, Dirichlet {beta}: {method.removeprefix('FedGG ')}",
+            f"{method}, beta {beta}",
+            f"FedAvg, beta {beta}",
+        )
         for beta in (0.5, 0.1)
         for method in methods
     ]

@@ -62,13 +62,29 @@ class Work:
     batch: int | None  # None: all examples in one batch
     fixed_steps: int | None = None  # steps of every client, in place of epochs
     part: float = 1.0  # each client does a share of its work, drawn in every round between this and 1
+    drop_last: bool = False  # whether an epoch leaves out its last batch where that is shorter than the others
+
+    def batches(self, examples: int) -> int:
+        """The batches of an epoch. A client with less than a batch trains on all it has."""
+        return 1 if self.batch is None else -(-self.examples_of_epoch(examples) // self.batch)
+
+    def last_batch(self, examples: int) -> int:
+        """The number of examples in the last batch of an epoch."""
+        used = self.examples_of_epoch(examples)
+        return used if self.batch is None else (used - 1) % self.batch + 1
+
+    def examples_of_epoch(self, examples: int) -> int:
+        """How many of its examples a client trains on in an epoch."""
+        if not self.drop_last or self.batch is None or examples < self.batch:
+            return examples
+        return examples - examples % self.batch
 
     def steps(self, examples: int, *key: int) -> int:
         """Local steps of a client with this many examples: in the round of `key` (seed, round, client), else at most.
 
         The share is a function of the key, so that all engines, the server's records and Flower's nodes have the same.
         """
-        whole = self.fixed_steps or self.epochs * (1 if self.batch is None else -(-examples // self.batch))
+        whole = self.fixed_steps or self.epochs * self.batches(examples)
         if self.part == 1 or not key:
             return whole
         seed, round_, client = key
@@ -77,13 +93,12 @@ class Work:
     def examples_trained(self, sizes: Sequence[int]) -> int:
         """Examples that clients of these sizes train on in a round, over all epochs, at most."""
         if self.fixed_steps is None:
-            return self.epochs * sum(sizes)
+            return self.epochs * sum(map(self.examples_of_epoch, sizes))
         return self.fixed_steps * sum(min(size, self.batch or size) for size in sizes)
 
     def passes(self, examples: int) -> int:
         """How often a client that does all of its work begins to go through its examples."""
-        rows = 1 if self.batch is None else -(-examples // self.batch)
-        return self.epochs if self.fixed_steps is None else -(-self.fixed_steps // rows)
+        return self.epochs if self.fixed_steps is None else -(-self.fixed_steps // self.batches(examples))
 
 
 def cohort(seed: int, round_: int, clients: int, size: int) -> list[int]:
@@ -95,13 +110,14 @@ def cohort(seed: int, round_: int, clients: int, size: int) -> list[int]:
 def schedule(seed: int, round_: int, client: int, examples: int, work: Work) -> Positions:
     """Positions within the client's own examples, `[steps, batch]`, -1 where there is none.
 
-    A fresh shuffle every epoch; the last batch of an epoch may be short. A client that does a part of its work takes
-    the first steps of the whole.
+    A fresh shuffle every epoch; the last batch of an epoch may be short, or is left out. A client that does a part of
+    its work takes the first steps of the whole.
     """
     order = stream(seed, "batches", round_, client)
     size = examples if work.batch is None else work.batch
-    rows, steps = -(-examples // size), work.steps(examples, seed, round_, client)
+    rows, steps = work.batches(examples), work.steps(examples, seed, round_, client)
     padded = np.full((-(-steps // max(rows, 1)), rows * size), -1, dtype=np.int64)
+    used = work.examples_of_epoch(examples)
     for epoch in padded:
-        epoch[:examples] = order.permutation(examples)
+        epoch[:used] = order.permutation(examples)[:used]
     return padded.reshape(-1, size)[:steps]

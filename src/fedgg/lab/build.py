@@ -237,7 +237,7 @@ def examine(
     if experiment.optimiser != OptimiserConfig() or experiment.schedule != ScheduleConfig():
         check_optimiser(experiment, algorithm)
     local = experiment.local
-    work = algorithm.work(Work(local.epochs, local.batch, local.steps, local.part))
+    work = algorithm.work(Work(local.epochs, local.batch, local.steps, local.part, local.drop_last))
     notices = check_batches(experiment, work, sizes, origin.client_names) if min(sizes) < (work.batch or 1) else []
     net = examined_net(experiment, algorithm, shape, len(origin.classes), sample, model, objective, origin.parts)
     if net.needs_two_examples:
@@ -325,12 +325,12 @@ def check_single_examples(work: Work, sizes: list[int], names: Sequence[str] | N
             "take a larger one, or model.statistics = 'frozen'"
         )
     for client, size in enumerate(sizes):
-        last = size if work.batch is None else (size - 1) % work.batch + 1
-        if size and last == 1 and work.steps(size) >= (1 if work.batch is None else -(-size // work.batch)):
+        if size and work.last_batch(size) == 1 and work.steps(size) >= work.batches(size):
+            way_out = "a larger split.min_examples" if size == 1 else "local.drop_last = true, another local.batch"
             raise UserError(
-                f"client {names[client] if names else client} holds {size} examples, so its last batch has one, which "
-                f"the model cannot take (batch statistics need two): take another local.batch, a larger "
-                f"split.min_examples or model.statistics = 'frozen'"
+                f"client {names[client] if names else client} holds {size} example{'s' * (size > 1)}, so its last "
+                f"batch has one, which the model cannot take (batch statistics need two): take {way_out} or "
+                f"model.statistics = 'frozen'"
             )
 
 

@@ -67,6 +67,7 @@ YOUNG_KEYS = (
     ("split", "feature_rotation", 0.0),
     ("local", "steps", None),
     ("local", "part", 1.0),
+    ("local", "drop_last", False),
     ("server", "lr", 1.0),
     ("server", "lr_decay", 1.0),
 )

@@ -184,6 +184,11 @@ class LocalConfig(ConfigSection):
     small_clients: Literal["whole", "refuse"] = Field(
         "whole", description="clients with less than a batch: train on all they have at once, or refuse the run"
     )
+    drop_last: bool = Field(
+        False,
+        description="leave out the last batch of an epoch where it is shorter than the others, as PyTorch's DataLoader "
+        "does; a client with less than a batch trains on all it has",
+    )
 
 
 class OptimiserConfig(PartConfig):

@@ -10,10 +10,11 @@ from fedgg.core.algorithm import Algorithm
 from fedgg.core.local import LocalEnd, end_round, open_round
 from fedgg.core.model import NeedsFloatingPoint
 from fedgg.data.batch_preparation import scaling
+from fedgg.data.dataset import Dataset
 from fedgg.data.feature_skew import check_feature_skew
 from fedgg.engines.loop import open_client
 from fedgg.errors import UserError
-from fedgg.lab.build import Federation, ModelGiven, examine
+from fedgg.lab.build import Examined, Federation, ModelGiven, check_batches, check_single_examples, examine
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import DTYPES
 from fedgg.lab.federated_data import DataGiven, WholeData, data_of, holdings, split_of
@@ -63,7 +64,7 @@ def try_to_build(
     model: ModelGiven | None = None,
     algorithm: Algorithm | None = None,
     objective: Objective = NAMED_OBJECTIVE,
-) -> None:
+) -> Examined:
     """UserError where the experiment cannot be run on these data, found out on the CPU and without copying them."""
     here = experiment.changed(HERE)
     algorithm = algorithm or build_algorithm(here.algorithm.name, here.algorithm.settings)
@@ -76,6 +77,20 @@ def try_to_build(
     sample = scaling(here.data.normalise, dataset, dtype)(x) if x.dtype == torch.int64 else x.to(dtype)
     targets = y.to(dtype if y.is_floating_point() else y.dtype)
     try:
-        examine(here, algorithm, sizes, origin, (sample, targets), model, objective)
+        return examine(here, algorithm, sizes, origin, (sample, targets), model, objective)
     except NeedsFloatingPoint:
-        examine(here, algorithm, sizes, origin, (x.to(dtype), targets), model, objective)
+        return examine(here, algorithm, sizes, origin, (x.to(dtype), targets), model, objective)
+
+
+def check_split(experiment: Experiment, dataset: Dataset, examined: Examined) -> None:
+    """UserError where the split with this seed fails, or leaves batches that the model, seen with another seed, cannot
+    take.
+    """
+    split = split_of(experiment, dataset)
+    sizes, names = (
+        [len(client) for client in holdings(experiment, split).clients],
+        WholeData(dataset, split).client_names,
+    )
+    check_batches(experiment, examined.work, sizes, names)
+    if examined.net.needs_two_examples:
+        check_single_examples(examined.work, sizes, names)

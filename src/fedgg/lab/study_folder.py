@@ -16,13 +16,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from fedgg.core.random_choices import Work
 from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
 from fedgg.files import check_folder, read_json, write_json, writing_to
+from fedgg.lab.build import Examined
 from fedgg.lab.config import Experiment
 from fedgg.lab.federated_data import data_of
 from fedgg.lab.name_resolution import build_algorithm
-from fedgg.lab.preflight_checks import try_to_build
+from fedgg.lab.preflight_checks import check_split, try_to_build
 from fedgg.lab.run_processes import Job
 from fedgg.lab.store import Store
 from fedgg.runfolder.checksums import with_checksum, without_checksum
@@ -281,25 +283,38 @@ _BUILT = ("data", "split", "model", "privacy", "robust", "attack")  # sections t
 
 
 def build_on_trial(jobs: Sequence[Job]) -> None:
-    """One run of each kind is built, but for its data on a device; with one kind only, the first run does it.
+    """One run of each kind is built, but for its data on a device, and the split is drawn with each of its other seeds.
 
-    Splits are drawn with the first seed: one that fails with a later seed alone is found when its turn comes.
+    With a single run nothing is done: the run itself comes first.
     """
-    kinds: dict[Hashable, Job] = {}
+    kinds: dict[Hashable, dict[int, Job]] = {}
     for job in jobs:
-        kinds.setdefault(_kind(job), job)
-    if len(kinds) < 2:
+        kinds.setdefault(_kind(job), {}).setdefault(job.experiment.seed, job)
+    if sum(map(len, kinds.values())) < 2:
         return
-    for data in dict.fromkeys(job.experiment.data.data_set for job in kinds.values()):
-        sharing = [job for job in kinds.values() if job.experiment.data.data_set == data]
-        dataset = data_of(sharing[0].experiment, sharing[0].given.data, sharing[0].data_folder)
-        for job in sharing:
-            if Store(job.folder).rounds():
-                continue  # it was built before
-            try:
-                try_to_build(job.experiment, dataset, job.given.model, job.given.algorithm, job.given.objective)
-            except UserError as error:
-                raise UserError(f"{job.name}: {error}") from error
+    by_data: dict[Hashable, list[list[Job]]] = {}
+    for by_seed in kinds.values():
+        of_kind = list(by_seed.values())
+        by_data.setdefault(of_kind[0].experiment.data.data_set, []).append(of_kind)
+    for sharing in by_data.values():
+        first = sharing[0][0]
+        dataset = data_of(first.experiment, first.given.data, first.data_folder)
+        for of_kind in sharing:
+            _build_one_and_split_all(dataset, [job for job in of_kind if not Store(job.folder).rounds()])
+
+
+def _build_one_and_split_all(dataset: Dataset, jobs: Sequence[Job]) -> None:
+    """`jobs`: of one kind, one for each seed that no earlier call has built."""
+    examined: Examined | None = None
+    for job in jobs:
+        try:
+            if examined is None:
+                given = job.given
+                examined = try_to_build(job.experiment, dataset, given.model, given.algorithm, given.objective)
+            else:
+                check_split(job.experiment, dataset, examined)
+        except UserError as error:
+            raise UserError(f"{job.name}: {error}") from error
 
 
 def _kind(job: Job) -> Hashable:
@@ -309,6 +324,7 @@ def _kind(job: Job) -> Hashable:
     local = job.experiment.local
     return (
         tuple(sorted((key, repr(value)) for key, value in settings.items())),
-        (local.batch, local.small_clients, algorithm.needs_representation, algorithm.needs_classes),
+        algorithm.work(Work(local.epochs, local.batch, local.steps, local.part, local.drop_last)),
+        (local.small_clients, algorithm.needs_representation, algorithm.needs_classes),
         repr(algorithm) if job.experiment.privacy is not None else "",  # whether its clients keep state decides epsilon
     )

@@ -83,6 +83,21 @@ def test_every_epoch_shows_every_example_once(batch: int | None, epochs: int, ex
         assert all(len(part) == (batch or examples) for part in own[:-1])
 
 
+@pytest.mark.parametrize("batch", [None, 1, 3, 7, 10, 11])
+@pytest.mark.parametrize("examples", [1, 7, 10])
+def test_without_the_last_batch_where_it_is_short(batch: int | None, examples: int) -> None:
+    whole, dropping = Work(3, batch), Work(3, batch, drop_last=True)
+    size = batch or examples
+    parts = [row[row >= 0] for row in schedule(0, 1, 2, examples, dropping)]
+    assert len(parts) == dropping.steps(examples) == 3 * max(1, examples // size)
+    assert {len(part) for part in parts} == {dropping.last_batch(examples)} == {min(size, examples)}
+    assert dropping.examples_trained([examples]) == sum(map(len, parts))
+    kept = [row for row in schedule(0, 1, 2, examples, whole) if (row >= 0).all() or examples < size]
+    assert np.array_equal(np.array(kept), schedule(0, 1, 2, examples, dropping))  # the same batches, but for short ones
+    cycled = Work(1, batch, fixed_steps=3 * max(1, examples // size), drop_last=True)
+    assert np.array_equal(schedule(0, 1, 2, examples, cycled), schedule(0, 1, 2, examples, dropping))
+
+
 def test_batch_order_depends_on_seed_round_and_client_only() -> None:
     def order(seed: int, round_: int, client: int) -> list[int]:
         positions = schedule(seed, round_, client, 30, Work(2, 8))
