@@ -29,7 +29,7 @@ from fedgg.lab.observer import Observer, Observers
 from fedgg.lab.parallel_runs import run_here
 from fedgg.lab.run_processes import Given, Job
 from fedgg.lab.run_result import Run
-from fedgg.lab.runner import with_names
+from fedgg.lab.runner import experiment_given, with_names
 from fedgg.lab.study import check_labels, noting_waits
 from fedgg.lab.study import grid as combinations
 from fedgg.lab.study_folder import Index, listed, place_of
@@ -124,9 +124,7 @@ def compare(
     "cuda:all" or "cuda:0,1" with one process for each GPU.
     """
     observer = Observers(observer) if isinstance(observer, Sequence) else observer or Observer()
-    base = Experiment(**experiment) if isinstance(experiment, dict) else experiment or Experiment()
-    if not isinstance(base, Experiment):
-        raise UserError(f"experiment must be a fedgg.Experiment, or a dict of its sections, got {experiment!r}")
+    base = experiment_given(experiment)
     if (device := device_named(on)) is not None:
         base = base.changed({"engine.device": device})
     labelled, chosen_seeds = labelled_variants(variants), whole_numbers(seeds)

@@ -49,8 +49,9 @@ def nearest(word: str, choices: Iterable[str], section: str = "") -> str:
 def suggestion(word: str, choices: Iterable[str], section: str = "") -> str:
     choices = list(choices)
     similar = [choice for choice in choices if choice.lower() == word.lower()]
-    similar = similar or difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    similar = similar or difflib.get_close_matches(word.lower().replace("-", ""), choices, n=1, cutoff=0.5)
+    cutoff = 0.5 if len(word) < 3 else 0.6  # of two letters one may be right
+    similar = similar or difflib.get_close_matches(word, choices, n=1, cutoff=cutoff)
+    similar = similar or difflib.get_close_matches(word.lower().replace("-", ""), choices, n=1, cutoff=cutoff)
     within = f"{section}." if section else ""
     if variants := [choice for choice in choices if choice.startswith(f"{word.lower()}-")]:  # of one data set
         return f"choose from {', '.join(variants)}"

@@ -19,7 +19,7 @@ from fedgg.lab.federated_data import DataGiven, dataset_of, targets_of, with_giv
 from fedgg.lab.name_resolution import given_algorithm
 from fedgg.lab.observer import Observer
 from fedgg.lab.run_processes import Given
-from fedgg.lab.runner import with_names
+from fedgg.lab.runner import experiment_given, with_names
 from fedgg.lab.search_space import Pruner, Range, Sampler, Search, spaces
 from fedgg.lab.search_trial import SearchTrial, measure_of
 from fedgg.lab.study import Study
@@ -130,7 +130,7 @@ def tune(
     after every trial, `on_notice` are called. `on` is as in `compare`, for Ray: algorithms are searched at the same
     time, the trials of one after each other.
     """
-    base = Experiment(**experiment) if isinstance(experiment, dict) else experiment or Experiment()
+    base = experiment_given(experiment)
     labelled = {label: _settings_of(label, variant) for label, variant in labelled_variants(variants).items()}
     objective = objective_of(loss, metrics)
     targets = targets_of(with_names(base, None, None, None, objective))

@@ -188,8 +188,8 @@ def _run(
     from fedgg.lab.run_places import shards_of
     from fedgg.lab.study import run_study
 
-    if metric is not None and not (folder / "study.json").exists():  # runs of other calls may record other measures
-        _check_metric(study, metric)
+    if metric is not None:
+        _check_metric(study, metric, folder)
     say(_describe(study))
     say(f"to watch it: fedgg watch {folder}")
     cores = processes_for(study.base.engine.device)
@@ -221,14 +221,17 @@ def _run(
         _show(folder, metric)
 
 
-def _check_metric(study: Study, metric: str) -> None:
-    """UserError before anything trains, if none of the runs is going to record the measure."""
+def _check_metric(study: Study, metric: str, folder: Path) -> None:
+    """UserError before anything trains, if no run is going to record the measure, and none in the folder has it."""
     from fedgg.lab.task_and_metrics import task_of
     from fedgg.registry import names_code
     from fedgg.runfolder.measure import planned_measures
+    from fedgg.runfolder.read import read_study
     from fedgg.runfolder.record_types import unknown_measure
 
     known: dict[str, None] = {}
+    if (folder / "study.json").exists():  # runs of other calls may record other measures
+        known = dict.fromkeys(read_study(folder).measures)
     for label in study.variants:
         experiment = study.experiment(label, study.seeds[0])
         if any(map(names_code, (*experiment.metrics, experiment.task.name))):

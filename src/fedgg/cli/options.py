@@ -180,7 +180,10 @@ def changes(
     device: str | None = None,
     settings: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Dotted keys and their values; `--set` takes precedence. Code named on the command line is trusted."""
+    """Dotted keys and their values. Code named on the command line is trusted.
+
+    UserError where an option and `--set` give the same key other values, or `--set` gives a key twice.
+    """
     short = {
         "data.source": data,
         "model.name": model,
@@ -190,7 +193,10 @@ def changes(
         "engine.device": device,
     }
     changed = {key: value for key, value in short.items() if value is not None}
-    changed |= dict(key_and_value(text) for text in settings or [])
+    for key, value in map(key_and_value, settings or []):
+        if changed.get(key, value) != value:
+            raise UserError(f"{key} is set to {changed[key]!r} and by --set to {value!r}: leave out one of the two")
+        changed[key] = value
     trust_named(changed)
     return changed
 

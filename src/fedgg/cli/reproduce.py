@@ -204,7 +204,9 @@ def _run(
 
 def _show(outputs: list[ItemOutput]) -> None:
     for output in outputs:
-        if output.table is not None:
+        if output.table is not None and not output.runs and len(outputs) > 1:
+            note(f"{output.item.name}: none of its runs is there; its table, with the printed values, is on the page")
+        elif output.table is not None:
             print_table(output.table, names=2)
         elif output.figure is None:
             note(f"{output.item.name} is not drawn: it has no finished runs")

@@ -12,6 +12,7 @@ from fedgg.cli import options
 from fedgg.cli.options import folder_name, refuse_a_study
 from fedgg.cli.progress import RunProgress, show_summary, tracked
 from fedgg.cli.terminal import described, note, progress, say
+from fedgg.errors import UserError
 
 if TYPE_CHECKING:
     from fedgg.cluster.runners import ActorsRunner
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 def run(
     experiment: Annotated[Path | None, typer.Argument(help="A TOML file; without one, the defaults.")] = None,
-    algorithm: Annotated[str | None, typer.Option(help="NAME[:KEY=VALUE,...], for instance fedgg:mu=0.1.")] = None,
+    algorithm: Annotated[
+        list[str] | None, typer.Option(help="NAME[:KEY=VALUE,...], for instance fedgg:mu=0.1; one.")
+    ] = None,
     data: options.DataOption = None,
     model: options.ModelOption = None,
     clients: options.ClientsOption = None,
@@ -61,7 +64,9 @@ def run(
         data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
     )
     if algorithm:
-        changed = options.algorithm_settings(algorithm) | changed
+        if len(algorithm) > 1:
+            raise UserError(f"a run has one algorithm, not {len(algorithm)}: `fedgg compare` takes several")
+        changed = options.algorithm_settings(algorithm[0]) | changed
     if seed is not None:
         changed["seed"] = seed
     chosen = with_given_clients(base.changed(changed), data_folder=data_folder)
@@ -88,7 +93,6 @@ def resume(
     - `fedgg resume runs/private --epsilon-limit 8`
     - `fedgg resume runs/stopped --without-stop`
     """
-    from fedgg.errors import UserError
     from fedgg.lab.store import Store
 
     refuse_a_study(folder)
@@ -156,7 +160,8 @@ def _run(
                     finished = on_actors(Job(experiment.name, experiment, folder, data_folder), watched)
         except KeyboardInterrupt:
             bar.stop()
-            note(f"stopped; resume with: fedgg resume {folder}")
+            where = "" if data_folder is None else f" --data-folder {shlex.quote(str(data_folder))}"
+            note(f"stopped; resume with: fedgg resume {shlex.quote(str(folder))}{where}")
             raise typer.Exit(130) from None
     for sentence in observer.dropped.totals():
         note(sentence)

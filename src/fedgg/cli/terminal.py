@@ -13,7 +13,7 @@ import re
 import sys
 import time
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -181,29 +181,48 @@ def print_table(table: Table, *, numbers: bool = True, names: int = 1) -> None:
 
     Of a table that is wider than the terminal the last columns are left out by name; elsewhere it is as wide as it is.
     """
-    grid = RichTable(
-        title=table.title, title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD
-    )
-    widths = list[int]()
-    for number, column in enumerate(table.columns):
-        words = " ".join([column, *(row[number] for row in table.rows)]).split()
-        widths.append(min(max(map(len, words), default=1), LONGEST))  # of the longest word
-    ends = [end + BETWEEN_COLUMNS * number + 1 for number, end in enumerate(accumulate(widths), 1)]
+    columns = [
+        [_unbroken(text) for text in (name, *cells)] for name, *cells in zip(table.columns, *table.rows, strict=True)
+    ]
+    least = [min(max(len(word) for text in texts for word in (*text.split(" "), "")), LONGEST) for texts in columns]
+    ends = [end + BETWEEN_COLUMNS * number + 1 for number, end in enumerate(accumulate(least), 1)]
     shown = len(ends)
     if console.is_terminal:
         shown = max(sum(end <= console.width for end in ends), names + 1)
-    for number, column in enumerate(table.columns[:shown]):
+    room = max(console.width, ends[shown - 1])
+    grid = RichTable(
+        title=table.title, title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD
+    )
+    longest_cells = [max(map(len, texts[1:]), default=0) for texts in columns[:shown]]
+    total = room - BETWEEN_COLUMNS * shown - 1
+    widths = _grown(_grown(least[:shown], longest_cells, total), [len(texts[0]) for texts in columns[:shown]], total)
+    for number, (width, texts) in enumerate(zip(widths, columns, strict=False)):
         right = number >= names and numbers
-        grid.add_column(column, justify="right" if right else "left", overflow="fold", min_width=widths[number])
-    for row in table.rows:
-        grid.add_row(*row[:shown])
-    console.print(grid, width=None if console.is_terminal else max(console.width, ends[-1]), crop=False)
+        grid.add_column(
+            texts[0], justify="right" if right else "left", overflow="fold", min_width=width, max_width=width
+        )
+    for cells in zip(*(texts[1:] for texts in columns[:shown]), strict=True):
+        grid.add_row(*cells)
+    console.print(grid, width=room, crop=False)
     notes = table.notes
     if left_out := table.columns[shown:]:
         notes = (f"Not shown in a terminal of {console.width} columns: {', '.join(left_out)}.", *notes)
     for sentence in notes:
         console.print(Padding(Text(printable(sentence), style="dim"), (0, 0, 0, 2)))
     console.print()
+
+
+def _unbroken(text: str) -> str:
+    """A value and its spread stay on one line."""
+    return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+
+
+def _grown(widths: Sequence[int], wanted: Sequence[int], total: int) -> list[int]:
+    """The widths, where `total` has room for it as large as they are wanted: the narrowest ones grow first."""
+    grown = list(widths)
+    while sum(grown) < total and (growing := [number for number, width in enumerate(grown) if width < wanted[number]]):
+        grown[min(growing, key=grown.__getitem__)] += 1
+    return grown
 
 
 class Words(TextColumn):

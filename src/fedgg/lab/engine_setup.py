@@ -97,8 +97,8 @@ def _best_on_cpu(experiment: Experiment, net: Net, work: Work, sizes: Sequence[i
     if experiment.engine.threads > 1:
         return "fused", f"engine.threads = {experiment.engine.threads} in one process"
     if 3 * multiply_adds(net) * work.examples_trained(sizes) * experiment.rounds <= LONG:
-        return "fused", "a few seconds of work: processes would take longer to start"
-    return "workers", f"{cores} cores, and more than a few seconds of work"
+        return "fused", "a short run: processes would save little"
+    return "workers", f"{cores} cores, and a longer run"
 
 
 def _obstacle(net: Net) -> str:

@@ -62,6 +62,14 @@ def run(
         return session.finish()
 
 
+def experiment_given(experiment: Experiment | dict[str, Any] | None) -> Experiment:
+    """The experiment that a function of the Python interface was called with; UserError for anything else."""
+    chosen = Experiment(**experiment) if isinstance(experiment, dict) else experiment or Experiment()
+    if not isinstance(chosen, Experiment):
+        raise UserError(f"experiment must be a fedgg.Experiment, or a dict of its sections, got {experiment!r}")
+    return chosen
+
+
 def with_objects(
     experiment: Experiment | dict[str, Any] | None,
     model: ModelGiven | None,
@@ -72,9 +80,7 @@ def with_objects(
     data_folder: Path | None,
 ) -> tuple[Experiment, dict[str, Any]]:
     """The experiment with the names of objects passed from Python, and these objects as arguments of `build`."""
-    if isinstance(experiment, dict):
-        experiment = Experiment(**experiment)
-    experiment = experiment or Experiment()
+    experiment = experiment_given(experiment)
     instance = given_algorithm(algorithm) if algorithm is not None else None
     objective = NAMED_OBJECTIVE if loss is None and metrics is None else objective_of(loss, metrics)
     if model is not None or data is not None or instance is not None or objective != NAMED_OBJECTIVE:

@@ -220,7 +220,9 @@ READINGS: dict[str, Reading] = {
         _fixed("skip"), "fixed weight 5e-8 from the second step on, as Algorithm 1 has it: too small to act"
     ),
     "epsilon": Reading(
-        _fixed("epsilon"), "fixed weight 5e-8, the first step as PyTorch's clamped cosine has it: a push of 5"
+        _fixed("epsilon"),
+        "fixed weight 5e-8, the first step as PyTorch's clamped cosine has it: a gradient of length 5, which at the "
+        "paper's learning rate and momentum moves each client 0.5 along the last global update",
     ),
     "printed": Reading({"mu": 0.1, "gradient": "printed"}, "mu 0.1 with the sign that Eq. 9 and 11 print"),
     "layer": Reading({"mu": 0.1, "scope": "layer"}, "mu 0.1 with one cosine for each layer"),

@@ -27,6 +27,7 @@ class ItemOutput:
     """An item as a table, or as a figure (None if it has no runs)."""
 
     item: Item
+    runs: int  # of those that it needs, how many there are
     table: Table | None = None
     figure: PaperFigure | None = None
 
@@ -36,12 +37,13 @@ def make_items(
 ) -> list[ItemOutput]:
     outputs = []
     for item in plan.items:
+        runs = sum(results.record(method, seed) is not None for method, seed in plan.runs([item]))
         if item.kind == "study":
-            outputs.append(ItemOutput(item, table=study_table(plan, item, results)))
+            outputs.append(ItemOutput(item, runs, table=study_table(plan, item, results)))
         elif item.is_table:
-            outputs.append(ItemOutput(item, table=paper_table(plan, item, results, accuracy)))
+            outputs.append(ItemOutput(item, runs, table=paper_table(plan, item, results, accuracy)))
         else:
-            outputs.append(ItemOutput(item, figure=paper_figure(plan, item, results, data_folder, run)))
+            outputs.append(ItemOutput(item, runs, figure=paper_figure(plan, item, results, data_folder, run)))
     return outputs
 
 
@@ -97,6 +99,8 @@ def html(plan: ReproductionPlan, outputs: Sequence[ItemOutput]) -> str:
     sections = []
     for output in outputs:
         name, title, figure = output.item.name, titled(plan, output.item), output.figure
+        if output.item.ours and len(plan.datasets_of(output.item)) == 1:  # several items may have one title
+            title = f"{title}; {shown_dataset(plan.datasets_of(output.item)[0])}"
         if output.table is not None:
             sections.append(Section(name, title, tables=(output.table,)))
         elif figure is None:

@@ -256,7 +256,8 @@ def _rounds(method: PlannedMethod, row: ComparisonRow) -> tuple[str, ...]:
 def reached(reach: Reach) -> str:
     if reach.rounds is None:
         return "never" if reach.seeds else NONE
-    return f"{reach.rounds:.0f}" + ("" if reach.reached == reach.seeds else f" ({reach.reached} of {reach.seeds})")
+    some = "" if reach.reached == reach.seeds else f" ({reach.reached} of {reach.seeds})"
+    return f"{reach.rounds:.1f}".removesuffix(".0") + some
 
 
 def _speed(reach: Reach) -> str:
@@ -286,13 +287,20 @@ def _accuracy_rule(accuracy: Accuracy) -> tuple[str, ...]:
     )
 
 
+ROUNDS_RULE = (
+    "Rounds until FedAvg's final test accuracy with the same seed is first reached; mean over the seeds that reach it; "
+    "(1 of 3) means that one of three seeds does{}. FedAvg itself may reach its final accuracy before its last round{}."
+)
+SMOOTHED_RULE = f"* the same with accuracies, and the target, averaged over the last {WINDOW} rounds."
+
+
 def rounds_rule() -> tuple[str, ...]:
+    """Of tables with speed-ups."""
     return (
-        "Rounds until FedAvg's final test accuracy with the same seed is first reached; mean over the seeds that reach "
-        "it; (1 of 3) means that one of three seeds does, and then no speed-up is given. FedAvg itself may reach its "
-        "final accuracy before its last round, so its own speed-up can exceed 1× (the paper prints its last round).",
-        f"* the same with accuracies, and the target, averaged over the last {WINDOW} rounds. MB: sent (up) and "
-        "received (down) by all clients together until the round without averaging.",
+        ROUNDS_RULE.format(
+            ", and then no speed-up is given", ", so its own speed-up can exceed 1× (the paper prints its last round)"
+        ),
+        f"{SMOOTHED_RULE} MB: sent (up) and received (down) by all clients together until the round without averaging.",
     )
 
 
@@ -327,11 +335,11 @@ def study_table(plan: ReproductionPlan, item: Item, results: Results) -> Table:
     about = (
         "Highest and final test accuracy, ± the sample standard deviation over seeds; means are over the seeds that "
         f"did not diverge. Over FedAvg: highest accuracy, {PAIRED}",
-        *rounds_rule()[:1],
-        f"* the same with accuracies, and the target, averaged over the last {WINDOW} rounds.",
+        ROUNDS_RULE.format("", ""),
+        SMOOTHED_RULE,
         *([ABOUT_COSTS] if item.costs else []),
         *(each.source for each in published),
-        *([CPU_LITERATURE] if item.name == "literature-cpu" and not plan.quick else []),
+        *([CPU_LITERATURE] if item.name.startswith("literature-cpu") and not plan.quick else []),
         *about_runs(plan, item),
     )
     columns = (item.split_column, *STUDY_COLUMNS, *(COST_COLUMNS if item.costs else ()))

@@ -331,6 +331,8 @@ def unknown_measure(name: str, measures: Iterable[str]) -> str:
         return "the runs have recorded no score"
     if f"test_{name}" in known:
         return f"the runs do not record {name!r}: did you mean 'test_{name}'?"
+    if longer := [key for key in known if key.startswith(name)]:
+        return f"the runs do not record {name!r}: did you mean {longer[0]!r}?"
     metric = name.removeprefix("test_").removeprefix("holdout_")
     is_recorded = any(key.endswith(f"_{metric}") for key in known)  # elsewhere: of the personal models, for instance
     of_others = "" if name == metric or is_recorded else f", or let runs record it (--set metrics=accuracy,{metric})"

@@ -140,8 +140,8 @@ def test_auto_says_on_a_cpu_too_what_it_chose_and_why(monkeypatch: pytest.Monkey
     net = examined(cnn(IMAGE, 10))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
     cases = {
-        "engine: workers (2 cores, and more than a few seconds of work)": (Experiment(), 250_000),
-        "engine: fused (a few seconds of work: processes would take longer to start)": (Experiment(rounds=1), 1_000),
+        "engine: workers (2 cores, and a longer run)": (Experiment(), 250_000),
+        "engine: fused (a short run: processes would save little)": (Experiment(rounds=1), 1_000),
         "engine: fused (engine.threads = 4 in one process)": (Experiment(engine={"threads": 4}), 250_000),
     }
     for notice, (experiment, examples) in cases.items():
