@@ -11,6 +11,7 @@ import typer
 from rich.text import Text
 
 from fedgg.cli.terminal import console, printable, progress, say
+from fedgg.errors import UserError
 from fedgg.lab.trusted_code import trust_named
 
 
@@ -33,6 +34,13 @@ def check(
     torch.set_num_threads(1)
     trust_named({"algorithm.name": algorithm})
     kind = algorithm_class(algorithm)
+    try:
+        kind()
+    except TypeError as error:
+        raise UserError(
+            f"{kind.__name__}() cannot be made: {error}; an algorithm is a frozen dataclass (@dataclass(frozen=True)) "
+            f'whose settings have defaults, for instance mu: float = setting(0.1, "weight of the pull")'
+        ) from error
     broken = skipped = 0
     errors_shown: set[str] = set()
     with progress() as bar:

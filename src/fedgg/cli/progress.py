@@ -127,7 +127,8 @@ class StudyProgress(Observer):
     def on_notice(self, run: str, message: str) -> None:
         if message not in self.notices:
             self.notices.add(message)
-            note(f"{run}: {message}" if run else message)
+            is_of_all = message.startswith("engine: ")
+            note(message if is_of_all or not run else f"{run}: {message}")
 
     def on_end(self, run: str, summary: dict[str, Any]) -> None:
         self.rounds_done[run] = self.rounds_of[run]  # also for a run that diverged or stopped early

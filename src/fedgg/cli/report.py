@@ -93,6 +93,9 @@ def watch(
 
     with LivePage(LiveData(_at_least_one(runs, "fedgg watch runs/demo"), metric=metric), port) as server:
         say(f"watching {', '.join(map(str, runs or []))} at {server.address} (Ctrl-C stops it)")
+        for folder in runs or []:
+            if not folder.exists():
+                note(f"{folder} does not exist yet: its runs are shown when it does")
         if open_it:  # in a thread: some browsers do not return before they are closed
             threading.Thread(target=open_in_browser, args=(server.address,), daemon=True).start()
         try:

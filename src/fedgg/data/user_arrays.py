@@ -135,7 +135,8 @@ def _as_array(values: Any, key: str, name: str) -> NDArray[Any]:
     except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(f"{name}: {key} is not an array ({' '.join(str(error).split())})") from error
     if array.dtype.kind not in "buif":
-        raise UserError(f"{name}: {key} holds {array.dtype}, not numbers; convert it first")
+        words = " (labels may be words where task.name is classification)" if key.startswith("y") else ""
+        raise UserError(f"{name}: {key} holds {array.dtype}, not numbers; convert it first{words}")
     return array
 
 

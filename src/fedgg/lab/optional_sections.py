@@ -140,6 +140,12 @@ class PersonalConfig(ConfigSection):
         "default",
     )
 
+    @field_validator("parameters", mode="before")
+    @classmethod
+    def _patterns(cls, patterns: Any) -> Any:
+        """One pattern, several with commas between them, or a list."""
+        return [pattern.strip() for pattern in patterns.split(",")] if isinstance(patterns, str) else patterns
+
     @model_validator(mode="after")
     def _settings_of_the_method(self) -> PersonalConfig:
         method = self.method

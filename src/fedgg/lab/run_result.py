@@ -186,6 +186,11 @@ class Run:
     _module: Callable[[], nn.Module] = field(repr=False)  # a new copy of the trained module
     _personal: Callable[[int], nn.Module] | None = field(repr=False)  # a new copy of a client's own module
 
+    def __repr__(self) -> str:
+        chosen, done = self.experiment, self.summary.get("rounds_done", len(self.rounds))
+        place = f", in {self.folder}" if self.folder else ""
+        return f"<Run of {chosen.algorithm.name} on {chosen.data.source}: {self.status} after round {done}{place}>"
+
     @classmethod
     def load(cls, folder: str | os.PathLike[str], model: ModelGiven | None = None) -> Run:
         """A finished run from its folder.

@@ -10,6 +10,7 @@ from fedgg.cli.compare_and_sweep import _check_metric
 from fedgg.cli.options import changes
 from fedgg.cli.run import run
 from fedgg.errors import UserError
+from fedgg.lab.config import Experiment
 from fedgg.lab.observer import Observer
 from fedgg.lab.study import Study, demo_study, run_study
 
@@ -42,3 +43,9 @@ def test_a_measure_that_no_run_has_is_refused_in_a_folder_with_runs_too(tmp_path
     _check_metric(study, "test_f1", tmp_path)  # a run of the folder has it
     with pytest.raises(UserError, match="do not record 'test_auroc'"):
         _check_metric(study, "test_auroc", tmp_path)
+
+
+def test_patterns_of_personal_parameters_may_be_typed_with_commas() -> None:
+    chosen = Experiment().changed({"personal.parameters": "fc.*, head.weight", "data.holdout": 0.2})
+    assert chosen.personal is not None
+    assert chosen.personal.parameters == ["fc.*", "head.weight"]
