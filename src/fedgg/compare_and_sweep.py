@@ -49,6 +49,7 @@ class StudyResult:
     folder: Path | None
     record: StudyRecord = field(repr=False)  # every run, round by round
     comparison: Comparison = field(repr=False)
+    model: ModelGiven | None = field(default=None, repr=False, kw_only=True)  # that of the call
 
     @property
     def answer(self) -> str:
@@ -78,14 +79,17 @@ class StudyResult:
         return replace(self, comparison=compare_runs(self.record, self.record.measure(metric)))
 
     def run(self, label: str, seed: int, model: ModelGiven | None = None) -> Run:
-        """One of the runs, with its model; for a result with a folder (`out=`). `model` is as in `Run.load`."""
+        """One of the runs, with its model; for a result with a folder (`out=`).
+
+        `model` is as in `Run.load`; the one that `compare` or `sweep` was called with is known.
+        """
         if self.folder is None:
             raise UserError("the runs of this result were not kept: call compare or sweep with out=FOLDER")
         record = self.record.runs.get(label, {}).get(seed)
         if record is None:
             finished = ", ".join(f"{name!r} {sorted(by_seed)}" for name, by_seed in self.record.runs.items())
             raise UserError(f"no finished run {label!r} with seed {seed!r}: labels and their seeds are {finished}")
-        return Run.load(record.path, model)
+        return Run.load(record.path, self.model if model is None else model)
 
     def __str__(self) -> str:
         return f"{self.answer}\n\n{as_markdown(self.tables[0])}"
@@ -167,7 +171,7 @@ def compare(
             if out is not None:
                 write_study_tables(record, folder)
                 observer.on_notice("", _write_figures_and_page(record, folder))
-    return StudyResult(None if out is None else folder, record, compare_runs(record))
+    return StudyResult(None if out is None else folder, record, compare_runs(record), model=model)
 
 
 def _write_figures_and_page(record: StudyRecord, folder: Path) -> str:

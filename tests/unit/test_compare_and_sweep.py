@@ -227,7 +227,9 @@ def test_a_split_of_a_later_seed_that_cannot_be_trained_on_ends_the_study_before
     with pytest.raises(UserError, match=r"FedAvg, seed 4: client 8 holds 33 examples, .* take local\.drop_last = true"):
         compared(chosen, range(5))
     assert not list(tmp_path.rglob("rounds.jsonl"))
-    assert compared(chosen.changed({"local.drop_last": True}), (4,)).run("FedAvg", 4).status == "finished"
+    finished = compared(chosen.changed({"local.drop_last": True}), (4,)).run("FedAvg", 4)
+    assert finished.status == "finished"
+    assert finished.predict(np.zeros((3, 1, 8, 8))).shape == (3,)  # the result knows the model of its call
 
 
 def test_its_folder_says_how_to_go_on(tmp_path: Path) -> None:
