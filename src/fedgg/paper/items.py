@@ -110,7 +110,7 @@ _ITEMS = (
     *(
         Item(
             f"literature-{name}",
-            "Ours: the methods papers compare today, in their protocol",
+            "Ours: current methods, in the protocol of recent papers",
             "study",
             ("beta 0.6", BETA_01),
             (name,),
@@ -123,7 +123,7 @@ _ITEMS = (
     ),
     Item(
         "literature-cpu",
-        "Ours: the methods papers compare today, in a protocol for a CPU",
+        "Ours: current methods, in a protocol for a CPU",
         "study",
         (BETA_01,),
         ("cifar10",),

@@ -319,10 +319,12 @@ def study_table(plan: ReproductionPlan, item: Item, results: Results) -> Table:
     for split in item.splits:
         of_split = [method for method in methods if method.split == split]
         study = as_study(plan, of_split, results)
-        comparison = compare(study, ACCURACY)
+        comparison, left_out = compare(study, ACCURACY), list[str]()
         for method, row in zip(of_split, comparison.rows, strict=True):
             is_excluded = bool(plan.methods) and method.name.lower() not in map(str.lower, plan.methods)
-            if not study.runs[method.label] and (is_excluded or not item.literature):
+            is_printed = any(method.label in each.values.get(split, {}) for each in published)
+            if not study.runs[method.label] and (is_excluded or not is_printed) and method.label != REFERENCE:
+                left_out.append(method.label)
                 continue  # the notes name the methods that were not run
             over = "reference" if method.label == REFERENCE else over_reference(method, study, "highest")
             accuracies = (_shown(row.best, row), over, _shown(row.final, row), _worst(study.runs[method.label]))
@@ -330,6 +332,8 @@ def study_table(plan: ReproductionPlan, item: Item, results: Results) -> Table:
             printed = (each.values.get(split, {}).get(method.label, NONE) for each in published)
             rows.append((item.split_cell(split), method.label, *accuracies, *_ends(row), *costs, *printed))
         notes += [f"{split}: {note}" for note in notes_of(comparison, study)]
+        if left_out and not any(study.runs.values()):
+            notes[-1] += f" Not shown, since no values are printed: {'; '.join(left_out)}."
         records += study.records
     where = ", ".join(map(shown_dataset, plan.datasets_of(item)))
     about = (
