@@ -158,7 +158,7 @@ def played(experiment: Experiment) -> str:
         except MemoryError:
             outcome = "no memory"  # which the command line says in one line
         except BaseException as error:
-            memory = "can't allocate memory" in str(error)
+            memory = any(words in str(error) for words in ("can't allocate memory", "std::bad_alloc"))
             outcome = "no memory" if memory else f"traceback {traceback.format_exc()}"
         os.write(writing, outcome.encode("utf-8", "replace")[-60_000:])
         os._exit(0)

@@ -107,6 +107,7 @@ OLD_ACCOUNTANT = "rdp"  # of records that name no accountant: Rényi differentia
 POINTS = 2000  # grid points of a round's privacy losses, on each side of zero
 FAR = 9.5  # standard deviations; values beyond have a probability of 1e-21
 MIN_NOISE = 0.02  # below it e^epsilon overflows; epsilon is in the thousands there
+NO_NOISE = 1e-12  # below it epsilon is beyond 1e24, and its computation overflows: as if there were no noise
 ROUNDING = 1e-13  # of delta, per round: rounding error of the Fourier transforms
 
 
@@ -140,6 +141,8 @@ class Budget:
 @cache
 def _spent(budget: Budget, rounds: int) -> tuple[float, str]:
     """The smallest of the bounds that hold, and its name."""
+    if budget.noise < NO_NOISE:
+        return math.inf, "gaussian"
     rate = budget.cohort / budget.clients
     known = _known_cohorts(rate, budget.noise, budget.delta, rounds)
     if rate == 1:

@@ -121,6 +121,7 @@ _SHORTAGES = {
 }
 _NO_MEMORY = (
     "can't allocate memory",  # torch on a CPU
+    "std::bad_alloc",
     "not enough memory",  # torch on Windows
     "CUDA out of memory",
     "can't start new thread",

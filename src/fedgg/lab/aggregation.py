@@ -85,6 +85,10 @@ def _refuse_statistics(experiment: Experiment, net: Net) -> None:
         )
 
 
+def _shown(epsilon: float) -> str:
+    return f"{epsilon:.2f}" if epsilon < 1e6 else f"{epsilon:.3g}"
+
+
 def _privacy_notices(budget: Budget, rounds: int) -> list[str]:
     """What the run will spend, and what weakens the guarantee."""
     if budget.noise == 0:
@@ -93,9 +97,9 @@ def _privacy_notices(budget: Budget, rounds: int) -> list[str]:
     if affordable == 0:
         raise UserError(
             f"privacy.epsilon_limit = {budget.limit:g} allows no round: the first one spends "
-            f"{budget.epsilon(1):.2f}; take more privacy.noise, fewer of more clients a round, or a larger limit"
+            f"{_shown(budget.epsilon(1))}; take more privacy.noise, fewer of more clients a round, or a larger limit"
         )
-    spent = f"privacy: {affordable} rounds spend epsilon {budget.epsilon(affordable):.2f} at delta {budget.delta:g}"
+    spent = f"privacy: {affordable} rounds spend epsilon {_shown(budget.epsilon(affordable))} at delta {budget.delta:g}"
     spent += f" (accountant: {budget.accountant(affordable)})"
     notices = [spent if affordable == rounds else f"{spent}, which is all that epsilon_limit allows of {rounds}"]
     if budget.client_state and budget.cohort < budget.clients:

@@ -200,6 +200,15 @@ def test_noise_of_any_size_has_an_epsilon(noise: float) -> None:
     assert 0 <= secret <= known < math.inf
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("noise", [1e-320, 1e-150])
+def test_noise_whose_epsilon_overflows_counts_as_none(noise: float) -> None:
+    for clients in (10, 100):
+        budget = Budget(clients, 10, noise, 1e-5, False, limit=3.0)
+        assert budget.epsilon(50) == math.inf
+        assert budget.affordable(50) == 0
+
+
 def test_no_bound_is_above_renyis() -> None:
     for clients, cohort, noise, rounds, delta in SAMPLED:
         budget = without_state(clients, cohort, noise, delta)
