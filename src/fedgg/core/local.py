@@ -214,18 +214,27 @@ def displaced_gradient(
         # The statistics that remain are those of the first pass; the second one starts from those before it.
         statistics_before = client.net.with_copied_buffers() if is_twice else client.net
     loss, grad = gradient(algorithm, point, batch, client, personal)
+    second = second_point(algorithm, grad[:, : w.shape[1]], w, client, fixed)
+    if second is None:
+        return loss, grad
+    client = replace(client, net=statistics_before)
+    return loss, gradient(algorithm, second, batch, client, personal)[1]
+
+
+def second_point(
+    algorithm: Algorithm, grad: Tensor, w: Tensor, client: Client, fixed: Tensor | None = None
+) -> Tensor | None:
+    """Where the gradient is taken a second time, after the first one `[K, P]`; None: the first one is used."""
     with torch.no_grad():
-        second = algorithm.second_displacement(grad[:, : w.shape[1]], w, client)
+        second = algorithm.second_displacement(grad, w, client)
         if second is None:
-            return loss, grad
+            return None
         if second.shape != w.shape:
             raise UserError(
                 f"{type(algorithm).__name__}.second_displacement() gives a tensor of shape {tuple(second.shape)}: make "
                 f"it {list(w.shape)}, one displacement for each row, or None for a single gradient"
             )
-        point = w + (second if fixed is None else torch.where(fixed, 0, second))
-    client = replace(client, net=statistics_before)
-    return loss, gradient(algorithm, point, batch, client, personal)[1]
+        return w + (second if fixed is None else torch.where(fixed, 0, second))
 
 
 def gradient(

@@ -195,7 +195,8 @@ class FusedSGD(FusedOptimiser):
             velocity.copy_(grad)
         else:
             torch.addcmul(grad, velocity, self.one, value=self.momentum, out=velocity)
-        for vector, coefficient in zip(piece.terms, coefficients, strict=False):
+        terms = () if self.gradient_row is not None else piece.terms  # those are in the gradient
+        for vector, coefficient in zip(terms, coefficients, strict=True):
             velocity.addcmul_(vector, self.one, value=coefficient)
         if self.decay is not None:
             velocity.addcmul_(piece.w, self.one, value=self.decay)

@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgg.core.algorithm import Algorithm, Batch, Client
-from fedgg.core.local import LocalEnd, LocalStart, LocalState, end_round, local_round, open_round
+from fedgg.core.algorithm import Algorithm, Batch, Client, Number
+from fedgg.core.local import LocalEnd, LocalStart, LocalState, end_round, local_round, open_round, second_point
 from fedgg.core.model import Net
 from fedgg.core.optimisers import Optimiser
 from fedgg.core.tensor_rows import Rows
 from fedgg.engines.fused.cpu_optimisers import FUSED
 from fedgg.engines.fused.net import FusedForward, fused_net
+from fedgg.engines.fused.step_scale import step_scale
 from fedgg.engines.fused.term_analysis import (
     StepTerms,
     analyse_terms,
     constant_columns,
     later_terms,
-    step_scale,
     takes_second_gradient,
     trace_terms,
 )
@@ -47,13 +47,13 @@ def fused_round(
     """
     net = fused_net(net)
     running, client = open_round(algorithm, net, optimiser, start)
-    terms = _fused_terms(algorithm, optimiser, start, client)
+    terms, scale = _fused_terms(algorithm, optimiser, start, client), step_scale(algorithm, client)
     coefficients = None if terms is None else _coefficients(algorithm, client, terms)
-    if terms is None or coefficients is None:
+    if terms is None or coefficients is None or scale is None:
         return local_round(algorithm, net, optimiser, start, batches, (running, client))
     if start.keeps_optimiser_state:  # these rows are the client's
         running = replace(running, optimiser_state={name: x.clone() for name, x in running.optimiser_state.items()})
-    running, sums = fused_steps(algorithm, optimiser, running, client, terms, coefficients, batches)
+    running, sums = fused_steps(algorithm, optimiser, running, client, terms, coefficients, scale, batches)
     return end_round(algorithm, start, running, client, sums)
 
 
@@ -63,7 +63,7 @@ def _fused_terms(algorithm: Algorithm, optimiser: Optimiser, start: LocalStart, 
         return None
     if type(optimiser) not in FUSED or type(algorithm).loss is not Algorithm.loss:
         return None
-    return None if step_scale(algorithm, client) is None else analyse_terms(algorithm, client)
+    return analyse_terms(algorithm, client)
 
 
 def fused_steps(
@@ -73,15 +73,19 @@ def fused_steps(
     client: Client,
     terms: StepTerms,
     coefficients: CoefficientFunction,
+    scale: Number,
     batches: Iterable[Batch],
 ) -> tuple[LocalState, Rows]:
-    """All steps of one row: the final state and its inner products. Changes `running.optimiser_state` in place."""
+    """All steps of one row: the final state and its inner products. Changes `running.optimiser_state` in place.
+
+    `scale`: by what `nudge` multiplies steps.
+    """
     forward = client.net
     assert isinstance(forward, FusedForward)
     zero = torch.zeros_like(client.w[:, :1])
     state = replace(running, w=client.w.clone(), step=zero.clone(), loss_sum=zero.clone(), seen=zero.clone())
     point = torch.empty_like(state.w) if terms.displacement else state.w
-    fused = FUSED[type(optimiser)](optimiser, state, client, terms, point, step_scale(algorithm, client))
+    fused = FUSED[type(optimiser)](optimiser, state, client, terms, point, scale)
     sums, takes_two, views = fused.first_products(), takes_second_gradient(algorithm), _parameters(forward, point)
     for number, batch in enumerate(batches):
         forward.step = number
@@ -91,9 +95,12 @@ def fused_steps(
         statistics_before = forward.with_copied_buffers() if takes_two else forward
         loss, grads = _gradient(forward, views, batch)
         if takes_two:  # the statistics that remain, and the loss, are those of the first pass
-            here = replace(client, step=state.step, w=state.w, last_step=None, sums=_tensors(terms, sums.model, zero))
-            second = _second_point(algorithm, here, torch.cat([grad.reshape(-1) for grad in grads])[None])
-            _, grads = _gradient(statistics_before, _parameters(forward, second), batch)
+            last_step = fused.step_factor * fused.step_row if number else torch.zeros_like(state.w)
+            current = _tensors(terms, sums.model, zero)
+            here = replace(client, step=state.step, w=state.w, last_step=last_step, sums=current)
+            second = second_point(algorithm, torch.cat([grad.reshape(-1) for grad in grads])[None], state.w, here)
+            if second is not None:
+                _, grads = _gradient(statistics_before, _parameters(forward, second), batch)
         with torch.no_grad():
             sums = fused.step(grads, [of_layer[: len(terms.vectors)] for of_layer in factors])
             count = batch.mask.sum(1, keepdim=True)
@@ -113,13 +120,6 @@ def _gradient(forward: FusedForward, parameters: Sequence[Tensor], batch: Batch)
     loss = forward.loss_with(leaves, batch.x, batch.y, batch.mask)
     # Without grad_outputs, which are ones for a loss of one element: to compare shapes torch would import sympy.
     return loss.detach(), torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-
-
-def _second_point(algorithm: Algorithm, client: Client, grad: Tensor) -> Tensor:
-    """Where the second gradient is taken."""
-    with torch.no_grad():
-        second = algorithm.second_displacement(grad, client.w, client)
-        return client.w if second is None else client.w + second
 
 
 def _coefficients(algorithm: Algorithm, client: Client, terms: StepTerms) -> CoefficientFunction | None:

@@ -18,13 +18,13 @@ from fedgg.core.algorithm import Algorithm, Batch, Client, Number
 from fedgg.core.local import LocalState, gradient
 from fedgg.core.optimisers import CLIP_EPSILON, SGD
 from fedgg.core.tensor_rows import Rows
+from fedgg.engines.fused.step_scale import step_scale
 from fedgg.engines.fused.term_analysis import (
     DISPLACED,
     StepTerms,
     analyse_terms,
     check_later_terms,
     is_independent_of_values,
-    step_scale,
     takes_second_gradient,
     trace_terms,
 )

@@ -143,30 +143,6 @@ def takes_second_gradient(algorithm: Algorithm) -> bool:
     return type(algorithm).second_displacement is not Algorithm.second_displacement
 
 
-@dataclass(frozen=True)
-class _Move:
-    """Stands for the optimiser's step, and records by what `nudge` multiplies it."""
-
-    factor: Number = 1.0
-
-    def __mul__(self, factor: Any) -> Any:
-        return _Move(self.factor * factor) if isinstance(factor, int | float) or is_column(factor) else NotImplemented
-
-    __rmul__ = __mul__
-
-
-def step_scale(algorithm: Algorithm, client: Client) -> Number | None:
-    """By what `nudge` multiplies the optimiser's step in all steps of a round; None where it does something else."""
-    if type(algorithm).nudge is Algorithm.nudge:
-        return 1.0
-    without_rows = replace(client, w=cast(Tensor, None), last_step=None, step=cast(Tensor, None), sums={})
-    try:
-        move: Any = algorithm.nudge(cast(Tensor, _Move()), cast(Tensor, None), without_rows)
-    except (AttributeError, TypeError, RuntimeError):
-        return None
-    return move.factor if isinstance(move, _Move) else None
-
-
 class _Recorder(dict[str, Tensor]):
     """Returns zero for any inner product and records which were read."""
 

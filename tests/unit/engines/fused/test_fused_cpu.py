@@ -151,6 +151,52 @@ class OwnLossTwice(OwnLoss):
         return 0.2 * grad
 
 
+@dataclass(frozen=True)
+class FirstStepFixed(Algorithm):
+    """Multiplies by a column that depends on the step."""
+
+    def nudge(self, move: Tensor, w: Tensor, client: Client) -> Tensor:
+        return move * (client.step != 0)
+
+
+@dataclass(frozen=True)
+class FirstStepHalved(Algorithm):
+    """A condition on the step."""
+
+    def nudge(self, move: Tensor, w: Tensor, client: Client) -> Tensor:
+        return 0.5 * move if client.step == 0 else move
+
+
+@dataclass(frozen=True)
+class ChecksItsRows(Algorithm):
+    """Looks at what it is given."""
+
+    def nudge(self, move: Tensor, w: Tensor, client: Client) -> Tensor:
+        assert isinstance(move, Tensor)
+        return 0.5 * move
+
+
+@dataclass(frozen=True)
+class TwiceSometimes(FedLESAM):
+    """A second gradient in every other step, which reads the last step."""
+
+    def second_displacement(self, grad: Tensor, w: Tensor, client: Client) -> Tensor | None:
+        if float(client.step) % 2:
+            return None
+        return 0.2 * grad + client.inner("step", "step") * client.inner("step", "drift") * torch.ones_like(w)
+
+
+@dataclass(frozen=True)
+class StepsByLayer(Algorithm):
+    """Reads the last step by layer, which before the first one is zero, whatever velocity the client has kept."""
+
+    def terms(self, client: Client) -> dict[str, Number]:
+        return {"drift": 0.1 + client.inner("step", "step", by_layer=True)}
+
+    def displacement(self, client: Client) -> dict[str, Number]:
+        return {"anchor": 0.1 * client.inner("step", "step", by_layer=True)}
+
+
 STEPS, BATCH, FEATURES, CLASSES = 5, 4, 6, 3
 ALGORITHMS = [
     FedAvg(),
@@ -178,6 +224,11 @@ ALGORITHMS = [
     SCAFFOLD(correction="after"),
     OwnLoss(mu=2.0),
     OwnLossTwice(),
+    FirstStepFixed(),
+    FirstStepHalved(),
+    ChecksItsRows(),
+    TwiceSometimes(rho=0.3),
+    StepsByLayer(),
 ]
 
 

@@ -20,7 +20,7 @@ from fedgg.core.algorithm import Algorithm, Client, Number
 from fedgg.data.user_arrays import from_arrays
 from fedgg.engines import Engine, Loop, Stacked, Streams
 from fedgg.engines.fused.gpu_step import FusedStep
-from fedgg.engines.fused.term_analysis import step_scale
+from fedgg.engines.fused.step_scale import step_scale
 from fedgg.engines.layers import program as programs
 from fedgg.lab.build import build
 from fedgg.lab.config import Experiment
