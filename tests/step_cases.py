@@ -161,6 +161,7 @@ CASES = [
     ),
     case("fednova, a part of two epochs, crops", FEDNOVA, local__part=0.1, local__epochs=2, data__augment="crop_flip"),
     case("scaffold, batch statistics, without short batches", SCAFFOLD, with_statistics, local__drop_last=True),
+    case("fednova, without short batches, four of six", FEDNOVA, local__drop_last=True, server__cohort=4),
     case("fedcurv, more steps than an epoch has", {"name": "fedcurv", "lam": 2.0}, local__steps=11),
     case(
         "fedgg, server rate", FEDGG, server__lr=0.7, server__lr_decay=0.8, server_schedule__warmup=1, server__cohort=4

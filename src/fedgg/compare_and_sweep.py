@@ -89,7 +89,9 @@ class StudyResult:
         if record is None:
             finished = ", ".join(f"{name!r} {sorted(by_seed)}" for name, by_seed in self.record.runs.items())
             raise UserError(f"no finished run {label!r} with seed {seed!r}: labels and their seeds are {finished}")
-        return Run.load(record.path, self.model if model is None else model)
+        if model is None and str(record.config["model"]["name"]).startswith("python:"):
+            model = self.model
+        return Run.load(record.path, model)
 
     def __str__(self) -> str:
         return f"{self.answer}\n\n{as_markdown(self.tables[0])}"

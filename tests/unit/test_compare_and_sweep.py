@@ -230,6 +230,14 @@ def test_a_split_of_a_later_seed_that_cannot_be_trained_on_ends_the_study_before
     finished = compared(chosen.changed({"local.drop_last": True}), (4,)).run("FedAvg", 4)
     assert finished.status == "finished"
     assert finished.predict(np.zeros((3, 1, 8, 8))).shape == (3,)  # the result knows the model of its call
+    named = fedgg.compare(
+        {"Named": fedgg.FedAvg()}, chosen.changed({"model.name": "linear"}), seeds=(4,), out=tmp_path / "study"
+    )
+    both = compared(chosen.changed({"local.drop_last": True}), (4,))
+    assert both.run("Named", 4).predict(np.zeros((3, 1, 8, 8))).shape == (
+        3,
+    )  # and that rows of other calls have others
+    assert named.run("Named", 4).summary["parameters"] == 650
 
 
 def test_its_folder_says_how_to_go_on(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,6 +75,8 @@ def compare(
     changed = options.changes(
         data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
     )
+    if "seed" in changed:
+        raise UserError("--set seed: the seeds of a comparison are given by --seeds")
     chosen = Study(
         chosen.base.changed(changed),
         variants,
@@ -132,10 +135,19 @@ def sweep(
     options.trust_all(trust)
     device, on = options.device_and_on(device, on)
     changed = options.changes(
-        data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
+        data=data,
+        model=model,
+        clients=clients,
+        beta=beta,
+        rounds=rounds,
+        device=device,
+        settings=settings,
+        also=options.algorithm_settings(algorithm) if algorithm else None,
     )
-    if algorithm:
-        changed = options.algorithm_settings(algorithm) | changed
+    if twice := sorted(changed.keys() & axes.keys()):
+        raise UserError(f"{twice[0]} is set and is in --grid: leave out one of the two")
+    if seeds and "seed" in changed:
+        raise UserError("--set seed and --seeds: leave out one of the two")
     base = (load_experiment(experiment) if experiment else Experiment()).changed(changed)
     classes = [str(name) for key in ("algorithm.name", "model.name") for name in axes.get(key, [])]
     variants = study.grid(axes, short_names(classes))
@@ -231,7 +243,8 @@ def _check_metric(study: Study, metric: str, folder: Path) -> None:
 
     known: dict[str, None] = {}
     if (folder / "study.json").exists():  # runs of other calls may record other measures
-        known = dict.fromkeys(read_study(folder).measures)
+        with suppress(UserError):  # none of its runs has begun
+            known = dict.fromkeys(read_study(folder).measures)
     for label in study.variants:
         experiment = study.experiment(label, study.seeds[0])
         if any(map(names_code, (*experiment.metrics, experiment.task.name))):

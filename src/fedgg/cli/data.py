@@ -120,20 +120,15 @@ def show(
     from fedgg.lab.config import Experiment
     from fedgg.lab.federated_data import WholeData, data_of, holdings, split_of, with_given_clients
     from fedgg.lab.personal_parts import unseen_clients
-    from fedgg.lab.trusted_code import trust_named
     from fedgg.report.data_figures import samples_figure, split_figure
     from fedgg.report.figure_style import save
     from fedgg.runfolder.record_types import split_words
 
     short = {"split.scheme": scheme, "seed": seed, "split.min_examples": min_examples}
     short["task.name"] = "next_token" if name in TEXTS else None
-    changed = {key: value for key, value in short.items() if value is not None}
-    trust_named(changed)
     experiment = Experiment().changed(
-        changed | options.changes(data=name, clients=clients, beta=beta, settings=settings)
+        options.changes(data=name, clients=clients, beta=beta, settings=settings, also=short)
     )
-    if experiment.data.source != name:
-        raise UserError(f"--set data.source={experiment.data.source}: the data set to show is {name}")
     dataset = data_of(experiment, None, data_folder)
     experiment = with_given_clients(experiment, dataset)
     split, chosen = split_of(experiment, dataset), experiment.split

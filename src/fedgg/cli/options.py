@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -179,8 +179,9 @@ def changes(
     rounds: int | None = None,
     device: str | None = None,
     settings: list[str] | None = None,
+    also: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Dotted keys and their values. Code named on the command line is trusted.
+    """Dotted keys and their values; `also`: those of further options. Code named on the command line is trusted.
 
     UserError where an option and `--set` give the same key other values, or `--set` gives a key twice.
     """
@@ -191,6 +192,7 @@ def changes(
         "split.beta": beta,
         "rounds": rounds,
         "engine.device": device,
+        **(also or {}),
     }
     changed = {key: value for key, value in short.items() if value is not None}
     for key, value in map(key_and_value, settings or []):

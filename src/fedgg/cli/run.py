@@ -60,15 +60,18 @@ def run(
     options.trust_all(trust)
     on_actors = actors_runner_of(on, actors, resources)
     base = load_experiment(experiment) if experiment else Experiment()
+    if algorithm and len(algorithm) > 1:
+        raise UserError(f"a run has one algorithm, not {len(algorithm)}: `fedgg compare` takes several")
     changed = options.changes(
-        data=data, model=model, clients=clients, beta=beta, rounds=rounds, device=device, settings=settings
+        data=data,
+        model=model,
+        clients=clients,
+        beta=beta,
+        rounds=rounds,
+        device=device,
+        settings=settings,
+        also={"seed": seed, **(options.algorithm_settings(algorithm[0]) if algorithm else {})},
     )
-    if algorithm:
-        if len(algorithm) > 1:
-            raise UserError(f"a run has one algorithm, not {len(algorithm)}: `fedgg compare` takes several")
-        changed = options.algorithm_settings(algorithm[0]) | changed
-    if seed is not None:
-        changed["seed"] = seed
     chosen = with_given_clients(base.changed(changed), data_folder=data_folder)
     _run(chosen, out or Path("runs") / folder_name(chosen), data_folder, track, on_actors)
 

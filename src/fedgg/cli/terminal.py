@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
@@ -181,21 +182,22 @@ def print_table(table: Table, *, numbers: bool = True, names: int = 1) -> None:
 
     Of a table that is wider than the terminal the last columns are left out by name; elsewhere it is as wide as it is.
     """
-    columns = [
-        [_unbroken(text) for text in (name, *cells)] for name, *cells in zip(table.columns, *table.rows, strict=True)
+    columns = [[_unbroken(text) for text in texts] for texts in zip(table.columns, *table.rows, strict=True)]
+    least = [
+        min(max(cell_len(word) for text in texts for word in (*text.split(" "), "")), LONGEST) for texts in columns
     ]
-    least = [min(max(len(word) for text in texts for word in (*text.split(" "), "")), LONGEST) for texts in columns]
     ends = [end + BETWEEN_COLUMNS * number + 1 for number, end in enumerate(accumulate(least), 1)]
     shown = len(ends)
     if console.is_terminal:
-        shown = max(sum(end <= console.width for end in ends), names + 1)
+        shown = min(max(sum(end <= console.width for end in ends), names + 1), len(ends))
     room = max(console.width, ends[shown - 1])
     grid = RichTable(
         title=table.title, title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD
     )
-    longest_cells = [max(map(len, texts[1:]), default=0) for texts in columns[:shown]]
+    longest_cells = [max(map(cell_len, texts[1:]), default=0) for texts in columns[:shown]]
     total = room - BETWEEN_COLUMNS * shown - 1
-    widths = _grown(_grown(least[:shown], longest_cells, total), [len(texts[0]) for texts in columns[:shown]], total)
+    headers = [cell_len(texts[0]) for texts in columns[:shown]]
+    widths = _grown(_grown(least[:shown], longest_cells, total), headers, total)
     for number, (width, texts) in enumerate(zip(widths, columns, strict=False)):
         right = number >= names and numbers
         grid.add_column(
@@ -213,8 +215,9 @@ def print_table(table: Table, *, numbers: bool = True, names: int = 1) -> None:
 
 
 def _unbroken(text: str) -> str:
-    """A value and its spread stay on one line."""
-    return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+    """As it is printed, in this output's encoding; in a terminal a value and its spread stay on one line."""
+    joined = text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}") if console.is_terminal else text
+    return console.render_str(joined).plain
 
 
 def _grown(widths: Sequence[int], wanted: Sequence[int], total: int) -> list[int]:

@@ -212,7 +212,7 @@ def _trainer_from_file(experiment_file: Path, client: int, data: Path, modified:
     if net.task.examples_differ:
         feed = replace(feed, weights=net.task.weights)
     local = experiment.local
-    work = algorithm.work(Work(local.epochs, local.batch, local.steps, local.part, local.drop_last))
+    work = algorithm.work(local.work())
     return ClientTrainer(client, experiment, algorithm, net, feed, work, shape, classes)
 
 

@@ -237,7 +237,7 @@ def examine(
     if experiment.optimiser != OptimiserConfig() or experiment.schedule != ScheduleConfig():
         check_optimiser(experiment, algorithm)
     local = experiment.local
-    work = algorithm.work(Work(local.epochs, local.batch, local.steps, local.part, local.drop_last))
+    work = algorithm.work(local.work())
     notices = check_batches(experiment, work, sizes, origin.client_names) if min(sizes) < (work.batch or 1) else []
     net = examined_net(experiment, algorithm, shape, len(origin.classes), sample, model, objective, origin.parts)
     if net.needs_two_examples:

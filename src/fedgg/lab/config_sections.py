@@ -10,6 +10,7 @@ from pydantic_core import InitErrorDetails
 from fedgg.algorithms import ALGORITHMS
 from fedgg.core.buffers import BufferPolicy
 from fedgg.core.optimisers import OPTIMISERS, SCHEDULES
+from fedgg.core.random_choices import Work
 from fedgg.core.tasks import TASKS
 from fedgg.data import DATASETS, NOT_SETTINGS, SPLITS, TEXTS, registered_name
 from fedgg.data.batch_preparation import Augmentation, Normalisation
@@ -189,6 +190,9 @@ class LocalConfig(ConfigSection):
         description="leave out the last batch of an epoch where it is shorter than the others, as PyTorch's DataLoader "
         "does; a client with less than a batch trains on all it has",
     )
+
+    def work(self) -> Work:
+        return Work(self.epochs, self.batch, self.steps, self.part, self.drop_last)
 
 
 class OptimiserConfig(PartConfig):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from fedgg.core.algorithm import Algorithm
@@ -14,12 +15,14 @@ from fedgg.data.dataset import Dataset
 from fedgg.data.feature_skew import check_feature_skew
 from fedgg.engines.loop import open_client
 from fedgg.errors import UserError
+from fedgg.lab.aggregation import aggregation_of
 from fedgg.lab.build import Examined, Federation, ModelGiven, check_batches, check_single_examples, examine
 from fedgg.lab.config import Experiment
 from fedgg.lab.engine_setup import DTYPES
 from fedgg.lab.federated_data import DataGiven, WholeData, data_of, holdings, split_of
 from fedgg.lab.name_resolution import build_algorithm
 from fedgg.lab.one_round import begin, next_job
+from fedgg.lab.personal_parts import unseen_clients
 from fedgg.lab.task_and_metrics import NAMED_OBJECTIVE, Objective
 
 FEW = 32
@@ -74,23 +77,25 @@ def try_to_build(
     check_feature_skew(dataset, here.split.feature_noise, here.split.feature_rotation)
     dtype, x, y = DTYPES[here.engine.precision], dataset.x_test[:2].cpu(), dataset.y_test[:2].cpu()
     sizes, origin = [len(client) for client in held.clients], WholeData(dataset, split, held.proxy)
+    unseen = unseen_clients(here, held)
     sample = scaling(here.data.normalise, dataset, dtype)(x) if x.dtype == torch.int64 else x.to(dtype)
     targets = y.to(dtype if y.is_floating_point() else y.dtype)
     try:
-        return examine(here, algorithm, sizes, origin, (sample, targets), model, objective)
+        return examine(here, algorithm, sizes, origin, (sample, targets), model, objective, unseen)
     except NeedsFloatingPoint:
-        return examine(here, algorithm, sizes, origin, (x.to(dtype), targets), model, objective)
+        return examine(here, algorithm, sizes, origin, (x.to(dtype), targets), model, objective, unseen)
 
 
-def check_split(experiment: Experiment, dataset: Dataset, examined: Examined) -> None:
-    """UserError where the split with this seed fails, or leaves batches that the model, seen with another seed, cannot
-    take.
+def check_split(experiment: Experiment, algorithm: Algorithm, dataset: Dataset, examined: Examined) -> None:
+    """UserError where the split with this seed fails, or its clients do not suit batches or the sections of settings.
+
+    `examined`: the same experiment with another seed.
     """
     split = split_of(experiment, dataset)
-    sizes, names = (
-        [len(client) for client in holdings(experiment, split).clients],
-        WholeData(dataset, split).client_names,
-    )
+    held, names = holdings(experiment, split), WholeData(dataset, split).client_names
+    sizes, unseen = [len(client) for client in held.clients], unseen_clients(experiment, held)
     check_batches(experiment, examined.work, sizes, names)
     if examined.net.needs_two_examples:
         check_single_examples(examined.work, sizes, names)
+    if experiment.privacy is not None or experiment.robust is not None or experiment.attack is not None:
+        aggregation_of(experiment, algorithm, examined.net, np.setdiff1d(np.flatnonzero(sizes), unseen))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedgg.core.random_choices import Work
+from fedgg.core.algorithm import Algorithm
 from fedgg.data.dataset import Dataset
 from fedgg.errors import UserError
 from fedgg.files import check_folder, read_json, write_json, writing_to
@@ -283,13 +283,14 @@ _BUILT = ("data", "split", "model", "privacy", "robust", "attack")  # sections t
 
 
 def build_on_trial(jobs: Sequence[Job]) -> None:
-    """One run of each kind is built, but for its data on a device, and the split is drawn with each of its other seeds.
+    """Build one run of each kind on a CPU, without copying its data, and draw the split with each of its other seeds.
 
     With a single run nothing is done: the run itself comes first.
     """
     kinds: dict[Hashable, dict[int, Job]] = {}
     for job in jobs:
-        kinds.setdefault(_kind(job), {}).setdefault(job.experiment.seed, job)
+        if not Store(job.folder).rounds():  # else it was built before
+            kinds.setdefault(_kind(job), {}).setdefault(job.experiment.seed, job)
     if sum(map(len, kinds.values())) < 2:
         return
     by_data: dict[Hashable, list[list[Job]]] = {}
@@ -298,13 +299,18 @@ def build_on_trial(jobs: Sequence[Job]) -> None:
         by_data.setdefault(of_kind[0].experiment.data.data_set, []).append(of_kind)
     for sharing in by_data.values():
         first = sharing[0][0]
-        dataset = data_of(first.experiment, first.given.data, first.data_folder)
+        try:
+            dataset = data_of(first.experiment, first.given.data, first.data_folder)
+        except UserError:
+            if len(kinds) > 1:
+                raise
+            return  # the data may be on the nodes of a cluster only; where they are nowhere, the first run says so
         for of_kind in sharing:
-            _build_one_and_split_all(dataset, [job for job in of_kind if not Store(job.folder).rounds()])
+            _build_one_and_split_all(dataset, of_kind)
 
 
 def _build_one_and_split_all(dataset: Dataset, jobs: Sequence[Job]) -> None:
-    """`jobs`: of one kind, one for each seed that no earlier call has built."""
+    """`jobs`: of one kind, one for each seed."""
     examined: Examined | None = None
     for job in jobs:
         try:
@@ -312,19 +318,24 @@ def _build_one_and_split_all(dataset: Dataset, jobs: Sequence[Job]) -> None:
                 given = job.given
                 examined = try_to_build(job.experiment, dataset, given.model, given.algorithm, given.objective)
             else:
-                check_split(job.experiment, dataset, examined)
+                check_split(job.experiment, _algorithm_of(job), dataset, examined)
         except UserError as error:
             raise UserError(f"{job.name}: {error}") from error
+
+
+def _algorithm_of(job: Job) -> Algorithm:
+    chosen = job.experiment.algorithm
+    return job.given.algorithm or build_algorithm(chosen.name, chosen.settings)
 
 
 def _kind(job: Job) -> Hashable:
     """Jobs that are alike in this can be built, or not, alike."""
     settings = flat(job.experiment.model_dump(include={*_BUILT}))
-    algorithm = job.given.algorithm or build_algorithm(job.experiment.algorithm.name, job.experiment.algorithm.settings)
-    local = job.experiment.local
+    algorithm, local = _algorithm_of(job), job.experiment.local
+    work = algorithm.work(local.work())
     return (
         tuple(sorted((key, repr(value)) for key, value in settings.items())),
-        algorithm.work(Work(local.epochs, local.batch, local.steps, local.part, local.drop_last)),
+        (work.batch, work.drop_last, work.fixed_steps),
         (local.small_clients, algorithm.needs_representation, algorithm.needs_classes),
         repr(algorithm) if job.experiment.privacy is not None else "",  # whether its clients keep state decides epsilon
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedgg.cli.compare_and_sweep import _check_metric
+from fedgg.cli.compare_and_sweep import _check_metric, compare, sweep
 from fedgg.cli.options import changes
 from fedgg.cli.run import run
 from fedgg.errors import UserError
@@ -25,6 +25,14 @@ def test_a_key_is_set_once() -> None:
         changes(rounds=2, settings=["rounds=3"])
     with pytest.raises(UserError, match=r"local\.lr is set to 0\.1 and by --set to 0\.2"):
         changes(settings=["local.lr=0.1", "local.lr=0.2"])
+    with pytest.raises(UserError, match=r"algorithm\.mu is set to 0\.1 and by --set to 0\.2"):
+        run(algorithm=["fedgg:mu=0.1"], settings=["algorithm.mu=0.2"])
+    with pytest.raises(UserError, match="seed is set to 3 and by --set to 4"):
+        run(seed=3, settings=["seed=4"])
+    with pytest.raises(UserError, match="the seeds of a comparison are given by --seeds"):
+        compare(settings=["seed=4"])
+    with pytest.raises(UserError, match=r"local\.lr is set and is in --grid"):
+        sweep(grid=["local.lr=0.1,0.2"], settings=["local.lr=0.7"])
 
 
 def test_a_run_has_one_algorithm(tmp_path: Path) -> None:
@@ -39,6 +47,10 @@ def test_a_measure_that_no_run_has_is_refused_in_a_folder_with_runs_too(tmp_path
         _check_metric(study, "test_acc", tmp_path)
     base = study.base.changed({"rounds": 1, "metrics": ["accuracy", "f1"]})
     variants = dict([next(iter(study.variants.items()))])
+    (tmp_path / "study.json").write_text("{}")  # of a call that was stopped before its first run
+    with pytest.raises(UserError, match="do not record 'test_acc'"):
+        _check_metric(study, "test_acc", tmp_path)
+    (tmp_path / "study.json").unlink()
     run_study(Study(base, variants, (0,), next(iter(variants))), tmp_path, observer=Observer())
     _check_metric(study, "test_f1", tmp_path)  # a run of the folder has it
     with pytest.raises(UserError, match="do not record 'test_auroc'"):
