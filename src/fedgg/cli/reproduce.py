@@ -30,7 +30,7 @@ def reproduce(
         typer.Argument(
             help="table1 to table4, fig1 to fig3, or all; readings, inner, scaffold, scaffold-small, comparison, "
             "push, push-svhn, push-cifar100, pushes, or ours for these; literature-cifar10, literature-cifar100, "
-            "literature-cpu, niid-bench, or literature for these."
+            "literature-cpu, literature-cpu-cifar100, niid-bench, or literature for these."
         ),
     ] = None,
     show_list: Annotated[
@@ -205,7 +205,7 @@ def _run(
 def _show(outputs: list[ItemOutput]) -> None:
     for output in outputs:
         if output.table is not None and not output.runs and len(outputs) > 1:
-            note(f"{output.item.name}: none of its runs is there; its table, with the printed values, is on the page")
+            note(f"{output.item.name}: none of its runs is there; its table is on the page")
         elif output.table is not None:
             print_table(output.table, names=2)
         elif output.figure is None:

@@ -121,16 +121,22 @@ _ITEMS = (
         )
         for name in ("cifar10", "cifar100")
     ),
-    Item(
-        "literature-cpu",
-        "Ours: current methods, in a protocol for a CPU",
-        "study",
-        (BETA_01,),
-        ("cifar10",),
-        "literature-cpu",
-        ours=True,
-        costs=True,
-        literature=True,
+    *(
+        Item(
+            name,
+            "Ours: current methods, in a protocol for a CPU",
+            "study",
+            splits,
+            (dataset,),
+            name,
+            ours=True,
+            costs=True,
+            literature=True,
+        )
+        for name, dataset, splits in (
+            ("literature-cpu", "cifar10", ("beta 0.6", BETA_01)),
+            ("literature-cpu-cifar100", "cifar100", (BETA_01,)),
+        )
     ),
     Item(
         "niid-bench",

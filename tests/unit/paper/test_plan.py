@@ -51,7 +51,8 @@ def test_shared_runs_count_once() -> None:
 def test_the_literature_has_its_own_settings_and_is_not_among_ours() -> None:
     assert (counts("literature-cifar10"), counts("literature-cifar100")) == ((2 * 17 + 1) * 3, 2 * 17 * 3)
     groups = [{item.name for item in chosen_items([group])} for group in ("all", "ours", "literature")]
-    assert groups[2] == {"literature-cifar10", "literature-cifar100", "literature-cpu", "niid-bench"}
+    papers = {"literature-cifar10", "literature-cifar100", "niid-bench"}
+    assert groups[2] == papers | {"literature-cpu", "literature-cpu-cifar100"}
     assert not groups[2] & (groups[0] | groups[1])
     assert set.union(*groups) == set(ITEMS)
     for name, size in (("cifar10", 10), ("cifar100", 100)):
@@ -113,13 +114,11 @@ def test_the_table_of_niid_bench() -> None:
         assert base.split.settings == ({"labels_per_client": int(labels_each[1])} if labels_each else {})
 
 
-def test_settings_of_the_protocol_for_a_cpu_are_the_best_trials_of_another_seed() -> None:
+@pytest.mark.parametrize("name", ["literature-cpu", "literature-cpu-cifar100"])
+def test_settings_of_the_protocol_for_a_cpu_are_the_best_trials_of_another_seed(name: str) -> None:
     home = Path(__file__).parents[3]
-    search, chosen = (
-        tomllib.loads((home / "experiments/literature-cpu-tuning.toml").read_text()),
-        preset("literature-cpu"),
-    )
-    trials = [json.loads(line) for line in (home / "results/literature-cpu-tuning.jsonl").read_text().splitlines()]
+    search, chosen = tomllib.loads((home / f"experiments/{name}-tuning.toml").read_text()), preset(name)
+    trials = [json.loads(line) for line in (home / f"results/{name}-tuning.jsonl").read_text().splitlines()]
     assert not set(search["seeds"]) & set(chosen.seeds)
     assert set(chosen.variants) == set(search["variants"])
     assert Counter(trial["algorithm"] for trial in trials) == dict.fromkeys(chosen.variants, search["trials"])
