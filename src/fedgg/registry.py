@@ -49,7 +49,7 @@ def nearest(word: str, choices: Iterable[str], section: str = "") -> str:
 def suggestion(word: str, choices: Iterable[str], section: str = "") -> str:
     choices = list(choices)
     similar = [choice for choice in choices if choice.lower() == word.lower()]
-    cutoff = 0.5 if len(word) < 3 else 0.6  # of two letters one may be right
+    cutoff = 0.6 if len(word) in (3, 4) else 0.5  # most short words share half of their letters with another
     similar = similar or difflib.get_close_matches(word, choices, n=1, cutoff=cutoff)
     similar = similar or difflib.get_close_matches(word.lower().replace("-", ""), choices, n=1, cutoff=cutoff)
     within = f"{section}." if section else ""

@@ -183,7 +183,7 @@ def changes(
 ) -> dict[str, Any]:
     """Dotted keys and their values; `also`: those of further options. Code named on the command line is trusted.
 
-    UserError where an option and `--set` give the same key other values, or `--set` gives a key twice.
+    UserError where an option and `--set` give the same key other values. Of two `--set` the last one counts.
     """
     short = {
         "data.source": data,
@@ -195,10 +195,13 @@ def changes(
         **(also or {}),
     }
     changed = {key: value for key, value in short.items() if value is not None}
-    for key, value in map(key_and_value, settings or []):
-        if changed.get(key, value) != value:
-            raise UserError(f"{key} is set to {changed[key]!r} and by --set to {value!r}: leave out one of the two")
-        changed[key] = value
+    by_set = dict(map(key_and_value, settings or []))
+    for key in sorted(by_set.keys() & changed.keys()):
+        if by_set[key] != changed[key]:
+            raise UserError(
+                f"{key} is set to {changed[key]!r} and by --set to {by_set[key]!r}: leave out one of the two"
+            )
+    changed |= by_set
     trust_named(changed)
     return changed
 

@@ -23,8 +23,9 @@ def test_a_key_is_set_once() -> None:
     }
     with pytest.raises(UserError, match=r"rounds is set to 2 and by --set to 3: leave out one of the two"):
         changes(rounds=2, settings=["rounds=3"])
-    with pytest.raises(UserError, match=r"local\.lr is set to 0\.1 and by --set to 0\.2"):
-        changes(settings=["local.lr=0.1", "local.lr=0.2"])
+    assert changes(settings=["local.lr=0.1", "local.lr=0.2"]) == {
+        "local.lr": 0.2
+    }  # a later one replaces an earlier one
     with pytest.raises(UserError, match=r"algorithm\.mu is set to 0\.1 and by --set to 0\.2"):
         run(algorithm=["fedgg:mu=0.1"], settings=["algorithm.mu=0.2"])
     with pytest.raises(UserError, match="seed is set to 3 and by --set to 4"):
