@@ -192,6 +192,7 @@ class LocalConfig(ConfigSection):
     )
 
     def work(self) -> Work:
+        """What a client does in a round, by these settings."""
         return Work(self.epochs, self.batch, self.steps, self.part, self.drop_last)
 
 
