@@ -232,6 +232,20 @@ def test_steps_beside_fedavg() -> None:
     assert record["conditions"]["code"]["commit"][:7] in ENGINES
 
 
+def test_steps_of_optimisers_beside_fedavg() -> None:
+    names = ("step-cost-optimisers", "step-cost-optimisers-before")
+    now, before = (json.loads((HOME / "results" / f"{name}.json").read_text(encoding="utf-8")) for name in names)
+    for label, model in (("CNN", "cnn"), ("MLP", "mlp"), ("MLP", "small")):
+        pairs = [
+            (line, earlier)
+            for line, earlier in zip(now["measured"], before["measured"], strict=True)
+            if line["model"] == model and line["algorithm"] != "FedAvg"
+        ]
+        ratios = [f"{line['to_fedavg']:.2f} ({earlier['to_fedavg']:.2f})" for line, earlier in pairs]
+        assert f"| {label}, {pairs[0][0]['parameters']:,} | {' | '.join(ratios)} |" in ENGINES
+    assert all(record["conditions"]["code"]["commit"][:7] in ENGINES for record in (now, before))
+
+
 # Building blocks -----------------------------------------------------------------------------------------------------
 
 BLOCKS = json.loads((HOME / "results" / "building-blocks.json").read_text(encoding="utf-8"))
